@@ -113,9 +113,9 @@ class MainModule:
         self.sources[name] = source.replace("\r\n", "\n").replace("\r", "\n")
         if len(self.sources) > MAX_SOURCES:
             del self.sources[next(iter(self.sources))]
-        self.show_lines(name)
         if any(word in source for word in FILE_WORDS):
             self._write(self._path, source.encode("utf-8", "surrogatepass"))
+        self.show_lines(name)
 
     def add_names(self, variables: dict[str, Any], provided: dict[str, Any]) -> None:
         """Notes the names that processes that the code starts find too. A function says there that it is no use."""
@@ -130,11 +130,20 @@ class MainModule:
         try:
             for name in names or self.sources:
                 _add_lines(linecache, name, self.sources[name])
-            # `inspect` looks there for classes: by their names, where the newest counts, or by the numbers of lines.
-            texts = list(self.sources.values())[::-1]
-            _add_lines(linecache, self._path, "\n".join(texts) if sys.version_info < (3, 13) else texts[0])
+            if self._path in self._files:
+                _add_lines(linecache, self._path, self._join_sources())
+            else:  # `linecache` calls it when it is asked for them.
+                linecache.cache[self._path] = (self._join_sources,)
         except BaseException:
             pass  # The code has changed that module, and does without the lines.
+
+    def _join_sources(self) -> str:
+        """Return the file's text for `inspect`, which looks for classes in it.
+
+        It finds them by their names, where the first counts, and from Python 3.13 on by the numbers of their lines.
+        """
+        texts = list(self.sources.values())[::-1]
+        return "\n".join(texts) if sys.version_info < (3, 13) else texts[0]
 
     def remove_files(self) -> None:
         """Removes the files that this process has written."""
