@@ -18,6 +18,7 @@ from .requests.function_code import convert_code
 from .sessions.async_interpreter import BUSY, CONTEXT, AsyncInterpreter
 from .sessions.files import download_file, upload_file
 from .sessions.output_listener import OutputQueue
+from .thread_pool import start_thread
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation
@@ -94,8 +95,13 @@ class _BackgroundLoop:
         """
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="rlm-batch", daemon=True).start()
+                new_loop = asyncio.new_event_loop()
+                try:
+                    start_thread(new_loop.run_forever, "rlm-batch")
+                except SandboxStartError:
+                    new_loop.close()
+                    raise
+                self._loop = new_loop
         loop, tasks = self._loop, list[asyncio.Task[None]]()
         outcome = _Outcome[T](lambda: None if output is None else output.wake())
 

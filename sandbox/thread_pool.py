@@ -9,10 +9,22 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from .errors import SandboxStartError
 from .intake.calls import host_memory, running_call
 
 T = TypeVar("T")
 MAX_THREADS = 256  # of one sandbox: calls beyond them wait; 8 MiB of address space each, and some 100 us to start
+
+
+def start_thread(function: Callable[[], object], name: str) -> None:
+    """Run the function in a new daemon thread. Raises SandboxStartError where the host has no room for one."""
+    try:
+        threading.Thread(target=function, name=name, daemon=True).start()
+    except RuntimeError as error:
+        raise SandboxStartError(
+            f"this host has no room for another thread ({error}): let this user or container have more processes "
+            "(ulimit -u, pids limit) or memory, or use fewer workers"
+        ) from error
 
 
 class ThreadPool:
@@ -26,7 +38,11 @@ class ThreadPool:
         self._is_closed = False
 
     def submit(self, function: Callable[[], None]) -> None:
-        """Runs the function soon, in a thread. It must not raise."""
+        """Run the function soon, in a thread. It must not raise.
+
+        Raises:
+            SandboxStartError: No thread could be started, and there is none that runs it later.
+        """
         with self._lock:
             self._free_threads -= 1
             needs_thread = self._free_threads < 0 and self._threads < MAX_THREADS
@@ -35,7 +51,17 @@ class ThreadPool:
                 self._free_threads += 1
         self._queue.put(function)
         if needs_thread:
-            threading.Thread(target=self._run_functions, name="rlm-batch-tool", daemon=True).start()
+            try:
+                start_thread(self._run_functions, "rlm-batch-tool")
+            except SandboxStartError:
+                with self._lock:
+                    self._threads -= 1
+                    self._free_threads -= 1
+                    if self._threads:
+                        return
+                    self._free_threads += 1
+                    self._queue.get()
+                raise
 
     async def run_in_thread(self, function: Callable[[], T]) -> T:
         """Runs the function with the caller's context variables, and returns or raises what it does.

@@ -35,6 +35,31 @@ def test_a_fork_of_a_script_leaves_its_interpreter_to_it_and_can_open_one_of_its
     assert out.splitlines() == [*in_fork, *in_fork, "[1, 'still there']"], errors
 
 
+def test_a_host_without_room_for_a_thread_is_a_sentence_and_the_sandbox_stays(script: Run) -> None:
+    process = script("""
+        import threading
+        from rlm_batch import SandboxStartError
+
+        def report(attempt):
+            threading.stack_size(1 << 46)  # no address space has room for it
+            try:
+                attempt()
+            except SandboxStartError as error:
+                print(error)
+            threading.stack_size(1 << 23)
+
+        report(LocalInterpreter().start)
+        with LocalInterpreter(tools={"f": lambda: 1}) as interpreter:
+            interpreter.execute("x = 1")
+            report(lambda: interpreter.execute("f()"))
+            print(interpreter.execute("SUBMIT(f() + 1)").output)
+        """)
+    out, errors = process.communicate(timeout=PATIENCE)
+    *refused, last = out.splitlines()
+    assert (len(refused), last) == (2, "2"), errors
+    assert all("no room for another thread" in line and "use fewer workers" in line for line in refused)
+
+
 @pytest.mark.strongest_first
 def test_blocked_signals_and_a_closed_umask_of_a_script_change_nothing_in_its_sandboxes(
     script: Run, local: LocalSandbox
