@@ -26,9 +26,8 @@ def ask(*words, **options):
 
 def run():
     program = QUESTION + "\\nprint(answer)"
-    with open("asked.py", "w") as file:
+    with open("asked.py", "w", opener=lambda path, flags: os.open(path, flags, 0o755)) as file:
         file.write("#!/usr/bin/env python3\\n" + program)
-    os.chmod("asked.py", 0o755)
     different = {}
     for options in ({}, {"env": {}}, {"env": {"PATH": os.environ["PATH"]}}):
         for flag in ("-c", "-Ic", "-Ec", "-sc", "-Bc"):

@@ -94,6 +94,8 @@ class MainModule:
         MODULES["__main__"] = self.module
         finder.actions["linecache"] = lambda _: self.show_lines()
         finder.actions["multiprocessing.spawn"] = self._replace_preparation
+        if sys.version_info >= (3, 13):
+            finder.actions["inspect"] = self._replace_class_search
 
     def reset(self) -> None:
         """Forgets what was run."""
@@ -138,12 +140,24 @@ class MainModule:
             pass  # The code has changed that module, and does without the lines.
 
     def _join_sources(self) -> str:
-        """Return the file's text for `inspect`, which looks for classes in it.
+        """Return the file's text for `inspect`, which looks there for classes by their names: the first counts."""
+        return "\n".join(list(self.sources.values())[::-1])
 
-        It finds them by their names, where the first counts, and from Python 3.13 on by the numbers of their lines.
-        """
-        texts = list(self.sources.values())[::-1]
-        return "\n".join(texts) if sys.version_info < (3, 13) else texts[0]
+    def _replace_class_search(self, inspect: Any) -> None:
+        """Has `inspect` find a class in the text that defined it. Python 3.13 and later look at one line's number."""
+        find = inspect.findsource
+
+        def findsource(object: Any) -> tuple[list[str], int]:
+            if isinstance(object, type) and object.__module__ == "__main__":
+                number = vars(object).get("__firstlineno__", 1) - 1
+                for source in reversed(self.sources.values()):
+                    lines = [f"{line}\n" for line in source.split("\n")]
+                    words = next((line.split() for line in lines[number:] if line.lstrip().startswith("class ")), [""])
+                    if words[-1] and words[1].partition("(")[0].partition("[")[0].rstrip(":") == object.__name__:
+                        return lines, number
+            return find(object)
+
+        inspect.findsource = findsource
 
     def remove_files(self) -> None:
         """Removes the files that this process has written."""
