@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 from contextlib import suppress
 
 from ...wire.pipes import READ_BYTES
@@ -14,6 +15,7 @@ from ..child.channel import FORK_REQUESTS
 from ..child.environment import enter_environment
 from ..child_process import close_all, confine, fork_process, leave_supervisor
 from ..confinement import Confinement
+from ..processes import signal
 from .namespaces import enter_user_namespace, join_user_namespace
 from .rehearsal import SETTINGS
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..child.runner import CodeRunner
+
+
+STOPPED_MILLISECONDS = 1000  # in which a child has rehearsed, or may have been stopped
 
 
 class ChildAhead:
@@ -44,6 +49,10 @@ class ChildAhead:
         self._namespace = -1
         try:
             os.set_blocking(ours[1], True)
+            poll = select.poll()
+            poll.register(ours[1], select.POLLIN)
+            while not poll.poll(STOPPED_MILLISECONDS):
+                os.kill(pid, signal.SIGCONT)  # Somebody may have stopped it, and this process with it.
             if not os.read(ours[1], READ_BYTES):  # the end of its rehearsal
                 raise OSError(errno.ECHILD, "a sandbox's first child could not start")
             os.set_blocking(ours[1], False)
