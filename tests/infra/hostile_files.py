@@ -52,8 +52,8 @@ def fill_with_hostile_files(folder: Path) -> Path:
     (folder / "prefect.toml").write_text('[logging]\nconfig_path = "logging.yml"\n')
     (folder / "pyproject.toml").write_text('[tool.prefect.logging]\nconfig_path = "logging.yml"\n')
     (folder / ".env").write_text("PREFECT_LOGGING_SETTINGS_PATH=logging.yml\n")
-    (folder / "objects").mkdir()
-    (folder / "refs").mkdir()
+    (folder / "objects").mkdir(exist_ok=True)
+    (folder / "refs").mkdir(exist_ok=True)
     (folder / "HEAD").write_text("ref: refs/heads/main\n")
     (folder / "config").write_text(REPOSITORY.format(mark=mark))
     for name in PROGRAMS:
