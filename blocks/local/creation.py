@@ -16,7 +16,7 @@ from ..host_files.python_path import PythonPath
 from ..storage.local_volume import UMASK, find_volume
 from .deletion import FIRST_UID, remove_folder
 from .handle import LocalSandboxHandle
-from .inventory import compute_mark, pick_folder, write_locked_labels
+from .inventory import USERS_FILE, compute_mark, pick_folder, write_locked_labels
 from .isolation import IsolationLevel, build_confinement, list_layers, list_limits
 from .launch.bubblewrap import MODULES_MOUNT, PACKAGES_MOUNT, PYTHON_MOUNT, SCRIPTS_MOUNT, Mount, resolve_mount_point
 from .launch.driver_process import START_ENVIRONMENT, find_python
@@ -177,7 +177,7 @@ def _build_files(uid: int | None) -> dict[str, bytes]:
     if uid is None and _is_known_user(os.geteuid()):
         return {}
     user, group = (os.geteuid(), os.getegid()) if uid is None else (uid, uid)
-    return {"passwd": _read_users() + f"{USER_NAME}:x:{user}:{group}::/sandbox:/bin/sh\n".encode()}
+    return {USERS_FILE: _read_users() + f"{USER_NAME}:x:{user}:{group}::/sandbox:/bin/sh\n".encode()}
 
 
 def _mount_all(directories: Sequence[Path], target: str) -> list[Mount]:

@@ -18,6 +18,7 @@ FOLDER_PREFIX = "rlm-batch-"  # of a sandbox's folder, which is named after its 
 FOLDER_PATTERN = re.compile(FOLDER_PREFIX + "[0-9a-f]{12}")
 MARK_BASE = 1 << 62  # no limit at all, and less than what stands for none
 LABELS_FILE = "sandbox.json"  # in the folder: its labels, in a file that its host holds locked for as long as it lives
+USERS_FILE = "passwd"  # in the directory of its Python, where it stands for /etc/passwd
 CREATION_GRACE_SECONDS = 60.0  # after which a folder without that file is nobody's: a live host takes a moment for both
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..wire.names import OWN_FILE_PREFIX
+from ..wire.names import CODE_FILE_PREFIX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class SharedFolders:
     def note_end(self, process_id: int, *, is_killed: bool) -> None:
         """Note a process that may not have removed the files of its code (`child/main_module.py`), if this is one."""
         if is_killed or self._list_changed():
-            start = f"{OWN_FILE_PREFIX}-code-{process_id}"
+            start = f"{CODE_FILE_PREFIX}{process_id}"
             self._starts += f"{start}.", f"{start}-"
 
     def is_damaged(self, *, is_idle: bool) -> bool:

@@ -10,6 +10,10 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 CONFIGURATION = "home = {home}\ninclude-system-site-packages = false\nexecutable = {python}\n"
 # A site directory's own .pth files count, too. The names in a list are looked up in `site`, which runs this. All of it
 # is ASCII, as Python 3.11 reads the file in the locale's encoding.
@@ -18,6 +22,10 @@ IMPORT_LINE = (
     "sys.path += [path for path in {last} if path not in sys.path]; "
     "[sys.modules['site'].addsitedir(path) for path in {sites}]\n"
 )
+VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+EXECUTABLES = ("python", "python3", VERSION)
+SITE_DIRECTORIES = ("lib", VERSION + ("t" if "t" in getattr(sys, "abiflags", "") else ""), "site-packages")
+IMPORT_FILE = "rlm-batch.pth"
 
 
 def write_python_directory(
@@ -44,8 +52,6 @@ def write_python_directory(
     Raises:
         OSError: a file could not be written.
     """
-    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    thread = "t" if "t" in getattr(sys, "abiflags", "") else ""
     if scripts is None:
         _make_directories(folder, "bin")
         link_python(f"{folder}/bin", python)
@@ -57,14 +63,34 @@ def write_python_directory(
     for name, data in (files or {}).items():
         _write(f"{folder}/{name}", data)
     if first or last or sites:
-        _make_directories(folder, "lib", version + thread, "site-packages")
+        _make_directories(folder, *SITE_DIRECTORIES)
         line = IMPORT_LINE.format(first=ascii(list(first)), last=ascii(list(last)), sites=ascii(list(sites)))
-        _write(f"{folder}/lib/{version}{thread}/site-packages/rlm-batch.pth", line.encode())
+        _write("/".join([folder, *SITE_DIRECTORIES, IMPORT_FILE]), line.encode())
+
+
+def remove_python_directory(folder: str, files: Iterable[str] = ()) -> None:
+    """Remove what `write_python_directory` has made; `files` are the names of its `files`.
+
+    This opens nothing, so it works also in a process that may open no more files. Raises OSError where more is there.
+    """
+    directories = ["/".join([folder, *SITE_DIRECTORIES[:depth]]) for depth in (3, 2, 1, 0)]
+    paths = [f"{folder}/{name}" for name in ("pyvenv.cfg", *files)] + [f"{directories[0]}/{IMPORT_FILE}"]
+    if os.path.islink(f"{folder}/bin"):
+        paths.append(f"{folder}/bin")
+    else:
+        paths += [f"{folder}/bin/{name}" for name in EXECUTABLES]
+        directories.insert(0, f"{folder}/bin")
+    for remove, group in ((os.unlink, paths), (os.rmdir, directories)):
+        for path in group:
+            try:
+                remove(path)
+            except FileNotFoundError:
+                pass
 
 
 def link_python(folder: str, python: str) -> None:
     """Link `python` in the directory `folder` by the names of the Python version that calls this. Raises OSError."""
-    for name in ("python", "python3", f"python{sys.version_info[0]}.{sys.version_info[1]}"):
+    for name in EXECUTABLES:
         os.symlink(python, f"{folder}/{name}")
 
 

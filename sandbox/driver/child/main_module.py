@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ...wire.names import OWN_FILE_PREFIX
+from ...wire.names import CODE_FILE_PREFIX
 from .evaluation.last_expression import TOP_LEVEL_AWAIT
 from .imports import MODULES
 
@@ -108,7 +108,7 @@ class MainModule:
         process_id = os.getpid()
         if process_id != self._process_id:  # a fork has a file of its own
             self._process_id, self._files = process_id, set()
-            self._path = f"{folder}/{OWN_FILE_PREFIX}-code-{process_id}.py"
+            self._path = f"{folder}/{CODE_FILE_PREFIX}{process_id}.py"
             sys.argv = [self._path]
             vars(self.module)["__file__"] = self._path
         self._start_path = ""
