@@ -188,24 +188,27 @@ class Chromium:
             self.until(lambda text=text: text in self.text(), repr(text))
 
     def click(self, text: str, selector: str = "button, a, label, [role=button], [role=menuitem], [role=tab]") -> None:
-        """Clicks on the element with that text, with the mouse, where it is in sight."""
+        """Clicks on the element with that text, with the mouse, until the element itself has had the click.
+
+        What is loaded meanwhile moves the element, and a click then lands beside it.
+        """
         where = json.dumps(selector), json.dumps(text)
-        seen: list[Any] = [None]
 
-        def find_resting_spot() -> Any:
-            """Where it is, once it has been there at two looks: what is loaded meanwhile moves it."""
-            seen.append(
-                self.js(
-                    f"(() => {{ const e = {FIND}({where[0]}, {where[1]}); if (!e || e.disabled) return null;"
-                    "e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
-                    "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
-                )
+        def try_to_click() -> bool:
+            spot = self.js(
+                f"(() => {{ const e = {FIND}({where[0]}, {where[1]}); if (!e || e.disabled) return null;"
+                "window.hasHadClick = false;"
+                "e.addEventListener('click', () => { window.hasHadClick = true; }, {once: true, capture: true});"
+                "e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
+                "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
             )
-            return seen[-1] if seen[-1] == seen[-2] else None
+            if spot is None:
+                return False
+            for kind in ("mousePressed", "mouseReleased"):
+                self.command("Input.dispatchMouseEvent", type=kind, x=spot[0], y=spot[1], button="left", clickCount=1)
+            return bool(self.js("window.hasHadClick !== false"))  # A click that loads another page takes the mark away.
 
-        spot = self.until(find_resting_spot, f"something to click on that says {text!r}")
-        for kind in ("mousePressed", "mouseReleased"):
-            self.command("Input.dispatchMouseEvent", type=kind, x=spot[0], y=spot[1], button="left", clickCount=1)
+        self.until(try_to_click, f"something to click on that says {text!r}")
 
     def fill(self, label: str, value: str) -> None:
         """Puts a text into the field below that label, in the place of what is there."""
