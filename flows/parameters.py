@@ -220,7 +220,7 @@ class Options:
 
     # What runs, and where.
     provider: Provider
-    provider_options: ProviderOptions = None  # as is what else has a default of a shard that an older version has made
+    provider_options: ProviderOptions = None
     python_path: PythonPath = None
     mounts: Mounts = None
     prepare: Prepare = None

@@ -134,6 +134,6 @@ def compute_key(
 
 
 def _digest(code: str, variables: dict[str, Any], fingerprint: dict[str, Any]) -> bytes:
-    parts = {"code": code, "variables": variables, "output_fields": None, "provider": fingerprint}
+    parts = {"code": code, "variables": variables, "provider": fingerprint}
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=repr)
     return hashlib.sha256(text.encode()).digest()

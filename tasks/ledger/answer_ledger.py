@@ -1,7 +1,7 @@
 """The answers of language models that ledgers hold: `answers-<writer>-<n>.jsonl`, one line each, beside the outcomes.
 
 A line: version, key, time, status, the model's name, and its answer. The key is a hash of the question, whose text is
-in no line. Earlier versions know no such files, and read the outcomes beside them as ever.
+in no line.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 from ...blocks.storage.location import PathOrLocation
 from .ledger import Ledger
-from .ledger_line import VERSION, LinePosition, read_raw_lines
+from .ledger_line import VERSION, LinePosition, check_version, read_raw_lines
 from .result_index import PartIndex
 
 KIND = "answers"  # what the names of the files begin with
@@ -88,7 +88,7 @@ class AnswerLedger:
 
 def _read_keys(part: Path, offset: int) -> Iterator[tuple[str | None, LinePosition]]:
     for raw, position in read_raw_lines(part, offset):
-        line = _parse_line(raw)
+        line = _parse_line(raw, part)
         yield (None if line is None else line["key"]), position
 
 
@@ -97,19 +97,25 @@ def _read_answer(position: LinePosition, key: str) -> str | None:
     try:
         with open(position.part, "rb") as file:
             file.seek(position.offset)
-            line = _parse_line(file.read(position.length))
+            line = _parse_line(file.read(position.length), position.part)
     except OSError:  # the ledger was removed
         return None
     return line["answer"] if line is not None and line["key"] == key else None
 
 
-def _parse_line(raw: bytes) -> dict[str, Any] | None:
-    """The line's key and answer among its fields; None where it is damaged or foreign."""
+def _parse_line(raw: bytes, part: str | Path) -> dict[str, Any] | None:
+    """Return the line, or None if it is damaged or foreign.
+
+    Raises ConfigurationError if a newer version of rlm-batch wrote it.
+    """
     try:
         line = json.loads(raw)
+        if not isinstance(line, dict):
+            return None
+        check_version(line, part)  # type: ignore[reportUnknownArgumentType]
     except (ValueError, RecursionError):
         return None
-    if not isinstance(line, dict) or line.get("status") != STATUS:  # type: ignore[reportUnknownMemberType]
+    if line.get("status") != STATUS:  # type: ignore[reportUnknownMemberType]
         return None
     is_whole = isinstance(line.get("key"), str) and isinstance(line.get("answer"), str)  # type: ignore[reportUnknownMemberType]
     return line if is_whole else None  # type: ignore[reportUnknownVariableType]

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json, restore_outcome
 from ...sandbox.result import Outcome, Result
 
-VERSION = 1
+VERSION = 1  # of the format of ledger lines, run records and the files of shards
 # The fields of an outcome's meta that are computed with, and the type that each has to have for that.
 META_TYPES: dict[str, Any] = {
     "index": (int, type(None)),
@@ -62,6 +63,23 @@ class LedgerLine:
         return outcome_from_json(self.data)
 
 
+def check_version(data: dict[str, Any], path: object) -> None:
+    """Check the version of the format of `data`, which was read from `path`.
+
+    Raises:
+        ConfigurationError: a newer version of rlm-batch wrote it.
+        ValueError: it has no version, so something else wrote it.
+    """
+    version: Any = data.get("version")
+    if not _has_type(version, int) or version < 1:
+        raise ValueError("no version")
+    if version > VERSION:
+        raise ConfigurationError(
+            f"{path} was written by a newer version of rlm-batch (format {version}, and this version reads format "
+            f"{VERSION}): upgrade rlm-batch, or move the file away"
+        )
+
+
 def encode_line(key: str, outcome: Outcome) -> bytes:
     """The line of an outcome, as a ledger has it."""
     line = {
@@ -107,13 +125,19 @@ def read_line(position: LinePosition) -> LedgerLine | None:
 
 
 def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
-    """The line; None where it is damaged or foreign, which is whatever `encode_line` does not write."""
+    """Return the line, or None if it is not one that `encode_line` writes: damaged or foreign.
+
+    Raises ConfigurationError if a newer version of rlm-batch wrote it.
+    """
     constants: list[str] = []  # NaN and infinities, which are null in a line
     try:
         data = json.loads(raw, parse_constant=constants.append)
+        if not _has_type(data, dict):
+            return None
+        check_version(data, position.part)
     except (ValueError, RecursionError):
         return None
-    if not _has_type(data, dict) or not _has_type(data.get("key"), str) or not _has_type(data.get("at"), (int, float)):
+    if not _has_type(data.get("key"), str) or not _has_type(data.get("at"), (int, float)):
         return None
     is_success = data.get("status") == "succeeded"
     if is_success and constants:

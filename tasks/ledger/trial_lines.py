@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .ledger_line import VERSION, LedgerLine, parse_line, read_raw_lines
+from .ledger_line import VERSION, LedgerLine, check_version, parse_line, read_raw_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +75,19 @@ def read_trial_lines(parts: Iterable[Path]) -> Iterator[TrialLine]:
 
 def _read_part(part: Path) -> Iterator[TrialLine]:
     for raw, position in read_raw_lines(part):
-        line = parse_line(raw, position) or _parse_trial_line(raw)
+        line = parse_line(raw, position) or _parse_trial_line(raw, part)
         if line is not None:
             yield line
 
 
-def _parse_trial_line(raw: bytes) -> AskedTrial | TrialReport | None:
-    """The line; None where it is damaged or foreign."""
+def _parse_trial_line(raw: bytes, part: Path) -> AskedTrial | TrialReport | None:
+    """Return the line, or None if it is damaged or foreign.
+
+    Raises ConfigurationError if a newer version of rlm-batch wrote it.
+    """
     try:
         data = json.loads(raw)
+        check_version(data, part)
         if data["status"] == "asked":
             trial = AskedTrial(
                 data["key"], data["index"], data["variables"], data["alternative"], data["search"], data["at"]
@@ -98,5 +102,5 @@ def _parse_trial_line(raw: bytes) -> AskedTrial | TrialReport | None:
             return None
         value = float(data["value"])
         return TrialReport(data["key"], data["index"], data["step"], value, data["pruned"] is True, float(data["at"]))
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -99,7 +99,7 @@ def _draw_importances(summary: RunSummary) -> list[Part]:
     results = [Result({spec.objective: p.value}, Meta(index=p.index, variables=p.variables)) for p in summary.points]
     try:
         importances = compute_importances(results, Objective(spec.objective, spec.direction), spec.space)
-    except ConfigurationError:  # without Optuna, or of a space that a later version has written
+    except ConfigurationError:  # Optuna is not installed, or the record's space is damaged.
         return []
     if len(importances) < 2:
         return []

@@ -40,8 +40,7 @@ def build_trajectory(
     last = len(turns)
     asked_in: dict[int, list[Json]] = {}  # by a turn's number: the queries of its code
     for child in record.get("queries", []):
-        number = child.get("turn", last)  # records of earlier versions do not say which
-        asked_in.setdefault(min(max(number, 1), last), []).append(child)
+        asked_in.setdefault(min(child["turn"], last), []).append(child)
     ids = {id(child): subagent["trajectory_id"] for child, subagent in zip(children, subagents, strict=True)}
 
     is_cut = question is None and len(record["prompt"]) == RECORDED_CHARACTERS
@@ -128,7 +127,7 @@ def _list_queries(records: Iterable[Json]) -> Iterable[Json]:
 
 
 def _subtract_turns(record: Json, turns: list[Json]) -> Json | None:
-    """What the query has taken beside its turns; None where an earlier version has not recorded what those took."""
+    """Return what the query used beside its turns, or None if a turn's own use is unknown."""
     usages: list[Json] = [turn["usage"] for turn in turns if "usage" in turn]
     if len(usages) != len(turns):
         return None
