@@ -14,10 +14,16 @@ from .engine.execution_labels import execution_label
 from .engine.failures import raise_failures
 from .engine.job import execute_items, locate_run_ledger
 from .inputs.conversion import Code, Items, PathText, Variables
-from .inputs.function_variables import check_variables
-from .inputs.readers import Inputs, TypesOfColumns, get_column_types, read_inputs, resolve_types_of
+from .inputs.readers import (
+    Inputs,
+    TypesOfColumns,
+    check_variables,
+    get_column_types,
+    read_inputs,
+    resolve_types_of,
+)
 from .inputs.spilling import check_codes, read_code_reference, read_codes
-from .inputs.text_files import Report
+from .inputs.tables import Report
 from .parameters import Options, SharedParameters, Types
 
 

@@ -23,10 +23,14 @@ from .engine.execution_labels import chunk_label
 from .engine.failures import Outcomes, raise_failures
 from .engine.job import locate_run_ledger, open_job
 from .engine.marker_cache import MarkerCache
-from .inputs.chunking import ChunkSource, build_chunks
 from .inputs.conversion import Code, DataById, Items, PathText
-from .inputs.function_variables import check_provided_variables
-from .inputs.readers import get_column_types, resolve_types_of
+from .inputs.readers import (
+    ChunkSource,
+    build_chunks,
+    check_provided_variables,
+    get_column_types,
+    resolve_types_of,
+)
 from .inputs.spilling import read_text_reference
 from .parameters import Options, SharedParameters, TrustMarkers, Types, VolumeName
 from .reporting.data_frame import build_data_frame

@@ -13,7 +13,7 @@ from .decorator import batch_flow
 from .engine.failures import raise_failures
 from .engine.job import open_job
 from .inputs.conversion import Code, Items
-from .inputs.function_variables import check_variables
+from .inputs.readers import check_variables
 from .inputs.spilling import check_codes, read_code_reference, read_codes
 from .parameters import Options, SequenceParameters
 

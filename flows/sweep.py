@@ -15,10 +15,17 @@ from .engine.execution_labels import trial_label
 from .engine.failures import raise_failures
 from .engine.job import execute_items, locate_run_ledger
 from .inputs.conversion import Code, GridValues, Items, PathText, SpaceValues, Variables
-from .inputs.function_variables import check_variables
-from .inputs.readers import Grid, Inputs, TypesOfColumns, get_column_types, read_points, resolve_types_of
+from .inputs.readers import (
+    Grid,
+    Inputs,
+    TypesOfColumns,
+    check_variables,
+    get_column_types,
+    read_points,
+    resolve_types_of,
+)
 from .inputs.spilling import read_text_reference
-from .inputs.text_files import Report
+from .inputs.tables import Report
 from .parameters import Options, SharedParameters, Types
 from .reporting.best_trial import BestTrial, is_nonfinite, is_score
 from .reporting.data_frame import build_data_frame

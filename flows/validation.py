@@ -6,7 +6,7 @@ from typing import Any
 from ..blocks.storage.location_parsing import parse_scheme
 from .inputs.host_paths import locate_ledger
 from .inputs.readers import TypesOfColumns, resolve_types_of
-from .inputs.text_files import Report
+from .inputs.tables import Report
 
 
 def load_flow(name: str) -> Any:
@@ -68,7 +68,7 @@ def _open_sweep_inputs(parameters: dict[str, Any], report: Report | None) -> obj
 
 
 def _open_chunks_inputs(parameters: dict[str, Any], report: Report | None) -> object:
-    from .inputs.chunking import build_chunks
+    from .inputs.readers import build_chunks
 
     by_id, data = parameters["chunks"], parameters["data"]
     types = _resolve_types(by_id or data, parameters)

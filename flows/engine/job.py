@@ -31,11 +31,11 @@ from ..inputs.host_paths import locate_ledger
 from ..inputs.readers import RuleOfTypes
 from ..parameters import Options
 from ..sharding.coordinator import ShardingExecutor
-from ..sharding.planner import plan_shards
+from ..sharding.work_pool import plan_shards
 from .artifacts import ArtifactPublisher
 from .context import Label, Log, RunContext, open_capacity, open_run_context, resolve_provider_with_volume
 from .events import FlowListener, OutcomeRecorder, announce_results_path, find_listener
-from .executor import LaneExecutor
+from .executor import Executor, LaneExecutor
 from .failures import Outcomes, describe_rerun
 from .notebook_progress import NotebookProgress, is_notebook
 from .results.outcome_store import MemoryStore
@@ -53,7 +53,7 @@ class Job:
     recorder: OutcomeRecorder
     cache: ResultCache
     slots: Slots
-    executor: LaneExecutor | ShardingExecutor
+    executor: Executor
 
     async def compute_fingerprint(self) -> dict[str, Any]:
         """What every result of this run depends on: the provider, and where there are any the model and `prepare`."""
@@ -199,7 +199,7 @@ async def open_job(
                 cache = ResultCache(ledger, lambda key: lines.pop(key, None), index)
             async with artifacts, open_capacity(context) as slots:
                 if plan is None or isinstance(store, MemoryStore):
-                    executor = LaneExecutor(
+                    executor: Executor = LaneExecutor(
                         context=context,
                         slots=slots,
                         recorder=recorder,

@@ -21,7 +21,6 @@ from ...tasks.ledger.ledger_line import LedgerLine
 from ...tasks.ledger.run_record import ReportSpec
 from ...tasks.ledger.trial_lines import AskedTrial, TrialReport, encode_asked_trial, encode_trial_report
 from ..engine.context import Label
-from ..engine.executor import LaneExecutor
 from ..engine.failures import Outcomes
 from ..engine.job import open_job
 from ..engine.results.result_cache import ResultCache
@@ -161,7 +160,6 @@ async def execute_search(
         total=plan.trials, options=options, label=label, report_spec=report_spec, is_sole_writer=True
     ) as job:
         executor = job.executor
-        assert isinstance(executor, LaneExecutor)  # shards are given their points
         fingerprint = {**await job.compute_fingerprint(), **plan.fingerprint()}
         provider = job.context.provider.provider_name
         search = Search(plan, code, fingerprint, provider, job.context.ledger, job.cache)

@@ -1,7 +1,8 @@
-"""A job whose shards could not run is refused in a sentence before anything runs."""
+"""How many shards a job has, and how many run at one time; a job whose shards could not run is refused."""
 
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -74,3 +75,24 @@ async def test_no_server():
 async def test_a_number_of_shards_that_is_none(shards):
     with pytest.raises(ConfigurationError, match="shards"):
         await batch("SUBMIT(y=1)", inputs=[{}], shards=shards)
+
+
+def pool(*, free_places: int | None = None, runs_in_worker: bool = True) -> work_pool.WorkPool:
+    return work_pool.WorkPool(uuid4(), "pool", free_places, True, runs_in_worker)
+
+
+@pytest.mark.parametrize(
+    ("asked", "total", "online", "shards"),
+    [("auto", 25_000, 2, 3), ("auto", 100, 4, 4), ("auto", 3, 4, 3), (8, 100, 2, 8), (8, 5, 2, 5)],
+)
+def test_a_job_has_the_shards_that_were_asked_for_or_enough_for_its_size_and_the_workers(asked, total, online, shards):
+    assert work_pool.compute_shard_count(asked, total, online) == shards
+    assert f"in {shards} shards" in work_pool.ShardPlan(pool(), online, shards).description
+
+
+@pytest.mark.parametrize(
+    ("shard_pool", "online", "limit"),
+    [(pool(), 1, 2), (pool(), 4, 8), (pool(free_places=3), 4, 3), (pool(runs_in_worker=False), 1, 32)],
+)
+def test_no_more_shards_are_active_at_one_time_than_workers_or_their_pool_can_take(shard_pool, online, limit):
+    assert work_pool.ShardPlan(shard_pool, online, 100).compute_max_active() == limit
