@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from prefect import Flow, get_run_logger
+from prefect import Flow
 from prefect.context import FlowRunContext
 from prefect.exceptions import ParameterTypeError
 from prefect.states import Completed
@@ -19,10 +19,10 @@ from prefect.types.entrypoint import EntrypointType
 from ..sandbox import errors
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.task_log import install_task_run_log_filter, tells_of_cancellation
-from ..tasks.tracing.run_trace import open_run_trace
+from ..tasks.tracing import trace_flow_run
 from .cleanup.orphans import remove_sandboxes
 from .docstrings import read_docstring
-from .engine.events import FlowListener, find_listener
+from .engine.events import FlowListener
 from .engine.results.result_reference import with_reference
 from .engine.run_outcome import RunOutcome
 from .inputs.conversion import CODE, convert_parameters
@@ -236,21 +236,14 @@ def _tell_outcome(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, 
 
 
 def _trace(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """The function, whose runs have spans where they are to be sent somewhere."""
+    """Return the function with a span for each of its runs."""
 
     @functools.wraps(function)
     async def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        async with open_run_trace(_warn):
+        with trace_flow_run():
             return await function(*args, **kwargs)
 
     return run
-
-
-def _warn(text: str) -> None:
-    """Tells the current flow run's log and listener what a person should know."""
-    get_run_logger().warning("%s", text)
-    if (listener := find_listener()) is not None:
-        listener.on_warning(text)
 
 
 def _get_outcome() -> RunOutcome | None:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..blocks.language_model.model_access import ModelAccess
 from ..blocks.provider import SandboxProvider
@@ -32,9 +32,7 @@ from .ledger.collected_files import CollectedFilesStore
 from .ledger.completion_markers import remove_marker, write_marker
 from .ledger.marker_signature import MarkerSigner
 from .task_log import OutputLog
-
-if TYPE_CHECKING:  # it imports OpenTelemetry's SDK
-    from .tracing.spans import RunTracer
+from .tracing import trace_execution
 
 
 class ProviderUnusable(Exception):
@@ -54,9 +52,8 @@ class Lane:
     and every later execution raises StateLost. `model_access` is what each execution may ask, `uploads` are files
     that each finds, by their paths in the sandbox; `run` and `server` are for the sandbox's labels. `preparation` runs
     in each sandbox before the first execution, and what it writes goes to the log that is opened for it.
-    `tools` are functions of the host that code may call; the calls are counted in `meta`. With a `tracer` each attempt
-    at an execution has a span. `collect` are patterns of the files that each execution brings home, which go to
-    `files`.
+    `tools` are functions of the host that code may call; the calls are counted in `meta`. `collect` are
+    patterns of the files that each execution brings home, which go to `files`.
     """
 
     def __init__(
@@ -74,7 +71,6 @@ class Lane:
         preparation: Preparation | None = None,
         open_prepare_log: Callable[[], OutputLog] | None = None,
         tools: dict[str, Tool] | None = None,
-        tracer: "RunTracer | None" = None,
         collect: list[str] | None = None,
         files: CollectedFilesStore | None = None,
     ) -> None:
@@ -96,7 +92,6 @@ class Lane:
         self._collect = collect
         self._files = files if collect else None
         self._prepare_log: OutputLog | None = None
-        self._tracer = tracer
         self._context = context
         self._has_state = False
         self._interpreter: Interpreter | None = None
@@ -142,10 +137,8 @@ class Lane:
 
         Raises ProviderUnusable where the provider says that its configuration is wrong.
         """
-        if self._tracer is None:
-            return await self._execute(execution, on_output)
         run = partial(self._execute, execution, on_output)
-        return await self._tracer.trace_execution(execution, self.provider.provider_name, run)
+        return await trace_execution(execution, self.provider.provider_name, run)
 
     async def _execute(self, execution: Execution, on_output: Callable[[str, str], None] | None) -> Result:
         self._tool_calls.clear()

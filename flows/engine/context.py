@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from prefect import get_run_logger
 from prefect.runtime import flow_run
@@ -30,16 +30,13 @@ from ...tasks.ledger.result_index import get_results_root
 from ...tasks.query import QueryTracker
 from ...tasks.retry import RetryPolicy
 from ...tasks.task_log import LineBudget, OutputLog
-from ...tasks.tracing.run_trace import find_run_tracer
+from ...tasks.tracing import trace_model, trace_queries
 from ..cleanup.orphans import register_own_run
 from ..cleanup.server_identity import get_server_id
 from ..inputs.spilling import PARAMETER_LIMIT, read_text_reference
 from ..parameters import Options
 from ..reporting.report import describe_cached, describe_usage
 from .failures import Deadline
-
-if TYPE_CHECKING:  # it imports OpenTelemetry's SDK
-    from ...tasks.tracing.spans import RunTracer
 
 Label = Callable[[Execution], str]
 Log = logging.Logger | logging.LoggerAdapter[Any]
@@ -83,7 +80,6 @@ class RunContext:
     usage: ResourceUsage
     preparation: Preparation | None
     tools: dict[str, Tool]
-    tracer: "RunTracer | None"
     files: CollectedFilesStore
     prepare_lines: LineBudget = field(default_factory=LineBudget)
 
@@ -109,7 +105,6 @@ class RunContext:
             uploads=uploads,
             preparation=self.preparation if is_prepared else None,
             tools=self.tools,
-            tracer=self.tracer,
             collect=self.options.collect,
             files=self.files,
             open_prepare_log=(lambda: OutputLog(self.prepare_lines, "prepare: ", self.log)) if has_log else None,
@@ -143,7 +138,7 @@ async def open_run_context(
 
     The deadline starts here. `part_prefix` is that of the ledger. Raises ConfigurationError.
     """
-    tracker, tracer = QueryTracker(), find_run_tracer()
+    tracker = QueryTracker()
     model_access = answers = None
     if options.language_model is not None and options.cache_queries and options.shards is None:  # which ask themselves
         index = make_answer_index(get_results_root())
@@ -152,8 +147,8 @@ async def open_run_context(
         model_access = await open_model_access(
             options.language_model,
             max_cost=options.max_cost,
-            track=tracker.track_query if tracer is None else tracer.trace_queries(tracker.track_query),
-            wrap_model=None if tracer is None else tracer.trace_model,
+            track=trace_queries(tracker.track_query),
+            wrap_model=trace_model,
             batch_concurrency=options.batch_concurrency,
             max_depth=options.max_depth,
             max_llm_calls=options.max_llm_calls,
@@ -186,7 +181,6 @@ async def open_run_context(
         usage=ResourceUsage(),
         preparation=preparation,
         tools=tools,
-        tracer=tracer,
         files=CollectedFilesStore(ledger.path),
     )
     register_own_run(context.run_id)

@@ -27,6 +27,7 @@ from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.result_index import ResultIndex, get_results_root
 from ...tasks.ledger.run_record import ReportSpec, RunRecord
 from ...tasks.ledger.shard_store import ShardStore
+from ...tasks.tracing import set_run_totals
 from ..inputs.host_paths import locate_ledger
 from ..inputs.readers import RuleOfTypes
 from ..parameters import Options
@@ -228,8 +229,7 @@ async def open_job(
             _count_sandboxes(record, context)
             await asyncio.shield(asyncio.to_thread(record.finish))
         recorder.log_unlogged_failures()
-        if context.tracer is not None:
-            context.tracer.set_totals(total, artifacts.summary.failed, artifacts.summary.usage)
+        set_run_totals(total, artifacts.summary.failed, artifacts.summary.usage)
         log.info("%s", announce_outcome(record, artifacts.summary))
 
 
