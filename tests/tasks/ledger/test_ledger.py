@@ -15,10 +15,9 @@ import pytest
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.ledger_line import LedgerLine
+from rlm_batch.tasks.ledger.ledger_line import AskedTrial, LedgerLine, encode_asked_trial
 from rlm_batch.tasks.ledger.result_index import ResultIndex
 from rlm_batch.tasks.ledger.run_record import RunRecord, find_run_record, list_run_records
-from rlm_batch.tasks.ledger.trial_lines import AskedTrial, encode_asked_trial
 
 
 def read_value(line: LedgerLine | None):
