@@ -33,9 +33,8 @@ from .inputs.readers import (
 )
 from .inputs.spilling import read_text_reference
 from .parameters import Options, SharedParameters, TrustMarkers, Types, VolumeName
-from .reporting.data_frame import build_data_frame
-from .reporting.run_report import render_outcomes
-from .reporting.text_table import align_rows, format_rows
+from .reporting.export import build_data_frame
+from .reporting.table import align_rows, format_rows, render_outcomes
 
 REDUCTION_MARKER = "reduction.json"  # the marker's name; those of chunks are hexadecimal
 

@@ -27,11 +27,9 @@ from .inputs.readers import (
 from .inputs.spilling import read_text_reference
 from .inputs.tables import Report
 from .parameters import Options, SharedParameters, Types
-from .reporting.best_trial import BestTrial, is_nonfinite, is_score
-from .reporting.data_frame import build_data_frame
-from .reporting.pareto_front import ParetoFront
-from .reporting.run_report import render_outcomes
-from .reporting.text_table import BEST_MARK, PARETO_MARK, align_rows, format_rows
+from .reporting.export import build_data_frame
+from .reporting.summary import BestTrial, ParetoFront, is_nonfinite, is_score
+from .reporting.table import BEST_MARK, PARETO_MARK, align_rows, format_rows, render_outcomes
 from .search.plan import SearchPlan, parse_objectives, plan_search
 from .search.search import draw_points, execute_search
 from .search.study import check_sampler

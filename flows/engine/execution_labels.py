@@ -2,7 +2,7 @@
 
 from ...sandbox.outcomes.text_escape import escape_text
 from ...tasks.execution import Execution
-from ..reporting.text_table import format_variables
+from ..reporting.table import format_variables
 
 LENGTH = 120  # characters of what tells one from another
 
