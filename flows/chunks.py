@@ -16,13 +16,11 @@ from ..sandbox.requests.encoded_variable import EncodedVariable, encode_variable
 from ..sandbox.result import MaybeNone, Outcome, Result
 from ..sandbox.wire.strict_json import NotJsonError
 from ..tasks.execution import Execution, add_index, compute_key
-from ..tasks.ledger.completion_markers import compute_marker_folder, compute_marker_name
 from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
 from .engine.execution_labels import chunk_label
 from .engine.failures import Outcomes, raise_failures
 from .engine.job import locate_run_ledger, open_job
-from .engine.marker_cache import MarkerCache
 from .inputs.conversion import Code, DataById, Items, PathText
 from .inputs.readers import (
     ChunkSource,
@@ -32,11 +30,9 @@ from .inputs.readers import (
     resolve_types_of,
 )
 from .inputs.spilling import read_text_reference
-from .parameters import Options, SharedParameters, TrustMarkers, Types, VolumeName
+from .parameters import Options, SharedParameters, Types, VolumeName
 from .reporting.export import build_data_frame
 from .reporting.table import align_rows, format_rows, render_outcomes
-
-REDUCTION_MARKER = "reduction.json"  # the marker's name; those of chunks are hexadecimal
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +102,15 @@ async def chunks(
     reduce: Annotated[
         Code | None, Field(description="Code that runs once when all chunks are done, with their fields as results")
     ] = None,
-    trust_markers: TrustMarkers = False,
     types: Types = None,
     **parameters: Unpack[SharedParameters],
 ) -> ChunksReport:
     """Runs the code once for each chunk, with `chunk_id` (text) and `data`, and `reduce` once at the end.
 
     The chunks are `chunks`, data by id, or `data` that is cut into lists of `chunk_size` items, whose ids are "0", "1"
-    and so on. With a volume each chunk that is complete is marked there; a job that is run again executes only what
-    has no marker of its code and data, or whose files have gone or changed since. A marker that this user's key has not
-    signed counts where a ledger here has the same result, or with `trust_markers`. `reduce` finds what the chunks
-    submitted as `results`, a dict by chunk id, and their files on the volume; it runs if none of them failed. What the
-    other parameters mean is in docs/reference.md.
+    and so on. `reduce` finds what the chunks submitted as `results`, a dict by chunk id, and their files on the volume;
+    it runs if none of them failed. A job that is run again with the same `results_path` executes only what has no
+    result there. What the other parameters mean is in docs/reference.md.
 
     Raises ExecutionsFailed when all are done and some failed (with `on_failure="return"` a `Failure` stands in their
     place), and ConfigurationError before anything runs.
@@ -138,22 +131,18 @@ async def chunks(
         report_spec=ReportSpec("chunk" if reduce is None else "execution"),
         column_types=get_column_types(parts),
     ) as job:
-        folder = None if job.context.provider.volume_name is None else compute_marker_folder(code)
-        cache = MarkerCache(job, folder, trusts_unsigned=trust_markers)
         fingerprint = await job.compute_fingerprint()
-        await cache.load_markers(lambda: {REDUCTION_MARKER, *(compute_marker_name(name) for name, _ in parts)})
         keys = hashlib.sha256()
-        await job.executor.execute_all(_build_executions(code, parts, fingerprint, cache, keys), cache.find_result)
+        await job.executor.execute_all(_build_executions(code, parts, fingerprint, keys), job.cache.find_result)
         if reduce is not None:
             submitted = await asyncio.to_thread(_collect_submitted, job.store.outcomes)
             encoded = {"results": await asyncio.to_thread(_encode, submitted, "what the chunks submitted")}
             key = compute_key(reduce, {}, encoded, {**add_index(fingerprint, len(parts)), "chunks": keys.hexdigest()})
-            reduction = Execution(len(parts), reduce, {}, key, encoded, cache.locate_marker(REDUCTION_MARKER))
+            reduction = Execution(len(parts), reduce, {}, key, encoded)
             if failed := job.store.failures:
                 job.skip([reduction], f"{len(failed)} of {len(parts)} chunks have no result")
             else:
-                await job.executor.execute_all(iter([reduction]), cache.find_result)
-        cache.tell_refused()
+                await job.executor.execute_all(iter([reduction]), job.cache.find_result)
         outcomes = job.collect_outcomes()
         found = report(outcomes, len(parts))
         for path, ids in found.overlaps.items():
@@ -186,16 +175,14 @@ def overlap(path: str, ids: list[str]) -> str:
     )
 
 
-def _build_executions(
-    code: str, parts: ChunkSource, fingerprint: dict[str, Any], cache: MarkerCache, keys: Any
-) -> Iterator[Execution]:
+def _build_executions(code: str, parts: ChunkSource, fingerprint: dict[str, Any], keys: Any) -> Iterator[Execution]:
     """The executions of the chunks, made as they are asked for; `keys` is a hash that takes in the key of each."""
     for index, (chunk_id, data) in enumerate(parts):
         encoded = {"data": _encode(data, f"the data of chunk {chunk_id}")}
         variables = {"chunk_id": chunk_id}
         key = compute_key(code, variables, encoded, add_index(fingerprint, index))
         keys.update(key.encode())
-        yield Execution(index, code, variables, key, encoded, cache.locate_marker(compute_marker_name(chunk_id)))
+        yield Execution(index, code, variables, key, encoded)
 
 
 def _encode(value: Any, description: str) -> EncodedVariable:

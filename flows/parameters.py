@@ -62,10 +62,6 @@ Types = Annotated[
 VolumeName = Annotated[
     str | None, Field(None, description="The volume that every sandbox has; by default the provider's own, if any")
 ]
-TrustMarkers = Annotated[
-    bool,
-    Field(False, description="Take completion markers that are not signed, where code could have written them as well"),
-]
 MaxWorkers = Annotated[int, Field(4, ge=1, description="Executions at one time, each in a sandbox of its own")]
 Timeout = Annotated[float, Field(120, gt=0, description="Seconds for each execution")]
 Retries = Annotated[int, Field(2, ge=0, description="How often an execution whose sandbox failed is tried again")]

@@ -15,7 +15,6 @@ from ..blocks.provider import SandboxProvider
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import (
     ConfigurationError,
-    OutcomeUnknown,
     PrepareError,
     QuotaExceeded,
     RlmBatchError,
@@ -29,8 +28,6 @@ from .capacity.slots import Slot, Slots
 from .execution import Execution, build_pruned_result
 from .host_tools import Tool
 from .ledger.collected_files import CollectedFilesStore
-from .ledger.completion_markers import remove_marker, write_marker
-from .ledger.marker_signature import MarkerSigner
 from .task_log import OutputLog
 from .tracing import trace_execution
 
@@ -143,11 +140,6 @@ class Lane:
     async def _execute(self, execution: Execution, on_output: Callable[[str, str], None] | None) -> Result:
         self._tool_calls.clear()
         try:
-            marker = execution.marker
-            try:
-                signer = None if marker is None else MarkerSigner.for_volume_of(self.provider)
-            except ConfigurationError as error:
-                raise ProviderUnusable from error
             async with self._use_interpreter() as interpreter:
                 try:
                     result = await self._execute_and_publish(interpreter, execution, on_output)
@@ -155,8 +147,6 @@ class Lane:
                     if error is interpreter.start_error:
                         raise ProviderUnusable from error
                     raise
-            if marker is not None and signer is not None:
-                await self._write_marker(interpreter, marker.path, execution.key, result, signer)
         except PrepareError:
             raise  # no execution's
         except RlmBatchError as error:
@@ -187,8 +177,7 @@ class Lane:
                 if error.meta is not None:
                     error.meta = await asyncio.to_thread(files.publish, partial, name, error.meta, is_final=False)
                 raise
-            is_final = execution.marker is None  # or else that has to be written yet
-            result.meta = await asyncio.to_thread(files.publish, partial, name, result.meta, is_final=is_final)
+            result.meta = await asyncio.to_thread(files.publish, partial, name, result.meta, is_final=True)
             return result
 
     async def _prepare_and_execute(
@@ -198,8 +187,6 @@ class Lane:
         on_output: Callable[[str, str], None] | None,
         collect_to: Path | None = None,
     ) -> Result:
-        if execution.marker is not None and execution.marker.is_stale:
-            await remove_marker(interpreter, execution.marker.path)
         for path, file in self._uploads.items():
             await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
         self._has_state = self._context is not None
@@ -216,24 +203,6 @@ class Lane:
             collect=None if collect_to is None else self._collect,
             collect_to=collect_to,
         )
-
-    async def _write_marker(
-        self, interpreter: Interpreter, path: str, key: str, result: Result, signer: MarkerSigner
-    ) -> None:
-        """Writes a marker; once more, in a new sandbox, where the first has gone meanwhile: the code has run.
-
-        Raises VolumeError and OutcomeUnknown.
-        """
-        try:
-            await write_marker(interpreter, path, key, result, signer)
-        except OutcomeUnknown as unknown:
-            if interpreter.is_alive:
-                raise
-            try:
-                async with self._use_interpreter() as another:
-                    await write_marker(another, path, key, result, signer)
-            except (RlmBatchError, ProviderUnusable) as error:
-                raise unknown from error  # and nothing that has the code run again
 
     def _complete_meta(self, meta: Meta, execution: Execution) -> Meta:
         return replace(

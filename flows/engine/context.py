@@ -83,14 +83,7 @@ class RunContext:
     files: CollectedFilesStore
     prepare_lines: LineBudget = field(default_factory=LineBudget)
 
-    def make_lane(
-        self,
-        slots: Slots,
-        uploads: dict[str, Path] | None = None,
-        state_context: str | None = None,
-        *,
-        is_prepared: bool = True,
-    ) -> Lane:
+    def make_lane(self, slots: Slots, uploads: dict[str, Path] | None = None, state_context: str | None = None) -> Lane:
         """A lane of this flow run. With a `state_context` its executions share one process and its state."""
         has_log = self.options.log_output
         return Lane(
@@ -103,7 +96,7 @@ class RunContext:
             slots=slots,
             model_access=self.model_access,
             uploads=uploads,
-            preparation=self.preparation if is_prepared else None,
+            preparation=self.preparation,
             tools=self.tools,
             collect=self.options.collect,
             files=self.files,

@@ -9,7 +9,6 @@ from rlm_batch.blocks.storage.location import write_file
 from rlm_batch.blocks.storage.location_parsing import parse_location
 from rlm_batch.sandbox.requests.encoded_variable import encode_variable
 from rlm_batch.tasks.execution import Execution
-from rlm_batch.tasks.ledger.completion_markers import MarkerLocation
 from rlm_batch.tasks.ledger.shard_files import (
     Heartbeat,
     ShardFiles,
@@ -27,7 +26,6 @@ EXECUTIONS = [
         {"x": "\ud800é"},
         "11" * 32,
         {"data": encode_variable([math.inf])},
-        MarkerLocation("m/1.json", is_stale=True),
     ),
     Execution(32, "b", {}, "22" * 32),
 ]
