@@ -60,7 +60,7 @@ async def remote(request: pytest.FixtureRequest) -> str:
 async def test_a_chunked_job_is_the_same_elsewhere_and_is_not_run_again(remote, tmp_path):
     name = f"chunks-{uuid.uuid4().hex[:8]}"
     jobs = {**THREE, "large": [0] * 200_000}
-    options = {"volume_name": name, "provider": remote, "max_workers": 3, "reduce": SUM}
+    options: dict[str, Any] = {"volume_name": name, "provider": remote, "max_workers": 3, "reduce": SUM}
     options["results_path"] = str(tmp_path / "ledger")
     report = await chunks(DOUBLE, jobs, **options)
     assert [report[number].outputs for number in THREE] == [{"chunk_id": str(n), "count": 3} for n in range(3)]

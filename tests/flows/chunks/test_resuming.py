@@ -36,7 +36,7 @@ def draws(report: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize("volume_name", [None, "once"])
 async def test_a_job_that_is_complete_runs_nothing_and_its_reduction_is_taken_from_the_ledger(tmp_path, volume_name):
-    options = {"volume_name": volume_name, "reduce": DRAW, "results_path": str(tmp_path / "ledger")}
+    options: dict[str, Any] = {"volume_name": volume_name, "reduce": DRAW, "results_path": str(tmp_path / "ledger")}
     first = await chunks(WRITE_AND_DRAW, THREE, **options)
     again = await chunks(WRITE_AND_DRAW, THREE, **options)
     assert draws(again) == draws(first)
@@ -48,7 +48,7 @@ async def test_a_job_that_is_complete_runs_nothing_and_its_reduction_is_taken_fr
 
 @pytest.mark.full
 async def test_a_ledger_in_a_bucket_says_what_is_complete_as_well(s3):
-    options = {"volume_name": "bucket", "reduce": DRAW, "results_path": "s3://results/chunks"}
+    options: dict[str, Any] = {"volume_name": "bucket", "reduce": DRAW, "results_path": "s3://results/chunks"}
     first = await chunks(WRITE_AND_DRAW, THREE, **options)
     again = await chunks(WRITE_AND_DRAW, {**THREE, 3: [1]}, **options)
     assert draws(again) == {**draws(first), "3": again[3].random}
@@ -59,7 +59,7 @@ async def test_a_ledger_in_a_bucket_says_what_is_complete_as_well(s3):
 
 
 async def test_a_chunk_whose_data_or_code_has_changed_is_run_again_and_so_is_the_reduction(tmp_path):
-    options = {"volume_name": "changed", "reduce": DRAW, "results_path": str(tmp_path / "ledger")}
+    options: dict[str, Any] = {"volume_name": "changed", "reduce": DRAW, "results_path": str(tmp_path / "ledger")}
     first = await chunks(WRITE_AND_DRAW, THREE, **options)
     again = await chunks(WRITE_AND_DRAW, {**THREE, 1: [4, 5, 7]}, **options)
     assert [name for name, text in draws(again).items() if text != first[name].random] == ["1"]
@@ -72,7 +72,7 @@ async def test_a_chunk_whose_data_or_code_has_changed_is_run_again_and_so_is_the
 async def test_only_a_chunk_that_failed_is_run_again(tmp_path):
     code = "if data == 2 and not list_volume('go'): raise ValueError\n" + WRITE_AND_DRAW
     jobs = {"a": 1, "b": 2, "c": 3}
-    options = {"volume_name": "failed", "reduce": DRAW, "results_path": str(tmp_path / "ledger")}
+    options: dict[str, Any] = {"volume_name": "failed", "reduce": DRAW, "results_path": str(tmp_path / "ledger")}
     first = await chunks(code, jobs, **options, on_failure="return")
     Volume("failed").put("go/on", "")
     again = await chunks(code, jobs, **options)
