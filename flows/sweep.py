@@ -32,8 +32,7 @@ from .reporting.summary import BestTrial, ParetoFront, is_nonfinite, is_score
 from .reporting.table import BEST_MARK, PARETO_MARK, align_rows, format_rows, render_outcomes
 from .search.plan import SearchPlan, parse_objectives, plan_search
 from .search.search import draw_points, execute_search
-from .search.study import check_sampler
-from .search.study_export import build_study
+from .search.study import build_study, check_sampler
 
 DEFAULT_SAMPLER, DEFAULT_SEED = "tpe", 0
 # Of values that are no scores.
