@@ -18,7 +18,7 @@ DECIMAL = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-
 WHOLE_DIGITS = 18  # Longer whole numbers in a column are identifiers, such as numbers of cards.
 MOST_DIGITS = 800  # The longest float, written exactly, has 767.
 BOOLEANS = {"true": True, "false": False}
-MISSING = frozenset(("", "NA", "N/A", "null", "None"))  # These are None in a column whose type is given.
+MISSING = frozenset(("", "NA", "N/A", "null", "None"))  # A column whose type is given reads these as None.
 NOT_FINITE = re.compile("nan|[-+]?inf(?:inity)?", re.IGNORECASE)
 JSON_BEGINNINGS = tuple('"[{')
 

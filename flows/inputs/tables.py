@@ -20,8 +20,8 @@ from .cells import JSON, ColumnGuess, ColumnType, read_cell
 Report = Callable[[str], None]  # takes a line for a person
 
 LARGE_BYTES = 4 * 1024 * 1024  # Reading a larger file is reported.
-REPORT_SECONDS = 2.0  # from one report to the next
-WATCHED_LINES = 1000  # from one look at the clock to the next
+REPORT_SECONDS = 2.0  # between reports
+WATCHED_LINES = 1000  # between looks at the clock
 
 SPREADSHEET = (
     "a spreadsheet: save it as CSV UTF-8 there, or with pandas.read_excel(FILE).to_csv('NAME.csv', index=False)"

@@ -1,1 +1,1 @@
-"""A job that is cut into shards, each a flow run of its own on a work pool."""
+"""A job in shards, each of which is a flow run on a work pool."""

@@ -1,7 +1,7 @@
 """Attempts at shards: each is a flow run of the shard deployment, with files in the ledger of the job.
 
-A flow run has an idempotency key that the ledger, the job and the attempt decide, so that a job that is run again on
-its ledger finds the shards that its predecessor has left running.
+The ledger, the job and the attempt decide a flow run's idempotency key, so a job that is run again on its ledger finds
+its shards that are still running.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ STARTED_STATES = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 
 @dataclass(slots=True)
 class Shard:
-    """One shard, numbers from `start` up to `stop`, and the attempt at it that is under way or was the last."""
+    """One shard, the executions from `start` up to `stop`, and its current or last attempt."""
 
     number: int
     start: int
@@ -53,32 +53,28 @@ class Shard:
     attempt: int = 0
     files: ShardFiles | None = None
     run_id: UUID | None = None
-    state: Any = None  # of the attempt's flow run, as the server told it last
+    state: Any = None  # the last known state of the attempt's flow run
     heartbeat: Heartbeat | None = None
-    changed_at: float = 0.0  # when its heartbeat or its state changed last, by the event loop's clock
+    changed_at: float = 0.0  # the time of the last change of heartbeat or state, by the event loop's clock
     unfinished_at_start: int = 0  # executions without an outcome when the attempt began
-    fruitless_attempts: int = 0  # in a row, without any outcome
-    is_adopted: bool = False  # a predecessor of this job has started it
-    is_deleted: bool = False  # the server has its flow run no longer
-    ended_heartbeats: list[Heartbeat] = field(default_factory=list[Heartbeat])  # the last of each attempt that is over
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the attempt's flow run has ended, or has gone from the server."""
-        return self.is_deleted or (self.state is not None and self.state.is_final())
+    fruitless_attempts: int = 0  # the number of attempts in a row without any outcome
+    is_adopted: bool = False  # True if an earlier process of this job has started the attempt
+    is_deleted: bool = False  # True if the server has no such flow run any more
+    ended_heartbeats: list[Heartbeat] = field(default_factory=list[Heartbeat])  # the last one of each ended attempt
 
     @property
     def has_ended(self) -> bool:
-        """Whether the attempt has ended its work, although its worker may still run hooks and report the state."""
-        return self.is_final or (self.heartbeat is not None and self.heartbeat.ended)
+        """True if the attempt has ended its work, although its worker may still run hooks and report the state."""
+        is_final = self.is_deleted or (self.state is not None and self.state.is_final())
+        return is_final or (self.heartbeat is not None and self.heartbeat.ended)
 
     @property
     def has_started(self) -> bool:
-        """Whether a worker has taken the attempt's flow run."""
+        """True if a worker has taken the attempt's flow run."""
         return self.state is not None and self.state.type in STARTED_STATES
 
     def watch(self, files: ShardFiles, run: FlowRun) -> None:
-        """From now on this flow run is the attempt."""
+        """Take a flow run as the attempt."""
         self.files, self.run_id, self.state = files, run.id, run.state
         self.changed_at = asyncio.get_running_loop().time()
 
@@ -94,16 +90,16 @@ class AttemptRuns:
     job_id: str
 
     def locate_files(self, shard: Shard) -> ShardFiles:
-        """The files of the shard's current attempt."""
+        """Return the files of the shard's current attempt."""
         return ShardFiles(self.ledger, self.job_id, shard.number, shard.attempt)
 
     async def find_unfinished(self, shard: Shard) -> FlowRun | None:
-        """The flow run of the last attempt at a shard, if it is not over; None where a new one is to be started."""
+        """Return the flow run of a shard's last attempt; None if it has ended or was never made."""
         files = self.locate_files(shard)
         run = await self._find_run(files)
         if run is None:
             if await asyncio.to_thread(lambda: files.read_heartbeat() is None and not files.is_cancelled()):
-                shard.attempt -= 1  # its work was written, and no run was made of it
+                shard.attempt -= 1  # The attempt's work was written, but its run was not made.
         elif run.state is None or not (run.state.is_final() or run.state.is_cancelling()):
             return run
         return None
@@ -119,11 +115,11 @@ class AttemptRuns:
         volume_name: str | None,
         files_digest: str | None,
     ) -> FlowRun:
-        """Writes an attempt's work, and starts its flow run. Raises OSError, and httpx.HTTPError."""
+        """Write an attempt's work, and start its flow run. Raises OSError and httpx.HTTPError."""
         try:
             await asyncio.to_thread(files.write_work, header, executions)
         except OSError as error:
-            # With one argument, or its text would begin with a number in brackets.
+            # An OSError with two arguments would show a number in brackets.
             raise OSError(
                 f"the work of a shard could not be written to {files.work_path}: {error.strerror or error}. What has a "
                 "result stays: see to that place, and run again with the same results_path"
@@ -141,7 +137,7 @@ class AttemptRuns:
         )
 
     async def poll_states(self, shards: Iterable[Shard]) -> None:
-        """Updates the shards' states, and which of their flow runs were deleted. Raises httpx.HTTPError."""
+        """Update `state` and `is_deleted` of shards. Raises httpx.HTTPError."""
         by_id = {shard.run_id: shard for shard in shards if shard.run_id is not None}
         runs = await read_flow_runs(self.client, by_id)
         for run_id, shard in by_id.items():
@@ -151,13 +147,13 @@ class AttemptRuns:
                 shard.state, shard.changed_at = run.state, asyncio.get_running_loop().time()
 
     async def report_crash(self, shard: Shard, reason: str) -> None:
-        """Tells the server that the attempt's process has gone, if the server can be told."""
+        """Set the attempt's flow run to Crashed, if the server answers."""
         assert shard.run_id is not None
         with suppress(httpx.HTTPError, ObjectNotFound):
             await self.client.set_flow_run_state(shard.run_id, Crashed(message=reason), force=True)
 
     async def cancel(self, shard: Shard) -> None:
-        """Cancels the attempt, also one whose flow run was just being made."""
+        """Cancel the attempt, even if its flow run was just being made."""
         if shard.files is not None:
             with suppress(OSError):
                 await asyncio.to_thread(shard.files.mark_cancelled)
@@ -174,24 +170,24 @@ class AttemptRuns:
         return runs[0] if runs else None
 
     def _build_idempotency_key(self, files: ShardFiles) -> str:
-        # Two ledgers may have the same job, each its own shards; and one may be removed and be made anew.
+        # The ledger's id differs between ledgers with the same job, and after a ledger was deleted.
         return f"rlm-batch {self.ledger_id} {files.job} {files.shard} {files.attempt}"
 
 
 async def _cancel_run(client: PrefectClient, run: FlowRun) -> None:
-    """Sets a flow run that runs to Cancelling, for which its worker ends the process, and any other to Cancelled.
+    """Set a running flow run to Cancelling, so that its worker ends the process, and any other to Cancelled.
 
     A worker overlooks Cancelling while it starts the process (Prefect 3.8), and the run would keep that state. A
-    process that starts all the same finds the mark of its `ShardFiles`, and ends.
+    process that starts nevertheless finds the mark of its `ShardFiles`, and ends.
     """
     has_begun = run.state_type not in (StateType.SCHEDULED, StateType.PENDING)
     await client.set_flow_run_state(run.id, Cancelling() if has_begun else Cancelled())
 
 
 async def cancel_shards(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Cancels what is left of a cancelled flow run's shards: a hook, for when its process could not do that itself.
+    """Cancel the unfinished shards of a cancelled flow run: a hook for when its process could not do that itself.
 
-    Prefect hands over its arguments by these names.
+    Prefect passes the arguments by these names.
     """
     if (flow_run.parameters or {}).get("shards") is None:
         return

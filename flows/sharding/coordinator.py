@@ -175,7 +175,7 @@ class ShardingExecutor:
                         if self._count_unfinished(shard):
                             waiting.append(shard)
                 self._outages.pop("ledger", None)
-            except OSError as error:  # of a location that does not answer for the moment
+            except OSError as error:  # The location may answer again.
                 self._note_outage("ledger", error)
             now = clock()
             if any(shard.heartbeat is not None for shard in self._active.values()) or not self._active:

@@ -1,4 +1,4 @@
-"""The heartbeat of one attempt at a shard: it says how far the attempt is, and that it is alive."""
+"""The heartbeat of an attempt at a shard: it tells the job that the attempt is alive, and its progress."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ from ...tasks.ledger.shard_files import Heartbeat, ShardFiles
 from ..engine.context import RunContext
 
 HEARTBEAT_INTERVAL_SECONDS = 10.0
-HEARTBEAT_TIMEOUT_SECONDS = 60.0  # without one, after which a running shard is taken for dead
+HEARTBEAT_TIMEOUT_SECONDS = 60.0  # A running shard without a heartbeat for so long counts as dead.
 
 
 class ShardCancelled(NotRun):
@@ -20,14 +20,14 @@ class ShardCancelled(NotRun):
 
 
 class HeartbeatTask:
-    """Writes the heartbeat at intervals. An async context manager, which ends when the attempt is given up.
+    """An async context manager that writes the heartbeat at intervals.
 
-    Raises ShardCancelled where the job has cancelled the attempt, and NotRun where a later attempt at the same shard
-    has begun: nobody waits for this one any more.
+    It raises ShardCancelled if the job has cancelled the attempt, and NotRun if a later attempt at the shard has
+    begun.
     """
 
     def __init__(self, files: ShardFiles) -> None:
-        self.context: RunContext | None = None  # of the flow run whose usage the heartbeat tells, once it is open
+        self.context: RunContext | None = None  # the flow run whose usage is reported, once it is open
         self._files = files
         self._heartbeat = Heartbeat()
         self._lock = threading.Lock()
@@ -35,15 +35,17 @@ class HeartbeatTask:
         self._task: asyncio.Task[None] | None = None
 
     def add_outcome(self, _execution: Execution, outcome: Outcome) -> None:
-        """Counts the outcome of an execution; who wants the outcome itself reads it from the ledger."""
-        if isinstance(outcome, Failure) and isinstance(outcome.error, DeadlineExceeded | NotRun):  # no ledger has these
+        """Count the outcome of an execution."""
+        if isinstance(outcome, Failure) and isinstance(
+            outcome.error, DeadlineExceeded | NotRun
+        ):  # The ledger has none of these.
             self._heartbeat.late += isinstance(outcome.error, DeadlineExceeded)
             return
         self._heartbeat.done += 1
         self._heartbeat.failed += isinstance(outcome, Failure)
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self._check_if_wanted)  # before it opens a sandbox
+        await asyncio.to_thread(self._check_if_wanted)  # A cancelled attempt opens no sandbox.
         await self._group.__aenter__()
         self._task = self._group.create_task(self._write_regularly())
         return self
@@ -65,7 +67,7 @@ class HeartbeatTask:
 
     async def _write_regularly(self) -> None:
         while True:
-            with suppress(OSError):  # where it cannot be written, nor can results, and those tell
+            with suppress(OSError):  # Results cannot be written either then, and those raise.
                 await asyncio.to_thread(self._write)
             await asyncio.to_thread(self._check_if_wanted)
             await asyncio.sleep(HEARTBEAT_INTERVAL_SECONDS)
@@ -79,7 +81,7 @@ class HeartbeatTask:
                 raise NotRun("this shard was silent for so long that its job has begun it anew: this attempt ends")
 
     def _write(self) -> None:
-        with self._lock:  # a heartbeat that is still on its way must not come after the last
+        with self._lock:  # A write in another thread must not end after the last heartbeat.
             heartbeat, context = self._heartbeat, self.context
             heartbeat.count += 1
             if context is not None:

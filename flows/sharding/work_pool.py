@@ -1,4 +1,4 @@
-"""Where shards run: their deployment, its work pool and workers, and how many shards these take."""
+"""The work pool of shards: its deployment, its workers, and the number of shards that they take."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
 SHARD_DEPLOYMENT = "shard/shards"
-# For a worker to come, before the first shard: it tells the server every 30 s that it is there.
-WORKER_TIMEOUT_SECONDS = 45.0
-# Executions in a shard where nobody says how many: minutes of work, and its outcomes fit in a page.
-DEFAULT_EXECUTIONS_PER_SHARD = 10_000
+WORKER_TIMEOUT_SECONDS = 45.0  # The first worker may take so long: workers report to the server every 30 s.
+DEFAULT_EXECUTIONS_PER_SHARD = 10_000  # minutes of work
 MAX_ACTIVE_OUTSIDE_WORKERS = 32  # shards at one time that no worker runs itself
 
 
@@ -33,9 +31,9 @@ MAX_ACTIVE_OUTSIDE_WORKERS = 32  # shards at one time that no worker runs itself
 class WorkPool:
     """The work pool that shards run in, and the deployment that they are runs of.
 
-    `free_places` are the flow runs that it takes beside this one, None without a limit. A pool that has no workers,
-    because what stands behind it begins runs by itself, has `needs_workers` False. A worker that itself runs what it
-    takes (`runs_in_worker`) has a process for each; others ask something else to, which takes longer.
+    `free_places` is the number of flow runs that it takes beside this one, None without a limit. `needs_workers` is
+    False if the service behind the pool starts runs itself. `runs_in_worker` is True if each worker runs them in
+    processes of its own; other workers start containers and the like, which takes longer.
     """
 
     deployment_id: UUID
@@ -57,7 +55,7 @@ class WorkPool:
 
 @dataclass(slots=True)
 class ShardPlan:
-    """The work pool that shards run in, how many of its workers are online, and how many shards there shall be."""
+    """The work pool of a job's shards, the number of its online workers, and the number of shards."""
 
     work_pool: WorkPool
     online_workers: int
@@ -65,7 +63,7 @@ class ShardPlan:
 
     @property
     def description(self) -> str:
-        """Where the job runs, in words."""
+        """The job's place of work, in words."""
         return f"in {self.shard_count} shards on the work pool {self.work_pool.name}"
 
     def compute_max_active(self) -> int:
@@ -100,8 +98,8 @@ def compute_shard_count(shards: int | Literal["auto"], total: int, online_worker
 async def _find_work_pool(client: PrefectClient, log: Log) -> WorkPool:
     """Return the work pool where shards can run beside this flow run, once it has a worker.
 
-    Raises ConfigurationError where the deployment or its work pool is missing, paused or too small, and where no worker
-    has come within `WORKER_TIMEOUT_SECONDS`.
+    Raises ConfigurationError if the deployment or its work pool is missing, paused or too small, or if no worker is
+    online within `WORKER_TIMEOUT_SECONDS`.
     """
     try:
         deployment = await client.read_deployment_by_name(SHARD_DEPLOYMENT)

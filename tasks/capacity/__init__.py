@@ -1,1 +1,1 @@
-"""How many sandboxes a flow run may have open: limits over runs and machines, and the ramp-up within one."""
+"""Limits on open sandboxes: those of a provider over runs and machines, and the ramp-up within one run."""

@@ -181,7 +181,7 @@ class Admission:
 
     @property
     def has_recent_sandbox(self) -> bool:
-        """Whether a refusal is waited out, because this run has a sandbox or had one recently."""
+        """True if a refusal is waited out, because this run has a sandbox or had one recently."""
         return self.had_sandbox_within(REFUSAL_PATIENCE_SECONDS)
 
     def _take_back(self, permit: Permit) -> None:

@@ -1,7 +1,7 @@
-"""A provider's limits: how many sandboxes at one time, and how many new ones a second, over all that share a server.
+"""A provider's limits: the number of sandboxes at one time, and of new ones a second.
 
-They are Prefect's global concurrency limits, so that they hold over every flow run and machine of one Prefect server,
-and are seen and changed in its UI. Without a server that is shared they hold in this process.
+They are Prefect's global concurrency limits, so they hold over every flow run and machine of a Prefect server, and its
+UI shows and changes them. Without a configured server they hold in this process.
 """
 
 import threading
@@ -23,8 +23,8 @@ from ...blocks.provider import SandboxProvider
 from ...sandbox.errors import ConfigurationError
 from ..server_errors import describe_server_error
 
-LEASE_SECONDS = 60.0  # seconds after which a holder that has said nothing loses its slot; the least that Prefect grants
-MAX_WAITING_RUNS = 10_000  # flow runs that may wait for one limit: it only has to be more than there are
+LEASE_SECONDS = 60.0  # A holder that does not renew its lease loses its slot. Prefect grants no shorter lease.
+MAX_WAITING_RUNS = 10_000  # flow runs that may wait for one limit, more than there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,17 @@ class LimitNames:
 
     @property
     def creations(self) -> str:
-        """Of new sandboxes a second: one slot that decays. A larger one would admit a burst."""
+        """The limit of new sandboxes a second. It has one slot, which decays; more slots would admit a burst."""
         return f"{self.sandboxes}.creations"
 
     @property
     def waiting(self) -> str:
-        """What flow runs hold that wait and have no slot at all: nothing else tells the others of them."""
+        """The limit of which waiting flow runs without any slot hold one, so that other runs know of them."""
         return f"{self.sandboxes}.waiting"
 
 
 def get_limit_names(provider: SandboxProvider) -> LimitNames | None:
-    """The names of its limits, None where it is not a saved block and has no name for them."""
+    """Return the names of a provider's limits; None for an unsaved block without a `limit_name`."""
     if provider.limit_name is not None:
         return LimitNames(provider.limit_name)
     if not isinstance(provider, Block):
@@ -55,7 +55,7 @@ def get_limit_names(provider: SandboxProvider) -> LimitNames | None:
 
 
 def build_limit_settings(provider: SandboxProvider) -> dict[str, dict[str, Any]]:
-    """What the server's limits are to be, by their names."""
+    """Return the settings of a provider's limits on the server, by name."""
     names = get_limit_names(provider)
     if names is None:
         return {}
@@ -69,10 +69,10 @@ def build_limit_settings(provider: SandboxProvider) -> dict[str, dict[str, Any]]
 
 
 async def reconcile_limits(provider: SandboxProvider) -> None:
-    """Makes the server's limits what the block says.
+    """Set the server's limits as the block says.
 
-    A limit that the block no longer has is removed, unless its name was given: others may have it too. Does nothing for
-    a block that is not saved. Raises httpx.HTTPError where the server does not answer.
+    Limits that the block no longer has are removed, unless the block has a `limit_name`, which others may share. Does
+    nothing for an unsaved block. Raises httpx.HTTPError if the server does not answer.
     """
     names, limits = get_limit_names(provider), build_limit_settings(provider)
     if names is None:
@@ -81,7 +81,7 @@ async def reconcile_limits(provider: SandboxProvider) -> None:
         for name, settings in limits.items():
             try:
                 await client.upsert_global_concurrency_limit_by_name(name, **settings)
-            except ObjectAlreadyExists:  # made by another at the same moment
+            except ObjectAlreadyExists:  # Another process made it at the same moment.
                 await client.upsert_global_concurrency_limit_by_name(name, **settings)
         if provider.limit_name is None:
             for name in {names.sandboxes, names.creations, names.waiting} - set(limits):
@@ -90,18 +90,15 @@ async def reconcile_limits(provider: SandboxProvider) -> None:
 
 
 class ServerLimits:
-    """The limits on the Prefect server of this client, where slots are taken and given back.
+    """The limits on a Prefect server. A slot's id is that of its lease. Every method raises httpx.HTTPError."""
 
-    A slot is known by the id of its lease. Every method raises httpx.HTTPError.
-    """
-
-    shared: ClassVar[bool] = True  # over every flow run and machine of a server
+    shared: ClassVar[bool] = True  # by all flow runs of the server
 
     def __init__(self, client: PrefectClient, provider: SandboxProvider, run_id: str) -> None:
         self._client, self._provider, self._run_id = client, provider, run_id
 
     async def acquire_slot(self, name: str) -> UUID | None:
-        """A slot, None when all are in use."""
+        """Take a slot; None if all are in use."""
         if await self._is_full(name):
             return None
         holder = ConcurrencyLeaseHolder(type="flow_run", id=UUID(self._run_id))
@@ -113,11 +110,11 @@ class ServerLimits:
         return UUID(granted["lease_id"])
 
     async def release_slot(self, lease: UUID) -> None:
-        """Where this raises, the slot comes back by itself, when its lease ends."""
+        """Give a slot back. If this raises, the slot is free when its lease ends."""
         await self._client.release_concurrency_slots_with_lease(lease)
 
     async def renew_slot(self, lease: UUID) -> bool:
-        """Keeps a slot for another while; False when it had ended."""
+        """Renew a slot's lease; False if it had ended."""
         try:
             await self._client.renew_concurrency_lease(lease, LEASE_SECONDS)
         except httpx.HTTPStatusError as error:
@@ -130,14 +127,14 @@ class ServerLimits:
         return (await self._client.read_global_concurrency_limit_by_name(name)).active_slots
 
     async def acquire_rate_slot(self, name: str) -> bool:
-        """Takes a slot that decays by itself; False when there is none now."""
+        """Take a slot that decays; False if none is free."""
         if await self._is_full(name):
             return False
         granted = await self._request(self._client.increment_concurrency_slots([name], 1, "rate_limit"))
         return granted is not None and await self._ensure_exists(granted)
 
     async def _is_full(self, name: str) -> bool:
-        """Asks before it takes: a refusal is written to the database, and makes a slot that decays begin again."""
+        """Return whether all slots are in use. A refused request costs a write, and restarts a slot's decay."""
         try:
             limit = await self._client.read_global_concurrency_limit_by_name(name)
         except ObjectNotFound:
@@ -146,7 +143,7 @@ class ServerLimits:
         return limit.active and limit.active_slots >= limit.limit
 
     async def _request(self, request: Awaitable[httpx.Response]) -> Any:
-        """What the server grants, None where another was quicker."""
+        """Return the server's answer; None if another process took the slot first."""
         try:
             return (await request).json()
         except httpx.HTTPStatusError as error:
@@ -155,17 +152,17 @@ class ServerLimits:
             return None
 
     async def _ensure_exists(self, limits: list[Any]) -> bool:
-        """Prefect grants slots of a limit that is not there. Someone has removed it: it is made again."""
+        """Make a removed limit again, of which Prefect grants any slot. Returns whether the limit existed."""
         if not limits:
             await reconcile_limits(self._provider)
         return bool(limits)
 
 
 class ProcessLimits:
-    """The same in this process, for every flow run in it."""
+    """Limits of this process, with the methods of `ServerLimits`."""
 
     shared: ClassVar[bool] = False
-    _lock: ClassVar[threading.Lock] = threading.Lock()  # flow runs may have an event loop each
+    _lock: ClassVar[threading.Lock] = threading.Lock()  # Flow runs may have different event loops.
     _slots: ClassVar[dict[str, set[UUID]]] = {}
     _ticked: ClassVar[dict[str, float]] = {}
 
@@ -207,9 +204,9 @@ Limits = ServerLimits | ProcessLimits
 
 @asynccontextmanager
 async def open_limits(provider: SandboxProvider, run_id: str) -> AsyncIterator[Limits | None]:
-    """Where the provider's slots are taken by a flow run; None where it has no limit.
+    """Set the server's limits as the block says, and yield them; None for a provider without limits.
 
-    Makes the server's limits what the block says. Raises ConfigurationError where the server does not let it.
+    Raises ConfigurationError if the server refuses.
     """
     settings = build_limit_settings(provider)
     if not PREFECT_API_URL.value():

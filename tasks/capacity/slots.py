@@ -1,8 +1,8 @@
-"""A flow run's slots of its provider's limit: its lanes hold them for many executions, and give them to other runs.
+"""A flow run's slots of its provider's limit. Lanes hold them for many executions, and hand them over to other runs.
 
-Prefect's server notifies nobody of a released slot, nor a holder of others that wait. So a run polls, more often while
-it has no slot at all; and while it has none it holds a slot of another limit (`waiting`), by which runs that have slots
-see that they should hand one over.
+Prefect's server sends no notice when a slot is released, or when other runs wait. So a run polls, and more often while
+it has no slot. A run without any slot holds a slot of another limit, `waiting`, so that runs with slots see that they
+should hand one over.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from .server_limits import LEASE_SECONDS, LimitNames, Limits, ProcessLimits, get
 
 T = TypeVar("T")
 
-POLL_SECONDS = 1.0  # between two requests of a run that has no slot
-POLL_FOR_MORE_SECONDS = 3.0  # of a run that has some, and after one was handed over: the others come first
-LOCAL_POLL_FACTOR = 0.05  # of these, where the limit is held in this process: there a request costs nothing
-WAITING_CHECK_SECONDS = 2.0  # between two checks whether other runs wait
-MIN_HOLD_OF_SEVERAL_SECONDS = 10.0  # before a slot is handed over, by a run that has others
-MIN_HOLD_SECONDS = 60.0  # by a run that has no other: it pays for a new sandbox, and waits itself
-RENEW_SECONDS = 15.0  # between two renewals of a lease of 60 s: a server may be away for 45
-LOG_INTERVAL_SECONDS = 60.0  # between two lines of the log that say what is waited for
+POLL_SECONDS = 1.0  # between requests of a run without slots
+POLL_FOR_MORE_SECONDS = 3.0  # between requests of a run with slots, or that has just handed one over
+LOCAL_POLL_FACTOR = 0.05  # Limits of this process are polled more often, since a request costs nothing.
+WAITING_CHECK_SECONDS = 2.0  # between checks whether other runs wait
+MIN_HOLD_OF_SEVERAL_SECONDS = 10.0  # A run with several slots holds each so long before it hands one over.
+MIN_HOLD_SECONDS = 60.0  # A run with one slot holds it longer, since it waits itself then, and pays for a new sandbox.
+RENEW_SECONDS = 15.0  # between renewals of a lease, so that the server may be away for 45 s
+LOG_INTERVAL_SECONDS = 60.0  # between log lines on waiting
 
 
 class Slot:
@@ -43,10 +43,10 @@ class Slot:
 
 
 class Slots:
-    """The slots of one flow run, which its lanes share. Without `limits` each lane has its slot at once.
+    """The slots of one flow run, which its lanes share. Without `limits` each lane gets its slot at once.
 
-    Whoever has a slot waits for a permit of `admission` before it opens a sandbox. With limits, which have these
-    `names`, `renew_leases` has to run for as long as they are used.
+    A lane with a slot waits for a permit of `admission` before it opens a sandbox. With limits, which have these
+    `names`, `renew_leases` must run as long as slots are held.
     """
 
     def __init__(
@@ -63,22 +63,22 @@ class Slots:
         self._names = names or LimitNames("")
         self._max_sandboxes = provider.max_sandboxes if limits else None
         self._creations_per_second = provider.creations_per_second if limits else None
-        self._request_lock = asyncio.Lock()  # one lane requests at a time: the one that has waited longest
+        self._request_lock = asyncio.Lock()  # Only the lane that has waited longest makes requests.
         self._waiter_count = 0
-        self._dismissal = asyncio.Event()  # of the lanes that wait now
+        self._dismissal = asyncio.Event()  # dismisses the lanes that wait now
         self._held: set[Slot] = set()
-        self._waiting_lease: UUID | None = None  # of `waiting`, held while this run waits and has no slot
-        self._endings: set[asyncio.Task[None]] = set()  # of leases of `waiting`
+        self._waiting_lease: UUID | None = None  # a slot of `waiting`, while this run waits without any
+        self._endings: set[asyncio.Task[None]] = set()  # tasks that end leases of `waiting`
         self._next_request_at = 0.0
         self._next_check_at = 0.0
         self._next_log_at = 0.0
         self._creation_lock = asyncio.Lock()
-        self._is_server_away = False  # it did not answer the last request
+        self._is_server_away = False  # True if the last request had no answer
         factor = 1.0 if self._limits.shared else LOCAL_POLL_FACTOR
         self._poll_seconds, self._poll_for_more_seconds = factor * POLL_SECONDS, factor * POLL_FOR_MORE_SECONDS
 
     async def acquire(self) -> Slot | None:
-        """Waits for a slot; None once `dismiss_waiters` was called."""
+        """Wait for a slot; None after `dismiss_waiters`."""
         if self._max_sandboxes is None:
             return Slot(UUID(int=0), 0.0)
         dismissal = self._dismissal
@@ -92,38 +92,38 @@ class Slots:
                 self._end_waiting()
 
     async def release(self, slot: Slot) -> None:
-        """Gives the slot back, whose sandbox was removed."""
+        """Give back a slot whose sandbox was removed."""
         if slot in self._held:
             self._held.remove(slot)
             await run_shielded(self._end_lease(slot.lease))
 
     async def should_hand_over(self, slot: Slot) -> bool:
-        """Whether to give the slot back between two executions, for other runs that wait."""
+        """Return whether the lane should give the slot back before its next execution, as other runs wait."""
         if slot.is_lost:
             return True
         now = _read_clock()
         min_hold = MIN_HOLD_OF_SEVERAL_SECONDS if len(self._held) > 1 else MIN_HOLD_SECONDS
         if slot not in self._held or now - slot.granted_at < min_hold or now < self._next_check_at:
             return False
-        self._next_check_at = now + WAITING_CHECK_SECONDS  # for one lane at a time
+        self._next_check_at = now + WAITING_CHECK_SECONDS  # Lanes hand slots over one at a time.
         if not await self._ask_server(self._limits.count_slots_in_use(self._names.waiting), 0):
             return False
         self._next_request_at = now + self._poll_for_more_seconds
         return True
 
     def dismiss_waiters(self) -> None:
-        """Gives None to all that wait for a slot or a permit, as there is no more work."""
+        """Give None to all that wait for a slot or a permit, as there is no more work."""
         self.admission.dismiss_waiters()
         self._dismissal.set()
         self._dismissal = asyncio.Event()
 
     def end(self, error: RlmBatchError) -> None:
-        """Has no sandbox opened any more, for that reason; those that are open stay."""
+        """Let no further sandbox be opened, because of an error; open ones stay."""
         self.admission.end(error)
         self.dismiss_waiters()
 
     async def wait_for_creation(self) -> None:
-        """Waits until a sandbox may be created."""
+        """Wait until a sandbox may be created."""
         if self._creations_per_second is None:
             return
         async with self._creation_lock:  # one request at a time
@@ -134,13 +134,13 @@ class Slots:
                 await asyncio.sleep(POLL_SECONDS if self._is_server_away else interval)
 
     async def close(self) -> None:
-        """Gives all slots back."""
+        """Give all slots back."""
         self.dismiss_waiters()
         self._end_waiting()
         await asyncio.gather(*self._endings, *(self.release(slot) for slot in self._held))
 
     async def _poll_for_slot(self, dismissal: asyncio.Event) -> Slot | None:
-        """Requests a slot until it is granted one, or until its lane is dismissed."""
+        """Request a slot until it is granted or the lane is dismissed."""
         while not dismissal.is_set():
             pause = self._next_request_at - _read_clock()
             if pause <= 0:
@@ -162,7 +162,7 @@ class Slots:
         return None
 
     async def _announce_waiting(self) -> None:
-        """Tells the log and, with a lease of `waiting`, the runs that have slots that this one waits and has none."""
+        """Log that this run waits without any slot, and tell other runs so by a lease of `waiting`."""
         if _read_clock() >= self._next_log_at:
             self._next_log_at = _read_clock() + LOG_INTERVAL_SECONDS
             self._log.info("waiting for one of the %s slots of %s", self._max_sandboxes, self._names.sandboxes)
@@ -170,7 +170,7 @@ class Slots:
             self._waiting_lease = await self._acquire_lease(self._names.waiting)
 
     async def _acquire_lease(self, name: str) -> UUID | None:
-        """A lease of the limit, None where there is none now. One that comes during a cancellation is given back."""
+        """Take a lease of a limit; None if all are in use. A lease granted during a cancellation is given back."""
         acquisition = asyncio.ensure_future(self._ask_server(self._limits.acquire_slot(name), None))
         try:
             return await asyncio.shield(acquisition)
@@ -184,7 +184,7 @@ class Slots:
             raise
 
     def _end_waiting(self) -> None:
-        """Gives back the lease that says that this run waits: beside the lane, which has its slot."""
+        """Give back the lease of `waiting` in a task, so that the lane need not wait for the server."""
         if self._waiting_lease is not None:
             ending = asyncio.create_task(self._end_lease(self._waiting_lease))
             self._waiting_lease = None
@@ -192,7 +192,7 @@ class Slots:
             ending.add_done_callback(self._endings.discard)
 
     async def renew_leases(self) -> None:
-        """Renews the slots that are held, until it is cancelled."""
+        """Renew the held slots until cancelled."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             try:
@@ -200,7 +200,7 @@ class Slots:
                 lease = self._waiting_lease
                 if lease is not None and not await self._ask_server(self._limits.renew_slot(lease), True):
                     self._waiting_lease = None
-            except Exception as error:  # noqa: BLE001 - whatever it is: leases that nobody renews are given away
+            except Exception as error:  # noqa: BLE001 - after any error renewals must go on
                 self._log.warning("the slots of %s could not be renewed: %r", self._names.sandboxes, error)
 
     async def _renew_slot(self, slot: Slot) -> None:
@@ -225,7 +225,7 @@ class Slots:
             )
 
     async def _ask_server(self, request: Awaitable[T], default: T) -> T:
-        """The server's answer to the request, `default` while it does not answer."""
+        """Return the server's answer, or `default` while the server is away."""
         try:
             answer = await request
         except httpx.HTTPError as error:
@@ -246,7 +246,7 @@ def _read_clock() -> float:
 
 @asynccontextmanager
 async def open_slots(provider: SandboxProvider, run_id: str, log: Log) -> AsyncIterator[Slots]:
-    """The slots of a flow run, all given back at the end. Raises ConfigurationError."""
+    """Yield the slots of a flow run, and give them back at the end. Raises ConfigurationError."""
     admission = Admission(log, is_gradual=provider.gradual)
     async with open_limits(provider, run_id) as limits:
         names = get_limit_names(provider)

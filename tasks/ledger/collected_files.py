@@ -1,7 +1,7 @@
-"""The files that executions have brought home, beside their ledger: `files/<index>/` below the results.
+"""The collected files of executions, beside their ledger: `files/<index>/` below the results.
 
-What an attempt brings is gathered in a directory of its own, and stands in its place once all of it is there. Nothing
-that is there already is replaced: where another run has had the place, its name gets a number, as in `files/7-2`.
+An attempt's files are gathered in a temporary directory, which is moved to its place when it is complete. Nothing is
+replaced: if another run has used the place, the name gets a number, as in `files/7-2`.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ from ...sandbox.cancellation import run_shielded
 from ...sandbox.meta import Meta
 
 FOLDER_NAME = "files"
-RUN_SHARE = 2  # a run's files take one part in so many of what is free on the disk when the first of them come
-BLOCK_BYTES = 512  # in which the kernel counts what a file takes
+RUN_SHARE = 2  # A run's files may take half of the space that is free on the disk when the first one comes.
+BLOCK_BYTES = 512  # the unit of st_blocks
 
 
 class CollectedFilesStore:
-    """Where the collected files of a ledger are, on this machine or at a location."""
+    """The collected files of a ledger, on this machine or at a location."""
 
     def __init__(self, ledger: PathOrLocation) -> None:
         self._folder = ledger / FOLDER_NAME
-        self._provisional: dict[str, PathOrLocation] = {}  # of attempts that another may follow, by their names
+        self._provisional: dict[str, PathOrLocation] = {}  # places of attempts that may be repeated, by name
         self._lock = threading.Lock()
         self._room: tuple[int, int] | None = None  # bytes and inodes that the run's files may still take
 
     @asynccontextmanager
     async def open_partial(self) -> AsyncIterator[Path]:
-        """A directory on this machine for what an attempt brings, which need not be made; it is gone afterwards."""
+        """Yield a path of this machine for the directory of an attempt's files, and delete it afterwards."""
         if isinstance(self._folder, Location):
             partial = Path(tempfile.mkdtemp(prefix="rlm-batch-files-"))
         else:
@@ -49,10 +49,11 @@ class CollectedFilesStore:
                 await run_shielded(asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True))
 
     def publish(self, partial: Path, name: str, meta: Meta, *, is_final: bool) -> Meta:
-        """Puts what an attempt has brought in its place, under that name; the meta, with the paths of the files there.
+        """Move an attempt's files to their place, and delete those of an earlier attempt that was not final.
 
-        What an attempt before it that was not final has left goes. Where the files cannot be put there the meta says
-        so: they are not worth an execution's result.
+        Returns:
+            The meta with the files' new paths. If the files cannot be moved, the meta says so instead: the execution's
+            result matters more.
         """
         earlier = self._provisional.pop(name, None)
         if earlier is not None:
@@ -72,7 +73,7 @@ class CollectedFilesStore:
         return replace(meta, collected=tuple(paths))
 
     def _take_room(self, partial: Path) -> None:
-        """Count the files of a directory. Raises OSError where the run's files have no room for them on this disk."""
+        """Count the files of a directory. Raises OSError if the run's files would take too much of this disk."""
         if isinstance(self._folder, Location):
             return
         paths = [partial, *partial.rglob("*")]
@@ -80,7 +81,7 @@ class CollectedFilesStore:
         with self._lock:
             if self._room is None:
                 disk = os.statvfs(partial)
-                free_inodes = disk.f_favail if disk.f_files else sys.maxsize  # some file systems do not count them
+                free_inodes = disk.f_favail if disk.f_files else sys.maxsize  # Some file systems have no such count.
                 self._room = (disk.f_bavail * disk.f_frsize + size) // RUN_SHARE, (free_inodes + inodes) // RUN_SHARE
             left = self._room[0] - size, self._room[1] - inodes
             if min(left) < 0:
@@ -103,7 +104,7 @@ class CollectedFilesStore:
                     partial.rename(place)
                     return place
                 except OSError:
-                    if not place.exists():  # or another has just taken it
+                    if not place.exists():  # Another run has not taken the place, so the disk is at fault.
                         raise
         raise AssertionError
 

@@ -61,7 +61,7 @@ class Ledger:
         self._writer = f"{part_kind}-{part_prefix}{uuid.uuid4().hex[:12]}"
         self._part = 0
         self._file: Any = None
-        self._lock_descriptor: int | None = None  # of the directory, which it locks
+        self._lock_descriptor: int | None = None  # the locked directory
         if isinstance(self.path, Location):
             # A method of this ledger would make a cycle, and the copies are deleted when nothing refers to the ledger.
             self._upload_buffer = UploadBuffer(partial(_send_part, self.path, self._writer))

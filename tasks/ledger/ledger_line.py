@@ -85,9 +85,9 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True)
 class AskedTrial:
-    """A trial's point: its number, its key, the variables, and which alternative of the space they are from.
+    """A trial's point: its key and number, its variables, and the alternative of the space that they are from.
 
-    `search` is a digest of what the search is over: of the space, the code, and what else is in its trials' keys.
+    `search` is a digest of the space, the code, and all else that is in the keys of the search's trials.
     """
 
     key: str

@@ -1,7 +1,6 @@
-"""The results root, where ledgers are made by default, and its indexes: which of them holds the line of a key.
+"""The results root, where ledgers are made by default, and the indexes of its ledgers' lines by key.
 
-An index is made from the ledgers and can be deleted at any time; only what was appended since the last look is read
-again.
+An index is made from the ledgers and can be deleted at any time. A refresh reads only the lines that are new.
 """
 
 import os
@@ -23,9 +22,9 @@ create table if not exists results (
 
 
 def get_results_root() -> Path:
-    """The directory that `RLM_BATCH_RESULTS` names, or the user's data directory.
+    """Return the directory that `RLM_BATCH_RESULTS` names, or the user's data directory.
 
-    Raises ConfigurationError where that variable names a location that is no directory of this machine.
+    Raises ConfigurationError if that variable names a location that is not on this machine.
     """
     text = os.environ.get("RLM_BATCH_RESULTS", "")
     if is_remote(text):
@@ -39,11 +38,10 @@ def get_results_root() -> Path:
 
 
 class PartIndex:
-    """Finds lines by key in the parts of every ledger directly below a root.
+    """An index of lines by key, in the parts of every ledger directly below a root.
 
-    `read_keys` reads a part from an offset on: for each line its key, None where it is not to be found, and where it
-    stands. The methods raise OSError where the index cannot be read or written: on a full disk, or when the file is
-    damaged.
+    `read_keys` reads a part from an offset on, and yields each line's place, and its key or None for a line that is
+    not indexed. The methods raise OSError if the disk is full or the index is damaged.
     """
 
     def __init__(
@@ -60,7 +58,7 @@ class PartIndex:
         self._read_keys = read_keys
 
     def refresh(self) -> None:
-        """Reads what was appended to the ledgers since the last call."""
+        """Index the lines that were appended to the ledgers since the last call."""
         with self._open_database() as database, database:
             sizes: dict[str, int] = dict(database.execute("select path, size from parts"))
             for part in self._root.glob(f"*/{self._part_pattern}"):
@@ -77,7 +75,7 @@ class PartIndex:
                 database.execute("insert or replace into parts values (?, ?)", (path, end))
 
     def find_position(self, key: str) -> LinePosition | None:
-        """Where the line of that key stood; whoever reads it there looks whether it is that one."""
+        """Return the place of a key's line at the last refresh, None if it has none."""
         with self._open_database() as database:
             row = database.execute("select path, start, length from results where key = ?", (key,)).fetchone()
         return LinePosition(*row) if row else None
@@ -96,13 +94,13 @@ class PartIndex:
 
 
 class ResultIndex(PartIndex):
-    """Finds succeeded executions by key in every ledger directly below a root."""
+    """An index of succeeded executions by key, in every ledger directly below a root."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, "index.sqlite", "part-*.jsonl", _read_success_keys)
 
     def find_result(self, key: str) -> LedgerLine | None:
-        """The line of a succeeded execution with that key, if any ledger still has it."""
+        """Return the line of a succeeded execution with that key, if a ledger still has it."""
         position = self.find_position(key)
         line = None if position is None else read_line(position)
         return line if line is not None and line.key == key and line.is_success else None

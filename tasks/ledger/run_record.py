@@ -1,6 +1,6 @@
-"""What a ledger keeps of each flow run that wrote to it, beside the results: `run-<id>.json`, one for each start.
+"""Records of the flow runs that wrote to a ledger: `run-<id>.json` beside the results, one for each start.
 
-It is what `rlm-batch report` finds a run by, and knows its objective from, where no server is asked.
+`rlm-batch report` finds runs and their objectives by them, without a server.
 """
 
 import json
@@ -31,10 +31,10 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class ReportSpec:
-    """What a flow says of its executions: what one is called, and the objective that one is better than another by.
+    """A flow's word for an execution, and its objectives.
 
-    Where there are several objectives, they are `objectives`, and no one is `objective`. `space` is the JSON of the
-    search space, where one was searched.
+    A single objective is `objective`; several are `objectives`, and `objective` is None. `space` is the JSON of the
+    space that was searched.
     """
 
     noun: str = "execution"
@@ -45,7 +45,7 @@ class ReportSpec:
 
     @classmethod
     def for_trials(cls, objectives: Sequence[Objective], space: Any = None) -> Self:
-        """What a sweep with these objectives says."""
+        """Return the spec of a sweep with these objectives."""
         if len(objectives) > 1:
             return cls("trial", objectives=tuple(objectives), space=space)
         if not objectives:
@@ -55,10 +55,10 @@ class ReportSpec:
 
 @dataclass(slots=True)
 class RunRecord:
-    """One start of a flow run. Times are in epoch seconds; `ended` is None while it runs, and where it was killed.
+    """One start of a flow run. Times are in epoch seconds; `ended` is None while it runs, and if it was killed.
 
-    `sandboxes` were opened by it, and were open for `sandbox_seconds` together. `column_types` are the types by which
-    the columns of a CSV file of inputs were read, or "json" where each cell was by itself; empty without such a file.
+    `sandbox_seconds` is the time that its sandboxes were open together. `column_types` are the types by which the
+    columns of a CSV file of inputs were read, or "json" if each cell was read by itself.
     """
 
     flow: str
@@ -68,8 +68,8 @@ class RunRecord:
     what: str = "execution"
     objective: str | None = None
     direction: Direction = "minimize"
-    objectives: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # where there are several
-    space: Any = None  # that was searched
+    objectives: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # several objectives
+    space: Any = None  # the searched space
     provider: str = ""
     total: int = 0
     began: float = 0.0
@@ -82,18 +82,18 @@ class RunRecord:
 
     @property
     def report_spec(self) -> ReportSpec:
-        """What its flow says of its executions."""
+        """The flow's word for an execution, and its objectives."""
         objectives = tuple(Objective(item["name"], item["direction"]) for item in self.objectives)
         return ReportSpec(self.what, self.objective, self.direction, objectives, self.space)
 
     def write(self) -> None:
-        """Writes it to the ledger, in one piece. Raises nothing where that fails: then writing results fails too."""
+        """Write the record to the ledger atomically. Errors are ignored, as writing results raises them too."""
         with suppress(OSError, ConfigurationError):
             data = json.dumps(asdict(self), ensure_ascii=True).encode("ascii")
             write_file(parse_location(self.results_path) / f"run-{self.id}.json", data)
 
     def finish(self) -> None:
-        """Writes it again, with the time of its end."""
+        """Write the record again, with the time of the end."""
         self.ended = time.time()
         self.write()
 
@@ -129,6 +129,6 @@ def _read_records(paths: Iterable[Path]) -> Iterator[RunRecord]:
             data = json.loads(path.read_text(encoding="utf-8"))
             check_version(data, path)
             record = RunRecord(**data)
-            record.results_path = str(path.parent.absolute())  # a ledger may have been moved
+            record.results_path = str(path.parent.absolute())  # The ledger may have been moved.
             record.began, record.total = float(record.began), int(record.total)
             yield record
