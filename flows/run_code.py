@@ -1,4 +1,4 @@
-"""The task run_code: one execution in a sandbox, for flows of one's own."""
+"""The task `run_code`: one execution in a sandbox, for a user's own flows."""
 
 import asyncio
 import random
@@ -38,11 +38,11 @@ from .inputs.host_paths import locate_ledger
 from .inputs.readers import check_variables
 from .inputs.spilling import check_code
 
-RETRIES = 2  # as of the flows; `run_code.with_options(retries=5)` has more
+RETRIES = 2  # the flows' default
 
 
 async def _should_retry(own_task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-    """Whether an error is tried again: by its type, and by what the call asked for."""
+    """Return whether an error is retried: by its type, and the call's parameters."""
     context = TaskRunContext.get()
     parameters = {} if context is None else context.parameters
     policy = RetryPolicy(
@@ -53,14 +53,16 @@ async def _should_retry(own_task: Task[..., Any], run: TaskRun, state: State[Any
     error = await state.result(raise_on_failure=False)  # type: ignore[misc]
     if not policy.should_retry(error, run.run_count):
         return False
-    await asyncio.sleep(get_requested_wait(error) * random.uniform(1.0, 1.1))  # not all come back at once
+    await asyncio.sleep(
+        get_requested_wait(error) * random.uniform(1.0, 1.1)
+    )  # The jitter keeps retries of several tasks apart.
     return True
 
 
 @task(
     name="run code",
     persist_result=False,
-    cache_policy=NO_CACHE,  # Prefect's would take equal code for equal results
+    cache_policy=NO_CACHE,  # Prefect's own policy takes equal code for equal results.
     retries=RETRIES,
     retry_delay_seconds=list(BACKOFF_SECONDS),
     retry_jitter_factor=JITTER_FACTOR,
@@ -78,17 +80,28 @@ async def run_code(
     results_path: str | PurePath | None = None,
     collect: list[str] | None = None,
 ) -> Result:
-    """Runs one piece of code in a sandbox of its own, and returns its result: a task for flows of one's own.
+    """Run one piece of code in its own sandbox: a task for a user's own flows.
 
-    `code` finds the `variables` as global names; of a function the source is sent, and they are its parameters.
-    `provider` and `provider_options` are as of the flows, and a block need not be saved. `timeout` is in
-    seconds; 120 are theirs too. A sandbox that failed is tried again, `retry_code_errors` and `idempotent` as the flows
-    have them, twice unless `run_code.with_options(retries=...)` says otherwise. What the code prints is in the task
-    run's log. The outcome is written to the ledger at `results_path`, by default one for the flow run below the results
-    root; it is not read from there again. The files that `collect` names go below its `files`, each execution's into a
-    directory of its own.
+    The task run's log has what the code prints. Failed sandboxes are retried twice, or as often as
+    `run_code.with_options(retries=...)` says. The outcome is written to a ledger, and not read from it again.
 
-    Raises CodeError, ExecutionTimeout and all else that an execution can fail with, and ConfigurationError.
+    Args:
+        code: The code, or a function, whose source is sent.
+        variables: Global names of the code, or the function's arguments.
+        provider: A provider's name or a block, which need not be saved.
+        provider_options: Settings in the place of the provider's own.
+        timeout: Seconds that the code may take, 120 by default.
+        retry_code_errors: Retry errors that the code raises.
+        idempotent: The code may run again if its outcome is unknown.
+        results_path: The ledger's directory or location; by default one for the flow run below the results root.
+        collect: Patterns of files of the working folder, which go to `files` in the ledger.
+
+    Returns:
+        The code's result.
+
+    Raises:
+        CodeError: The code raised an error. Other failures of an execution are other subclasses of RlmBatchError.
+        ConfigurationError: A parameter is wrong.
     """
     text: str = convert_code(code)
     check_code(text)
@@ -103,7 +116,7 @@ async def run_code(
     if await asyncio.to_thread(_create_ledger, ledger, run_id, opened.provider_name):
         log.info("on %s; isolation: %s; results in %s", opened.provider_name, environment, ledger.path)
     register_own_run(run_id)
-    # By the task run: equal calls are executions of their own.
+    # The task run is in the key, so equal calls have different keys.
     fingerprint = {**await opened.fingerprint(), "task_run": task_run.id}
     (execution,) = assign_keys([(text, _convert_variables(variables or {}))], fingerprint)
     output = OutputLog(LineBudget())
@@ -115,7 +128,7 @@ async def run_code(
         outcome = Failure(error, error.meta or Meta(variables=execution.variables, provider=opened.provider_name))
     finally:
         output.close()
-    # It has no number in its flow run: there may be others in other processes.
+    # It has no index, as other processes may run executions of the same flow run.
     outcome.meta = replace(outcome.meta, index=None, attempt=task_run.run_count or 1)
     try:
         ledger.write_outcome(execution.key, outcome)
@@ -149,7 +162,7 @@ async def _execute(
 
 
 def _create_ledger(ledger: Ledger, run_id: str, provider: str) -> bool:
-    """Makes the ledger, with the record by which a report finds it; whether it had none, as of the first task run."""
+    """Make the ledger and the record by which reports find it. Returns False if another task run has done so."""
     ledger.create()
     if list_run_records(ledger.path):
         return False

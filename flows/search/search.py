@@ -57,7 +57,7 @@ class Search:
         """Replay the ledger's lines of this search into the study. Raises OSError if a location cannot be read."""
         self._recorded = self._find_recorded_trials()
         numbers = {trial.key: trial.index for trial in self._recorded}
-        for line in self.ledger.read_trial_lines():
+        for line in self.ledger.read_search_lines():
             number = numbers.get(line.key)
             if number is None:
                 continue
@@ -77,7 +77,7 @@ class Search:
     def _find_recorded_trials(self) -> list[AskedTrial]:
         """Return the recorded trials of this search, from number 0 to the first that is missing."""
         asked: dict[int, AskedTrial] = {}
-        for line in self.ledger.read_trial_lines():
+        for line in self.ledger.read_search_lines():
             if isinstance(line, AskedTrial) and line.search == self._digest and line.index < self.plan.trials:
                 asked.setdefault(line.index, line)
         return [asked[number] for number in itertools.takewhile(asked.__contains__, itertools.count())]

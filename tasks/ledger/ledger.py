@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ...blocks.storage.location_parsing import parse_location
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Outcome
-from .ledger_line import LedgerLine, LinePosition, TrialLine, encode_line, read_part_lines, read_trial_lines
+from .ledger_line import LedgerLine, LinePosition, SearchLine, encode_line, read_part_lines, read_search_lines
 
 PART_SIZE_BYTES = 64 * 1024 * 1024  # A writer begins a new part after so many.
 SEND_INTERVAL_SECONDS = 5.0  # A line waits so long at most. Each sending is a file, and readers list them all.
@@ -199,9 +200,15 @@ class Ledger:
         pattern = f"{self._kind}-{part_prefix}*.jsonl"
         return self._mirror.refresh(pattern) if isinstance(self.path, Location) else sorted(self.path.glob(pattern))
 
-    def read_trial_lines(self) -> Iterator[TrialLine]:
-        """Yield the lines of a search and its outcomes in the order in which they were written. Raises OSError."""
-        return read_trial_lines(self.list_parts())
+    def read_search_lines(self) -> Iterator[SearchLine]:
+        """Yield the lines of a search and its outcomes in the order in which they were written.
+
+        A search has one writer at a time, so whole parts follow each other. Raises OSError if a location cannot be
+        read.
+        """
+        parts = [(first.written_at, part) for part in self.list_parts() for first in islice(read_search_lines(part), 1)]
+        for _, part in sorted(parts):
+            yield from read_search_lines(part)
 
     def follow_lines(self) -> Callable[[], Iterator[LedgerLine]]:
         """Return a function that yields, at each call, the whole lines that no earlier call has yielded.

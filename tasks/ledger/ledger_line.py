@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,7 +109,7 @@ class TrialReport:
     written_at: float = 0.0
 
 
-TrialLine = AskedTrial | TrialReport | LedgerLine
+SearchLine = AskedTrial | TrialReport | LedgerLine
 
 
 def check_version(data: Any, path: object) -> None:
@@ -222,17 +221,8 @@ def _check_types(data: Any, types: dict[str, Any], *, required: Iterable[str] = 
             raise TypeError(name)
 
 
-def read_trial_lines(parts: Iterable[Path]) -> Iterator[TrialLine]:
-    """Yield the lines of a search and its outcomes, in the order in which they were written.
-
-    A search has one writer at a time, so whole parts follow each other.
-    """
-    ordered = sorted((first.written_at, part) for part in parts for first in islice(_read_search_part(part), 1))
-    for _, part in ordered:
-        yield from _read_search_part(part)
-
-
-def _read_search_part(part: Path) -> Iterator[TrialLine]:
+def read_search_lines(part: Path) -> Iterator[SearchLine]:
+    """Yield the lines of a search and its outcomes in a part. Damaged and foreign lines are skipped."""
     for raw, position in read_raw_lines(part):
         line = parse_line(raw, position) or _parse_trial_line(raw, part)
         if line is not None:

@@ -62,13 +62,13 @@ def tell_plainly(job: Path) -> Any:
     distributions: Any = {"x": kinds.FloatDistribution(0.0, 1.0), "opt": kinds.CategoricalDistribution(["a", "b"])}
     trials: dict[str, Any] = {}
     reports: dict[str, dict[int, float]] = {}
-    for line in Ledger(job).read_trial_lines():
+    for line in Ledger(job).read_search_lines():
         if isinstance(line, AskedTrial):
             trials[line.key] = line
         elif isinstance(line, TrialReport):
             reports.setdefault(line.key, {}).setdefault(line.step, line.value)
     ended = {
-        line.key: line for line in Ledger(job).read_trial_lines() if isinstance(line, LedgerLine) and line.is_success
+        line.key: line for line in Ledger(job).read_search_lines() if isinstance(line, LedgerLine) and line.is_success
     }
     for key, trial in sorted(trials.items(), key=lambda item: item[1].index):
         is_pruned = ended[key].data["meta"].get("pruned", False)
@@ -95,14 +95,14 @@ async def test_killed_at_any_moment_it_goes_on_with_the_trials_that_it_had(
     for allowed in (1, 6, 14, 22):  # the first five trials alone make 25, for none of them is pruned
         (tmp_path / "allowed").write_text(str(allowed))
         kill_once_it_has_reported(job, trials, code)
-        for line in Ledger(job).read_trial_lines():
+        for line in Ledger(job).read_search_lines():
             if isinstance(line, AskedTrial):
                 assert points.setdefault(line.index, line.variables) == line.variables, "a point has changed"
     (tmp_path / "allowed").write_text("1000")
     report = await sweep(code, trials=trials, results_path=job, **OPTIONS)
     assert len(report.trials) == trials
     assert all(report.trials[number].meta.variables == point for number, point in points.items())
-    lines = list(Ledger(job).read_trial_lines())
+    lines = list(Ledger(job).read_search_lines())
     asked = [line.index for line in lines if isinstance(line, AskedTrial)]
     assert asked == list(range(trials)), "every trial is asked for once"
     ended = [line.data["index"] for line in lines if isinstance(line, LedgerLine)]

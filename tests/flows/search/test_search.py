@@ -114,7 +114,7 @@ async def test_a_point_and_each_report_are_in_the_ledger_before_what_follows_fro
     report = await run_sweep(
         TRAINING, space=ONE, trials=5, sampler="random", pruner="median", objective="loss", max_workers=2, **OPTIONS
     )
-    lines = list(Ledger(report.results_path).read_trial_lines())
+    lines = list(Ledger(report.results_path).read_search_lines())
     asked = [line.index for line in lines if isinstance(line, AskedTrial)]
     assert asked == list(range(5))
     seen: dict[int, int] = {}
@@ -225,7 +225,7 @@ async def test_a_deadline_leaves_what_was_not_asked_for_without_a_point(tmp_path
         "import time\ntime.sleep(1000)", space=ONE, trials=40, objective="loss", deadline=10, max_workers=2,
         on_failure="return", results_path=tmp_path / "job", **OPTIONS,
     )  # fmt: skip
-    asked = [line for line in Ledger(tmp_path / "job").read_trial_lines() if isinstance(line, AskedTrial)]
+    asked = [line for line in Ledger(tmp_path / "job").read_search_lines() if isinstance(line, AskedTrial)]
     assert len(asked) < 40
     assert [bool(point) for point in list_points(report)] == [True] * len(asked) + [False] * (40 - len(asked))
 
@@ -277,5 +277,5 @@ SUBMIT(loss=x)
     )  # fmt: skip
     (trial,) = report.trials
     assert trial.meta.attempt == 2
-    lines = [line for line in Ledger(tmp_path / "job").read_trial_lines() if isinstance(line, TrialReport)]
+    lines = [line for line in Ledger(tmp_path / "job").read_search_lines() if isinstance(line, TrialReport)]
     assert [(line.step, line.value) for line in lines] == [(step, trial.loss) for step in range(4)]
