@@ -35,12 +35,17 @@ def build_deploy_app(flow_commands: Iterable[Callable[..., int]]) -> App:
     return app
 
 
-def deploy_package(*, work_pool: str = "rlm-batch") -> int:
+def deploy_package(
+    *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)], work_pool: str = "rlm-batch"
+) -> int:
     """Make the block types, the work pool and our deployments; with a FLOW, a deployment of your own.
 
     Args:
         work_pool: The pool that the deployments' runs go to, made as one of processes if it is missing.
     """
+    if words:
+        flows = "batch, sweep, chunks, sequence, rlm or reap"
+        raise ConfigurationError(f"{words[0]!r} is no flow: give {flows} first, and its files and options after it")
     from ..deployments.deploy import deploy
 
     for name in asyncio.run(deploy(work_pool)):

@@ -115,6 +115,7 @@ def _run(server: PrefectServer, home: Path, auth: str | None) -> NoReturn:
 
 
 def _start_worker(home: Path, api_url: str, auth: str | None, allowed_paths: str) -> subprocess.Popen[bytes]:
+    """Start a worker of our work pool, whose log is `worker.log` in `home`."""
     environment = build_environment(home)
     environment.setdefault("PREFECT_WORKER_QUERY_SECONDS", QUERY_SECONDS)
     environment |= {ALLOWED_PATHS: allowed_paths, "PREFECT_API_URL": api_url}

@@ -67,7 +67,6 @@ import pytest
         (["up", "--auth", "somebody:"], "NAME:PASSWORD"),
         (["up", "--auth", "somebody:not-told-\u00e9"], "in ASCII"),
         (["up", "--port", "70000"], "from 1 to 65535"),
-        (["deploy", "--work-pool", " "], "--work-pool is empty"),
     ],
 )
 def test_wrong_usage_is_one_sentence_before_anything_starts(refused, tmp_path, volumes, arguments, reason):

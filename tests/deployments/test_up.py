@@ -186,8 +186,7 @@ def test_up_and_then_what_it_says_to_type_is_all_it_takes(empty: Path) -> None:
     (empty / "sitecustomize.py").write_text(LEAVING)
     with Up(empty, PYTHONPATH=str(empty)) as up:
         up.there()
-        assert str(empty / ".prefect" / "prefect.db") in up.said
-        assert f"Whoever can reach 127.0.0.1:{up.port} on this machine can run code" in up.said
+        assert "who can run code here as you: everyone on this machine" in up.said
         code = 'code="SUBMIT(loss=abs(x - 3))"'
         done = up.type(*shlex.split(up.next), "-p", code, "-p", 'grid={"x": [1, 2, 3]}')
         assert done.returncode == 0, done.stdout + done.stderr
@@ -201,8 +200,7 @@ def test_up_and_then_what_it_says_to_type_is_all_it_takes(empty: Path) -> None:
         wait_until(lambda: not Path(f"/proc/{left}").exists(), "up has adopted it, and takes note of its end")
         again = up.type(COMMAND, "up")
         assert again.returncode == 2
-        assert f"rlm-batch: rlm-batch is up already, as process {up.process.pid}: use it with" in again.stderr
-        assert up.url in again.stderr
+        assert f"rlm-batch: rlm-batch is up already in {empty / '.prefect'}: end it with Ctrl-C" in again.stderr
         up.process.send_signal(signal.SIGINT)
         up.wait_for("Ending the flow runs, the worker and the server.")
         assert up.end() == 0  # the second one is harmless
@@ -224,7 +222,6 @@ def test_the_end_takes_the_flow_runs_and_their_sandboxes_and_keeps_what_was_done
         up.there()
         (found,) = up.api("flow_runs/filter", flow_runs={"id": {"any_": [flow_run]}})
         assert found["state_type"] == "CRASHED"
-        assert "rlm-batch up was ended" in found["state"]["message"]
         assert up.end(signal.SIGTERM) == 0
 
 
@@ -266,9 +263,6 @@ def test_a_sweep_of_ones_own_runs_by_its_schedule_and_whoever_wants_reads_what_i
         assert [(row["outputs"]["loss"], row.get("best")) for row in rows] == [(1, None), (0, True)]
         result = up.type(sys.executable, "-c", READ_RESULT, run["id"])
         assert result.stdout.splitlines() == ["RunReport", "0.01"], result.stderr
-        listed = up.type(COMMAND, "deploy", "--list").stdout
-        assert re.search(r"^sweep/each-minute +\* \* \* \* \* \(UTC\) +rlm-batch ", listed, re.MULTILINE), listed
-        assert up.type(COMMAND, "deploy", "--remove", "each-minute").returncode == 0
         assert up.end() == 0
 
 
@@ -292,7 +286,7 @@ def test_only_who_has_the_password_runs_anything_and_only_what_is_allowed(home: 
     (home / "in.jsonl").write_text('{"x": 1}')
     with Up(home, "--auth", "somebody:not-told") as up:
         up.there()
-        assert f"Whoever can reach 127.0.0.1:{up.port} on this machine and has the password" in up.said
+        assert "who can run code here as you: those with the password" in up.said
         assert "export PREFECT_API_AUTH_STRING=NAME:PASSWORD\n" in up.said
         assert f"runs may use those below {home}{os.pathsep}{up.here}\n" in up.said
         refused = up.type(*shlex.split(up.next))

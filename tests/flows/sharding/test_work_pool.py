@@ -1,12 +1,14 @@
 """How many shards a job has, and how many run at one time; a job whose shards could not run is refused."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import ConfigurationError, batch
@@ -22,11 +24,19 @@ POOL = "of-no-machine"
 async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """The server's, with our deployments on a work pool that has no worker."""
     monkeypatch.setattr(work_pool, "WORKER_TIMEOUT_SECONDS", 0.0)
-    await deploy(work_pool=POOL, reset=True)
+    await deploy()
     async with get_client() as found:
+        await _delete_shard_deployment(found)
+        await deploy(work_pool=POOL)
         yield found
+        await _delete_shard_deployment(found)
         await found.delete_work_pool(POOL)
-    await deploy(reset=True)  # or the other tests of this server would find the deployments on a pool that is gone
+    await deploy()
+
+
+async def _delete_shard_deployment(client: PrefectClient) -> None:
+    with suppress(ObjectNotFound):
+        await client.delete_deployment((await client.read_deployment_by_name(work_pool.SHARD_DEPLOYMENT)).id)
 
 
 async def refusal(**parameters: Any) -> str:
