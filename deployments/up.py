@@ -5,7 +5,6 @@ import ctypes
 import fcntl
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
@@ -44,7 +43,7 @@ def up(port: int | None = None, database: str | None = None, auth: str | None = 
 
     Args:
         port: The server's port on this machine, by default Prefect's 4200.
-        database: The URL of the server's database, by default `prefect.db` in PREFECT_HOME.
+        database: The URL of the server's Postgres database, by default SQLite's `prefect.db` in PREFECT_HOME.
         auth: What the server asks clients for, as NAME:PASSWORD; by default PREFECT_SERVER_API_AUTH_STRING, or nothing.
 
     Raises:
@@ -55,7 +54,10 @@ def up(port: int | None = None, database: str | None = None, auth: str | None = 
     if not 0 < port < 65536:
         raise ConfigurationError(f"there is no port {port}: it is a number from 1 to 65535")
     if database is not None:
-        database = re.sub("^postgres(ql)?://", "postgresql+asyncpg://", database)
+        scheme, _, rest = database.partition("://")
+        if scheme not in ("postgres", "postgresql", "postgresql+asyncpg"):
+            raise ConfigurationError("--database is not a Postgres URL: give postgresql://USER:PASSWORD@HOST/NAME")
+        database = f"postgresql+asyncpg://{rest}"
     auth = (PREFECT_SERVER_API_AUTH_STRING.value() or None) if auth is None else auth
     name, _, password = (auth or "").partition(":")
     if auth is not None and not (auth.isascii() and name.strip() and password.strip()):
