@@ -53,9 +53,7 @@ async def _should_retry(own_task: Task[..., Any], run: TaskRun, state: State[Any
     error = await state.result(raise_on_failure=False)  # type: ignore[misc]
     if not policy.should_retry(error, run.run_count):
         return False
-    await asyncio.sleep(
-        get_requested_wait(error) * random.uniform(1.0, 1.1)
-    )  # The jitter keeps retries of several tasks apart.
+    await asyncio.sleep(get_requested_wait(error) * random.uniform(1.0, 1.1))  # The jitter spreads retries.
     return True
 
 

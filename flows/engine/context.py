@@ -23,7 +23,7 @@ from ...tasks.capacity.slots import Slots, open_slots
 from ...tasks.execution import Execution
 from ...tasks.host_tools import Tool, load_tools
 from ...tasks.lane import Lane
-from ...tasks.ledger.answer_ledger import AnswerLedger, make_answer_index
+from ...tasks.ledger.answer_ledger import AnswerLedger
 from ...tasks.ledger.collected_files import CollectedFilesStore
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.result_index import get_results_root
@@ -133,8 +133,7 @@ async def open_run_context(
     tracker = QueryTracker()
     model_access = answers = None
     if options.language_model is not None and options.cache_queries and options.shards is None:  # which ask themselves
-        index = make_answer_index(get_results_root())
-        answers = AnswerLedger(ledger.path, index, get_run_logger().warning, part_prefix)
+        answers = AnswerLedger(ledger.path, get_results_root(), get_run_logger().warning, part_prefix)
     if options.language_model is not None:
         model_access = await open_model_access(
             options.language_model,

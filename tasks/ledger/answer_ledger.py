@@ -11,30 +11,23 @@ from typing import Any
 
 from ...blocks.storage.location import PathOrLocation
 from .ledger import Ledger
-from .ledger_line import LinePosition, check_version, encode_fields, read_raw_lines
+from .ledger_line import LinePosition, check_version, encode_fields, read_raw_line, read_raw_lines
 from .result_index import PartIndex
 
 KIND = "answers"  # The files' names begin with this.
 STATUS = "answered"
 
 
-def make_answer_index(root: Path) -> PartIndex:
-    """Return the index of the answers in every ledger directly below a root."""
-    return PartIndex(root, "answers.sqlite", f"{KIND}-*.jsonl", _read_keys)
-
-
 class AnswerLedger:
-    """The answers in a ledger, and by the index those in every ledger below its root.
+    """The answers in a ledger, and those in every ledger directly below a root, by an index.
 
     New answers are written to the ledger. If the ledger or the index fails, `warn` is called once, and questions are
     asked again.
     """
 
-    def __init__(
-        self, path: PathOrLocation, index: PartIndex, warn: Callable[[str], None], part_prefix: str = ""
-    ) -> None:
+    def __init__(self, path: PathOrLocation, root: Path, warn: Callable[[str], None], part_prefix: str = "") -> None:
         self._ledger = Ledger(path, part_prefix, KIND)
-        self._index = index
+        self._index = PartIndex(root, "answers.sqlite", f"{KIND}-*.jsonl", _read_keys)
         self._warn = warn
         self._has_warned = False
         # This ledger's answers; the text itself while a location has not received it.
@@ -92,12 +85,8 @@ def _read_keys(part: Path, offset: int) -> Iterator[tuple[str | None, LinePositi
 
 def _read_answer(position: LinePosition, key: str) -> str | None:
     """Return the answer at a position; None if that line is no longer the one with the key."""
-    try:
-        with open(position.part, "rb") as file:
-            file.seek(position.offset)
-            line = _parse_line(file.read(position.length), position.part)
-    except OSError:  # The ledger was removed.
-        return None
+    raw = read_raw_line(position)
+    line = None if raw is None else _parse_line(raw, position.part)
     return line["answer"] if line is not None and line["key"] == key else None
 
 

@@ -177,10 +177,16 @@ def read_raw_lines(part: Path, offset: int = 0) -> Iterator[tuple[bytes, LinePos
 
 def read_line(position: LinePosition) -> LedgerLine | None:
     """Return the line at a position; None if it is no longer there."""
+    raw = read_raw_line(position)
+    return None if raw is None else parse_line(raw, position)
+
+
+def read_raw_line(position: LinePosition) -> bytes | None:
+    """Return the bytes at a position; None if the part was deleted."""
     try:
         with open(position.part, "rb") as file:
             file.seek(position.offset)
-            return parse_line(file.read(position.length), position)
+            return file.read(position.length)
     except OSError:
         return None
 
