@@ -8,14 +8,7 @@ from ...sandbox.result import Result
 from ...tasks.ledger.run_record import Objective
 from .document import Part, Picture
 from .summary import ChartPoint, RunSummary
-from .svg import (
-    draw_curves,
-    draw_heat_map,
-    draw_importances,
-    draw_parallel_coordinates,
-    draw_pareto_front,
-    draw_series,
-)
+from .svg import draw_curves, draw_heat_map, draw_importances, draw_parallel_coordinates, draw_pareto_front, draw_series
 from .table import OUTPUTS
 
 MAX_CHART_VALUE = 1e200  # the greatest absolute value in a chart: axes have no room beyond it
@@ -49,7 +42,7 @@ def _draw_history(summary: RunSummary) -> Part:
         best=spec.direction if spec.objective is not None else None,
         pruned=[(point.index, point.value) for point in summary.pruned_points if abs(point.value) <= MAX_CHART_VALUE],
     )
-    return Picture(history, title)
+    return Picture.from_svg(history, title)
 
 
 def _draw_heat_map(summary: RunSummary, names: list[str]) -> list[Part]:
@@ -67,7 +60,7 @@ def _draw_heat_map(summary: RunSummary, names: list[str]) -> list[Part]:
         value=value_name[:12],
         best=spec.direction,
     )
-    return [] if heat_map is None else [Picture(heat_map, title)]
+    return [] if heat_map is None else [Picture.from_svg(heat_map, title)]
 
 
 def _draw_curves(summary: RunSummary) -> list[Part]:
@@ -80,7 +73,7 @@ def _draw_curves(summary: RunSummary) -> list[Part]:
     curves = [
         (curve.points, curve.is_pruned, best is not None and curve.index == best.meta.index) for curve in summary.curves
     ]
-    return [Picture(draw_curves(curves, title=title, across="step", up="reported value"), title)]
+    return [Picture.from_svg(draw_curves(curves, title=title, across="step", up="reported value"), title)]
 
 
 def _draw_importances(summary: RunSummary) -> list[Part]:
@@ -99,7 +92,7 @@ def _draw_importances(summary: RunSummary) -> list[Part]:
     if len(importances) < 2:
         return []
     title = f"importance of each variable for {spec.objective}"
-    return [Picture(draw_importances(importances, title=title), title)]
+    return [Picture.from_svg(draw_importances(importances, title=title), title)]
 
 
 def _draw_parallel(summary: RunSummary, names: list[str]) -> list[Part]:
@@ -112,7 +105,7 @@ def _draw_parallel(summary: RunSummary, names: list[str]) -> list[Part]:
         objectives=[(_name_objective(item.name, summary), item.direction) for item in objectives],
         title="every trial over its variables",
     )
-    return [] if picture is None else [Picture(picture, "every trial over its variables, the best in front")]
+    return [] if picture is None else [Picture.from_svg(picture, "every trial over its variables, the best in front")]
 
 
 def _draw_fronts(summary: RunSummary) -> list[Part]:
@@ -122,13 +115,13 @@ def _draw_fronts(summary: RunSummary) -> list[Part]:
     for place, other in enumerate(others, 1):
         title = f"{first.name} and {other.name}, with the Pareto front"
         picture = draw_pareto_front(
-            [(point.values[0], point.values[place]) for point in summary.points],
+            [(point.value, point.values[place]) for point in summary.points],
             [(float(r.outputs[first.name]), float(r.outputs[other.name])) for r in summary.front.results],
             title=title,
             across=f"{first.name} ({first.direction})",
             up=f"{other.name} ({other.direction})",
         )
-        parts.append(Picture(picture, title))
+        parts.append(Picture.from_svg(picture, title))
     return parts
 
 

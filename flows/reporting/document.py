@@ -8,6 +8,7 @@ import base64
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Self
 
 from ...sandbox.outcomes.text_escape import escape_text
 
@@ -41,15 +42,23 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An SVG picture of ours, and its alternative text."""
+    """A picture, as an address that needs no network, and its alternative text.
 
-    svg: str
+    Its type is one that runs nothing when a page shows it as an image. SVG is such a type.
+    """
+
+    data_url: str
     alt: str
 
-    @property
-    def data_url(self) -> str:
-        """The picture as an address that needs no network."""
-        return f"data:image/svg+xml;base64,{base64.b64encode(self.svg.encode('utf-8', 'replace')).decode('ascii')}"
+    @classmethod
+    def from_bytes(cls, kind: str, data: bytes, alt: str) -> Self:
+        """Return the picture with these bytes, of a type such as `image/png`."""
+        return cls(f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}", alt)
+
+    @classmethod
+    def from_svg(cls, svg: str, alt: str) -> Self:
+        """Return an SVG picture."""
+        return cls.from_bytes("image/svg+xml", svg.encode("utf-8", "replace"), alt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +77,6 @@ class Verbatim:
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
-    """An image that code displayed, as an address that needs no network, and its alternative text.
-
-    Its type is one that runs nothing when a page shows it as an image.
-    """
-
-    data_url: str
-    alt: str
-
-
-@dataclass(frozen=True, slots=True)
 class Markup:
     """HTML that code displayed, for a frame in which it can neither run nor fetch anything. `alt` is the title."""
 
@@ -93,7 +91,7 @@ class Files:
     paths: list[str]
 
 
-SectionPart = Image | Markup | Heading | Verbatim | Text | Files
+SectionPart = Picture | Markup | Heading | Verbatim | Text | Files
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +139,8 @@ def _render_part(part: Part) -> str:
             return "\n".join(f"| {' | '.join(row)} |" for row in cells)
         case PageSection(_, mention):
             return escape_markdown(mention)
-        case Picture(_, alt):
-            return f"![{escape_markdown(alt)}]({part.data_url})"
+        case Picture(data_url, alt):
+            return f"![{escape_markdown(alt)}]({data_url})"
         case Verbatim():
             excerpt = part.excerpt
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", excerpt)), default=0))

@@ -69,7 +69,7 @@ pre { background: var(--head); padding: .8rem; overflow-x: auto; } img { max-wid
 {% endfor %}
 </tbody>
 </table>
-{% elif kind in ("Picture", "Image") %}
+{% elif kind == "Picture" %}
 <p><img src="{{ part.data_url }}" alt="{{ part.alt | clean }}"></p>
 {% elif kind == "Markup" %}
 {# The sandbox has no exceptions: no script, form, window or origin of the page. The page's policy applies inside. #}
@@ -97,11 +97,7 @@ pre { background: var(--head); padding: .8rem; overflow-x: auto; } img { max-wid
 def render_html(parts: Iterable[Part], title: str, folder: str = "") -> str:
     """Return the parts as one HTML page that needs no network.
 
-    Args:
-        parts: The parts of the report.
-        title: The page's title.
-        folder: The folder that the page is written to. Its links to files below that folder are relative, so that the
-            folder can be moved.
+    `folder` is the folder of the page. Links to files below it are relative, so that the folder can be moved.
     """
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined

@@ -16,10 +16,10 @@ from .charts import build_charts
 from .document import (
     Files,
     Heading,
-    Image,
     Markup,
     PageSection,
     Part,
+    Picture,
     SectionPart,
     Table,
     Text,
@@ -37,12 +37,7 @@ SVG, HTML, TEXT = "image/svg+xml", "text/html", "text/plain"
 
 
 def build_report(summary: RunSummary, records: Sequence[RunRecord]) -> list[Part]:
-    """Return the report as parts of a document.
-
-    Args:
-        summary: The run's summary.
-        records: The records of all runs that wrote to the ledger. The report is on the last.
-    """
+    """Return the report as parts of a document. `records` are all runs that wrote to the ledger, the latest last."""
     record = records[-1]
     parts: list[Part] = [Heading(f"{record.flow}: {record.name}" if record.name else record.flow, 1)]
     outcome, *rest = build_summary_rows(summary, records)
@@ -230,18 +225,19 @@ def _build_execution_parts(meta: Meta) -> list[SectionPart]:
     return parts
 
 
-def _build_display_part(display: dict[str, Any]) -> Image | Markup | Verbatim:
+def _build_display_part(display: dict[str, Any]) -> Picture | Markup | Verbatim:
     """Return the best form of a display that a page can show: a picture, then HTML, then text."""
     for name in IMAGES:
         data = display.get(name)
         if isinstance(data, str):
             try:
-                return _build_image(name, base64.b64decode("".join(data.split()), validate=True))
+                decoded = base64.b64decode("".join(data.split()), validate=True)
             except (binascii.Error, ValueError):
                 continue
+            return Picture.from_bytes(name, decoded, f"{name}, {len(decoded):,} bytes")
     svg, html, text = display.get(SVG), display.get(HTML), display.get(TEXT)
     if isinstance(svg, str):
-        return _build_image(SVG, svg.encode("utf-8", "replace"))
+        return Picture.from_svg(svg, f"{SVG}, {len(svg.encode('utf-8', 'replace')):,} bytes")
     if isinstance(html, str):
         return Markup(html, f"{HTML}, {len(html.encode('utf-8', 'replace')):,} bytes")
     return Verbatim(
@@ -249,16 +245,12 @@ def _build_display_part(display: dict[str, Any]) -> Image | Markup | Verbatim:
     )
 
 
-def _build_image(name: str, data: bytes) -> Image:
-    return Image(f"data:{name};base64,{base64.b64encode(data).decode('ascii')}", f"{name}, {len(data):,} bytes")
-
-
 def _build_failure_parts(summary: RunSummary) -> list[Part]:
     """Return how often each message occurred, and the first failures in full."""
     if not summary.failure_groups:
         return []
-    groups = sorted(summary.failure_groups.values(), key=lambda group: (-group.count, group.first))
-    rows = [[f"{group.count:,}", str(group.first), group.text] for group in groups]
+    groups = sorted(summary.failure_groups.items(), key=lambda item: (-item[1].count, item[1].first))
+    rows = [[f"{group.count:,}", str(group.first), text] for text, group in groups]
     parts: list[Part] = [Heading("Failures"), Table(["count", "first", "what"], rows)]
     for failure in sorted(summary.full_failures, key=lambda failure: failure.meta.index or 0):
         title = f"{summary.spec.noun.capitalize()} {failure.meta.index}: {type(failure.error).__name__}"

@@ -140,7 +140,6 @@ class Row:
 class FailureGroup:
     """Failures of one type and message: their count, and the number of the first execution."""
 
-    text: str
     count: int
     first: int
 
@@ -219,7 +218,7 @@ class RunSummary:
     variables: dict[str, None] = field(default_factory=dict[str, None])
     fields: dict[str, None] = field(default_factory=dict[str, None])
     has_hidden_columns: bool = False  # whether some variables or fields have no column
-    failure_groups: dict[str, FailureGroup] = field(default_factory=dict[str, FailureGroup])
+    failure_groups: dict[str, FailureGroup] = field(default_factory=dict[str, FailureGroup])  # by type and message
     full_failures: list[Failure] = field(default_factory=list[Failure])
     first_result: Result | None = None
     points: Sample[ChartPoint] = field(default_factory=lambda: Sample[ChartPoint](MAX_POINTS))
@@ -316,7 +315,7 @@ class RunSummary:
         self.not_run += was_not_run
         if text not in self.failure_groups and len(self.failure_groups) >= MAX_FAILURE_GROUPS:
             text = "others"
-        group = self.failure_groups.setdefault(text, FailureGroup(text, 0, index))
+        group = self.failure_groups.setdefault(text, FailureGroup(0, index))
         group.count += 1
         group.first = min(group.first, index)
         if len(self.full_failures) < MAX_FULL_TEXTS and not was_not_run:

@@ -88,16 +88,10 @@ def draw_series(
     best: str | None = None,
     pruned: Points = (),
 ) -> str:
-    """Return a chart of values by their numbers, as dots.
+    """Return a chart of values by their numbers, as dots. Numbers that `failed` are marked at the axis.
 
-    Args:
-        points: Numbers and values.
-        title: The chart's title.
-        across: The title of the horizontal axis.
-        up: The title of the vertical axis.
-        failed: Numbers without a value, marked at the axis.
-        best: "minimize" or "maximize" for a line that follows the best so far. By default there is no line.
-        pruned: Numbers and last values of pruned trials, drawn as rings. The line ignores them.
+    With `best`, "minimize" or "maximize", a line follows the best so far. `pruned` are the last values of pruned
+    trials, drawn as rings, which the line ignores.
     """
     everything = [*points, *pruned]
     numbers = [*(number for number, _ in everything), *failed]
@@ -183,13 +177,8 @@ def draw_heat_map(
 ) -> str | None:
     """Return a heat map of values over two variables, or None if the variables have too many values to draw.
 
-    Args:
-        points: The two variables' values, which are JSON, and the value. Of several in one cell the best is drawn.
-        title: The chart's title.
-        across: The title of the horizontal axis.
-        up: The title of the vertical axis.
-        value: The title of the colour scale.
-        best: "minimize" or "maximize".
+    A point is the values of both variables, which are JSON, and the value. Of several points in a cell, the best is
+    drawn: `best` is "minimize" or "maximize". `value` is the title of the colour scale.
     """
     columns, rows = (_make_steps([point[place] for point in points]) for place in (0, 1))
     if columns is None or rows is None:
@@ -265,18 +254,11 @@ def _shade(share: float) -> str:
 def draw_parallel_coordinates(
     trials: Sequence[Trial], *, names: Sequence[str], objectives: Sequence[tuple[str, str]], title: str
 ) -> str | None:
-    """Return a chart with an axis for each variable and objective and a line for each trial, the best in front.
+    """Return a chart with an axis for each variable and objective, and a line for each trial.
 
-    Args:
-        trials: Each trial's variables, its scores, and whether it is one of the best. A trial's line has a gap at a
-            variable that it does not have.
-        names: The variables.
-        objectives: Each objective's name, and "minimize" or "maximize". The better a trial by the first, the stronger
-            its line.
-        title: The chart's title.
-
-    Returns:
-        The chart, or None if there are no variables, or one has too many values that are not numbers.
+    A trial is its variables, its scores, and whether it is one of the best. The better a trial by the first objective,
+    the stronger its line. An objective is its name, and "minimize" or "maximize". The chart is None if there are no
+    variables, or one has too many values that are not numbers.
     """
     names = names[: MAX_AXES - len(objectives)]
     if not names:

@@ -73,13 +73,8 @@ def format_rows(
 ) -> list[list[str]]:
     """Return rows of text that is safe on a terminal, the header first: number, variables, fields, and a note.
 
-    Args:
-        outcomes: The outcomes, in order.
-        best: Results that get the note `mark`. They have a row even beyond the `limit`.
-        limit: The number of rows. None for all.
-        mark: The note of the `best`.
-        shows_output: Whether there is a column with the last line that the code printed. It is left out if no code
-            printed anything.
+    With a `limit` these are the first rows, and those of the `best`, whose note is `mark`. `shows_output` adds a column
+    with the last line that the code printed, if any code printed anything.
     """
     numbered = list(enumerate(outcomes if limit is None else outcomes[:limit]))
     best_numbers = {result.meta.index or 0 for result in best}

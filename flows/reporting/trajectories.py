@@ -51,11 +51,7 @@ def write_trajectories(reader: LedgerReader, directory: Path) -> None:
     """Write a file for each answer, whole or not at all. Only one execution is in memory at a time.
 
     The file of execution 3 is `trajectory-3.json`. If its code asked several recursive queries, the file of the first
-    is `trajectory-3-1.json`.
-
-    Raises:
-        OSError: A file cannot be written.
-        ConfigurationError: The run has no trajectories.
+    is `trajectory-3-1.json`. Raises OSError, and ConfigurationError if the run has no trajectories.
     """
     session_id = reader.records[-1].flow_run_id or None
     is_empty = True
@@ -100,12 +96,8 @@ def _build_trajectory(
 ) -> Json:
     """Return the trajectory of a recursive query's record.
 
-    Args:
-        record: The record of the query.
-        trajectory_id: The trajectory's id.
-        session_id: The flow run's id, in the outermost trajectory.
-        question: The whole question, if it is known. A record has its beginning.
-        answer: The model's answer, if it is known.
+    `question` is the whole question, if it is known: the record has its beginning. `answer` is the model's answer, if
+    it is known.
     """
     turns, queries = record.get("trajectory", []), record.get("queries", [])
     subagents: list[Json] = []

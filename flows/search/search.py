@@ -43,7 +43,6 @@ class Search:
     cache: ResultCache
     study: TrialStudy = field(init=False)
     _digest: str = field(init=False)
-    _asked: Point | None = None  # the point that was drawn last, until it is written
     _recorded: list[AskedTrial] = field(default_factory=list[AskedTrial])  # of this search, by their numbers
     _reports: dict[int, list[tuple[int, float]]] = field(default_factory=dict[int, list[tuple[int, float]]])
     _pruned: set[int] = field(default_factory=set[int])  # numbers of trials that the pruner ended
@@ -87,27 +86,23 @@ class Search:
 
         Once the run `is_over`, the remaining trials have no point: they do not run.
         """
-        items = ((self.code, point.variables) for point in self._make_points(is_over))
-        for execution in assign_keys(items, self.fingerprint):
+        points, same_points = itertools.tee(self._iterate_points(is_over))
+        executions = assign_keys(((self.code, point.variables) for point in same_points), self.fingerprint)
+        for point, execution in zip(points, executions, strict=True):
             number = execution.index
             if self.plan.pruner is not None:
                 judge = partial(self._judge_report, execution.key, number)
                 execution.pruning = Pruning(self.plan.objectives[0].name, judge)
-            if self._asked is not None:
-                point, self._asked = self._asked, None
+            if number >= len(self._recorded) and point.variables:
                 line = AskedTrial(execution.key, number, point.variables, point.alternative, self._digest)
                 self.ledger.write_line(encode_asked_trial(line))
             yield execution
 
-    def _make_points(self, is_over: Callable[[], bool]) -> Iterator[Point]:
+    def _iterate_points(self, is_over: Callable[[], bool]) -> Iterator[Point]:
         for trial in self._recorded:
             yield Point(trial.variables, trial.alternative)
         for _ in range(len(self._recorded), self.plan.trials):
-            if is_over():
-                yield Point({})
-            else:
-                self._asked = self.study.ask()
-                yield self._asked
+            yield Point({}) if is_over() else self.study.ask()
 
     def find_result(self, execution: Execution) -> Result | None:
         """Return a trial's result from before, if there is one that counts.

@@ -268,18 +268,9 @@ def build_study(
 ) -> Any:
     """Return an Optuna study of these trials, in their order.
 
-    A trial that failed, or whose objective is not a number, is a failed trial there. A trial whose point is not in the
-    space is left out.
-
-    Args:
-        outcomes: The trials.
-        objectives: The sweep's objectives.
-        space: The JSON of the space that was searched. Without one, the space is made of the variables' values.
-        storage: The URL of a storage for a new study. By default the study is in memory.
-        name: The study's name.
-
-    Raises:
-        ConfigurationError: Optuna is not installed, there is no objective, or the storage refuses the study.
+    `space` is the JSON of the space that was searched. Without one, the space is made of the variables' values. A trial
+    that failed, or whose objective is not a number, is a failed trial there. A trial whose point is not in the space is
+    left out. With a `storage` the study is a new one there. Raises ConfigurationError.
     """
     optuna = import_optuna()
     if not objectives:

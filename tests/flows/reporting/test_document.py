@@ -91,10 +91,11 @@ def test_a_long_verbatim_text_is_cut() -> None:
 
 
 def test_a_picture_is_in_the_page_itself_which_lets_nothing_be_fetched() -> None:
-    page = render_html([Picture("<svg xmlns='http://www.w3.org/2000/svg'/>", "nothing")], "t")
+    page = render_html([Picture.from_svg("<svg xmlns='http://www.w3.org/2000/svg'/>", "nothing")], "t")
     assert "default-src 'none'" in page
     assert not re.search(r"(src|href)=.?(?!data:)[a-z]+:", page)
-    (found,) = re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", render_markdown([Picture("<svg/>", "a | b")]))
+    markdown = render_markdown([Picture.from_svg("<svg/>", "a | b")])
+    (found,) = re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", markdown)
     assert base64.b64decode(found) == b"<svg/>"
 
 
