@@ -34,12 +34,7 @@ class Executor(Protocol):
         ...
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
-        """Run the executions that have no result yet, and return when each of these executions has an outcome.
-
-        Args:
-            executions: The executions, in the order of their indices.
-            find_result: A function that looks up an earlier result.
-        """
+        """Run the executions of which `find_result` finds no earlier result, until each has an outcome."""
         ...
 
 

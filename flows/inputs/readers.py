@@ -49,15 +49,9 @@ class InputFile:
     default_types: ClassVar[dict[str, ColumnType]] = {}  # CSV columns have these where the caller gives none.
 
     def __init__(self, path: str, types: TypesOfColumns = None, report: Report | None = None) -> None:
-        """Check the file.
+        """Check the file at a path or location. Raises ConfigurationError if it must not be read or has a wrong value.
 
-        Args:
-            path: The file or its location.
-            types: The types of a CSV file's columns.
-            report: A function that takes lines about how far a large file has been read.
-
-        Raises:
-            ConfigurationError: The file cannot or must not be read, or has a wrong value.
+        `types` are those of a CSV file's columns; `report` takes lines about how far a large file has been read.
         """
         self.path = locate_input(path)
         suffix = self.path.suffix.lower()
@@ -365,12 +359,9 @@ def _normalize_chunk_id(value: Any) -> str:
 
 
 def check_variables(code: str, inputs: Iterable[Iterable[str]], *, needs_all: bool) -> None:
-    """Raise ConfigurationError if the code was made of a function that does not take the variables of each input.
+    """Raise ConfigurationError if the code is of a function that does not take the variables of each input.
 
-    Args:
-        code: The code; other code takes any variables.
-        inputs: The variables, or only their names, of each input.
-        needs_all: Nothing but the inputs defines a parameter without a default, as `prepare` could.
+    `needs_all` says that only the inputs define parameters without defaults, and not code such as `prepare`.
     """
     parameters = find_parameters(code)
     if parameters is None:

@@ -175,18 +175,9 @@ class JsonLines:
         *,
         takes_any_value: bool = False,
     ) -> None:
-        """Check the whole file; messages call it `path`.
+        """Check the whole file; messages call it `path`, and `check` gets each value and its number from 1.
 
-        Args:
-            source: The file to read.
-            path: The file's name in messages.
-            check: A function that checks a value, whose number counts from 1.
-            report: A function that takes lines about how far a large file has been read.
-            takes_any_value: A value need not be an object.
-
-        Raises:
-            ConfigurationError: A line is not JSON, or not an object, or `check` raised it.
-            OSError: The file cannot be read.
+        Raises OSError, and ConfigurationError for a line that is not JSON, or not an object and not `takes_any_value`.
         """
         self._file, self._path, self._takes_any_value = TextFile(source, path), path, takes_any_value
         self._count = 0
@@ -242,7 +233,7 @@ class CsvTable:
     ) -> None:
         """Check the whole file; messages call it `path`.
 
-        Raises ConfigurationError, with the line, for what is no CSV or not of its column's type, and OSError.
+        Raises OSError, and ConfigurationError, with the line, for wrong CSV or a cell that is not of its column's type.
         """
         csv.field_size_limit(max(csv.field_size_limit(), CELL_CHARACTERS))
         self._file, self._path, self._skips_blanks = TextFile(source, path), path, False

@@ -9,6 +9,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ...sandbox.errors import RlmBatchError
@@ -23,12 +24,12 @@ REFUSAL_PATIENCE_SECONDS = 60.0  # A refusal is an error if the run has had no s
 LOG_INTERVAL_SECONDS = 300.0  # between two log lines on refusals
 
 
+@dataclass(slots=True, eq=False)
 class Permit:
     """The right to have one sandbox open, or to be opening it."""
 
-    def __init__(self, period: int) -> None:
-        self.period = period  # the number of refusals before it was issued
-        self.is_open = False
+    period: int  # the number of refusals before it was issued
+    is_open: bool = False
 
 
 class Admission:
@@ -43,12 +44,9 @@ class Admission:
     def __init__(
         self, log: Log | None = None, *, is_gradual: bool = True, clock: Callable[[], float] | None = None
     ) -> None:
-        """Start with the initial permits.
+        """Start with the initial permits, or without a limit if not `is_gradual`: for a provider without other users.
 
-        Args:
-            log: The log for refusals.
-            is_gradual: False for a provider without other users, whose permits have no limit.
-            clock: A clock in seconds that does not go back; by default the event loop's.
+        `clock` returns seconds and does not go back; by default it is the event loop's.
         """
         self._log = log
         self._clock = clock or asyncio.get_running_loop().time
@@ -68,11 +66,7 @@ class Admission:
         self._last_open_at = self._clock()
 
     async def acquire(self, *, is_urgent: bool = False) -> Permit | None:
-        """Wait for a permit; an urgent call is served before other waiting ones.
-
-        Returns:
-            The permit, or None after `dismiss_waiters` or `end`.
-        """
+        """Wait for a permit; None after `dismiss_waiters` or `end`. An urgent call is served before the others."""
         if self.error is not None:
             return None
         waiter: asyncio.Future[Permit | None] = asyncio.get_running_loop().create_future()
@@ -130,13 +124,7 @@ class Admission:
         self.release(permit)
 
     def record_refusal(self, permit: Permit, retry_after: float | None, reason: str) -> None:
-        """Take back a permit whose sandbox was refused for now.
-
-        Args:
-            permit: The permit.
-            retry_after: The seconds that the provider asks for.
-            reason: The provider's words, for the log.
-        """
+        """Take back a permit whose sandbox was refused for now; `retry_after` is the provider's wish, in seconds."""
         now = self._clock()
         self._take_back(permit)
         if retry_after:

@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID
 
@@ -33,13 +34,13 @@ RENEW_SECONDS = 15.0  # between renewals of a lease, so that the server may be a
 LOG_INTERVAL_SECONDS = 60.0  # between log lines on waiting
 
 
+@dataclass(slots=True, eq=False)
 class Slot:
     """The right to have one sandbox."""
 
-    def __init__(self, lease: UUID, granted_at: float) -> None:
-        self.lease = lease
-        self.granted_at = granted_at
-        self.is_lost = False
+    lease: UUID
+    granted_at: float
+    is_lost: bool = False
 
 
 class Slots:

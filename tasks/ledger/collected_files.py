@@ -51,9 +51,8 @@ class CollectedFilesStore:
     def publish(self, partial: Path, name: str, meta: Meta, *, is_final: bool) -> Meta:
         """Move an attempt's files to their place, and delete those of an earlier attempt that was not final.
 
-        Returns:
-            The meta with the files' new paths. If the files cannot be moved, the meta says so instead: the execution's
-            result matters more.
+        Returns the meta with the files' new paths. If the files cannot be moved, the meta says so, and no error is
+        raised: the execution's result matters more.
         """
         earlier = self._provisional.pop(name, None)
         if earlier is not None:

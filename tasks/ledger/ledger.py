@@ -47,15 +47,10 @@ class Ledger:
     """
 
     def __init__(self, path: str | os.PathLike[str] | Location, part_prefix: str = "", part_kind: str = "part") -> None:
-        """Open the ledger.
+        """Open the ledger. Raises ConfigurationError if there is no such location.
 
-        Args:
-            path: The directory or location.
-            part_prefix: The beginning of the names of this writer's parts, by which they are read alone.
-            part_kind: The kind of the lines. Files of another kind than outcomes have other names.
-
-        Raises:
-            ConfigurationError: There is no such location.
+        The names of this writer's parts begin with `part_prefix`, by which they are read alone. Lines of another
+        `part_kind` than outcomes are in files of their own.
         """
         self.path = parse_location(path)
         self._kind = part_kind
@@ -85,13 +80,10 @@ class Ledger:
             ) from (None if kind == "location" else error)
 
     def register_writer(self) -> bool:
-        """Mark this writer as active until `unregister_writer` or the end of its process.
+        """Mark this writer as active until `unregister_writer` or its process ends. Returns whether no other is active.
 
-        The mark is a lock on the directory. A location has none, nor have some file systems, and locks of other
-        machines may be invisible; there each writer counts as the only one.
-
-        Returns:
-            Whether no other writer is active.
+        The mark is a lock on the directory. A location and some file systems have no locks, and those of other machines
+        may be invisible; there each writer counts as the only one.
         """
         if isinstance(self.path, Location):
             return True
