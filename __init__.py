@@ -39,11 +39,11 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .flows.chunks import ChunksReport as ChunksReport
     from .flows.chunks import chunks as chunks
     from .flows.reap import reap as reap
-    from .flows.reporting.run_report import RunReport as RunReport
-    from .flows.reporting.run_report import load_report as load_report
     from .flows.rlm import RlmAnswer as RlmAnswer
     from .flows.rlm import rlm as rlm
     from .flows.run_code import run_code as run_code
+    from .flows.run_report import RunReport as RunReport
+    from .flows.run_report import load_report as load_report
     from .flows.sequence import sequence as sequence
     from .flows.sweep import SweepReport as SweepReport
     from .flows.sweep import sweep as sweep

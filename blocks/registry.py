@@ -116,6 +116,29 @@ async def resolve_provider(provider: str | SandboxProvider, options: dict[str, A
     raise ConfigurationError(f"unknown kind of block {slug!r} in {slug}/{name}: it is one of {known}")
 
 
+def name_provider(provider: SandboxProvider, options: dict[str, Any] | None) -> tuple[str, dict[str, Any] | None]:
+    """Return the `provider` and `provider_options` by which `resolve_provider` makes this block with these options.
+
+    A saved block is referred to by its name. The settings of an unsaved block become options, which everybody sees who
+    sees the run. Raises ConfigurationError for settings that only a saved block may have.
+    """
+    kind, name = type(provider), getattr(provider, "_block_document_name", None)
+    if name is not None:
+        return f"{provider.provider_name}-sandbox/{name}", options
+    settings = {setting: getattr(provider, setting) for setting in sorted(provider.model_fields_set)}
+    isolation = settings.pop("isolation", "auto")
+    text = provider.provider_name if isolation == "auto" else f"{provider.provider_name}:{isolation}"
+    saved_only = [setting for setting in settings if setting not in kind.list_run_settings()]
+    if saved_only:
+        raise ConfigurationError(
+            f"this {kind.__name__} is not saved, and {', '.join(saved_only)} must not stand in a flow run's "
+            f'parameters: save it with .save("NAME") and pass it again, or its name, such as '
+            f'provider="{provider.provider_name}-sandbox/NAME"'
+        )
+    merged = {**settings, **(options or {})}
+    return text, merged or None
+
+
 def make_unsaved_provider(text: str, options: dict[str, Any] | None = None) -> SandboxProvider | None:
     """The provider that `text` names, with these options; None where it names a saved block.
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from ..blocks.storage.location_parsing import make_absolute
 from ..flows.inputs.cells import JSON, parse_json, read_word
-from ..flows.inputs.text_files import TextFile
+from ..flows.inputs.tables import TextFile
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.requests.code_text import decode_code
 

@@ -149,7 +149,6 @@ def chunks(
     chunk_size: int | None = None,
     volume_name: str | None = None,
     reduce: str | None = None,
-    trust_markers: Annotated[bool, Parameter(negative=())] = False,
     types: Types = None,
     action: FlowAction,
     **parameters: Unpack[SharedParameters],
@@ -163,7 +162,6 @@ def chunks(
         chunk_size: How many items of the data make a chunk.
         volume_name: The volume that every sandbox has, made when it is first asked for.
         reduce: A file of Python code that runs once when all chunks are done; what they submitted is in results.
-        trust_markers: Take completion markers that are not signed, where code could have written them as well.
     """
     code = arguments.read_code(file)
     reduction = None if reduce is None else arguments.read_code(reduce)
@@ -176,7 +174,6 @@ def chunks(
         chunk_size=chunk_size,
         volume_name=volume_name,
         reduce=reduction,
-        trust_markers=trust_markers,
         types=types,
         **parameters,
     )

@@ -10,8 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from ..flows.cleanup.orphans import OrphanedSandbox
 from ..flows.engine.events import FlowListener
-from ..flows.reporting.best_trial import BestTrial
-from ..flows.reporting.pareto_front import ParetoFront
+from ..flows.reporting.summary import BestTrial, ParetoFront
 from ..sandbox.errors import NotRun
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Failure, Outcome, Result

@@ -15,8 +15,8 @@ from ..flows.reporting.export import write_csv, write_parquet
 from ..flows.reporting.html import render_html
 from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
 from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows, describe_cached, describe_usage
-from ..flows.reporting.text_table import BEST_MARK, PARETO_MARK
-from ..flows.reporting.trajectories.writer import check_directory, write_trajectories
+from ..flows.reporting.table import BEST_MARK, PARETO_MARK
+from ..flows.reporting.trajectories import check_directory, write_trajectories
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.queries.budget import Usage

@@ -18,7 +18,7 @@ from ..blocks.language_model.model_access import LIMITS, is_saved_model, open_mo
 from ..blocks.registry import make_unsaved_provider
 from ..blocks.volume import check_volume_name
 from ..flows.inputs.spilling import spill_long_parameters
-from ..flows.reporting.text_table import format_cell, format_rows
+from ..flows.reporting.table import format_cell, format_rows
 from ..flows.validation import load_flow, open_flow_inputs
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed, NotRun
 from ..sandbox.outcomes.text_escape import escape_text

@@ -9,10 +9,9 @@ from ..blocks.storage.location import PathOrLocation
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome
 from .inputs.conversion import Code, Items, PathText, Variables
-from .inputs.function_variables import check_variables
-from .inputs.readers import get_column_types, read_inputs, resolve_types_of
+from .inputs.readers import check_variables, get_column_types, read_inputs, resolve_types_of
 from .inputs.spilling import read_code_reference, read_codes
-from .inputs.text_files import Report as ProgressReport
+from .inputs.tables import Report as ProgressReport
 from .parameters import CommandLineForm, FlowParameters, Options, Types, define_parameters
 from .plan import CodeForEach, Outcomes, Plan
 from .reports import OutcomesReport

@@ -19,15 +19,19 @@ from ..sandbox.wire.strict_json import NotJsonError
 from ..tasks.execution import Execution, add_index, compute_key
 from ..tasks.ledger.run_record import ReportSpec
 from .engine.execution_labels import chunk_label
-from .inputs.chunking import ChunkSource, build_chunks
 from .inputs.conversion import Code, DataById, Items, PathText
-from .inputs.function_variables import check_provided_variables
-from .inputs.readers import get_column_types, resolve_types_of
+from .inputs.readers import (
+    ChunkSource,
+    build_chunks,
+    check_provided_variables,
+    get_column_types,
+    resolve_types_of,
+)
 from .inputs.spilling import read_text_reference
-from .inputs.text_files import Report as ProgressReport
+from .inputs.tables import Report as ProgressReport
 from .parameters import CommandLineForm, FlowParameters, Options, Types, VolumeName, define_parameters
 from .plan import Outcomes, Plan
-from .reporting.text_table import format_cell, format_rows
+from .reporting.table import format_cell, format_rows
 from .reports import Report, describe_outcome
 
 if TYPE_CHECKING:

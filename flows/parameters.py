@@ -22,7 +22,7 @@ from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
 from ..sandbox.errors import ConfigurationError
 from .inputs.conversion import PathText, ProviderText, ToolsByName, convert_parameters
 from .inputs.host_paths import locate_ledger
-from .inputs.text_files import Report as ProgressReport
+from .inputs.tables import Report as ProgressReport
 
 if TYPE_CHECKING:
     from .engine.failures import Outcomes
@@ -105,6 +105,16 @@ class FlowParameters(Generic[R]):
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
 
+Provider = Annotated[
+    ProviderText,
+    Field(
+        min_length=1,
+        description="local, container, daytona, modal, local:none (no isolation), or a saved block such as "
+        "daytona-sandbox/NAME",
+    ),
+]
+
+
 define_parameters = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 
 
@@ -112,14 +122,7 @@ define_parameters = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDic
 class CommonParameters:
     """Parameters of every flow that executes code."""
 
-    provider: Annotated[
-        ProviderText,
-        Field(
-            min_length=1,
-            description="local, container, daytona, modal, local:none (no isolation), or a saved block such as "
-            "daytona-sandbox/NAME",
-        ),
-    ] = "local"
+    provider: Provider = "local"
     provider_options: Annotated[
         dict[str, Any] | None,
         Field(
@@ -336,7 +339,8 @@ def build_signature(model: type[FlowParameters[Any]]) -> inspect.Signature:
         default = inspect.Parameter.empty if field.default is MISSING else field.default
         parameters.append(inspect.Parameter(field.name, kind, default=default, annotation=hints[field.name]))
     order = {name: number for number, name in enumerate(FORM_ORDER)}
-    parameters.sort(key=lambda item: (item.kind, order.get(item.name, -1)))
+    shared = inspect.Parameter.KEYWORD_ONLY
+    parameters.sort(key=lambda item: (item.kind, order[item.name] if item.kind is shared else 0))
     return inspect.Signature(parameters)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Coroutine
@@ -13,6 +14,7 @@ from prefect.types.entrypoint import EntrypointType
 
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.task_log import install_task_run_log_filter, tells_of_cancellation
+from ..tasks.tracing import trace_flow_run
 from .cleanup.orphans import remove_sandboxes
 from .docstrings import read_docstring
 from .inputs.conversion import CODE
@@ -120,11 +122,18 @@ def define_flow(model: Callable[P, FlowParameters[R]]) -> BatchFlow[P, Coroutine
     return flow
 
 
-def define_function_flow(name: str) -> Callable[[Callable[P, T]], BatchFlow[P, T]]:
+def define_function_flow(
+    name: str,
+) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], BatchFlow[P, Coroutine[Any, Any, T]]]:
     """Return a decorator that makes an async function a flow of that name."""
 
-    def decorate(function: Callable[P, T]) -> BatchFlow[P, T]:
-        return _make_flow(function, name)
+    def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> BatchFlow[P, Coroutine[Any, Any, T]]:
+        @functools.wraps(function)
+        async def execute(*args: P.args, **kwargs: P.kwargs) -> T:
+            with trace_flow_run():
+                return await function(*args, **kwargs)
+
+        return _make_flow(execute, name)
 
     return decorate
 

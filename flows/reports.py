@@ -6,9 +6,8 @@ from typing import Any, ClassVar
 
 from ..sandbox.outcomes.outcome_json import outcome_to_json
 from ..sandbox.result import Outcome, Result
-from .reporting.data_frame import build_data_frame
-from .reporting.run_report import render_outcomes
-from .reporting.text_table import BEST_MARK, align_rows, format_rows
+from .reporting.export import build_data_frame
+from .reporting.table import BEST_MARK, align_rows, format_rows, render_outcomes
 
 
 def describe_outcome(outcome: Outcome, *, is_best: bool = False) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -19,7 +19,7 @@ from ..tasks.execution import Execution
 from ..tasks.ledger.run_record import ReportSpec
 from .inputs.conversion import PathText
 from .inputs.host_paths import check_input_path
-from .inputs.text_files import Report as ProgressReport
+from .inputs.tables import Report as ProgressReport
 from .parameters import CommandLineForm, CommonParameters, FlowParameters, define_parameters
 from .plan import Outcomes, Plan
 from .reporting.report import describe_cached, describe_usage
@@ -129,6 +129,7 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
     context_volume_path: Annotated[
         PathText | None, Field(description="Its path on the provider's volume instead")
     ] = None
+    _: KW_ONLY
     # A conversation takes longer than an execution of plain code.
     timeout: Annotated[float, Field(gt=0, description="Seconds for each execution")] = 600
     cache_results: Annotated[

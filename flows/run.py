@@ -10,7 +10,7 @@ from prefect.states import Completed
 from ..blocks.language_model.model_access import LIMITS, is_saved_model, open_model_access
 from ..sandbox.errors import RlmBatchError
 from ..tasks.ledger.result_index import get_results_root
-from ..tasks.tracing.run_trace import open_run_trace
+from ..tasks.tracing import trace_flow_run
 from .engine.context import resolve_provider_with_volume
 from .engine.events import FlowListener
 from .engine.failures import raise_failures
@@ -106,13 +106,13 @@ async def execute_flow(model: type[FlowParameters[Any]], values: dict[str, Any])
     parameters = state.parameters or model.parse(values)
     plan = state.plan or parameters.make_plan(get_run_logger().info, get_results_root() / flow_run.id)
     try:
-        async with open_run_trace(_make_warn(state)):
+        with trace_flow_run():
             async with open_job(plan, state) as job:
                 await (plan.execute or execute_items)(job)
                 outcomes = job.collect_outcomes()
-        if plan.options.on_failure == "raise":
-            raise_failures(outcomes, plan.noun, plan.rerun_effect)
-        state.report = parameters.build_report(outcomes)
+            if plan.options.on_failure == "raise":
+                raise_failures(outcomes, plan.noun, plan.rerun_effect)
+            state.report = parameters.build_report(outcomes)
     except Exception:
         if state.outcome is not None:
             state.outcome.emit("failed")
@@ -121,14 +121,3 @@ async def execute_flow(model: type[FlowParameters[Any]], values: dict[str, Any])
     state.outcome.emit("completed")
     result = await with_reference(parameters.get_result(state.report), state.outcome.record)
     return Completed(message=state.outcome.message, data=result)
-
-
-def _make_warn(state: RunState) -> Any:
-    """Return a function that tells the run's log and its listener what a person should know."""
-
-    def warn(text: str) -> None:
-        get_run_logger().warning("%s", text)
-        if state.listener is not None:
-            state.listener.on_warning(text)
-
-    return warn

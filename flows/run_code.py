@@ -35,8 +35,8 @@ from ..tasks.retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, get_reque
 from ..tasks.task_log import LineBudget, OutputLog
 from .cleanup.orphans import register_own_run
 from .cleanup.server_identity import get_server_id
-from .inputs.function_variables import check_variables
 from .inputs.host_paths import locate_ledger
+from .inputs.readers import check_variables
 from .inputs.spilling import check_code
 
 RETRIES = 2  # as of the flows; `run_code.with_options(retries=5)` has more

@@ -12,9 +12,9 @@ from ..tasks.execution import Execution, compute_key
 from ..tasks.ledger.run_record import ReportSpec
 from .engine.execution_labels import step_label
 from .inputs.conversion import Code, Items
-from .inputs.function_variables import check_variables
+from .inputs.readers import check_variables
 from .inputs.spilling import read_code_reference, read_codes
-from .inputs.text_files import Report as ProgressReport
+from .inputs.tables import Report as ProgressReport
 from .parameters import CodeParameters, CommandLineForm, FlowParameters, define_parameters
 from .plan import Outcomes, Plan
 from .reports import OutcomesReport

@@ -13,15 +13,13 @@ from ..sandbox.result import MaybeNone, Outcome, Result
 from ..tasks.ledger.run_record import Direction, Objective, ReportSpec
 from .engine.execution_labels import trial_label
 from .inputs.conversion import Code, GridValues, Items, PathText, SpaceValues, Variables
-from .inputs.function_variables import check_variables
-from .inputs.readers import Grid, Inputs, get_column_types, read_points, resolve_types_of
+from .inputs.readers import Grid, Inputs, check_variables, get_column_types, read_points, resolve_types_of
 from .inputs.spilling import read_text_reference
-from .inputs.text_files import Report as ProgressReport
+from .inputs.tables import Report as ProgressReport
 from .parameters import CommandLineForm, FlowParameters, Options, Types, define_parameters
 from .plan import CodeForEach, Outcomes, Plan
-from .reporting.best_trial import BestTrial, is_nonfinite, is_score
-from .reporting.pareto_front import ParetoFront
-from .reporting.text_table import BEST_MARK, PARETO_MARK
+from .reporting.summary import BestTrial, ParetoFront, is_nonfinite, is_score
+from .reporting.table import BEST_MARK, PARETO_MARK
 from .reports import Report
 from .search.plan import SearchPlan, parse_objectives, plan_search
 from .search.search import DrawnPoints, execute_search

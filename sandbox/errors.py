@@ -159,7 +159,7 @@ def error_to_json(error: RlmBatchError) -> dict[str, Any]:
 
 
 def error_from_json(data: dict[str, Any]) -> RlmBatchError:
-    """The error that `error_to_json` was given. A type or a detail of a later version reads as the nearest of ours."""
+    """Return the error that `error_to_json` was given; an RlmBatchError if its class is not imported here."""
     kind = RlmBatchError._kinds.get(data["error"], RlmBatchError)  # type: ignore[reportPrivateUsage]
     details = {name: data[name] for name in kind.details if name in data}
     return kind(data["text"], **details)

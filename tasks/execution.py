@@ -13,7 +13,6 @@ from ..sandbox.meta import Meta
 from ..sandbox.requests.encoded_variable import EncodedVariable
 from ..sandbox.result import Failure, Outcome, Result
 from ..sandbox.wire.nonfinite import replace_nonfinite, restore_number
-from .ledger.completion_markers import MarkerLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,6 @@ class Execution:
     variables: dict[str, Any]
     key: str
     encoded_variables: dict[str, EncodedVariable] = field(default_factory=dict[str, EncodedVariable])  # in no ledger
-    marker: MarkerLocation | None = None  # on the volume, of its completion
     errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # one for each attempt that has failed
     pruning: Pruning | None = None  # of a trial that may be pruned
     is_done: bool = False
@@ -77,8 +75,6 @@ def execution_to_json(execution: Execution) -> dict[str, Any]:
         nonfinite |= value.build_pointers(name)
     if nonfinite:
         work["nonfinite"] = nonfinite
-    if execution.marker is not None:
-        work["mark"] = [execution.marker.path, execution.marker.is_stale]
     return work
 
 
@@ -91,8 +87,7 @@ def execution_from_json(index: int, code: str, work: dict[str, Any]) -> Executio
             encoded[name].nonfinite[slash + rest] = number
         else:
             restore_number(work["variables"], pointer, number)
-    marker = MarkerLocation(*work["mark"]) if "mark" in work else None
-    return Execution(index, code, work["variables"], work["key"], encoded, marker)
+    return Execution(index, code, work["variables"], work["key"], encoded)
 
 
 def assign_keys(
@@ -134,6 +129,6 @@ def compute_key(
 
 
 def _digest(code: str, variables: dict[str, Any], fingerprint: dict[str, Any]) -> bytes:
-    parts = {"code": code, "variables": variables, "output_fields": None, "provider": fingerprint}
+    parts = {"code": code, "variables": variables, "provider": fingerprint}
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=repr)
     return hashlib.sha256(text.encode()).digest()

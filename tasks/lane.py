@@ -8,14 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..blocks.language_model.model_access import ModelAccess
 from ..blocks.provider import SandboxProvider
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import (
     ConfigurationError,
-    OutcomeUnknown,
     PrepareError,
     QuotaExceeded,
     RlmBatchError,
@@ -29,12 +28,8 @@ from .capacity.slots import Slot, Slots
 from .execution import Execution, build_pruned_result
 from .host_tools import Tool
 from .ledger.collected_files import CollectedFilesStore
-from .ledger.completion_markers import remove_marker, write_marker
-from .ledger.marker_signature import MarkerSigner
 from .task_log import OutputLog
-
-if TYPE_CHECKING:  # it imports OpenTelemetry's SDK
-    from .tracing.spans import RunTracer
+from .tracing import trace_execution
 
 
 class ProviderUnusable(Exception):
@@ -54,9 +49,8 @@ class Lane:
     and every later execution raises StateLost. `model_access` is what each execution may ask, `uploads` are files
     that each finds, by their paths in the sandbox; `run` and `server` are for the sandbox's labels. `preparation` runs
     in each sandbox before the first execution, and what it writes goes to the log that is opened for it.
-    `tools` are functions of the host that code may call; the calls are counted in `meta`. With a `tracer` each attempt
-    at an execution has a span. `collect` are patterns of the files that each execution brings home, which go to
-    `files`.
+    `tools` are functions of the host that code may call; the calls are counted in `meta`. `collect` are
+    patterns of the files that each execution brings home, which go to `files`.
     """
 
     def __init__(
@@ -74,7 +68,6 @@ class Lane:
         preparation: Preparation | None = None,
         open_prepare_log: Callable[[], OutputLog] | None = None,
         tools: dict[str, Tool] | None = None,
-        tracer: "RunTracer | None" = None,
         collect: list[str] | None = None,
         files: CollectedFilesStore | None = None,
     ) -> None:
@@ -96,7 +89,6 @@ class Lane:
         self._collect = collect
         self._files = files if collect else None
         self._prepare_log: OutputLog | None = None
-        self._tracer = tracer
         self._context = context
         self._has_state = False
         self._interpreter: Interpreter | None = None
@@ -142,19 +134,12 @@ class Lane:
 
         Raises ProviderUnusable where the provider says that its configuration is wrong.
         """
-        if self._tracer is None:
-            return await self._execute(execution, on_output)
         run = partial(self._execute, execution, on_output)
-        return await self._tracer.trace_execution(execution, self.provider.provider_name, run)
+        return await trace_execution(execution, self.provider.provider_name, run)
 
     async def _execute(self, execution: Execution, on_output: Callable[[str, str], None] | None) -> Result:
         self._tool_calls.clear()
         try:
-            marker = execution.marker
-            try:
-                signer = None if marker is None else MarkerSigner.for_volume_of(self.provider)
-            except ConfigurationError as error:
-                raise ProviderUnusable from error
             async with self._use_interpreter() as interpreter:
                 try:
                     result = await self._execute_and_publish(interpreter, execution, on_output)
@@ -162,8 +147,6 @@ class Lane:
                     if error is interpreter.start_error:
                         raise ProviderUnusable from error
                     raise
-            if marker is not None and signer is not None:
-                await self._write_marker(interpreter, marker.path, execution.key, result, signer)
         except PrepareError:
             raise  # no execution's
         except RlmBatchError as error:
@@ -194,8 +177,7 @@ class Lane:
                 if error.meta is not None:
                     error.meta = await asyncio.to_thread(files.publish, partial, name, error.meta, is_final=False)
                 raise
-            is_final = execution.marker is None  # or else that has to be written yet
-            result.meta = await asyncio.to_thread(files.publish, partial, name, result.meta, is_final=is_final)
+            result.meta = await asyncio.to_thread(files.publish, partial, name, result.meta, is_final=True)
             return result
 
     async def _prepare_and_execute(
@@ -205,8 +187,6 @@ class Lane:
         on_output: Callable[[str, str], None] | None,
         collect_to: Path | None = None,
     ) -> Result:
-        if execution.marker is not None and execution.marker.is_stale:
-            await remove_marker(interpreter, execution.marker.path)
         for path, file in self._uploads.items():
             await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
         self._has_state = self._context is not None
@@ -223,24 +203,6 @@ class Lane:
             collect=None if collect_to is None else self._collect,
             collect_to=collect_to,
         )
-
-    async def _write_marker(
-        self, interpreter: Interpreter, path: str, key: str, result: Result, signer: MarkerSigner
-    ) -> None:
-        """Writes a marker; once more, in a new sandbox, where the first has gone meanwhile: the code has run.
-
-        Raises VolumeError and OutcomeUnknown.
-        """
-        try:
-            await write_marker(interpreter, path, key, result, signer)
-        except OutcomeUnknown as unknown:
-            if interpreter.is_alive:
-                raise
-            try:
-                async with self._use_interpreter() as another:
-                    await write_marker(another, path, key, result, signer)
-            except (RlmBatchError, ProviderUnusable) as error:
-                raise unknown from error  # and nothing that has the code run again
 
     def _complete_meta(self, meta: Meta, execution: Execution) -> Meta:
         return replace(

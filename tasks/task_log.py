@@ -17,8 +17,7 @@ from .redrawn_lines import RedrawnLines
 
 EXECUTE_TASK_NAME = "execute"
 QUERY_TASK_NAME = "query"
-READ_MARKERS_TASK_NAME = "read markers"
-TASK_NAMES = {EXECUTE_TASK_NAME, QUERY_TASK_NAME, READ_MARKERS_TASK_NAME}
+TASK_NAMES = {EXECUTE_TASK_NAME, QUERY_TASK_NAME}
 CANCELLED_STATE = "Finished in state Cancelled("
 MAX_LINES = 200  # of one attempt at an execution
 MAX_LINE_CHARACTERS = 1000

@@ -45,7 +45,7 @@ HOME = tempfile.mkdtemp(prefix="tests-of-rlm-batch-")
 os.chmod(HOME, 0o1777)
 os.environ["TMPDIR"] = tempfile.tempdir = HOME
 os.environ["PREFECT_HOME"] = f"{HOME}/prefect"
-os.environ["XDG_DATA_HOME"] = f"{HOME}/data"  # with the key of the tests' own markers
+os.environ["XDG_DATA_HOME"] = f"{HOME}/data"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing LiteLLM waits for the network
 # No test speaks TLS: a client that reads all authorities' certificates takes 25 ms of a processor for them, so it is
 # given the first.

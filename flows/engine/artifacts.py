@@ -17,7 +17,7 @@ from prefect.context import FlowRunContext
 
 from ...sandbox.result import Outcome
 from ...tasks.ledger.run_record import RunRecord
-from ..reporting.markdown import escape_markdown, render_markdown
+from ..reporting.document import escape_markdown, render_markdown
 from ..reporting.report import build_report, build_table_records, describe_run
 from ..reporting.summary import RunSummary
 from .context import Log

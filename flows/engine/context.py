@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from prefect import get_run_logger
 from prefect.runtime import flow_run
@@ -30,18 +30,15 @@ from ...tasks.ledger.result_index import get_results_root
 from ...tasks.query import QueryTracker
 from ...tasks.retry import RetryPolicy
 from ...tasks.task_log import LineBudget, OutputLog
-from ...tasks.tracing.run_trace import find_run_tracer
+from ...tasks.tracing import trace_model, trace_queries
 from ..cleanup.orphans import register_own_run
 from ..cleanup.server_identity import get_server_id
 from ..inputs.spilling import PARAMETER_LIMIT, read_text_reference
 from ..parameters import Options
 from ..reporting.report import describe_cached, describe_usage
+from .execution_labels import Label
 from .failures import Deadline
 
-if TYPE_CHECKING:  # it imports OpenTelemetry's SDK
-    from ...tasks.tracing.spans import RunTracer
-
-Label = Callable[[Execution], str]
 Log = logging.Logger | logging.LoggerAdapter[Any]
 
 
@@ -83,18 +80,10 @@ class RunContext:
     usage: ResourceUsage
     preparation: Preparation | None
     tools: dict[str, Tool]
-    tracer: "RunTracer | None"
     files: CollectedFilesStore
     prepare_lines: LineBudget = field(default_factory=LineBudget)
 
-    def make_lane(
-        self,
-        slots: Slots,
-        uploads: dict[str, Path] | None = None,
-        state_context: str | None = None,
-        *,
-        is_prepared: bool = True,
-    ) -> Lane:
+    def make_lane(self, slots: Slots, uploads: dict[str, Path] | None = None, state_context: str | None = None) -> Lane:
         """A lane of this flow run. With a `state_context` its executions share one process and its state."""
         has_log = self.options.log_output
         return Lane(
@@ -107,9 +96,8 @@ class RunContext:
             slots=slots,
             model_access=self.model_access,
             uploads=uploads,
-            preparation=self.preparation if is_prepared else None,
+            preparation=self.preparation,
             tools=self.tools,
-            tracer=self.tracer,
             collect=self.options.collect,
             files=self.files,
             open_prepare_log=(lambda: OutputLog(self.prepare_lines, "prepare: ", self.log)) if has_log else None,
@@ -143,7 +131,7 @@ async def open_run_context(
 
     The deadline starts here. `part_prefix` is that of the ledger. Raises ConfigurationError.
     """
-    tracker, tracer = QueryTracker(), find_run_tracer()
+    tracker = QueryTracker()
     model_access = answers = None
     if options.language_model is not None and options.cache_queries and options.shards is None:  # which ask themselves
         index = make_answer_index(get_results_root())
@@ -152,8 +140,8 @@ async def open_run_context(
         model_access = await open_model_access(
             options.language_model,
             max_cost=options.max_cost,
-            track=tracker.track_query if tracer is None else tracer.trace_queries(tracker.track_query),
-            wrap_model=None if tracer is None else tracer.trace_model,
+            track=trace_queries(tracker.track_query),
+            wrap_model=trace_model,
             batch_concurrency=options.batch_concurrency,
             max_depth=options.max_depth,
             max_llm_calls=options.max_llm_calls,
@@ -186,7 +174,6 @@ async def open_run_context(
         usage=ResourceUsage(),
         preparation=preparation,
         tools=tools,
-        tracer=tracer,
         files=CollectedFilesStore(ledger.path),
     )
     register_own_run(context.run_id)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ...sandbox.outcomes.text_escape import escape_text
 from ...tasks.execution import Execution
-from ..reporting.text_table import format_variables
+from ..reporting.table import format_variables
 
 Label = Callable[[Execution], str]
 LENGTH = 120  # characters of what tells one from another

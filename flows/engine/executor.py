@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ...sandbox.errors import RlmBatchError, SandboxStartError
 from ...sandbox.result import Outcome, Result
@@ -23,6 +23,24 @@ from .events import OutcomeRecorder
 from .failures import FailureWatch, describe_rerun, find_first_error
 
 FindResult = Callable[[Execution], Result | None]
+
+
+class Executor(Protocol):
+    """Runs a flow run's executions: in this process, or in shards."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further execution is started."""
+        ...
+
+    async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
+        """Run the executions that have no result yet, and return when each of these executions has an outcome.
+
+        Args:
+            executions: The executions, in the order of their indices.
+            find_result: A function that looks up an earlier result.
+        """
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,10 +69,6 @@ class LaneExecutor:
         self._failures = FailureWatch(self.context.options.max_failures, self.context.total)
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
-        """Executes what has no result yet. Each of these executions has an outcome when it returns.
-
-        `find_result` looks up an earlier result.
-        """
         options = self.context.options
         per_task = options.executions_per_task or max(1, math.ceil(self.context.total / MAX_TASK_RUNS))
         batches = _Peekable(self._group_executions(self._skip_cached(executions, find_result), per_task))

@@ -5,7 +5,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from prefect.context import FlowRunContext
 from prefect.events import emit_event
 
 from ...tasks.ledger.run_record import RunRecord
@@ -40,16 +39,6 @@ class RunOutcome:
             ],
             payload=self.payload,
         )
-
-
-def announce_outcome(record: RunRecord, summary: RunSummary) -> str:
-    """Tells the flow of the current flow run, one of ours, what that has come to; returns it as text."""
-    outcome = describe_outcome(record, summary)
-    context = FlowRunContext.get()
-    flow: Any = None if context is None else context.flow
-    if hasattr(flow, "outcome"):
-        flow.outcome = outcome
-    return outcome.message
 
 
 def describe_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:

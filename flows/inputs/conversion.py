@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ...blocks.host_files.mounts import locate_mounts
 from ...blocks.host_files.python_path import locate_directories
+from ...blocks.registry import name_provider
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.intake.collected_files import check_patterns
 from ...sandbox.requests.function_code import convert_code
@@ -60,8 +61,6 @@ def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
         name: str(value) if isinstance(value, PurePath) else value for name, value in parameters.items()
     }
     if not isinstance(provider := converted.get("provider", ""), str) and hasattr(provider, "provider_name"):
-        from .provider_reference import name_provider
-
         text, options = name_provider(provider, converted.get("provider_options"))
         converted |= {"provider": text, **({} if options is None else {"provider_options": options})}
     if isinstance(paths := converted.get("python_path"), (list, tuple)):

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import shlex
 import weakref
 from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
@@ -13,13 +12,14 @@ from ...blocks.storage.location import Location, PathOrLocation
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.execution_request import check_variable_name
+from ...sandbox.requests.function_code import find_parameters
 from ...tasks.ledger.run_record import list_run_records
-from .cells import JSON, ColumnType, read_word
+from .cells import ColumnType, read_word
 from .host_paths import locate_input, pin_file
-from .table_files import CsvTable, ParquetTable, Table
-from .text_files import COMPRESSED, SPREADSHEET, Report, TextFile
+from .tables import COMPRESSED, SPREADSHEET, CsvTable, JsonLines, ParquetTable, Report, Table
 
 Variables = dict[str, Any]
+Chunk = tuple[str, Any]  # an id and its data
 TypesOfColumns = dict[str, Any] | Literal["json"] | None  # The caller's; None means that the cells decide.
 RuleOfTypes = dict[str, Any] | Literal["json"]  # The run's record keeps this.
 JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -33,6 +33,10 @@ class RecordedTypes(dict[str, Any]):
 
 class Inputs(Iterable[Variables], Sized, Protocol):
     """Dicts of variables, in an order, and how many there are."""
+
+
+class ChunkSource(Iterable[Chunk], Sized, Protocol):
+    """Chunk ids with their data, in an order, and how many there are."""
 
 
 class InputFile:
@@ -68,16 +72,17 @@ class InputFile:
             raise ConfigurationError(
                 f"types are those of a CSV file's columns, and {self.path} is none: leave them out"
             )
-        self.table: Table | None = None
+        self.table: Table | None = None  # None of JSON lines
         self._rule: RuleOfTypes = {}
         mirror = LocalMirror(self.path) if isinstance(self.path, Location) else None
         try:
             file = mirror.fetch_file() if mirror is not None else pin_file(self.path)  # type: ignore[arg-type]
             if suffix in JSON_LINES:
-                self._text = TextFile(file, self.path)
-                self._length = sum(1 for _ in self._check_lines(report))
+                self._rows: Table | JsonLines = JsonLines(
+                    file, self.path, self.check, report, takes_any_value=self.takes_any_value
+                )
                 return
-            self.table = self._open_table(file, suffix, types, report)
+            self._rows = self.table = self._open_table(file, suffix, types, report)
         except OSError as error:
             raise ConfigurationError(f"the input file {self.path} cannot be read: {error.strerror}") from None
         self.check_columns(self.table.names, f"the header of {self.path}")
@@ -100,14 +105,14 @@ class InputFile:
 
     @property
     def column_types(self) -> RuleOfTypes:
-        """The rule by which its cells were read, for a run's record: each column's type, or "json"."""
+        """The rule by which the file's cells were read, for a run's record: each column's type, or "json"."""
         return {} if self.table is None else self._rule or dict(self.table.types)
 
     def __len__(self) -> int:
-        return self._length if self.table is None else len(self.table)
+        return len(self._rows)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._read_lines() if self.table is None else iter(self.table)
+        return iter(self._rows)
 
     def check(self, value: Any, number: int) -> None:
         """Check a value of JSON lines, whose number counts from 1. Raises ConfigurationError."""
@@ -128,40 +133,6 @@ class InputFile:
                 f"types names the column {unknown[0]!r}, which {self.path} has not: it has {', '.join(table.names)}"
             )
         return table
-
-    def _check_lines(self, report: Report | None) -> Iterator[Any]:
-        for number, value in enumerate(self._read_lines(report), 1):
-            self.check(value, number)
-            yield value
-
-    def _read_lines(self, report: Report | None = None) -> Iterator[Any]:
-        for number, line in enumerate(self._text.read_lines(report), 1):
-            if line.strip():
-                yield self._parse_line(line, number)
-
-    def _parse_line(self, line: str, number: int) -> Any:
-        try:
-            value = JSON.decode(line)
-        except ValueError as error:
-            raise ConfigurationError(
-                f"line {number} of {self.path} is not JSON: {error}{self._advise_lines(line)}"
-            ) from None
-        except RecursionError:
-            raise ConfigurationError(f"line {number} of {self.path} is nested too deeply: flatten it") from None
-        if not (self.takes_any_value or isinstance(value, dict)):
-            raise ConfigurationError(
-                f"line {number} of {self.path} is a {type(value).__name__}: a line is an object of variables"
-                f"{self._advise_lines(line)}"
-            )
-        return value
-
-    def _advise_lines(self, line: str) -> str:
-        if not line.lstrip().startswith("["):
-            return ""
-        path = Path(str(self.path))
-        program = "import json, sys; [print(json.dumps(item)) for item in json.load(sys.stdin)]"
-        files = f"< {shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.lines.jsonl')))}"
-        return f'. If the file is one list, give each item a line of its own: python3 -c "{program}" {files}'
 
 
 # Readers that are still in use.
@@ -211,7 +182,53 @@ class PointFile(VariablesFile):
         super().check(value, number)
         if self._variables is None:
             self._variables = set(value)
-        check_same_variables(self._variables, value, number)
+        _check_same_variables(self._variables, value, number)
+
+
+class _ChunkFile(InputFile):
+    """The chunks of a file whose lines have an id and data."""
+
+    default_types: ClassVar[dict[str, ColumnType]] = {"id": "str"}
+
+    def __init__(self, path: str, types: TypesOfColumns = None, report: Report | None = None) -> None:
+        super().__init__(path, types, report)
+        ids: set[str] = set()
+        for number, (chunk_id, _) in enumerate(self, 1):
+            if chunk_id in ids:
+                raise ConfigurationError(
+                    f"chunk {number} of {self.path} has the id {chunk_id!r}, which an earlier one has too"
+                )
+            ids.add(chunk_id)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return ((_normalize_chunk_id(line["id"]), line["data"]) for line in super().__iter__())
+
+    def check(self, value: dict[str, Any], number: int) -> None:
+        self.check_columns(value, f"line {number} of {self.path}")
+
+    def check_columns(self, names: Iterable[str], where: str) -> None:
+        if set(names) != {"id", "data"}:
+            raise ConfigurationError(f"{where} has {', '.join(map(str, names)) or 'nothing'}: a chunk has id and data")
+
+
+class _SlicedChunks:
+    """Data in lists of so many items, numbered from 0; of a file only one list at a time is in memory."""
+
+    def __init__(self, items: list[Any] | ItemFile, size: int) -> None:
+        self._items, self._size = items, size
+
+    @property
+    def column_types(self) -> RuleOfTypes:
+        """The rule by which the cells of its file were read."""
+        return get_column_types(self._items)
+
+    def __len__(self) -> int:
+        return (len(self._items) + self._size - 1) // self._size
+
+    def __iter__(self) -> Iterator[Chunk]:
+        rest = iter(self._items)
+        slices = iter(lambda: list(itertools.islice(rest, self._size)), [])  # until one is empty
+        return ((str(number), items) for number, items in enumerate(slices))
 
 
 class Grid:
@@ -237,23 +254,37 @@ class Grid:
 
 def read_inputs(inputs: list[Variables] | str, types: TypesOfColumns = None, report: Report | None = None) -> Inputs:
     """Return a flow's inputs, of a list or a path. Raises ConfigurationError for none, and for a wrong name."""
-    found = _require_values(open_or_take(VariablesFile, inputs, types, report), inputs, "inputs")
-    if not isinstance(found, InputFile):
-        check_variable_names(dict.fromkeys(name for variables in found for name in variables), "inputs: ")
-    return found
+    values = _open_rows(VariablesFile, inputs, "inputs", types, report)
+    if not isinstance(values, InputFile):
+        check_variable_names(dict.fromkeys(name for variables in values for name in variables), "inputs: ")
+    return values
 
 
 def read_points(points: list[Variables] | str, types: TypesOfColumns = None, report: Report | None = None) -> Inputs:
-    """The points of a sweep, as a list or as a path. Raises ConfigurationError where their variables differ."""
-    found = _require_values(open_or_take(PointFile, points, types, report), points, "points")
-    if isinstance(found, InputFile):
-        return found
-    names: set[str] | None = None
-    for number, point in enumerate(found, 1):
-        names = set(point) if names is None else names
-        check_same_variables(names, point, number)
-    check_variable_names(names or (), "points: ")
-    return found
+    """Return a sweep's points, of a list or a path. Raises ConfigurationError if their variables differ."""
+    values = _open_rows(PointFile, points, "points", types, report)
+    if not isinstance(values, InputFile):
+        first = next(iter(values))
+        for number, point in enumerate(values, 1):
+            _check_same_variables(set(first), point, number)
+        check_variable_names(first, "points: ")
+    return values
+
+
+def _open_rows(kind: type[InputFile], source: Any, noun: str, types: TypesOfColumns, report: Report | None) -> Inputs:
+    rows = _open_or_take(kind, source, types, report)
+    if not len(rows):
+        where = f"the file {source}" if isinstance(source, str) else f"the list of {noun}"
+        raise ConfigurationError(f"{where} is empty: there is nothing to run")
+    return rows
+
+
+def _open_or_take(kind: type[InputFile], values: Any, types: TypesOfColumns, report: Report | None) -> Any:
+    if isinstance(values, str):
+        return kind.open(values, types, report)
+    if types is not None:
+        raise ConfigurationError("types are those of a CSV file's columns, and there is no file: leave them out")
+    return values
 
 
 def check_variable_names(names: Iterable[str], where: str) -> None:
@@ -262,17 +293,8 @@ def check_variable_names(names: Iterable[str], where: str) -> None:
         check_variable_name(name, where)
 
 
-def open_or_take(kind: type[InputFile], values: Any, types: TypesOfColumns, report: Report | None) -> Any:
-    """The reader of a file, or a list as it is. Raises ConfigurationError."""
-    if isinstance(values, str):
-        return kind.open(values, types, report)
-    if types is not None:
-        raise ConfigurationError("types are those of a CSV file's columns, and there is no file: leave them out")
-    return values
-
-
 def get_column_types(values: object) -> RuleOfTypes:
-    """The rule by which the cells of a CSV file were read; empty of anything else."""
+    """Return the rule by which the cells of a CSV file were read; empty for anything else."""
     return getattr(values, "column_types", {})
 
 
@@ -291,8 +313,8 @@ def resolve_types_of(source: object, types: TypesOfColumns, ledger: PathOrLocati
     return RecordedTypes(recorded) if isinstance(recorded, dict) else recorded or None  # type: ignore[return-value]
 
 
-def check_same_variables(names: set[str], point: Variables, number: int) -> None:
-    """Raises ConfigurationError if a sweep's point does not have the first one's variables, which are `names`."""
+def _check_same_variables(names: set[str], point: Variables, number: int) -> None:
+    """Raise ConfigurationError if a sweep's point does not have the variables `names`, which the first one has."""
     for name in sorted(names ^ set(point)):
         which, there = (
             (f"point {number}", "the first has") if name in names else ("the first point", f"point {number} has")
@@ -302,8 +324,65 @@ def check_same_variables(names: set[str], point: Variables, number: int) -> None
         )
 
 
-def _require_values(inputs: Inputs, source: list[Variables] | str, what: str) -> Inputs:
-    if not len(inputs):
-        where = f"the file {source}" if isinstance(source, str) else f"the list of {what}"
-        raise ConfigurationError(f"{where} is empty: there is nothing to run")
-    return inputs
+def build_chunks(
+    chunks: dict[str, Any] | str | None,
+    data: list[Any] | str | None,
+    chunk_size: int | None,
+    types: TypesOfColumns = None,
+    report: Report | None = None,
+) -> ChunkSource:
+    """Return the chunks of a flow's parameters. Raises ConfigurationError."""
+    if (chunks is None) == (data is None):
+        raise ConfigurationError("pass chunks (data by id), or data with chunk_size: one of the two")
+    if data is None and chunk_size is not None:
+        raise ConfigurationError("chunk_size goes with data: the chunks are given as they are")
+    if data is not None and chunk_size is None:
+        raise ConfigurationError("chunk_size is missing: say how many items of the data make a chunk")
+    if chunks is not None:
+        by_id = _open_or_take(_ChunkFile, chunks, types, report)
+        source: ChunkSource = by_id if isinstance(by_id, _ChunkFile) else normalize_chunk_ids(by_id).items()
+    else:
+        assert data is not None
+        assert chunk_size is not None
+        source = _SlicedChunks(_open_or_take(ItemFile, data, types, report), chunk_size)
+    if not len(source):
+        raise ConfigurationError("there are no chunks: the data is empty")
+    return source
+
+
+def normalize_chunk_ids(chunks: dict[Any, Any]) -> dict[str, Any]:
+    """Return the chunks with ids that are text, as in JSON. Raises ConfigurationError if two ids become equal."""
+    normalized = {_normalize_chunk_id(name): value for name, value in chunks.items()}
+    if len(normalized) < len(chunks):
+        raise ConfigurationError("two chunks have the same id once ids are text, such as 1 and '1': rename one")
+    return normalized
+
+
+def _normalize_chunk_id(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise ConfigurationError(f"{value!r} is no chunk id: ids are text or whole numbers")
+    return str(value)
+
+
+def check_variables(code: str, inputs: Iterable[Iterable[str]], *, needs_all: bool) -> None:
+    """Raise ConfigurationError if the code was made of a function that does not take the variables of each input.
+
+    Args:
+        code: The code; other code takes any variables.
+        inputs: The variables, or only their names, of each input.
+        needs_all: Nothing but the inputs defines a parameter without a default, as `prepare` could.
+    """
+    parameters = find_parameters(code)
+    if parameters is None:
+        return
+    if isinstance(inputs, InputFile) and inputs.table is not None:
+        inputs = [inputs.table.names]  # all its rows have the same
+    for variables in inputs:
+        parameters.check(variables, needs_all=needs_all)
+
+
+def check_provided_variables(code: str | None, names: tuple[str, ...], *, needs_all: bool) -> None:
+    """Do as `check_variables` for variables that the flow provides, which a function need not take."""
+    parameters = None if code is None else find_parameters(code)
+    if parameters is not None:
+        parameters.check((name for name in names if name in parameters.names), needs_all=needs_all)

@@ -12,8 +12,8 @@ from ...blocks.storage.location import write_file
 from ...blocks.storage.location_parsing import parse_scheme
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.code_text import declare_utf8, decode_code
-from .chunking import normalize_chunk_ids
 from .host_paths import get_spill_directory, locate_input, pin_file
+from .readers import normalize_chunk_ids
 
 PARAMETER_LIMIT = 256 * 1024  # bytes of JSON; Prefect refuses flow runs with parameters over 512 KiB in all
 LISTS = ("code", "steps", "inputs", "points", "data", "chunks")  # parameters that are lists, or data by id

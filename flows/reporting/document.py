@@ -1,21 +1,23 @@
-"""The parts that a report is made of, and what any form of it does to text: `markdown` and `html` render them.
+"""The parts of a report, and the report as Markdown, for Prefect's UI. `html.py` makes a page of the same parts.
 
-Everything in it may have been chosen by code in a sandbox: variables, fields, their names, messages of errors. In both
-forms such text is text: it opens no tag, no link, no image and no cell of a table.
+Code in a sandbox may have chosen any text in a report: variables, fields, their names, messages of errors. In both
+forms such text stays text: it cannot open a tag, a link, an image or a table's cell.
 """
 
 import base64
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ...sandbox.outcomes.text_escape import escape_text
 
-VERBATIM_LINES = 40  # of a verbatim text that are shown, and
+VERBATIM_LINES = 40
 VERBATIM_CHARACTERS = 4000
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A heading; level 1 is the page's own."""
+    """A heading. Level 1 is the page's own."""
 
     text: str
     level: int = 2
@@ -30,7 +32,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text below a header; the row with the number `best` (from 0) stands out, where the form allows it."""
+    """Rows of text below a header. A page highlights the row with the number `best`, counted from 0."""
 
     header: list[str]
     rows: list[list[str]] = field(default_factory=list[list[str]])
@@ -39,7 +41,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An SVG picture, and the text for readers who do not see it."""
+    """An SVG picture of ours, and its alternative text."""
 
     svg: str
     alt: str
@@ -52,13 +54,13 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Verbatim:
-    """A text of several lines, as it is; `VERBATIM_LINES` and `VERBATIM_CHARACTERS` of it."""
+    """A text of several lines, of which at most `VERBATIM_LINES` and `VERBATIM_CHARACTERS` are shown."""
 
     text: str
 
     @property
     def excerpt(self) -> str:
-        """As much of it as is shown, without what a terminal would take for commands."""
+        """The part of the text that is shown, without commands for a terminal."""
         lines = self.text[: VERBATIM_CHARACTERS + 1].splitlines()
         clean = "\n".join(escape_text(line, keep="\t") for line in lines[:VERBATIM_LINES])
         is_cut = len(self.text) > VERBATIM_CHARACTERS or len(lines) > VERBATIM_LINES
@@ -67,9 +69,9 @@ class Verbatim:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A picture that code has shown, of a kind that runs nothing where a page has it as an image.
+    """An image that code displayed, as an address that needs no network, and its alternative text.
 
-    `data_url` is an address that needs no network; `alt` is for readers who do not see it.
+    Its type is one that runs nothing when a page shows it as an image.
     """
 
     data_url: str
@@ -78,7 +80,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """HTML that code has shown, for a frame in which nothing of it runs or is fetched; `alt` is the frame's title."""
+    """HTML that code displayed, for a frame in which it can neither run nor fetch anything. `alt` is the title."""
 
     html: str
     alt: str
@@ -86,16 +88,19 @@ class Markup:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files that an execution brought home, by their paths or locations, of which a page shows the pictures."""
+    """Collected files, by their paths or locations. A page shows those that are pictures."""
 
     paths: list[str]
 
 
+SectionPart = Image | Markup | Heading | Verbatim | Text | Files
+
+
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """Parts that a page has; other forms have the `mention` of them, for they may take megabytes."""
+    """Parts for a page only: they may take megabytes. Markdown has the `mention` in their place."""
 
-    parts: list[Image | Markup | Heading | Verbatim | Text | Files]
+    parts: list[SectionPart]
     mention: str
 
 
@@ -103,5 +108,42 @@ Part = Heading | Text | Table | Picture | Verbatim | PageSection
 
 
 def clean_line(text: str) -> str:
-    """The text on one line, without what a terminal would take for commands or what turns the text around it."""
+    """Return the text on one line, without commands for a terminal or signs that reverse the direction of text."""
     return escape_text(" ".join(text.split("\n")))
+
+
+# Markdown could interpret these characters, or a reader of it could make links of addresses.
+_SPECIAL = re.compile(r"[\\`*_\[\]<>#+!|~&:@$^{})=]|[.-](?![0-9])")
+
+
+def render_markdown(parts: Iterable[Part]) -> str:
+    """Return the parts as a document in GitHub's Markdown."""
+    return "\n\n".join(filter(None, map(_render_part, parts))) + "\n"
+
+
+def escape_markdown(text: str) -> str:
+    """Return the text on one line, with a backslash before each character that Markdown could interpret.
+
+    Entities would be as safe, but Prefect's UI shows numeric ones as they are written.
+    """
+    return _SPECIAL.sub(r"\\\g<0>", clean_line(text))
+
+
+def _render_part(part: Part) -> str:
+    match part:
+        case Heading(text, level):
+            return f"{'#' * level} {escape_markdown(text)}"
+        case Text(text):
+            return escape_markdown(text)
+        case Table(header, rows):
+            cells = [[*map(escape_markdown, row)] for row in (header, *rows)]
+            cells.insert(1, ["---"] * len(header))
+            return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+        case PageSection(_, mention):
+            return escape_markdown(mention)
+        case Picture(_, alt):
+            return f"![{escape_markdown(alt)}]({part.data_url})"
+        case Verbatim():
+            excerpt = part.excerpt
+            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", excerpt)), default=0))
+            return f"{fence}text\n{excerpt}\n{fence}"

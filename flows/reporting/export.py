@@ -1,38 +1,36 @@
-"""A run's outcomes as a table for other programs: CSV, and Parquet where pyarrow is installed.
+"""A run's outcomes as a table for other programs: CSV, Parquet with pyarrow, and a DataFrame with pandas.
 
-A row is an execution, in their order; a column is a variable, a field that code submitted, or what is known of the
-execution. Only a row (for Parquet, some thousands) is in memory at a time: the ledger is read once for the columns and
-once for the rows.
+A row is an execution, in order. A column is a variable, a submitted field, or another property of the execution. For a
+file only some rows are in memory at a time: the ledger is read once for the columns and once for the rows.
 """
 
 import csv
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Failure, Outcome, Result
-from .columns import OUTPUTS, VARIABLES, get_values, name_columns
 from .ledger_reader import LedgerReader
+from .table import OUTPUTS, VARIABLES, get_values, name_columns
 
-MAX_COLUMNS = 2000  # variables and fields together: the names are the code's, which may make up as many as it likes
+MAX_COLUMNS = 2000  # variables and fields together: code may make up any number of names
 PARQUET_BATCH_ROWS = 5000
-# Of text that spreadsheets run (OWASP, CSV injection); some read the wide letters as the others.
+# Spreadsheets run text with these beginnings (OWASP, CSV injection). Some read the wide characters as the others.
 FORMULA_BEGINNINGS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\r", "\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's type (int, float, bool, text, or json for all else), and what an outcome has in it."""
+    """A column: its type (int, float, bool, text, or json for all else), and a function that returns its values."""
 
     type: str
     get_value: Callable[[Outcome], Any]
 
 
-# What is known of every execution, beside its variables and fields.
 STANDARD_COLUMNS = {
     "index": Column("int", lambda outcome: outcome.meta.index),
     "status": Column("text", lambda outcome: "succeeded" if isinstance(outcome, Result) else "failed"),
@@ -49,22 +47,31 @@ STANDARD_COLUMNS = {
 
 
 def write_csv(reader: LedgerReader, path: Path, *, raw: bool = False) -> None:
-    """Writes every outcome as CSV with a header: text as it is, all else as JSON. Raises OSError.
+    """Write every outcome as CSV with a header: text as it is, all else as JSON. Raises OSError.
 
-    Text that a spreadsheet would take for a formula gets an apostrophe before it, unless it is to be `raw`.
+    Unless `raw`, text that a spreadsheet would take for a formula gets an apostrophe in front.
     """
-    format_text = _keep_text if raw else _disarm_formula
+    format_text: Callable[[str], str] = str if raw else _disarm_formula
+
+    def format_cell(value: Any) -> str:
+        if value is None:
+            return ""
+        return format_text(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
     columns = collect_columns(reader.read_outcomes())
     with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(map(format_text, columns))
         for outcome in reader.read_outcomes():
-            values = [column.get_value(outcome) for column in columns.values()]
-            writer.writerow([_format_csv_cell(value, format_text) for value in values])
+            writer.writerow([format_cell(column.get_value(outcome)) for column in columns.values()])
+
+
+def _disarm_formula(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULA_BEGINNINGS) else text
 
 
 def write_parquet(reader: LedgerReader, path: Path) -> None:
-    """Writes every outcome as Parquet. Raises OSError, and ConfigurationError where pyarrow is not installed."""
+    """Write every outcome as Parquet. Raises OSError, and ConfigurationError if pyarrow is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -72,32 +79,56 @@ def write_parquet(reader: LedgerReader, path: Path) -> None:
         raise ConfigurationError(
             "Parquet is written by pyarrow, which is not installed: pip install 'rlm-batch[parquet]', or use --csv"
         ) from None
-    types = {
-        "int": pyarrow.int64(),
-        "float": pyarrow.float64(),
-        "bool": pyarrow.bool_(),
-        "text": pyarrow.string(),
-        "json": pyarrow.string(),
-    }
+    types = {"int": pyarrow.int64(), "float": pyarrow.float64(), "bool": pyarrow.bool_()}
     columns = collect_columns(reader.read_outcomes())
-    schema = pyarrow.schema([(name, types[column.type]) for name, column in columns.items()])
+    schema = pyarrow.schema([(name, types.get(column.type, pyarrow.string())) for name, column in columns.items()])
     outcomes = reader.read_outcomes()
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
         while rows := list(itertools.islice(outcomes, PARQUET_BATCH_ROWS)):
             arrays = [
-                pyarrow.array([_convert(column.get_value(row), column.type) for row in rows], types[column.type])
-                for column in columns.values()
+                pyarrow.array([_convert(column.get_value(row), column.type) for row in rows], field.type)
+                for column, field in zip(columns.values(), schema, strict=True)
             ]
             writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
 
 
-def collect_columns(outcomes: Iterator[Outcome]) -> dict[str, Column]:
-    """The columns by name: the index, variables, fields, and the other standard ones.
+def _convert(value: Any, kind: str) -> Any:
+    if value is None or kind in ("int", "bool"):
+        return value
+    if kind == "json":
+        return json.dumps(value, ensure_ascii=True)
+    return value.encode("utf-8", "replace").decode("utf-8") if kind == "text" else float(value)
 
-    A variable or field whose name is taken gets its source as a prefix. Raises ConfigurationError where there are more
+
+def build_data_frame(outcomes: Sequence[Outcome]) -> Any:
+    """Return a pandas DataFrame with a row for each outcome, and the columns of an export to CSV.
+
+    Values are as they are. A column of integers with missing values has the dtype Int64. Raises ConfigurationError if
+    pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise ConfigurationError(
+            "to_dataframe() needs pandas, which is not installed: pip install pandas, or read the report's results"
+        ) from None
+    columns = collect_columns(outcomes)
+    series: dict[str, Any] = {}
+    for name, column in columns.items():
+        values = [column.get_value(outcome) for outcome in outcomes]
+        # By default pandas makes floats of integers beside None or a float.
+        dtypes = {"int": "Int64" if None in values else None, "json": object}
+        series[name] = pandas.Series(values, dtype=dtypes.get(column.type))
+    return pandas.DataFrame(series, columns=list(columns))
+
+
+def collect_columns(outcomes: Iterable[Outcome]) -> dict[str, Column]:
+    """Return the columns by name: the index, variables, fields, and the other standard columns.
+
+    A variable or field whose name is taken gets its source as a prefix. Raises ConfigurationError if there are more
     than `MAX_COLUMNS` of them.
     """
-    types: dict[tuple[str, str], set[str]] = {}  # that values have, by their source and name
+    types: dict[tuple[str, str], set[str]] = {}  # of a column's values, by its source and key
     for outcome in outcomes:
         for source in (VARIABLES, OUTPUTS):
             for name, value in get_values(outcome, source).items():
@@ -120,10 +151,7 @@ def collect_columns(outcomes: Iterator[Outcome]) -> dict[str, Column]:
 
 
 def _merge_types(types: set[str]) -> str:
-    """Return one type for all of a column: what is neither number nor text nor bool is JSON, as text.
-
-    So are integers that no float holds, beside floats.
-    """
+    """Return one type for a column: json for mixed values, and for integers beside floats that no float holds."""
     if types and types <= {"int", "long"}:
         return "int"
     if types <= {"int", "float"}:
@@ -137,26 +165,3 @@ def _name_type(value: Any) -> str:
     if type(value) is int and abs(value) > 2**53:
         return "long"
     return {bool: "bool", int: "int", float: "float", str: "text"}.get(type(value), "json")
-
-
-def _convert(value: Any, kind: str) -> Any:
-    if value is None or kind in ("int", "bool"):
-        return value
-    if kind == "json":
-        return json.dumps(value, ensure_ascii=True)
-    return value.encode("utf-8", "replace").decode("utf-8") if kind == "text" else float(value)
-
-
-def _format_csv_cell(value: Any, format_text: Callable[[str], str]) -> str:
-    if value is None:
-        return ""
-    return format_text(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _disarm_formula(text: str) -> str:
-    """The text as a cell that a spreadsheet shows: the apostrophe before it is the common sign for that."""
-    return f"'{text}" if text.startswith(FORMULA_BEGINNINGS) else text
-
-
-def _keep_text(text: str) -> str:
-    return text

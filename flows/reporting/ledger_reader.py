@@ -1,4 +1,4 @@
-"""A flow run that is over, or under way, read from its ledger: no server is asked, one line is in memory at a time."""
+"""A flow run, ended or running, read from its ledger. No server is asked, and one line is in memory at a time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,32 +24,31 @@ class LedgerReader:
     records: list[RunRecord]  # the latest last; never empty
 
     def read_outcomes(self) -> Iterator[Outcome]:
-        """The outcome that counts of each execution, by their numbers.
+        """Yield the outcome that counts of each execution, by their numbers.
 
-        Success beats failure, then the later beats the earlier, for each execution; where the code was changed and run
-        again on the same ledger, so that a number stands there with several keys, the latest of them counts. Those
-        without a number, of `run_code`, come in the order of time, and get the next ones.
+        Success beats failure, and then a later outcome beats an earlier one. A number may have several keys, if changed
+        code ran on the same ledger: the latest of these counts. Executions of `run_code` have no number. They come
+        last, in order of time, and get the next numbers.
         """
-        by_key: dict[str, tuple[bool, float, int | None, LinePosition]] = {}
-        for line in self.ledger.read_lines():
-            candidate = (line.is_success, line.written_at, line.data.get("index"), line.position)
-            if line.key not in by_key or candidate[:2] >= by_key[line.key][:2]:
-                by_key[line.key] = candidate
-        in_order_of_time = sorted(by_key.values(), key=lambda candidate: candidate[1])
-        del by_key
-        # The latest of each number.
-        positions = {number: position for _, _, number, position in in_order_of_time if number is not None}
-        unnumbered = [position for _, _, number, position in in_order_of_time if number is None]
-        del in_order_of_time
-        first_free = max(positions, default=-1) + 1
-        positions |= dict(enumerate(unnumbered, first_free))
+        positions = self._find_positions()
         for number in sorted(positions):
             line = read_line(positions[number])
             if line is not None:
                 yield with_index(line.to_outcome(), number)
 
+    def _find_positions(self) -> dict[int, LinePosition]:
+        by_key: dict[str, tuple[bool, float, int | None, LinePosition]] = {}
+        for line in self.ledger.read_lines():
+            candidate = (line.is_success, line.written_at, line.data.get("index"), line.position)
+            if line.key not in by_key or candidate[:2] >= by_key[line.key][:2]:
+                by_key[line.key] = candidate
+        by_time = sorted(by_key.values(), key=lambda candidate: candidate[1])
+        positions = {number: position for _, _, number, position in by_time if number is not None}
+        unnumbered = [position for _, _, number, position in by_time if number is None]
+        return positions | dict(enumerate(unnumbered, max(positions, default=-1) + 1))
+
     def summarize(self) -> RunSummary:
-        """The counts of its outcomes."""
+        """Return the summary of the outcomes."""
         summary = RunSummary(self.records[-1].report_spec)
         for outcome in self.read_outcomes():
             summary.add(outcome)
@@ -57,9 +56,10 @@ class LedgerReader:
 
 
 def open_run_ledger(run: str) -> LedgerReader:
-    """The run with that id or name, or the ledger at that path or location.
+    """Return the ledger of the run with that id or name, or the ledger at that path or location.
 
-    Raises ConfigurationError where there is none, or where a location cannot be read.
+    Raises:
+        ConfigurationError: There is no such ledger, or it cannot be read.
     """
     path: PathOrLocation = _find_ledger(run)
     try:
@@ -72,10 +72,9 @@ def open_run_ledger(run: str) -> LedgerReader:
 
 
 def _find_ledger(run: str) -> PathOrLocation:
-    if is_remote(run):
-        return parse_location(run)
     path = parse_location(run)
-    assert not isinstance(path, Location)
+    if isinstance(path, Location) or is_remote(run):
+        return path
     if run.strip() and path.is_dir():
         return path
     record = find_run_record(get_results_root(), run) if run.strip() else None

@@ -1,52 +1,72 @@
-"""The report on a run: a summary, a chart, a table with the best first, and failures with their messages."""
+"""The report on a run: its figures, its charts, a table with the best first, what code displayed, and the failures."""
 
+import base64
+import binascii
+import itertools
+import json
 import time
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from ...sandbox.meta import Meta
 from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure
 from ...tasks.ledger.run_record import RunRecord
-from .charts.pictures import build_charts
-from .columns import VARIABLES, name_columns
-from .document import Heading, Part, Table, Text, Verbatim
-from .markdown import escape_markdown
-from .summary import MAX_FULL_TEXTS, MAX_ROWS, Cell, Row, RunSummary
-from .text_table import BEST_MARK, PARETO_MARK, format_cell, format_variables
+from .charts import build_charts
+from .document import (
+    Files,
+    Heading,
+    Image,
+    Markup,
+    PageSection,
+    Part,
+    SectionPart,
+    Table,
+    Text,
+    Verbatim,
+    escape_markdown,
+)
+from .summary import MAX_FULL_TEXTS, MAX_PARTS, MAX_ROWS, Cell, Row, RunSummary
+from .table import BEST_MARK, PARETO_MARK, VARIABLES, format_cell, format_variables, name_columns
 
-CellT = TypeVar("CellT")
-COLUMNS = ("number", "seconds", "outcome")  # of a table, beside those of variables and fields
-MAX_VARIABLES = 8  # that tell a trial in a line
+RECORD_COLUMNS = ("number", "seconds", "outcome")  # columns beside those of variables and fields
+MAX_VARIABLES = 8  # variables that identify an execution in a line
+# Forms of a display that a page can show: pictures, HTML and text.
+IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+SVG, HTML, TEXT = "image/svg+xml", "text/html", "text/plain"
 
 
 def build_report(summary: RunSummary, records: Sequence[RunRecord]) -> list[Part]:
-    """The report in parts. The last of `records` is the run that it is on; those before it wrote to its ledger too."""
+    """Return the report as parts of a document.
+
+    Args:
+        summary: The run's summary.
+        records: The records of all runs that wrote to the ledger. The report is on the last.
+    """
     record = records[-1]
     parts: list[Part] = [Heading(f"{record.flow}: {record.name}" if record.name else record.flow, 1)]
     outcome, *rest = build_summary_rows(summary, records)
     parts.append(Table(outcome, rest))
     parts += build_charts(summary)
-    only = summary.first_result if summary.done == 1 else None
-    if only is not None:
-        for name, value in list(only.outputs.items())[:MAX_FULL_TEXTS]:
+    if summary.done == 1 and summary.first_result is not None:
+        for name, value in list(summary.first_result.outputs.items())[:MAX_FULL_TEXTS]:
             parts += [Heading(name), Verbatim(value if isinstance(value, str) else format_cell(value))]
-    rows = build_table_rows(summary)
-    if len(rows) > 1:
-        what = f"{summary.spec.noun}s".capitalize()
-        parts.append(Heading(what if summary.best_trial.result is None else f"{what}, the best first"))
-        best = next((number for number, row in enumerate(rows[1:]) if row[-1] == BEST_MARK), None)
-        parts.append(Table(rows[0], rows[1:], best))
+    header, *rows = build_table_rows(summary)
+    if rows:
+        title = f"{summary.spec.noun}s".capitalize()
+        parts.append(Heading(title if summary.best_trial.result is None else f"{title}, the best first"))
+        best = next((number for number, row in enumerate(rows) if row[-1] == BEST_MARK), None)
+        parts.append(Table(header, rows, best))
         if summary.done > MAX_ROWS:
             parts.append(Text(f"{summary.done - MAX_ROWS:,} more are in the ledger."))
         if summary.has_hidden_columns:
             parts.append(Text("Some variables or fields have no column here; the ledger has all."))
-    return parts + summary.displays.build_parts(summary.spec.noun) + build_failure_parts(summary)
+    return parts + _build_display_parts(summary) + _build_failure_parts(summary)
 
 
 def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> list[list[str]]:
-    """The rows of the table of figures at the top: a name, and its value."""
-    record = records[-1]
-    spec = summary.spec
+    """Return the rows of the report's table of figures: a name and its value."""
+    record, spec = records[-1], summary.spec
     counts = f"{summary.succeeded:,} of {max(record.total, summary.done):,} {spec.noun}s succeeded"
     others = [
         (summary.pruned, "of them pruned"),
@@ -55,28 +75,30 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
         (summary.retried, "tried more than once"),
     ]
     counts += "".join(f", {count:,} {text}" for count, text in others if count)
-    if summary.silent and spec.noun != "step":  # whose names the next step has
+    if summary.silent and spec.noun != "step":  # A step may pass its names on instead of calling SUBMIT.
         counts += f"; the code of {summary.silent:,} never called SUBMIT"
     rows = [["Outcome", counts]]
     missing = record.total - summary.done
     if missing > 0:
         rows.append(["Missing", f"{missing:,} have no result: the run was ended before, or is not over"])
     if spec.objective is not None:
-        rows.append([f"Best {spec.objective}", describe_best_trial(summary) or "none"])
+        rows.append([f"Best {spec.objective}", _describe_best_trial(summary) or "none"])
     if spec.objectives:
-        rows.append(["Pareto front", describe_front(summary)])
-    if record.began and record.ended is not None:
-        which = "of the last run of several, " if len(records) > 1 else ""
-        span = f"{format_duration(record.ended - record.began)}, {which}from {_format_time(record.began)}"
-        rows.append(["Time", span])
-    elif record.began:
-        rows.append(["Begun", _format_time(record.began)])
-    rows.append(["Code ran", f"{format_duration(summary.seconds)} of all {spec.noun}s together"])
+        rows.append(["Pareto front", _describe_front(summary)])
+    if record.began:
+        began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(record.began))
+        if record.ended is None:
+            rows.append(["Begun", began])
+        else:
+            which = "of the last run of several, " if len(records) > 1 else ""
+            rows.append(["Time", f"{_format_duration(record.ended - record.began)}, {which}from {began}"])
+    rows.append(["Code ran", f"{_format_duration(summary.seconds)} of all {spec.noun}s together"])
     opened, open_for = sum(r.sandboxes for r in records), sum(r.sandbox_seconds for r in records)
     if opened:
-        rows.append(["Sandboxes", f"{opened:,} opened, {format_duration(open_for)} together"])
+        rows.append(["Sandboxes", f"{opened:,} opened, {_format_duration(open_for)} together"])
     if summary.collected or summary.not_collected:
-        rows.append(["Files", f"{summary.collected:,} collected" + _describe_not_collected(summary)])
+        notes = f"; notes on others: {summary.not_collected:,}" if summary.not_collected else ""
+        rows.append(["Files", f"{summary.collected:,} collected{notes}"])
     rows.append(["Provider", ", ".join(name for name in summary.providers if name) or record.provider])
     if summary.usage.calls or summary.asked:
         used = describe_usage(summary.usage) + describe_cached(summary.cached)
@@ -85,19 +107,14 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
     return rows
 
 
-def _describe_not_collected(summary: RunSummary) -> str:
-    return f"; notes on others: {summary.not_collected:,}" if summary.not_collected else ""
-
-
 def describe_run(record: RunRecord, summary: RunSummary) -> str:
-    """How many of a run's executions succeeded, and the best trial where there is one, in a line."""
+    """Return in a line how many executions succeeded, and the best trial if there is one."""
     text = f"{summary.succeeded:,} of {record.total:,} {record.what}s succeeded"
-    best = describe_best_trial(summary)
+    best = _describe_best_trial(summary)
     return f"{text}; best {record.objective} {best}" if best else text
 
 
-def describe_best_trial(summary: RunSummary) -> str:
-    """The best trial in a line, empty where there is none."""
+def _describe_best_trial(summary: RunSummary) -> str:
     best, score = summary.best_trial.result, summary.best_trial.score
     if best is None:
         return ""
@@ -105,59 +122,139 @@ def describe_best_trial(summary: RunSummary) -> str:
     return f"{score:.6g} in trial {best.meta.index}" + (f" with {values}" if values else "")
 
 
-def describe_front(summary: RunSummary) -> str:
-    """The trials on the Pareto front in a line, and what they are compared by."""
+def _describe_front(summary: RunSummary) -> str:
     numbers = [str(result.meta.index) for result in summary.front.results]
     more = f" and {len(numbers) - MAX_VARIABLES} more" if len(numbers) > MAX_VARIABLES else ""
     goals = ", ".join(f"{item.direction} {item.name}" for item in summary.spec.objectives)
     return f"{len(numbers)} trials ({', '.join(numbers[:MAX_VARIABLES])}{more}) by {goals}" if numbers else "none"
 
 
+def describe_usage(usage: Usage) -> str:
+    """Return the number, tokens and cost of a model's calls in words."""
+    price = "at a cost that is not known" if usage.cost is None else f"for ${usage.cost:.6f}"
+    return f"{usage.calls} times: {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens, {price}"
+
+
+def describe_cached(count: int) -> str:
+    """Return how many answers came from the cache, to append to `describe_usage`. Empty if none did."""
+    return f"; {count:,} answers came from the cache" if count else ""
+
+
+def _format_duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
 def build_table_rows(summary: RunSummary) -> list[list[str]]:
-    """Rows of text, the header first: number, variables, fields, seconds, and what became of it."""
+    """Return rows of text, the header first: number, variables, fields, seconds, and a note."""
     columns = name_columns(summary.variables, summary.fields, ("seconds",))
     rows = [["", *columns, "seconds", ""]]
-    best_numbers = {result.meta.index for result in summary.best_trials}
-    for row in summary.sort_rows():
-        cells = [_get_cell(row, *place, "") for place in columns.values()]
-        seconds = f"{row.seconds:.3g}" if row.seconds else ""
-        rows.append([str(row.index), *map(format_cell, cells), seconds, _describe_row(row, best_numbers, summary)])
+    for row, cells, note in _iterate_rows(summary, columns):
+        texts = ["" if cell is None else format_cell(cell) for cell in cells]
+        rows.append([str(row.index), *texts, f"{row.seconds:.3g}" if row.seconds else "", note])
     return rows
 
 
 def build_table_records(summary: RunSummary, limit: int) -> list[dict[str, Any]]:
-    """The first so many of the same rows as dicts by column, in which numbers are numbers.
+    """Return the first rows as dicts by column, at most `limit`, with numbers as numbers.
 
-    Text has a backslash before what Markdown could act on: Prefect's UI takes it for that.
+    Text has a backslash before each character that Markdown could interpret, because Prefect's UI renders Markdown.
     """
-    columns = name_columns(summary.variables, summary.fields, COLUMNS)
-    best_numbers = {result.meta.index for result in summary.best_trials}
+    columns = name_columns(summary.variables, summary.fields, RECORD_COLUMNS)
     return [
         {
             "number": row.index,
-            **{column: _escape_cell(_get_cell(row, *place, None)) for column, place in columns.items()},
+            **{
+                name: escape_markdown(cell) if isinstance(cell, str) else cell
+                for name, cell in zip(columns, cells, strict=True)
+            },
             "seconds": round(row.seconds, 3),
-            "outcome": escape_markdown(_describe_row(row, best_numbers, summary) or "succeeded"),
+            "outcome": escape_markdown(note or "succeeded"),
         }
-        for row in summary.sort_rows()[:limit]
+        for row, cells, note in itertools.islice(_iterate_rows(summary, columns), limit)
     ]
 
 
-def _escape_cell(cell: Cell | None) -> Cell | None:
-    return escape_markdown(cell) if isinstance(cell, str) else cell
-
-
-def _get_cell(row: Row, source: str, name: str, default: CellT) -> Cell | CellT:
-    return (row.variables if source == VARIABLES else row.fields).get(name, default)
-
-
-def _describe_row(row: Row, best_numbers: set[int | None], summary: RunSummary) -> str:
+def _iterate_rows(
+    summary: RunSummary, columns: dict[str, tuple[str, str]]
+) -> Iterator[tuple[Row, list[Cell | None], str]]:
+    """Yield the table's rows, their cells by the columns, None for an empty one, and their notes."""
+    best_numbers = {result.meta.index for result in summary.best_trials}
     mark = PARETO_MARK if summary.spec.objectives else BEST_MARK
-    return mark if not row.note and row.index in best_numbers else row.note
+    for row in summary.sort_rows():
+        cells = [(row.variables if source == VARIABLES else row.fields).get(key) for source, key in columns.values()]
+        yield row, cells, mark if not row.note and row.index in best_numbers else row.note
 
 
-def build_failure_parts(summary: RunSummary) -> list[Part]:
-    """The failures: how often each message came, and the first of them in full."""
+def _build_display_parts(summary: RunSummary) -> list[Part]:
+    """Return what executions displayed and the files that they brought home, beside each execution.
+
+    Code chose every byte. SVG is an image like others, which runs nothing. HTML has a frame of its own in which nothing
+    runs.
+    """
+    metas, omitted_count, noun = summary.displays.metas, summary.displays.omitted_count, summary.spec.noun
+    if not metas and not omitted_count:
+        return []
+    parts: list[SectionPart] = []
+    for meta in sorted(metas, key=lambda meta: meta.index or 0):
+        values = format_variables(meta.variables, MAX_VARIABLES)
+        parts.append(Heading(f"{noun.capitalize()} {meta.index}" + (f" with {values}" if values else ""), 3))
+        parts += _build_execution_parts(meta)
+    if omitted_count:
+        parts.append(Text(f"What {omitted_count:,} more have shown is in the ledger."))
+    count = len(metas) + omitted_count
+    mention = (
+        f"What {count:,} {noun}{'' if count == 1 else 's'} displayed, ended with, or brought home, is in the page "
+        "that rlm-batch report writes."
+    )
+    return [Heading("Shown"), PageSection(parts, mention)]
+
+
+def _build_execution_parts(meta: Meta) -> list[SectionPart]:
+    parts: list[SectionPart] = [_build_display_part(display) for display in meta.displays[:MAX_PARTS]]
+    if len(meta.displays) > MAX_PARTS:
+        parts.append(Text(f"{len(meta.displays) - MAX_PARTS:,} more displays are in the ledger."))
+    if meta.value is not None:
+        parts.append(Verbatim(json.dumps(meta.value, ensure_ascii=False)))
+    elif meta.value_repr is not None and all(display.get(TEXT) != meta.value_repr for display in meta.displays):
+        parts.append(Verbatim(meta.value_repr))
+    if meta.collected:
+        parts.append(Files(list(meta.collected[:MAX_PARTS])))
+    if len(meta.collected) > MAX_PARTS:
+        parts.append(Text(f"{len(meta.collected) - MAX_PARTS:,} more files are beside them."))
+    if meta.not_collected:
+        parts += [Text("Not collected:"), Verbatim("\n".join(meta.not_collected))]
+    return parts
+
+
+def _build_display_part(display: dict[str, Any]) -> Image | Markup | Verbatim:
+    """Return the best form of a display that a page can show: a picture, then HTML, then text."""
+    for name in IMAGES:
+        data = display.get(name)
+        if isinstance(data, str):
+            try:
+                return _build_image(name, base64.b64decode("".join(data.split()), validate=True))
+            except (binascii.Error, ValueError):
+                continue
+    svg, html, text = display.get(SVG), display.get(HTML), display.get(TEXT)
+    if isinstance(svg, str):
+        return _build_image(SVG, svg.encode("utf-8", "replace"))
+    if isinstance(html, str):
+        return Markup(html, f"{HTML}, {len(html.encode('utf-8', 'replace')):,} bytes")
+    return Verbatim(
+        text if isinstance(text, str) else f"[{', '.join(display)}: a form that this page has no place for]"
+    )
+
+
+def _build_image(name: str, data: bytes) -> Image:
+    return Image(f"data:{name};base64,{base64.b64encode(data).decode('ascii')}", f"{name}, {len(data):,} bytes")
+
+
+def _build_failure_parts(summary: RunSummary) -> list[Part]:
+    """Return how often each message occurred, and the first failures in full."""
     if not summary.failure_groups:
         return []
     groups = sorted(summary.failure_groups.values(), key=lambda group: (-group.count, group.first))
@@ -178,27 +275,3 @@ def _describe_failure(failure: Failure) -> str:
     traceback = getattr(error, "traceback", "")
     more = f"\n{traceback}" if traceback and traceback not in str(error) else ""
     return (f"with {values}\n" if values else "") + f"{error}{more}{earlier}"
-
-
-def describe_usage(usage: Usage) -> str:
-    """The number, tokens and cost of calls of a model, in words."""
-    price = "at a cost that is not known" if usage.cost is None else f"for ${usage.cost:.6f}"
-    return f"{usage.calls} times: {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens, {price}"
-
-
-def describe_cached(count: int) -> str:
-    """How many questions were answered without calling the model, to go on `describe_usage` with; empty for none."""
-    return f"; {count:,} answers came from the cache" if count else ""
-
-
-def format_duration(seconds: float) -> str:
-    """A time in seconds, minutes or hours, for people."""
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
-
-
-def _format_time(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))

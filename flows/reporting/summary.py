@@ -1,35 +1,132 @@
-"""The counts, rows and points of a report, from outcomes one at a time; its size is bounded however many there are."""
+"""A run's summary, made of one outcome at a time: counts, the best trials, rows and points of charts.
 
-from collections.abc import Iterable
+Its size is bounded, however many outcomes there are.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from ...sandbox.errors import NotRun
+from ...sandbox.meta import Meta
 from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure, Outcome, Result
-from ...tasks.ledger.run_record import ReportSpec
-from .best_trial import BestTrial, is_nonfinite, is_score
-from .columns import list_new_fields
-from .displays import ShownDisplays
-from .pareto_front import ParetoFront
-from .text_table import format_cell
+from ...tasks.ledger.run_record import Direction, Objective, ReportSpec
+from .table import format_cell, list_new_fields
 
-MAX_ROWS = 1000  # of the table: Prefect's UI takes tables of that size at once
-MAX_COLUMNS = 16  # variables and as many fields that have a column, beside the objectives
+MAX_ROWS = 1000  # rows of the table: Prefect's UI shows tables of that size without delay
+MAX_COLUMNS = 16  # variables, and as many fields, that have a column beside the objectives
 MAX_FAILURE_GROUPS = 100
-MAX_FULL_TEXTS = 20  # failures, or the fields of a single result, that are shown in full
-MAX_POINTS = 1000  # of a chart, at most twice as many
-MAX_CURVES = 100  # of reported values, at most twice as many
-MAX_CURVE_POINTS = 100  # of each
+MAX_FULL_TEXTS = 20  # failures, or fields of a single result, that are shown in full
+MAX_POINTS = 1000  # points of a chart; there may be twice as many
+MAX_CURVES = 100  # curves of reported values; there may be twice as many
+MAX_CURVE_POINTS = 100  # points of one curve
+MAX_SHOWN = 100  # executions whose displays are in a report
+MAX_SHOWN_BYTES = 32 * 1024 * 1024  # bytes of all displays together: browsers open that at once
+MAX_PARTS = 50  # displays, and collected files, of one execution that are in a report
 
 ItemT = TypeVar("ItemT")
 Cell = bool | float | str
-Rank = tuple[int, float, int]  # puts rows in order: the best first
+Rank = tuple[int, float, int]  # sorts rows, the best first
+
+
+@dataclass(slots=True)
+class BestTrial:
+    """The trial with the least (or greatest) objective among the trials considered so far, in any order.
+
+    Of equals it is the trial with the lowest number. A score that is not finite comes after every finite score, in
+    both directions. A pruned trial is never the best. `result` and `score` are None while no trial had a score.
+    """
+
+    objective: str | None
+    direction: Direction = "minimize"
+    result: Result | None = None
+    score: float | None = None
+    _rank: Rank | None = None
+
+    def consider(self, result: Result) -> float | None:
+        """Keep the trial if it is better than the best. Return its score, or None if it submitted no number."""
+        score = None if self.objective is None else result.outputs.get(self.objective)
+        if result.meta.pruned or not (is_score(score) or is_nonfinite(score)):
+            return None
+        has_diverged = is_nonfinite(score)
+        loss = 0.0 if has_diverged else score if self.direction == "minimize" else -score
+        rank = (has_diverged, loss, result.meta.index or 0)
+        if self._rank is None or rank < self._rank:
+            self._rank, self.result, self.score = rank, result, score
+        return score
+
+
+@dataclass(slots=True)
+class ParetoFront:
+    """The trials, among those considered so far, that no other trial beats.
+
+    One trial beats another if it is as good in every objective and better in one.
+    """
+
+    objectives: tuple[Objective, ...]
+    _members: list[tuple[tuple[float, ...], Result]] = field(default_factory=list[tuple[tuple[float, ...], Result]])
+
+    @property
+    def results(self) -> list[Result]:
+        """The front's trials, by their numbers."""
+        return sorted((result for _, result in self._members), key=lambda result: result.meta.index or 0)
+
+    def consider(self, result: Result) -> tuple[float, ...] | None:
+        """Add the trial to the front if no other beats it. Return its scores, or None if one is not a number."""
+        scores = [score for item in self.objectives if is_score(score := result.outputs.get(item.name))]
+        if len(scores) < len(self.objectives):
+            return None
+        signs = [1 if objective.direction == "minimize" else -1 for objective in self.objectives]
+        losses = tuple(sign * float(score) for sign, score in zip(signs, scores, strict=True))
+        if not any(_beats(other, losses) for other, _ in self._members):
+            self._members = [member for member in self._members if not _beats(losses, member[0])]
+            self._members.append((losses, result))
+        return tuple(map(float, scores))
+
+
+def _beats(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
+    return first != second and all(a <= b for a, b in zip(first, second, strict=True))
+
+
+def is_nonfinite(value: Any) -> TypeGuard[float]:
+    """Return whether the value is NaN or an infinity."""
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def is_score(value: Any) -> TypeGuard[float]:
+    """Return whether the value is a number to compare trials by: finite, and no larger than a float holds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+class Sample(list[ItemT]):
+    """An even sample of many items, of at most twice `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+        self._count = 0
+        self._stride = 1
+
+    def add(self, item: ItemT) -> None:
+        """Take every item, or, once there are too many, every second, fourth and so on."""
+        self._count += 1
+        if self._count % self._stride == 0:
+            self.append(item)
+            if len(self) > 2 * self._limit:
+                self[:] = self[1::2]
+                self._stride *= 2
 
 
 @dataclass(slots=True)
 class Row:
-    """One execution as the table has it; cells that are no numbers are text that is short enough for one."""
+    """A row of the table. Cells that are not numbers are text, cut to a cell's length."""
 
     rank: Rank
     index: int
@@ -41,7 +138,7 @@ class Row:
 
 @dataclass(slots=True)
 class FailureGroup:
-    """Failures of one type and message: how many there are, and the first of them."""
+    """Failures of one type and message: their count, and the number of the first execution."""
 
     text: str
     count: int
@@ -50,7 +147,7 @@ class FailureGroup:
 
 @dataclass(frozen=True, slots=True)
 class ChartPoint:
-    """An execution in a chart: its number, its variables, and its scores or else its seconds."""
+    """An execution in a chart. Its values are its scores, or its seconds where there is no objective."""
 
     index: int
     variables: dict[str, Any]
@@ -58,61 +155,84 @@ class ChartPoint:
 
     @property
     def value(self) -> float:
-        """The first of its values, where there is one."""
+        """The first of the values."""
         return self.values[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What an execution has reported: steps and values, some of them where there are many."""
+    """Steps and values that an execution reported, or a sample of them."""
 
     index: int
     points: list[tuple[int, float]]
     is_pruned: bool
 
 
-@dataclass(slots=True)
-class Thinning:
-    """How many items there were, of which every `stride` was taken."""
+class ShownDisplays:
+    """The first executions that displayed something, ended with a value that is no field, or collected files."""
 
-    count: int = 0
-    stride: int = 1
+    def __init__(self) -> None:
+        self.metas: list[Meta] = []
+        self.omitted_count = 0
+        self._bytes = 0
+
+    def add(self, meta: Meta) -> None:
+        """Keep an execution that shows anything, or count it if there is no room for it."""
+        has_files = meta.collected or meta.not_collected
+        if not (meta.displays or has_files) and meta.value is None and meta.value_repr is None:
+            return
+        texts = [meta.value, meta.value_repr, *meta.displays, *meta.collected[:MAX_PARTS], *meta.not_collected]
+        size = sum(map(len, _list_texts(texts)))
+        if len(self.metas) >= MAX_SHOWN or self._bytes + size > MAX_SHOWN_BYTES:
+            self.omitted_count += 1
+            return
+        self._bytes += size
+        self.metas.append(meta)
+
+
+def _list_texts(value: Any) -> Iterator[str]:
+    """Yield all text in a value of JSON, without the keys of its dicts."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        items: Any = value.values() if isinstance(value, dict) else value  # type: ignore[reportUnknownVariableType]
+        for item in items:
+            yield from _list_texts(item)
 
 
 @dataclass(slots=True)
 class RunSummary:
-    """Counts of a run's outcomes, the rows of its table and the points of its chart. `add` takes each outcome once."""
+    """The summary of a run. `add` takes each outcome once."""
 
     spec: ReportSpec
     done: int = 0
     succeeded: int = 0
-    pruned: int = 0  # of those that succeeded
+    pruned: int = 0  # counted in `succeeded` too
     not_run: int = 0
-    silent: int = 0  # of those that succeeded: their code never called SUBMIT
+    silent: int = 0  # executions that succeeded without a call of SUBMIT
     retried: int = 0
-    seconds: float = 0.0  # that code ran, of all executions together
+    seconds: float = 0.0  # of running code, in all executions together
     asked: int = 0  # queries
     cached: int = 0  # answers that came from the cache
     usage: Usage = field(default_factory=Usage)  # of the language model
     providers: dict[str, None] = field(default_factory=dict[str, None])
     variables: dict[str, None] = field(default_factory=dict[str, None])
     fields: dict[str, None] = field(default_factory=dict[str, None])
-    has_hidden_columns: bool = False  # some variables or fields have no column
+    has_hidden_columns: bool = False  # whether some variables or fields have no column
     failure_groups: dict[str, FailureGroup] = field(default_factory=dict[str, FailureGroup])
     full_failures: list[Failure] = field(default_factory=list[Failure])
     first_result: Result | None = None
-    points: list[ChartPoint] = field(default_factory=list[ChartPoint])
-    pruned_points: list[ChartPoint] = field(default_factory=list[ChartPoint])
-    curves: list[Curve] = field(default_factory=list[Curve])
+    points: Sample[ChartPoint] = field(default_factory=lambda: Sample[ChartPoint](MAX_POINTS))
+    pruned_points: Sample[ChartPoint] = field(default_factory=lambda: Sample[ChartPoint](MAX_POINTS))
+    curves: Sample[Curve] = field(default_factory=lambda: Sample[Curve](MAX_CURVES))
     displays: ShownDisplays = field(default_factory=ShownDisplays)
-    collected: int = 0  # files that came home, and
-    not_collected: int = 0  # sentences about some that did not
-    failed_indexes: list[int] = field(default_factory=list[int])  # of some of those that failed
+    collected: int = 0  # files
+    not_collected: int = 0  # sentences about files that were not collected
+    failed_indexes: list[int] = field(default_factory=list[int])  # the first `MAX_POINTS` of them
     best_trial: BestTrial = field(init=False)
     front: ParetoFront = field(init=False)
     _rows: list[Row] = field(default_factory=list[Row])
-    _last_rank: Rank | None = None  # that is high enough for a row, once there are enough
-    _thinning: dict[str, Thinning] = field(default_factory=dict[str, Thinning])
+    _last_rank: Rank | None = None  # rows beyond it are dropped, once there are enough
 
     def __post_init__(self) -> None:
         self.best_trial = BestTrial(self.spec.objective, self.spec.direction)
@@ -120,19 +240,19 @@ class RunSummary:
 
     @property
     def best_trials(self) -> list[Result]:
-        """The best trial, or with several objectives those on the Pareto front."""
+        """The best trial, or with several objectives the Pareto front."""
         if self.spec.objectives:
             return self.front.results
         return [] if self.best_trial.result is None else [self.best_trial.result]
 
     @property
     def failed(self) -> int:
-        """The number of those that were run and failed for good."""
+        """The number of executions that ran and failed."""
         return self.done - self.succeeded - self.not_run
 
     def add(self, outcome: Outcome) -> None:
-        """Counts one outcome."""
-        meta = outcome.meta
+        """Count one outcome."""
+        meta, queries = outcome.meta, outcome.meta.queries
         index = self.done if meta.index is None else meta.index
         self.done += 1
         self.seconds += meta.seconds
@@ -141,7 +261,6 @@ class RunSummary:
         self.displays.add(meta)
         self.collected += len(meta.collected)
         self.not_collected += len(meta.not_collected)
-        queries = meta.queries
         self.asked += queries.asked
         self.cached += queries.cached
         self.usage += Usage(queries.calls, queries.prompt_tokens, queries.completion_tokens, queries.cost)
@@ -152,51 +271,46 @@ class RunSummary:
         self._add_row(rank, index, outcome, note)
 
     def sort_rows(self) -> list[Row]:
-        """The rows of the table: the best first, or in order where there is no objective; `MAX_ROWS` at most."""
+        """Return the first `MAX_ROWS` rows of the table: the best first, or in order where there is no objective."""
         return sorted(self._rows, key=lambda row: row.rank)[:MAX_ROWS]
 
     def _add_result(self, index: int, result: Result) -> tuple[Rank, str]:
+        """Count a result, add its points, and return its row's rank and note."""
+        spec, meta = self.spec, result.meta
         self.succeeded += 1
-        self.silent += not (result.meta.submitted or result.meta.pruned)
+        self.silent += not (meta.submitted or meta.pruned)
         if self.first_result is None:
             self.first_result = result
-        variables = result.meta.variables
-        if result.meta.reports:
-            reports = sorted(result.meta.reports)
+        if meta.reports:
+            reports = sorted(meta.reports)
             every = max(1, len(reports) // MAX_CURVE_POINTS)
             finite = [(step, value) for step, value in (*reports[::every], reports[-1]) if is_score(value)]
-            self._add_thinned(self.curves, "curves", MAX_CURVES, Curve(index, finite, is_pruned=result.meta.pruned))
-        if self.spec.objectives:
-            return self._add_scores(index, result)
-        if self.spec.objective is None:
-            self._add_thinned(self.points, "points", MAX_POINTS, ChartPoint(index, variables, (result.meta.seconds,)))
+            self.curves.add(Curve(index, finite, is_pruned=meta.pruned))
+        if spec.objectives:
+            scores = self.front.consider(result)
+            if scores is None:
+                return (2, 1.0, index), "without all objectives as numbers"
+            self.points.add(ChartPoint(index, meta.variables, scores))
             return (0, 0.0, index), ""
-        if result.meta.pruned:
-            return self._add_pruned(index, result)
+        if spec.objective is None:
+            self.points.add(ChartPoint(index, meta.variables, (meta.seconds,)))
+            return (0, 0.0, index), ""
+        if meta.pruned:
+            self.pruned += 1
+            last_value = result.outputs.get(spec.objective)
+            if is_score(last_value):
+                self.pruned_points.add(ChartPoint(index, meta.variables, (float(last_value),)))
+            return (1, 0.0, index), "pruned"
         score = self.best_trial.consider(result)
         if score is None:
-            return (2, 1.0, index), f"no number as {format_cell(self.spec.objective)}"
+            return (2, 1.0, index), f"no number as {format_cell(spec.objective)}"
         if is_nonfinite(score):
             return (2, 0.0, index), "diverged"
-        self._add_thinned(self.points, "points", MAX_POINTS, ChartPoint(index, variables, (float(score),)))
-        return (0, score if self.spec.direction == "minimize" else -score, index), ""
-
-    def _add_pruned(self, index: int, result: Result) -> tuple[Rank, str]:
-        self.pruned += 1
-        value = result.outputs.get(self.spec.objective or "")
-        if is_score(value):
-            point = ChartPoint(index, result.meta.variables, (float(value),))
-            self._add_thinned(self.pruned_points, "pruned", MAX_POINTS, point)
-        return (1, 0.0, index), "pruned"
-
-    def _add_scores(self, index: int, result: Result) -> tuple[Rank, str]:
-        scores = self.front.consider(result)
-        if scores is None:
-            return (2, 1.0, index), "without all objectives as numbers"
-        self._add_thinned(self.points, "points", MAX_POINTS, ChartPoint(index, result.meta.variables, scores))
-        return (0, 0.0, index), ""
+        self.points.add(ChartPoint(index, meta.variables, (float(score),)))
+        return (0, score if spec.direction == "minimize" else -score, index), ""
 
     def _add_failure(self, index: int, failure: Failure) -> tuple[Rank, str]:
+        """Count a failure, and return its row's rank and note."""
         text = f"{type(failure.error).__name__}: {failure.error.summary[:300]}"
         was_not_run = isinstance(failure.error, NotRun)
         self.not_run += was_not_run
@@ -211,29 +325,19 @@ class RunSummary:
             self.failed_indexes.append(index)
         return (3 if self.spec.objective is not None or self.spec.objectives else 0, 0.0, index), text
 
-    def _add_thinned(self, items: list[ItemT], name: str, limit: int, item: ItemT) -> None:
-        """Takes an item, or one of several: there are twice the limit at most."""
-        thinning = self._thinning.setdefault(name, Thinning())
-        thinning.count += 1
-        if thinning.count % thinning.stride == 0:
-            items.append(item)
-            if len(items) > 2 * limit:
-                items[:] = items[1::2]
-                thinning.stride *= 2
-
     def _add_row(self, rank: Rank, index: int, outcome: Outcome, note: str) -> None:
         meta = outcome.meta
         self._add_columns(self.variables, meta.variables)
-        fields = outcome.outputs if isinstance(outcome, Result) else {}
         self._add_columns(self.fields, list_new_fields(outcome))
         if len(self._rows) >= 2 * MAX_ROWS:
             self._rows = self.sort_rows()
             self._last_rank = self._rows[-1].rank
         if self._last_rank is not None and rank > self._last_rank:
-            return  # there are enough that come before it, so that it needs no cells
+            return
+        outputs = outcome.outputs if isinstance(outcome, Result) else {}
         variables = {name: _shorten(value) for name, value in meta.variables.items() if name in self.variables}
-        cells = {name: _shorten(value) for name, value in fields.items() if name in self.fields | self.variables}
-        self._rows.append(Row(rank, index, variables, cells, meta.seconds, note))
+        fields = {name: _shorten(value) for name, value in outputs.items() if name in self.fields | self.variables}
+        self._rows.append(Row(rank, index, variables, fields, meta.seconds, note))
 
     def _add_columns(self, columns: dict[str, None], names: Iterable[str]) -> None:
         for name in names:

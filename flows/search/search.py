@@ -17,8 +17,7 @@ from ...sandbox.meta import Meta
 from ...sandbox.result import Outcome, Result
 from ...tasks.execution import Execution, Pruning, assign_keys, build_pruned_result
 from ...tasks.ledger.ledger import Ledger
-from ...tasks.ledger.ledger_line import LedgerLine
-from ...tasks.ledger.trial_lines import AskedTrial, TrialReport, encode_asked_trial, encode_trial_report
+from ...tasks.ledger.ledger_line import AskedTrial, LedgerLine, TrialReport, encode_asked_trial, encode_trial_report
 from .plan import SearchPlan
 from .study import Point, TrialStudy
 

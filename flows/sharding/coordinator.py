@@ -1,8 +1,8 @@
-"""The executor of a job in shards: each shard a run of the shard deployment, their outcomes gathered from the ledger.
+"""The executor of a job in shards: each shard is a run of the shard deployment.
 
-Prefect schedules and runs the shards; here is what makes them one job. The loop looks every second at what the ledger
-has gained, at the states of the shards' runs and at their heartbeats. A shard that ends without all of its outcomes, or
-falls silent, is started again with the rest.
+Prefect schedules and runs the shards; the executor makes them one job. Every second it reads the new lines of the
+ledger, the states of the shards' runs and their heartbeats. A shard that ends without all of its outcomes, or falls
+silent, is started again with the rest.
 """
 
 import asyncio
@@ -12,16 +12,17 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 
 import httpx
 from prefect.client.schemas.objects import StateType
 from prefect.runtime import flow_run
 
-from ...sandbox.errors import ConfigurationError, NotRun, PrepareError
+from ...sandbox.errors import ConfigurationError, NotRun, PrepareError, RlmBatchError
 from ...sandbox.queries.budget import Usage
 from ...tasks.execution import Execution
 from ...tasks.ledger.ledger import LedgerLine
-from ...tasks.ledger.shard_files import ShardHeader, find_last_attempts
+from ...tasks.ledger.shard_files import ShardHeader, find_last_attempts, load_or_create_cut
 from ...tasks.ledger.shard_store import ShardStore
 from ..engine.context import RunContext
 from ..engine.events import OutcomeRecorder
@@ -30,23 +31,24 @@ from ..engine.failures import FailureWatch
 from ..parameters import MAX_TASK_RUNS, Options
 from .attempt import AttemptRuns, Shard
 from .heartbeat import HEARTBEAT_TIMEOUT_SECONDS
-from .planner import ShardCut, ShardPlan, cut_job
-from .work_pool import open_server_client
+from .work_pool import ShardPlan, open_server_client
 
-POLL_INTERVAL_SECONDS = 1.0  # between two looks at the shards
-IDLE_WARNING_SECONDS = 60.0  # without any shard running, after which that is said
-CANCEL_TIMEOUT_SECONDS = 20.0  # for cancelled shards to end: after 30 a worker kills the run that waits for them
-MAX_FRUITLESS_ATTEMPTS = 3  # at a shard, one after the other, that bring no outcome at all, before it is given up
-MAX_JOB_TASK_RUNS = 10_000  # of all shards together, where nobody says how many executions a task run has
-LEDGER_PAGE_LINES = 5000  # that are read at a time
-MAX_OUTAGE_SECONDS = 300.0  # without an answer of the server or the ledger: the shards have ended before
+POLL_INTERVAL_SECONDS = 1.0
+IDLE_WARNING_SECONDS = 60.0  # A job that has had no running shard for so long warns.
+CANCEL_TIMEOUT_SECONDS = 20.0  # A worker kills the run that waits for cancelled shards after 30.
+MAX_FRUITLESS_ATTEMPTS = 3  # A shard is given up after so many attempts in a row without any outcome.
+MAX_JOB_TASK_RUNS = 10_000  # All shards together have so many, unless `executions_per_task` says otherwise.
+LEDGER_PAGE_LINES = 5000
+MAX_OUTAGE_SECONDS = 300.0  # If the server or the ledger does not answer for so long, the job fails.
 
 
 @dataclass(slots=True, kw_only=True)
 class ShardingExecutor:
-    """Executes a job in shards. `store` has its executions, and their outcomes as they come.
+    """Runs a job's executions in shards, and adds the shards' usage to the context's.
 
-    `noun` is what the job calls an execution; the context's usage gains the shards'.
+    Attributes:
+        store: The job's executions, and their outcomes so far.
+        noun: The job's word for an execution.
     """
 
     plan: ShardPlan
@@ -55,8 +57,8 @@ class ShardingExecutor:
     recorder: OutcomeRecorder
     noun: str
     _read_new_lines: Callable[[], Iterator[LedgerLine]] | None = None
-    _polled_at: float = 0.0  # when the shards were looked at last, by the event loop's clock
-    _outages: dict[str, float] = field(default_factory=dict[str, float])  # since when each does not answer
+    _polled_at: float = 0.0  # the time of the last poll, by the event loop's clock
+    _outages: dict[str, float] = field(default_factory=dict[str, float])  # the beginning of each outage
     _shards: list[Shard] = field(default_factory=list[Shard])
     _active: dict[int, Shard] = field(default_factory=dict[int, Shard])
     _failures: FailureWatch = field(init=False)
@@ -64,12 +66,15 @@ class ShardingExecutor:
     def __post_init__(self) -> None:
         self._failures = FailureWatch(self.context.options.max_failures, self.context.total)
 
+    @property
+    def is_over(self) -> bool:
+        return self._failures.is_limit_reached
+
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
-        cut = await self._add_executions(executions, find_result)
-        self._shards, self._active = cut.shards, {}
+        ledger_id, job_id = await self._add_executions(executions, find_result)
         async with open_server_client() as client:
             deployment_id = self.plan.work_pool.deployment_id
-            runs = AttemptRuns(client, deployment_id, self.context.ledger.path, cut.ledger_id, cut.job_id)
+            runs = AttemptRuns(client, deployment_id, self.context.ledger.path, ledger_id, job_id)
             limit = asyncio.timeout_at(self.context.deadline.at)
             try:
                 async with limit:
@@ -78,10 +83,11 @@ class ShardingExecutor:
                 await self._cancel_active(runs)
                 if not limit.expired():
                     raise
-                start, stop = self._shards[0].start, self._shards[-1].stop
-                self._fail_unfinished(start, stop, "passed before this execution had ended")
+                await self._fail_unfinished(
+                    self._shards, self._build_deadline_error("passed before this execution had ended")
+                )
             except BaseException:
-                # Whoever ends this job does not want its shards to go on. Only where it is killed do they.
+                # The shards of a job that ends do not go on. They do only if its process is killed.
                 await asyncio.shield(self._cancel_active(runs))
                 raise
         usage = self.context.usage
@@ -90,8 +96,11 @@ class ShardingExecutor:
             usage.sandbox_seconds += beat.sandbox_seconds
             usage.model += Usage(beat.calls, beat.prompt_tokens, beat.completion_tokens, beat.cost)
 
-    async def _add_executions(self, executions: Iterator[Execution], find_result: FindResult) -> ShardCut:
-        """Takes all executions into the store, with the results that there are, and cuts them into shards."""
+    async def _add_executions(self, executions: Iterator[Execution], find_result: FindResult) -> tuple[str, str]:
+        """Add all executions and their earlier results to the store, and cut the job into shards.
+
+        A job that the ledger has already is cut as before. Returns the ids of the ledger and of the job.
+        """
         if self._read_new_lines is None:
             self._read_new_lines = self.context.ledger.follow_lines()
             async for line in self._read_news():
@@ -108,15 +117,23 @@ class ShardingExecutor:
                 self.store.record_previous_result(execution)
                 self.recorder.publish(execution, result, cached=True)
             if count % 500 == 0:
-                await asyncio.sleep(0)  # a million take half a minute, in which Ctrl-C is heard
-        numbers = range(first, first + count)
-        cut = await cut_job(self.context.ledger.path, keys.hexdigest(), numbers, self.plan.shard_count)
-        if len(cut.shards) != min(self.plan.shard_count, count):
-            self.context.log.info("the job goes on in the %d shards that it was cut into before", len(cut.shards))
-        return cut
+                await asyncio.sleep(0)  # A million executions take half a minute, and Ctrl-C must work meanwhile.
+        job_id = hashlib.sha256(f"{keys.hexdigest()} {first}".encode()).hexdigest()[:12]
+        shard_count = min(self.plan.shard_count, count)
+        cut = await asyncio.to_thread(
+            load_or_create_cut, self.context.ledger.path, job_id, math.ceil(count / shard_count)
+        )
+        starts = range(first, first + count, cut.shard_size)
+        self._shards = [
+            Shard(number, start, min(start + cut.shard_size, first + count)) for number, start in enumerate(starts)
+        ]
+        self._active = {}
+        if len(self._shards) != shard_count:
+            self.context.log.info("the job goes on in the %d shards that it was cut into before", len(self._shards))
+        return cut.ledger_id, job_id
 
     async def _read_news(self) -> AsyncIterator[LedgerLine]:
-        """The lines that the ledger has gained since the last time."""
+        """Yield the lines that the ledger has gained since the last call."""
         assert self._read_new_lines is not None
         new = self._read_new_lines()
         while lines := await asyncio.to_thread(lambda: list(itertools.islice(new, LEDGER_PAGE_LINES))):
@@ -125,7 +142,7 @@ class ShardingExecutor:
             await asyncio.sleep(0)
 
     async def _gather_outcomes(self) -> None:
-        """Takes in the outcomes that the ledger has gained."""
+        """Record the outcomes that the ledger has gained."""
         async for line in self._read_news():
             outcome = self.store.record_line(line)
             if outcome is not None:
@@ -136,7 +153,7 @@ class ShardingExecutor:
                     self.recorder.warn(warning)
 
     async def _run_shards(self, runs: AttemptRuns) -> None:
-        """Starts the shards, and watches them until none has anything left to do."""
+        """Start the shards, and watch them until all executions have an outcome."""
         await self._adopt_attempts(runs)
         waiting = [shard for shard in reversed(self._shards) if shard.number not in self._active]
         clock, pool = asyncio.get_running_loop().time, self.plan.work_pool
@@ -172,12 +189,10 @@ class ShardingExecutor:
         await asyncio.to_thread(self.context.ledger.close)  # sends the results that were taken from elsewhere
         await self._gather_outcomes()
         if self._failures.is_limit_reached:
-            for execution in self.store.iterate_unfinished(self._shards[0].start, self._shards[-1].stop):
-                self.recorder.record_failure_before_start(execution, self._failures.build_error(execution))
-                await asyncio.sleep(0)
+            await self._fail_unfinished(self._shards, self._failures.build_error)
 
     async def _adopt_attempts(self, runs: AttemptRuns) -> None:
-        """Takes over the flow runs that a predecessor of this job has left running."""
+        """Take over the flow runs of an earlier process of this job that are still running."""
         last_attempts = await asyncio.to_thread(find_last_attempts, self.context.ledger.path, runs.job_id)
         for shard in self._shards:
             shard.attempt = last_attempts.get(shard.number, 0)
@@ -191,14 +206,14 @@ class ShardingExecutor:
                     self._active[shard.number] = shard
 
     async def _start_waiting(self, runs: AttemptRuns, waiting: list[Shard]) -> None:
-        """Starts those that wait, the last first, as far as there is room for them."""
+        """Start waiting shards, the last first, while there is room for them."""
         while waiting and len(self._active) < self.plan.compute_max_active():
             shard = waiting.pop()
             if self._count_unfinished(shard):
-                self._active[shard.number] = shard  # before its run is made: whoever ends the job has to find it
+                self._active[shard.number] = shard  # Before its run is made: the end of the job has to find the shard.
                 try:
                     await self._start_attempt(runs, shard)
-                except (httpx.HTTPError, OSError) as error:  # for the moment, perhaps
+                except (httpx.HTTPError, OSError) as error:  # This may be temporary.
                     del self._active[shard.number]
                     waiting.append(shard)
                     shard.attempt -= 1
@@ -207,7 +222,7 @@ class ShardingExecutor:
                 self._outages.pop("start", None)
 
     def _note_outage(self, name: str, error: Exception) -> None:
-        """Notes that it did not answer. Raises the error once that has been so for too long."""
+        """Note a failed request. Raises the error once the outage has lasted for MAX_OUTAGE_SECONDS."""
         now = asyncio.get_running_loop().time()
         if now - self._outages.setdefault(name, now) > MAX_OUTAGE_SECONDS:
             raise error
@@ -253,12 +268,12 @@ class ShardingExecutor:
         shard.watch(files, run)
 
     def _build_options(self, shard: Shard) -> Options:
-        """The job's parameters, as they are for one shard."""
+        """Return the job's parameters for one shard."""
         options = self.context.options
         remaining = self.context.deadline.remaining_seconds()
         cost = None
         if options.max_cost is not None:
-            # After the shards of what came before, if any.
+            # Earlier rounds of this job, such as the chunks before their reduction, have used a part.
             left = options.max_cost - (self.context.usage.model.cost or 0.0)
             spent = sum(heartbeat.cost or 0.0 for heartbeat in shard.ended_heartbeats)
             cost = max(0.0, left / len(self._shards) - spent)
@@ -277,14 +292,14 @@ class ShardingExecutor:
         )
 
     async def _poll_shards(self, runs: AttemptRuns, shards: dict[int, Shard]) -> None:
-        """Looks at the states and the heartbeats of these shards."""
+        """Read the states and the heartbeats of these shards."""
         clock = asyncio.get_running_loop().time
         try:
             await runs.poll_states(shards.values())
             self._outages.pop("server", None)
-        except httpx.HTTPError as error:  # a server that is away comes back
+        except httpx.HTTPError as error:
             self._note_outage("server", error)
-        # Time in which nobody looked, because the server or the ledger did not answer, is no silence of a shard's.
+        # A gap between polls, while the server or the ledger did not answer, is no silence of a shard.
         now, polled_at, self._polled_at = clock(), self._polled_at, clock()
         if now - polled_at > HEARTBEAT_TIMEOUT_SECONDS / 6:
             for shard in shards.values():
@@ -296,10 +311,10 @@ class ShardingExecutor:
                 shard.heartbeat, shard.changed_at = heartbeat, now
 
     async def _has_ended(self, runs: AttemptRuns, shard: Shard) -> bool:
-        """Whether an attempt has ended, by itself or because it is taken for dead. Raises what ends the whole job."""
+        """Return whether an attempt has ended, or counts as dead. Raises an error that ends the whole job."""
         state = shard.state
         if shard.is_deleted:
-            self._settle_attempt(shard, "its flow run was deleted")
+            await self._settle_attempt(shard, "its flow run was deleted")
             return True
         if state is not None and state.is_final():
             assert shard.files is not None
@@ -307,20 +322,20 @@ class ShardingExecutor:
             await self._gather_last_outcomes(shard)
             error = shard.heartbeat.error if shard.heartbeat is not None else None
             message = f"{error[0]}: {error[1]}" if error is not None else state.message or state.name
-            self._settle_attempt(shard, f"{state.name}: {message}" if message != state.name else message)
+            await self._settle_attempt(shard, f"{state.name}: {message}" if message != state.name else message)
             return True
-        # Not until now: gathering the outcomes of another shard may have taken a minute, in which nobody looked.
+        # By the time of the poll: gathering the outcomes of another shard may have taken a minute since then.
         silence = self._polled_at - shard.changed_at
         start_timeout = self.plan.work_pool.start_timeout_seconds
         timeout = HEARTBEAT_TIMEOUT_SECONDS if shard.heartbeat is not None else start_timeout
         if "server" not in self._outages and shard.has_started and silence > timeout:
             await runs.report_crash(shard, "its worker or its process has gone: it gave no sign of life")
-            self._settle_attempt(shard, f"no sign of life for {silence:.0f} s")
+            await self._settle_attempt(shard, f"no sign of life for {silence:.0f} s")
             return True
         return False
 
     async def _gather_last_outcomes(self, shard: Shard) -> None:
-        """Takes in all that an attempt has written which is over: a file system of a network may show it later."""
+        """Record all that a finished attempt has written. A network file system may show it late."""
         give_up_at = asyncio.get_running_loop().time() + HEARTBEAT_TIMEOUT_SECONDS
         while True:
             await self._gather_outcomes()
@@ -330,8 +345,8 @@ class ShardingExecutor:
                 return
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
-    def _settle_attempt(self, shard: Shard, reason: str) -> None:
-        """What follows from an attempt's end: nothing more, another attempt, or that its executions are given up."""
+    async def _settle_attempt(self, shard: Shard, reason: str) -> None:
+        """Decide whether the rest of an ended attempt is run again or fails. Raises an error that ends the job."""
         unfinished = self._count_unfinished(shard)
         heartbeat, number = shard.heartbeat, shard.number + 1
         if heartbeat is not None:
@@ -340,30 +355,35 @@ class ShardingExecutor:
         if not unfinished or self._failures.is_limit_reached:
             return
         if heartbeat is not None and heartbeat.error is not None:
-            for kind in (ConfigurationError, PrepareError):  # what is wrong everywhere
+            for kind in (ConfigurationError, PrepareError):  # These would be raised on every worker.
                 if heartbeat.error[0] == kind.__name__:
                     raise kind(f"shard {number}: {heartbeat.error[1]}")
         if heartbeat is not None and heartbeat.late:
-            self._fail_unfinished(shard.start, shard.stop, "is over before the provider opens more sandboxes")
+            error = self._build_deadline_error("is over before the provider opens more sandboxes")
+            await self._fail_unfinished([shard], error)
         elif shard.state is not None and shard.state.type == StateType.CANCELLED:
-            self._give_up(shard, f"its shard, number {number}, was cancelled")
+            await self._give_up(shard, f"its shard, number {number}, was cancelled")
         elif shard.fruitless_attempts >= MAX_FRUITLESS_ATTEMPTS:
             times = MAX_FRUITLESS_ATTEMPTS
-            self._give_up(shard, f"its shard, number {number}, ended {times} times without a result: {reason}")
+            await self._give_up(shard, f"its shard, number {number}, ended {times} times without a result: {reason}")
         else:
             text = "shard %d ended with %d executions undone, and is begun again: %s"
             self.context.log.warning(text, number, unfinished, reason)
 
-    def _give_up(self, shard: Shard, reason: str) -> None:
-        for execution in self.store.iterate_unfinished(shard.start, shard.stop):
-            self.recorder.record_failure_before_start(execution, NotRun(f"not run to its end: {reason}"))
+    async def _give_up(self, shard: Shard, reason: str) -> None:
+        await self._fail_unfinished([shard], lambda _: NotRun(f"not run to its end: {reason}"))
 
-    def _fail_unfinished(self, start: int, stop: int, reason: str) -> None:
-        for execution in self.store.iterate_unfinished(start, stop):
-            self.recorder.record_failure_before_start(execution, self.context.deadline.build_error(execution, reason))
+    async def _fail_unfinished(self, shards: list[Shard], build_error: Callable[[Execution], RlmBatchError]) -> None:
+        """Let the executions of consecutive shards that have no outcome fail."""
+        for execution in self.store.iterate_unfinished(shards[0].start, shards[-1].stop):
+            self.recorder.record_failure_before_start(execution, build_error(execution))
+            await asyncio.sleep(0)  # There may be many, and others use this event loop.
+
+    def _build_deadline_error(self, reason: str) -> Callable[[Execution], RlmBatchError]:
+        return partial(self.context.deadline.build_error, reason=reason)
 
     async def _cancel_active(self, runs: AttemptRuns) -> None:
-        """Cancels the shards that are under way, waits until they are over, and takes in what they have written."""
+        """Cancel the active shards, wait until they have ended, and record what they have written."""
         for shard in self._active.values():
             await runs.cancel(shard)
         give_up_at = asyncio.get_running_loop().time() + CANCEL_TIMEOUT_SECONDS
@@ -382,5 +402,5 @@ class ShardingExecutor:
         try:
             await asyncio.to_thread(self.context.ledger.close)
             await self._gather_outcomes()
-        except OSError as error:  # there is another error, which matters more
+        except OSError as error:  # The error that ends the job matters more.
             self.context.log.error("%s", error)

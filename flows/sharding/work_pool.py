@@ -1,19 +1,21 @@
-"""Where shards run: their deployment, its work pool, and the workers of it that are there."""
+"""Where shards run: their deployment, its work pool and workers, and how many shards these take."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import WorkerStatus
 from prefect.context import FlowRunContext
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
 
 from ...sandbox.errors import ConfigurationError
+from ...tasks.server_errors import describe_server_error
 from ..engine.context import Log
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 SHARD_DEPLOYMENT = "shard/shards"
 # For a worker to come, before the first shard: it tells the server every 30 s that it is there.
 WORKER_TIMEOUT_SECONDS = 45.0
+# Executions in a shard where nobody says how many: minutes of work, and its outcomes fit in a page.
+DEFAULT_EXECUTIONS_PER_SHARD = 10_000
+MAX_ACTIVE_OUTSIDE_WORKERS = 32  # shards at one time that no worker runs itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +46,59 @@ class WorkPool:
 
     @property
     def start_timeout_seconds(self) -> float:
-        """Enough from a worker's taking a shard to its first heartbeat."""
+        """The time that a shard may take from its start by a worker to its first heartbeat."""
         return 120.0 if self.runs_in_worker else 900.0  # an image may have to be fetched first
 
     async def count_online_workers(self, client: PrefectClient) -> int:
-        """How many workers the server has heard of lately."""
+        """Return how many workers the server has heard of lately."""
         workers = await client.read_workers_for_work_pool(self.name)
         return sum(worker.status == WorkerStatus.ONLINE for worker in workers)
 
 
-async def find_work_pool(client: PrefectClient, log: Log) -> WorkPool:
-    """The work pool where shards can run beside this flow run, once a worker is there.
+@dataclass(slots=True)
+class ShardPlan:
+    """The work pool that shards run in, how many of its workers are online, and how many shards there shall be."""
+
+    work_pool: WorkPool
+    online_workers: int
+    shard_count: int
+
+    @property
+    def description(self) -> str:
+        """Where the job runs, in words."""
+        return f"in {self.shard_count} shards on the work pool {self.work_pool.name}"
+
+    def compute_max_active(self) -> int:
+        """Return how many shards may be active at one time.
+
+        A worker that runs shards itself has one that runs and one that is ready. If others run them, such as
+        containers, the number of workers does not limit them. The pool's own limit always holds.
+        """
+        limit = max(2, 2 * self.online_workers) if self.work_pool.runs_in_worker else MAX_ACTIVE_OUTSIDE_WORKERS
+        return min(limit, self.work_pool.free_places or limit)
+
+
+async def plan_shards(shards: int | Literal["auto"], total: int, log: Log) -> ShardPlan:
+    """Return the plan for `total` executions. Raises ConfigurationError if no shard can run beside this flow run."""
+    try:
+        async with open_server_client() as client:
+            work_pool = await _find_work_pool(client, log)
+            online = await work_pool.count_online_workers(client) if work_pool.needs_workers else 1
+    except PrefectHTTPStatusError as error:
+        raise ConfigurationError(
+            f"the Prefect server does not say where shards can run: {describe_server_error(error)}"
+        ) from error
+    return ShardPlan(work_pool, online, compute_shard_count(shards, total, online))
+
+
+def compute_shard_count(shards: int | Literal["auto"], total: int, online_workers: int) -> int:
+    """Return the number of shards: `shards`, or with "auto" enough for the size of the job and for its workers."""
+    enough = max(math.ceil(total / DEFAULT_EXECUTIONS_PER_SHARD), online_workers)
+    return min(total, enough if shards == "auto" else shards)
+
+
+async def _find_work_pool(client: PrefectClient, log: Log) -> WorkPool:
+    """Return the work pool where shards can run beside this flow run, once it has a worker.
 
     Raises ConfigurationError where the deployment or its work pool is missing, paused or too small, and where no worker
     has come within `WORKER_TIMEOUT_SECONDS`.
@@ -98,7 +145,7 @@ async def find_work_pool(client: PrefectClient, log: Log) -> WorkPool:
 
 
 def _list_limits(pool: Any, queue: Any) -> list[tuple[int | None, int]]:
-    """The limits of a pool and a queue, each with how much of it this flow run takes."""
+    """Return the limits of a pool and a queue, each with how much of it this flow run takes."""
     context = FlowRunContext.get()
     run = context.flow_run if context is not None else None
     is_in_pool = run is not None and run.work_pool_name == pool.name
@@ -122,7 +169,7 @@ async def _wait_for_worker(client: PrefectClient, pool: WorkPool, log: Log) -> N
 
 
 def require_server_url() -> None:
-    """Raises ConfigurationError where no Prefect server is configured, on whose workers shards run."""
+    """Raise ConfigurationError if no Prefect server is configured, on whose workers shards run."""
     if not PREFECT_API_URL.value():
         raise ConfigurationError(
             "shards run on the workers of a Prefect server, and none is configured: start one with `rlm-batch up` and "
@@ -131,6 +178,6 @@ def require_server_url() -> None:
 
 
 def open_server_client() -> PrefectClient:
-    """A client of the Prefect server, to be entered. Raises ConfigurationError where none is configured."""
+    """Return a client of the Prefect server, to be entered. Raises ConfigurationError if none is configured."""
     require_server_url()
     return get_client()

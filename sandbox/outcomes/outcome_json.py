@@ -20,7 +20,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """
     meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
     meta["reports"] = [[step, _encode_number(value)] for step, value in outcome.meta.reports]
-    # Not there where there are none, as in lines of versions without them.
+    # Most lines have none of these, and leave them out.
     for name in ("reports", "pruned", "displays", "tool_calls", "collected", "not_collected"):
         if not meta[name]:
             del meta[name]
@@ -31,8 +31,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
         plain, nonfinite = replace_nonfinite({"value": meta["value"]})
         meta |= {**plain, **({"value_nonfinite": nonfinite} if nonfinite else {})}
     queries = outcome.meta.queries
-    counts = {i.name: getattr(queries, i.name) for i in fields(QuerySummary) if i.name != "cached" or queries.cached}
-    meta["queries"] = counts if queries.asked else None
+    meta["queries"] = {i.name: getattr(queries, i.name) for i in fields(QuerySummary)} if queries.asked else None
     meta["variables"], nonfinite = replace_nonfinite(outcome.meta.variables)
     if nonfinite:
         meta["nonfinite"] = nonfinite
@@ -63,9 +62,9 @@ def restore_outcome(data: dict[str, Any]) -> None:
 
 
 def outcome_from_json(data: dict[str, Any]) -> Outcome:
-    """What `outcome_to_json` was given. What a later version knows and this one does not is passed over.
+    """Return the outcome that `outcome_to_json` was given.
 
-    Raises ValueError where `nonfinite` names what is not there.
+    Raises ValueError if `nonfinite` names a value that is missing.
     """
     restore_outcome(data)
     values = {item.name: data["meta"][item.name] for item in fields(Meta) if item.name in data["meta"]}

@@ -1,34 +1,33 @@
-"""The answers of language models that ledgers hold: `answers-<writer>-<n>.jsonl`, one line each, beside the outcomes.
+"""The answers of language models in ledgers: `answers-<writer>-<n>.jsonl`, a line for each, beside the outcomes.
 
-A line: version, key, time, status, the model's name, and its answer. The key is a hash of the question, whose text is
-in no line. Earlier versions know no such files, and read the outcomes beside them as ever.
+A line has a version, a key, a time, a status, the model's name, and the answer. The key is a hash of the question; no
+line has the question's text.
 """
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ...blocks.storage.location import PathOrLocation
 from .ledger import Ledger
-from .ledger_line import VERSION, LinePosition, read_raw_lines
+from .ledger_line import LinePosition, check_version, encode_fields, read_raw_lines
 from .result_index import PartIndex
 
-KIND = "answers"  # what the names of the files begin with
+KIND = "answers"  # The files' names begin with this.
 STATUS = "answered"
 
 
 def make_answer_index(root: Path) -> PartIndex:
-    """The index of the answers in every ledger directly below a root."""
+    """Return the index of the answers in every ledger directly below a root."""
     return PartIndex(root, "answers.sqlite", f"{KIND}-*.jsonl", _read_keys)
 
 
 class AnswerLedger:
-    """The answers that a ledger holds, and with the index those of every ledger below its root.
+    """The answers in a ledger, and by the index those in every ledger below its root.
 
-    New ones are written to the ledger. What goes wrong with that, or with the index, is said once, by `warn`: the
-    question is asked again then.
+    New answers are written to the ledger. If the ledger or the index fails, `warn` is called once, and questions are
+    asked again.
     """
 
     def __init__(
@@ -38,11 +37,11 @@ class AnswerLedger:
         self._index = index
         self._warn = warn
         self._has_warned = False
-        # Of this ledger; the text itself where that is on its way to a location.
+        # This ledger's answers; the text itself while a location has not received it.
         self._answers: dict[str, LinePosition | str] = {}
 
     def load(self) -> None:
-        """Looks up what is there already. Raises OSError where the index or a location cannot be read."""
+        """Find earlier answers. Raises OSError if the index or a location cannot be read."""
         self._index.refresh()
         for part in self._ledger.list_parts():
             for key, position in _read_keys(part, 0):
@@ -50,7 +49,7 @@ class AnswerLedger:
                     self._answers[key] = position
 
     def find_answer(self, key: str) -> str | None:
-        """The answer to the question with that key, None where there is none."""
+        """Return the answer to the question with a key, None if there is none."""
         known = self._answers.get(key)
         if isinstance(known, str):
             return known
@@ -64,17 +63,16 @@ class AnswerLedger:
         return text
 
     def add_answer(self, key: str, model: str, text: str) -> None:
-        """Writes an answer of the model of that name."""
-        line = {"version": VERSION, "key": key, "at": time.time(), "status": STATUS, "model": model, "answer": text}
-        data = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+        """Write an answer of the model of that name."""
+        line = encode_fields(key, {"status": STATUS, "model": model, "answer": text})
         try:
-            self._answers[key] = self._ledger.write_line(data) or text
+            self._answers[key] = self._ledger.write_line(line) or text
         except OSError as error:
             self._answers[key] = text
             self._warn_once(error)
 
     def close(self) -> None:
-        """Closes the file, and at a location sends what was not sent yet."""
+        """Close the file, and send the rest to a location."""
         try:
             self._ledger.close()
         except OSError as error:
@@ -88,28 +86,30 @@ class AnswerLedger:
 
 def _read_keys(part: Path, offset: int) -> Iterator[tuple[str | None, LinePosition]]:
     for raw, position in read_raw_lines(part, offset):
-        line = _parse_line(raw)
+        line = _parse_line(raw, part)
         yield (None if line is None else line["key"]), position
 
 
 def _read_answer(position: LinePosition, key: str) -> str | None:
-    """The answer at that position; None where that is no longer the one to the question with that key."""
+    """Return the answer at a position; None if that line is no longer the one with the key."""
     try:
         with open(position.part, "rb") as file:
             file.seek(position.offset)
-            line = _parse_line(file.read(position.length))
-    except OSError:  # the ledger was removed
+            line = _parse_line(file.read(position.length), position.part)
+    except OSError:  # The ledger was removed.
         return None
     return line["answer"] if line is not None and line["key"] == key else None
 
 
-def _parse_line(raw: bytes) -> dict[str, Any] | None:
-    """The line's key and answer among its fields; None where it is damaged or foreign."""
+def _parse_line(raw: bytes, part: str | Path) -> dict[str, Any] | None:
+    """Return the line's fields; None if the line is damaged or foreign.
+
+    Raises ConfigurationError if a newer version of rlm-batch wrote it.
+    """
     try:
         line = json.loads(raw)
-    except (ValueError, RecursionError):
+        check_version(line, part)
+        is_whole = line["status"] == STATUS and isinstance(line["key"], str) and isinstance(line["answer"], str)
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    if not isinstance(line, dict) or line.get("status") != STATUS:  # type: ignore[reportUnknownMemberType]
-        return None
-    is_whole = isinstance(line.get("key"), str) and isinstance(line.get("answer"), str)  # type: ignore[reportUnknownMemberType]
-    return line if is_whole else None  # type: ignore[reportUnknownVariableType]
+    return line if is_whole else None

@@ -1,17 +1,19 @@
 """The ledger: the directory of JSON lines that a flow run writes its results to, and resumes from.
 
-A writer appends to parts of its own, `part-<writer>-<n>.jsonl`, and to nobody else's, so that any number of processes
-may write to one ledger. Lines are handed to the operating system as they come: a process that is killed loses none that
-was written, a machine that loses power may lose the last seconds. Readers skip a torn last line.
+A writer appends only to parts of its own, `part-<writer>-<n>.jsonl`, so any number of processes may write to one
+ledger. Each line is handed to the operating system at once: a process that is killed loses no line, a machine that
+loses power may lose the last seconds. Readers skip a torn last line.
 
-A ledger may also be at a location such as a bucket, where nothing is appended to: what was written in the last five
-seconds is sent together, as a part, and a process that is killed loses what it has not sent. Readers have a copy.
+A ledger may also be at a location such as a bucket, where files cannot be appended to. There the lines of five seconds
+are sent together as a part, and a process that is killed loses what it has not sent. Readers have a copy.
 """
 
 import errno
 import fcntl
 import os
 import shutil
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,11 +26,16 @@ from ...blocks.storage.location_parsing import parse_location
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Outcome
-from .ledger_line import LedgerLine, LinePosition, encode_line, read_part_lines
-from .trial_lines import TrialLine, read_trial_lines
-from .upload_buffer import UploadBuffer
+from .ledger_line import LedgerLine, LinePosition, TrialLine, encode_line, read_part_lines, read_trial_lines
 
-PART_SIZE_BYTES = 64 * 1024 * 1024  # after which a writer begins a new part: small enough to copy and to look at
+PART_SIZE_BYTES = 64 * 1024 * 1024  # A writer begins a new part after so many.
+SEND_INTERVAL_SECONDS = 5.0  # A line waits so long at most. Each sending is a file, and readers list them all.
+SEND_SIZE_BYTES = 8 * 1024 * 1024  # So many are sent without waiting any longer.
+MAX_HELD_BYTES = 64 * 1024 * 1024  # Writers wait while so many are held, since the location is too slow.
+RETRY_PATIENCE_SECONDS = 60.0  # A sending is retried for so long before it has failed.
+RETRY_DELAYS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # between the tries; the last one repeats
+LAST_TRY_SECONDS = 60.0  # A try that runs when the buffer is closed has so long beyond RETRY_PATIENCE_SECONDS.
+TIMEOUT_TEXT = "it has not answered yet"
 
 
 class Ledger:
@@ -39,10 +46,15 @@ class Ledger:
     """
 
     def __init__(self, path: str | os.PathLike[str] | Location, part_prefix: str = "", part_kind: str = "part") -> None:
-        """`part_prefix` begins the names of this writer's parts, so that they can be read by themselves.
+        """Open the ledger.
 
-        Parts of another `part_kind` than outcomes are in files that nobody takes for those. Raises ConfigurationError
-        where there is no such location.
+        Args:
+            path: The directory or location.
+            part_prefix: The beginning of the names of this writer's parts, by which they are read alone.
+            part_kind: The kind of the lines. Files of another kind than outcomes have other names.
+
+        Raises:
+            ConfigurationError: There is no such location.
         """
         self.path = parse_location(path)
         self._kind = part_kind
@@ -51,12 +63,12 @@ class Ledger:
         self._file: Any = None
         self._lock_descriptor: int | None = None  # of the directory, which it locks
         if isinstance(self.path, Location):
-            # No method of this ledger, which would be a cycle: the copies are deleted with the last that uses it.
+            # A method of this ledger would make a cycle, and the copies are deleted when nothing refers to the ledger.
             self._upload_buffer = UploadBuffer(partial(_send_part, self.path, self._writer))
             self._mirror = LocalMirror(self.path)
 
     def create(self) -> None:
-        """Makes the directory. Raises ConfigurationError where it cannot be made or written."""
+        """Make the directory. Raises ConfigurationError if it cannot be made or written."""
         try:
             if isinstance(self.path, Location):
                 self.path.make_directory()
@@ -72,10 +84,13 @@ class Ledger:
             ) from (None if kind == "location" else error)
 
     def register_writer(self) -> bool:
-        """Marks this writer as active, until `unregister_writer` or its process's end; returns whether no other is.
+        """Mark this writer as active until `unregister_writer` or the end of its process.
 
-        The directory is locked for that: at a location, on a file system without locks, and where those of other
-        machines are not seen, each writer is taken for the only one.
+        The mark is a lock on the directory. A location has none, nor have some file systems, and locks of other
+        machines may be invisible; there each writer counts as the only one.
+
+        Returns:
+            Whether no other writer is active.
         """
         if isinstance(self.path, Location):
             return True
@@ -86,27 +101,27 @@ class Ledger:
                 is_alone = True
             except BlockingIOError:
                 is_alone = False
-            # Shared by all active writers, so that each is seen for as long as it is active.
+            # All active writers share this lock, so each is seen for as long as it is active.
             fcntl.flock(self._lock_descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
         return is_alone
 
     def unregister_writer(self) -> None:
-        """Marks this writer as no longer active."""
+        """Mark this writer as no longer active."""
         if self._lock_descriptor is not None:
             os.close(self._lock_descriptor)
             self._lock_descriptor = None
 
     def write_outcome(self, key: str, outcome: Outcome) -> None:
-        """Appends the line of an outcome; see `write_line`."""
+        """Append the line of an outcome; see `write_line`."""
         self.write_line(encode_line(key, outcome))
 
     def write_line(self, data: bytes) -> LinePosition | None:
-        """Appends one line, and returns where it stands; at a location that is None.
+        """Append one line, and return its place, which is None at a location.
 
-        Raises OSError, with the ledger's path in it, where that cannot be done; at a location, where lines that were
-        written before could not be sent.
+        Raises OSError, with the ledger's path in it, if the line cannot be written, or at a location if earlier lines
+        could not be sent.
         """
         if isinstance(self.path, Location):
             with self._explain_write_errors():
@@ -119,7 +134,7 @@ class Ledger:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 return LinePosition(str(file.name), file.tell() - len(data), len(data))
         except OSError:
-            self._close_file()  # part of the line may be there: what is written next is not to be on the same one
+            self._close_file()  # A part of the line may be there, and the next must not be on the same one.
             raise
 
     @contextmanager
@@ -137,7 +152,7 @@ class Ledger:
     def _open_file(self) -> Any:
         file = self._file
         if file is not None and not os.fstat(file.fileno()).st_nlink:
-            # It was deleted, or the whole directory was; its content is there for as long as it is open.
+            # The file or its directory was deleted. Its content exists while it is open.
             self._file = None
             with file:
                 file.seek(0)
@@ -153,10 +168,10 @@ class Ledger:
         return self._file
 
     def close(self) -> None:
-        """Closes the part that is being written; the next write begins another.
+        """Close the current part; the next write begins another.
 
-        At a location it sends what was not sent yet. Raises OSError, with the location in it, where that cannot be
-        done; what is unsent stays, and closing tries again.
+        At a location, send the lines that were not sent yet. Raises OSError, with the location in it, if they cannot
+        be sent; they are kept, and the next `close` tries again.
         """
         if isinstance(self.path, Location):
             with self._explain_write_errors():
@@ -169,33 +184,30 @@ class Ledger:
             self._file = None
 
     def read_lines(self, part_prefix: str = "") -> Iterator[LedgerLine]:
-        """Every whole line of every part, as it was written; torn, damaged and foreign ones are skipped.
+        """Yield every whole line of the parts with that prefix. Torn, damaged and foreign lines are skipped.
 
-        With `part_prefix` only of the parts whose names begin so. Raises OSError where a location cannot be read.
+        Raises OSError if a location cannot be read.
         """
         for part in self.list_parts(part_prefix):
             yield from read_part_lines(part)
 
     def list_parts(self, part_prefix: str = "") -> list[Path]:
-        """The files of its parts; at a location copies, which are there for as long as this object is.
+        """Return the files of the parts; of a location copies, which are deleted with this object.
 
-        Raises OSError where a location cannot be read.
+        Raises OSError if a location cannot be read.
         """
         pattern = f"{self._kind}-{part_prefix}*.jsonl"
         return self._mirror.refresh(pattern) if isinstance(self.path, Location) else sorted(self.path.glob(pattern))
 
     def read_trial_lines(self) -> Iterator[TrialLine]:
-        """Every whole line of a search and its outcomes, in the order in which they were written.
-
-        Raises OSError where a location cannot be read.
-        """
+        """Yield the lines of a search and its outcomes in the order in which they were written. Raises OSError."""
         return read_trial_lines(self.list_parts())
 
     def follow_lines(self) -> Callable[[], Iterator[LedgerLine]]:
-        """A function that returns, at each call, the whole lines that no earlier call has returned.
+        """Return a function that yields, at each call, the whole lines that no earlier call has yielded.
 
-        At a location a call takes one listing, and fetches what parts have gained. It raises OSError where that cannot
-        be done; the next call goes on.
+        At a location a call takes one listing, and fetches what parts have gained. It raises OSError if the location
+        does not answer; the next call yields the missing lines.
         """
         offsets: dict[Path, int] = {}
 
@@ -204,7 +216,7 @@ class Ledger:
                 offset = offsets.get(part, 0)
                 if isinstance(self.path, Location) and os.path.getsize(part) <= offset:
                     continue
-                # Opened rather than asked for its size, which a file system of a network may have from a while ago.
+                # A network file system may know an old size until the file is opened.
                 for line in read_part_lines(part, offset):
                     offsets[part] = line.position.end
                     yield line
@@ -212,10 +224,7 @@ class Ledger:
         return read_new_lines
 
     def load_latest_lines(self, part_prefix: str = "") -> dict[str, LedgerLine]:
-        """For each key the line that counts: success beats failure, and then the later line beats the earlier.
-
-        With `part_prefix` only of the parts whose names begin so.
-        """
+        """Return the valid line of each key: success beats failure, and then the later line beats the earlier."""
         latest: dict[str, LedgerLine] = {}
         for line in self.read_lines(part_prefix):
             other = latest.get(line.key)
@@ -226,3 +235,114 @@ class Ledger:
 
 def _send_part(location: Location, writer: str, number: int, data: bytes) -> None:
     (location / f"{writer}-{number}.jsonl").write(data)
+
+
+class UploadBuffer:
+    """A buffer of lines for a location that cannot be appended to; a thread of its own sends them.
+
+    `send` is called with a sending's number, from 1, and its bytes. A sending that failed is tried again with the same
+    number and bytes, so it arrives once. A writer does not wait for the network. A process that is killed loses the
+    lines of the last SEND_INTERVAL_SECONDS, or more if the location is slow or away.
+    """
+
+    def __init__(self, send: Callable[[int, bytes], None]) -> None:
+        self._send = send
+        self._changed = threading.Condition()
+        self._lines: list[bytes] = []
+        self._size = 0
+        self._first_line_at = 0.0  # the time of the first line, by the monotonic clock
+        self._number = 0
+        self._unsent: bytes | None = None  # bytes that are being sent, or could not be sent
+        self._error: OSError | None = None
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+
+    def write(self, line: bytes) -> None:
+        """Take a line. Raises OSError if earlier lines cannot be sent."""
+        with self._changed:
+            while self._error is None and self._size >= MAX_HELD_BYTES:
+                if not self._changed.wait(RETRY_PATIENCE_SECONDS + LAST_TRY_SECONDS):
+                    raise OSError(errno.ETIMEDOUT, TIMEOUT_TEXT)
+            if self._error is not None:
+                raise self._error
+            if not self._lines:
+                self._first_line_at = time.monotonic()
+            self._lines.append(line)
+            self._size += len(line)
+            if self._thread is None:
+                self._start_thread(RETRY_PATIENCE_SECONDS)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Send all lines, and wait until they have arrived. Raises OSError, and keeps them, if they cannot be sent.
+
+        A sending that has failed before is tried once. The buffer can be written to again afterwards.
+        """
+        with self._changed:
+            self._is_closing = True
+            has_failed, self._error = self._error is not None, None
+            if self._thread is None and (self._lines or self._unsent is not None):
+                self._start_thread(0.0 if has_failed else RETRY_PATIENCE_SECONDS)
+            thread = self._thread
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join(RETRY_PATIENCE_SECONDS + LAST_TRY_SECONDS)
+        with self._changed:
+            self._is_closing = False
+            if self._error is None and (self._lines or self._unsent is not None):
+                self._error = OSError(errno.ETIMEDOUT, TIMEOUT_TEXT)
+            if self._error is not None:
+                raise self._error
+
+    def _start_thread(self, patience: float) -> None:
+        # A daemon thread lets the process end although the location hangs.
+        self._thread = threading.Thread(target=self._send_lines, args=(patience,), name="outbox", daemon=True)
+        self._thread.start()
+
+    def _send_lines(self, patience: float) -> None:
+        while True:
+            with self._changed:
+                while not self._is_due():
+                    if self._is_closing:
+                        self._thread = None
+                        return
+                    due_at = self._first_line_at + SEND_INTERVAL_SECONDS
+                    self._changed.wait(due_at - time.monotonic() if self._lines else None)
+                if self._unsent is None:
+                    self._unsent = b"".join(self._lines)
+                    self._number += 1
+                    self._lines, self._size = [], 0
+                    self._changed.notify_all()
+                number, data = self._number, self._unsent
+            error = self._send_with_retries(number, data, patience)
+            with self._changed:
+                self._error = error
+                if error is None:
+                    self._unsent = None
+                else:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+
+    def _is_due(self) -> bool:
+        if self._unsent is not None:
+            return True
+        is_old = time.monotonic() - self._first_line_at >= SEND_INTERVAL_SECONDS
+        return bool(self._lines) and (self._is_closing or self._size >= SEND_SIZE_BYTES or is_old)
+
+    def _send_with_retries(self, number: int, data: bytes, patience: float) -> OSError | None:
+        """Send with retries for `patience` seconds. Returns the last error if all tries failed."""
+        deadline_at = time.monotonic() + patience
+        failure_count = 0
+        while True:
+            try:
+                self._send(number, data)
+                return None
+            except Exception as error:  # noqa: BLE001 - the lines have not arrived, for whatever reason
+                text = str(error) or type(error).__name__
+                last_error = error if isinstance(error, OSError) else OSError(errno.EIO, text)
+                delay = RETRY_DELAYS_SECONDS[min(failure_count, len(RETRY_DELAYS_SECONDS) - 1)]
+                failure_count += 1
+                if time.monotonic() + delay > deadline_at:
+                    return last_error
+            time.sleep(delay)

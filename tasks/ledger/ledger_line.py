@@ -1,17 +1,33 @@
-"""A line of a ledger: what it holds, how it is written and read, and where it stands."""
+"""Lines of a ledger: what they hold, how they are written and read, and where they are.
+
+Most are outcomes of executions. Those of a search are a trial's point, before it runs, and each report with the
+decision on it; readers of outcomes skip these.
+"""
 
 import json
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json, restore_outcome
 from ...sandbox.result import Outcome, Result
 
-VERSION = 1
-# The fields of an outcome's meta that are computed with, and the type that each has to have for that.
+VERSION = 1  # of the format of ledger lines, run records and the files of shards
+# The types that fields must have. A field that the program does not compute with has any type.
+LINE_TYPES: dict[str, Any] = {
+    "key": str,
+    "at": (int, float),
+    "index": (int, type(None)),
+    "outputs": dict,
+    "error": dict,
+    "meta": dict,
+    "nonfinite": dict,
+}
 META_TYPES: dict[str, Any] = {
     "index": (int, type(None)),
     "variables": dict,
@@ -27,12 +43,17 @@ META_TYPES: dict[str, Any] = {
     "displays": list,
     "collected": list,
     "not_collected": list,
+    "nonfinite": dict,
     "value_nonfinite": dict,
+}
+TRIAL_TYPES: dict[str, dict[str, Any]] = {
+    "asked": {"key": str, "index": int, "variables": dict, "alternative": int, "search": str, "at": (int, float)},
+    "reported": {"key": str, "index": int, "step": int, "at": (int, float)},
 }
 
 
 class LinePosition(NamedTuple):
-    """Where a line stands: its part's path, and its offset and length in bytes."""
+    """The place of a line: its part's path, and its offset and length in bytes."""
 
     part: str
     offset: int
@@ -40,13 +61,13 @@ class LinePosition(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset of what follows."""
+        """The offset of the next line."""
         return self.offset + self.length
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """One line of a ledger, as it was read; `written_at` is in epoch seconds.
+    """The line of an outcome, as it was read; `written_at` is in epoch seconds.
 
     The part of a ledger at a location is a local copy, which is deleted with the `Ledger` that has fetched it.
     """
@@ -58,26 +79,85 @@ class LedgerLine:
     position: LinePosition
 
     def to_outcome(self) -> Outcome:
-        """The result or the failure that the line holds."""
+        """Return the result or the failure that the line holds."""
         return outcome_from_json(self.data)
 
 
+@dataclass(frozen=True, slots=True)
+class AskedTrial:
+    """A trial's point: its number, its key, the variables, and which alternative of the space they are from.
+
+    `search` is a digest of what the search is over: of the space, the code, and what else is in its trials' keys.
+    """
+
+    key: str
+    index: int
+    variables: dict[str, Any]
+    alternative: int
+    search: str
+    written_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrialReport:
+    """A value that a trial has reported, and whether the trial was pruned there."""
+
+    key: str
+    index: int
+    step: int
+    value: float
+    is_pruned: bool
+    written_at: float = 0.0
+
+
+TrialLine = AskedTrial | TrialReport | LedgerLine
+
+
+def check_version(data: Any, path: object) -> None:
+    """Check the version of the format of `data`, which was read from `path`.
+
+    Raises:
+        ConfigurationError: A newer version of rlm-batch wrote it.
+        ValueError: It has no version, so something else wrote it.
+    """
+    version = data.get("version") if isinstance(data, dict) else None  # type: ignore[reportUnknownMemberType]
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ValueError("no version")
+    if version > VERSION:
+        raise ConfigurationError(
+            f"{path} was written by a newer version of rlm-batch (format {version}, and this version reads format "
+            f"{VERSION}): upgrade rlm-batch, or move the file away"
+        )
+
+
 def encode_line(key: str, outcome: Outcome) -> bytes:
-    """The line of an outcome, as a ledger has it."""
-    line = {
-        "version": VERSION,
-        "key": key,
-        "at": time.time(),
-        "index": outcome.meta.index,
-        "attempt": outcome.meta.attempt,
-        "status": "succeeded" if isinstance(outcome, Result) else "failed",
-        **outcome_to_json(outcome),
-    }
+    """Return the line of an outcome."""
+    status = "succeeded" if isinstance(outcome, Result) else "failed"
+    start = {"index": outcome.meta.index, "attempt": outcome.meta.attempt, "status": status}
+    return encode_fields(key, {**start, **outcome_to_json(outcome)})
+
+
+def encode_asked_trial(trial: AskedTrial) -> bytes:
+    """Return the line of a trial that is about to run."""
+    start = {"index": trial.index, "status": "asked", "variables": trial.variables}
+    return encode_fields(trial.key, {**start, "alternative": trial.alternative, "search": trial.search})
+
+
+def encode_trial_report(report: TrialReport) -> bytes:
+    """Return the line of a trial's report."""
+    value = report.value if math.isfinite(report.value) else str(report.value)
+    start = {"index": report.index, "status": "reported", "step": report.step}
+    return encode_fields(report.key, {**start, "value": value, "pruned": report.is_pruned})
+
+
+def encode_fields(key: str, fields: dict[str, Any]) -> bytes:
+    """Return a line with these fields after its version, key and time."""
+    line = {"version": VERSION, "key": key, "at": time.time(), **fields}
     return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
 
 
 def read_part_lines(part: Path, offset: int = 0) -> Iterator[LedgerLine]:
-    """The whole lines of a part from that offset in bytes on; damaged and foreign ones are skipped."""
+    """Yield the outcomes' lines in a part from an offset in bytes on. Damaged and foreign lines are skipped."""
     for raw, position in read_raw_lines(part, offset):
         line = parse_line(raw, position)
         if line is not None:
@@ -85,19 +165,19 @@ def read_part_lines(part: Path, offset: int = 0) -> Iterator[LedgerLine]:
 
 
 def read_raw_lines(part: Path, offset: int = 0) -> Iterator[tuple[bytes, LinePosition]]:
-    """The whole lines of a part from that offset in bytes on, as they are, and where they stand."""
-    path = str(part)  # once: whoever holds many positions holds one text
+    """Yield the whole lines of a part from an offset in bytes on, and their places."""
+    path = str(part)  # All positions share one text.
     with part.open("rb") as file:
         file.seek(offset)
         for raw in file:
             start, offset = offset, offset + len(raw)
             if not raw.endswith(b"\n"):
-                return  # torn: its writer was killed, or is writing it
+                return  # Its writer was killed, or is writing it.
             yield raw, LinePosition(path, start, len(raw))
 
 
 def read_line(position: LinePosition) -> LedgerLine | None:
-    """The line at that position; None if it is no longer there."""
+    """Return the line at a position; None if it is no longer there."""
     try:
         with open(position.part, "rb") as file:
             file.seek(position.offset)
@@ -107,42 +187,73 @@ def read_line(position: LinePosition) -> LedgerLine | None:
 
 
 def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
-    """The line; None where it is damaged or foreign, which is whatever `encode_line` does not write."""
+    """Return the line; None if it is damaged or foreign: anything that `encode_line` does not write.
+
+    Raises ConfigurationError if a newer version of rlm-batch wrote it.
+    """
     constants: list[str] = []  # NaN and infinities, which are null in a line
     try:
         data = json.loads(raw, parse_constant=constants.append)
-    except (ValueError, RecursionError):
-        return None
-    if not _has_type(data, dict) or not _has_type(data.get("key"), str) or not _has_type(data.get("at"), (int, float)):
-        return None
-    is_success = data.get("status") == "succeeded"
-    if is_success and constants:
-        return None
-    if not is_success and data.get("status") != "failed":
-        return None
-    content, meta = data.get("outputs" if is_success else "error"), data.get("meta")
-    if not _has_type(content, dict) or not _has_type(meta, dict) or not _has_type(data.get("index"), (int, type(None))):
-        return None
-    if is_success == ("error" in data) or not (
-        is_success or (_has_type(content.get("error"), str) and _has_type(content.get("text"), str))
-    ):
-        return None
-    if not all(_has_type(meta[name], expected) for name, expected in META_TYPES.items() if name in meta):
-        return None
-    if not _has_type((meta.get("queries") or {}).get("tree", []), list):
-        return None
-    if not _has_type(data.get("nonfinite", {}), dict) or not _has_type(meta.get("nonfinite", {}), dict):
-        return None
-    if not all(_has_type(bundle, dict) for bundle in meta.get("displays", [])):
-        return None
-    if not all(_has_type(text, str) for name in ("collected", "not_collected") for text in meta.get(name, [])):
-        return None
-    try:
+        check_version(data, position.part)
+        is_success = {"succeeded": True, "failed": False}[data["status"]]
+        if is_success and (constants or "error" in data):
+            return None
+        _check_types(data, LINE_TYPES, required=("key", "at", "meta", "outputs" if is_success else "error"))
+        if not is_success:
+            _check_types(data["error"], {"error": str, "text": str}, required=("error", "text"))
+        meta = data["meta"]
+        _check_types(meta, META_TYPES)
+        _check_types(meta.get("queries") or {}, {"tree": list})
+        for name, kind in (("displays", dict), ("collected", str), ("not_collected", str)):
+            if not all(isinstance(item, kind) for item in meta.get(name, [])):
+                return None
         restore_outcome(data)
-    except ValueError:
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return LedgerLine(data["key"], data["at"], is_success, data, position)
 
 
-def _has_type(value: Any, expected: type | tuple[type, ...]) -> bool:
-    return isinstance(value, expected) and not isinstance(value, bool)
+def _check_types(data: Any, types: dict[str, Any], *, required: Iterable[str] = ()) -> None:
+    """Raise TypeError or KeyError if a field has another type than in `types`, or a required one is missing."""
+    for name in required:
+        data[name]
+    for name, kind in types.items():
+        if name in data and (not isinstance(data[name], kind) or isinstance(data[name], bool)):
+            raise TypeError(name)
+
+
+def read_trial_lines(parts: Iterable[Path]) -> Iterator[TrialLine]:
+    """Yield the lines of a search and its outcomes, in the order in which they were written.
+
+    A search has one writer at a time, so whole parts follow each other.
+    """
+    ordered = sorted((first.written_at, part) for part in parts for first in islice(_read_search_part(part), 1))
+    for _, part in ordered:
+        yield from _read_search_part(part)
+
+
+def _read_search_part(part: Path) -> Iterator[TrialLine]:
+    for raw, position in read_raw_lines(part):
+        line = parse_line(raw, position) or _parse_trial_line(raw, part)
+        if line is not None:
+            yield line
+
+
+def _parse_trial_line(raw: bytes, part: Path) -> AskedTrial | TrialReport | None:
+    """Return the line; None if it is damaged or foreign.
+
+    Raises ConfigurationError if a newer version of rlm-batch wrote it.
+    """
+    try:
+        data = json.loads(raw)
+        check_version(data, part)
+        types = TRIAL_TYPES[data["status"]]
+        _check_types(data, types, required=types)
+        if min(data["index"], data.get("step", 0), data["at"]) < 0:
+            return None
+        if data["status"] == "asked":
+            return AskedTrial(*(data[name] for name in types))
+        value, is_pruned = float(data["value"]), data["pruned"] is True
+        return TrialReport(data["key"], data["index"], data["step"], value, is_pruned, data["at"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,8 +16,8 @@ from ...blocks.storage.location import Location, PathOrLocation, write_file
 from ...blocks.storage.location_parsing import parse_location
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
+from .ledger_line import VERSION, check_version
 
-VERSION = 1
 Direction = Literal["minimize", "maximize"]
 
 
@@ -58,8 +58,7 @@ class RunRecord:
     """One start of a flow run. Times are in epoch seconds; `ended` is None while it runs, and where it was killed.
 
     `sandboxes` were opened by it, and were open for `sandbox_seconds` together. `column_types` are the types by which
-    the columns of a CSV file of inputs were read, or "json" where each cell was by itself; empty without such a file,
-    and None of a version that knew no types.
+    the columns of a CSV file of inputs were read, or "json" where each cell was by itself; empty without such a file.
     """
 
     flow: str
@@ -77,7 +76,7 @@ class RunRecord:
     ended: float | None = None
     sandboxes: int = 0
     sandbox_seconds: float = 0.0
-    column_types: dict[str, str] | str | None = None
+    column_types: dict[str, str] | str = field(default_factory=dict[str, str])
     version: int = VERSION
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
@@ -100,9 +99,9 @@ class RunRecord:
 
 
 def list_run_records(ledger: PathOrLocation) -> list[RunRecord]:
-    """The starts of flow runs that wrote to this ledger, the latest last. Damaged and foreign records are skipped.
+    """Return the starts of flow runs that wrote to this ledger, the latest last, without damaged and foreign records.
 
-    Raises OSError where a location cannot be read.
+    Raises OSError if a location cannot be read, and ConfigurationError for a record of a newer version of rlm-batch.
     """
     if isinstance(ledger, Location):
         mirror = LocalMirror(ledger)
@@ -115,18 +114,21 @@ def list_run_records(ledger: PathOrLocation) -> list[RunRecord]:
 
 
 def find_run_record(root: Path, id_or_name: str) -> RunRecord | None:
-    """The latest start of the flow run with that id or name, among the ledgers below the root."""
+    """Return the latest start of the flow run with that id or name, among the ledgers below the root.
+
+    Raises ConfigurationError for a record of a newer version of rlm-batch.
+    """
     records = _read_records(root.glob("*/run-*.json"))
     matches = (record for record in records if id_or_name in (record.flow_run_id, record.name))
     return max(matches, key=lambda record: record.began, default=None)
 
 
 def _read_records(paths: Iterable[Path]) -> Iterator[RunRecord]:
-    known = {item.name for item in fields(RunRecord)}
     for path in paths:
         with suppress(OSError, ValueError, TypeError, AttributeError):
             data = json.loads(path.read_text(encoding="utf-8"))
-            record = RunRecord(**{name: value for name, value in data.items() if name in known})
+            check_version(data, path)
+            record = RunRecord(**data)
             record.results_path = str(path.parent.absolute())  # a ledger may have been moved
             record.began, record.total = float(record.began), int(record.total)
             yield record

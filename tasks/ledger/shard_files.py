@@ -10,15 +10,14 @@ import json
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from ...blocks.storage.location import PathOrLocation, iterate_lines, list_names, write_file
 from ...blocks.storage.location_parsing import parse_location
 from ...sandbox.errors import ConfigurationError
 from ..execution import Execution, execution_from_json, execution_to_json
-
-VERSION = 1
+from .ledger_line import VERSION, check_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,9 @@ class ShardFiles:
         """The header and the executions, which are read as they are asked for. Raises ConfigurationError."""
         lines = iterate_lines(self.work_path)
         try:
-            return ShardHeader(**json.loads(next(lines))), self._parse_executions(lines)
+            header = json.loads(next(lines))
+            check_version(header, self.work_path)
+            return ShardHeader(**header), self._parse_executions(lines)
         except FileNotFoundError:
             raise ConfigurationError(
                 f"the work of this shard, {self.work_path}, is not there for this worker: the results_path of a job "
@@ -128,10 +129,8 @@ class ShardFiles:
             raise ConfigurationError(
                 f"the work of this shard, {self.work_path}, may not be read: {error.strerror or error}"
             ) from error
-        except (ValueError, TypeError, StopIteration) as error:
-            raise ConfigurationError(
-                f"the work of this shard, {self.work_path}, is damaged, or from another version of rlm-batch: {error}"
-            ) from None
+        except (ValueError, TypeError, AttributeError, StopIteration) as error:
+            raise ConfigurationError(f"the work of this shard, {self.work_path}, is damaged: {error}") from None
 
     def _parse_executions(self, lines: Iterator[bytes]) -> Iterator[Execution]:
         code = ""
@@ -170,10 +169,8 @@ class ShardFiles:
 
     def read_heartbeat(self) -> Heartbeat | None:
         """The last heartbeat, None where there is none yet."""
-        known = {item.name for item in fields(Heartbeat)}  # a worker may have a later version, with more
-        with suppress(OSError, ValueError, TypeError, AttributeError):
-            values = json.loads(self._heartbeat_path.read_bytes())
-            return Heartbeat(**{name: value for name, value in values.items() if name in known})
+        with suppress(OSError, ValueError, TypeError):
+            return Heartbeat(**json.loads(self._heartbeat_path.read_bytes()))
         return None
 
 

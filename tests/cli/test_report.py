@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from rlm_batch import CodeError, Failure, Result
-from rlm_batch.flows.reporting.data_frame import build_data_frame
+from rlm_batch.flows.reporting.export import build_data_frame
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.flows.reporting.report import build_table_records
-from rlm_batch.flows.reporting.text_table import format_rows
+from rlm_batch.flows.reporting.table import format_rows
 from rlm_batch.sandbox.meta import Meta, QuerySummary
 from rlm_batch.sandbox.result import Outcome
 from rlm_batch.tasks.ledger.ledger import Ledger

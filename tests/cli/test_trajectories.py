@@ -67,9 +67,9 @@ def test_an_answer_is_a_trajectory_with_its_turns_what_they_took_and_what_their_
 
 
 def test_what_is_odd_is_a_trajectory_all_the_same(root: Path, run: Run) -> None:
-    """Answers that there are not, old records, unknown costs, texts that are no Unicode, many queries of one code."""
-    old = {"reasoning": "\ud800", "code": "print(1)", "output": "x" * 10_000 + "\udfff\x00"}
-    unknown = build_query("y" * 200, [old], 2, queries=[{**FLAT, **USED}], cost=None)
+    """Missing answers, turns without usage, unknown costs, texts that are no Unicode, many queries of one code."""
+    bare = {"reasoning": "\ud800", "code": "print(1)", "output": "x" * 10_000 + "\udfff\x00"}
+    unknown = build_query("y" * 200, [bare], 2, queries=[{**FLAT, **USED, "turn": 1}], cost=None)
     ended = build_query("z", [], 1, error="BudgetExceeded: all used up")
     write_run(
         root / "run",

@@ -39,13 +39,14 @@ async def test_each_worker_prepares_once_and_keeps_its_sandbox(tmp_path):
 
 
 @pytest.mark.full
-async def test_a_sweep_and_a_chunked_job_prepare_too(volumes):
+async def test_a_sweep_and_a_chunked_job_prepare_too(volumes, tmp_path):
     prepare = "import json\nweights = [3, 1, 2]"
     report = await sweep("SUBMIT(loss=weights[i])", grid={"i": [0, 1, 2]}, objective="loss", prepare=prepare)
     assert report.best is not None
     assert report.best.meta.variables == {"i": 1}
     prepare += "\nopen(f'{VOLUME}/prepared', 'a').write('x')"
     options = {"chunk_size": 2, "volume_name": "v", "prepare": prepare, "max_workers": 1}
+    options["results_path"] = str(tmp_path / "ledger")
     code, reduce = "SUBMIT(total=sum(data) * weights[0])", "SUBMIT(whole=json.dumps(weights))"
     report = await chunks(code, data=[1, 2, 3], reduce=reduce, **options)
     assert [report[i].total for i in "01"] == [9, 9]
@@ -55,7 +56,7 @@ async def test_a_sweep_and_a_chunked_job_prepare_too(volumes):
     count = count_preparations(prepared)
     again = await chunks(code, data=[1, 2, 3], reduce=reduce, **options)
     assert [again[i].outputs for i in "01"] == [report[i].outputs for i in "01"]
-    assert count_preparations(prepared) == count  # looking for markers wants none
+    assert count_preparations(prepared) == count
 
 
 async def test_what_it_prints_is_in_the_runs_log(results):
@@ -145,6 +146,7 @@ SUBMIT(total=sum(data))
 """
     prepare = prepare_counted(tmp_path / "prepared") + f"\nran = {str(tmp_path / 'ran')!r}"
     options = {"data": [1, 2, 3, 4], "chunk_size": 2, "volume_name": "v", "prepare": prepare, "max_workers": 1}
+    options["results_path"] = str(tmp_path / "ledger")
     for _ in range(2):
         report = await chunks(code, **options, provider="local:none")
         assert [report[i].total for i in "01"] == [3, 7]

@@ -24,8 +24,8 @@ from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, RunRep
 from rlm_batch.blocks.registry import resolve_provider
 from rlm_batch.flows.batch import executions
 from rlm_batch.flows.inputs import host_paths
-from rlm_batch.flows.inputs.chunking import build_chunks
 from rlm_batch.flows.inputs.host_paths import locate_ledger
+from rlm_batch.flows.inputs.readers import build_chunks
 from rlm_batch.flows.inputs.spilling import read_text_reference, spill_long_parameters
 from rlm_batch.flows.rlm import question
 from rlm_batch.flows.sequence import texts

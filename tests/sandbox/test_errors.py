@@ -85,9 +85,6 @@ def test_which_errors_are_retried() -> None:
     assert rules["if asked"] == {"CodeError", "CodeSyntaxError", "CodeCrashed", "ExecutionTimeout"}
 
 
-def test_an_error_of_a_later_version_reads_as_the_nearest_of_ours() -> None:
-    later = error_from_json({"error": "SandboxMelted", "text": "it melted", "degrees": 900})
-    assert (type(later), str(later)) == (RlmBatchError, "it melted")
-    earlier = error_from_json({"error": "CodeCrashed", "text": "gone", "new": 1})
-    assert isinstance(earlier, errors.CodeCrashed)
-    assert (earlier.exit_code, earlier.out_of_memory, earlier.stdout) == (None, False, "")
+def test_an_error_of_a_class_that_is_not_imported_here_keeps_its_text() -> None:
+    error = error_from_json({"error": "SandboxMelted", "text": "it melted", "degrees": 900})
+    assert (type(error), str(error)) == (RlmBatchError, "it melted")

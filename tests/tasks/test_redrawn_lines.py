@@ -9,7 +9,7 @@ from rich.progress import Progress
 
 from rlm_batch import Result
 from rlm_batch.cli.progress import ProgressDisplay
-from rlm_batch.flows.reporting.text_table import format_rows
+from rlm_batch.flows.reporting.table import format_rows
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.redrawn_lines import redraw_lines
 from rlm_batch.tasks.task_log import LineBudget, OutputLog

@@ -14,9 +14,8 @@ from prefect.serializers import JSONSerializer
 from ....blocks.storage.location import write_file
 from ....tasks.ledger.result_index import get_results_root
 from ....tasks.ledger.run_record import RunRecord
-from ...reporting.run_report import load_reference
 
-DECODER = f"{load_reference.__module__}.{load_reference.__name__}"
+DECODER = "rlm_batch.flows.run_report.load_reference"  # Prefect imports it to read a result.
 
 
 async def with_reference(value: Any, record: RunRecord) -> Any:

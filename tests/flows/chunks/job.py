@@ -11,8 +11,3 @@ parts = [json.loads(load_from_volume(path)) for path in list_volume("results")]
 SUBMIT(total=sum(map(sum, parts)), files=len(parts), counts={name: fields["count"] for name, fields in results.items()})
 """
 THREE = {0: [1, 2, 3], 1: [4, 5, 6], 2: [7, 8, 9]}
-
-
-def runs(report) -> set[str]:
-    """The chunks that a flow run has executed itself, by the sandboxes that its results come from."""
-    return {name for name, outcome in report.results.items() if outcome.meta.sandbox_id not in ("", None)}

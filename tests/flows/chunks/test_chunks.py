@@ -24,7 +24,7 @@ from rlm_batch import (
 )
 from rlm_batch.blocks.registry import resolve_provider
 
-from .job import DOUBLE, SUM, THREE, runs
+from .job import DOUBLE, SUM, THREE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("volumes")]
 
@@ -57,10 +57,12 @@ async def remote(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.full
-async def test_a_chunked_job_is_the_same_elsewhere_and_is_not_run_again(remote):
+async def test_a_chunked_job_is_the_same_elsewhere_and_is_not_run_again(remote, tmp_path):
     name = f"chunks-{uuid.uuid4().hex[:8]}"
     jobs = {**THREE, "large": [0] * 200_000}
-    report = await chunks(DOUBLE, jobs, volume_name=name, provider=remote, max_workers=3, reduce=SUM)
+    options: dict[str, Any] = {"volume_name": name, "provider": remote, "max_workers": 3, "reduce": SUM}
+    options["results_path"] = str(tmp_path / "ledger")
+    report = await chunks(DOUBLE, jobs, **options)
     assert [report[number].outputs for number in THREE] == [{"chunk_id": str(n), "count": 3} for n in range(3)]
     assert report.reduction.outputs == {"total": 90, "files": 4, "counts": {"0": 3, "1": 3, "2": 3, "large": 200_000}}
     volume = await (await resolve_provider(remote)).volume(name)
@@ -69,8 +71,9 @@ async def test_a_chunked_job_is_the_same_elsewhere_and_is_not_run_again(remote):
     finally:
         await volume.close()
     assert found == [[2, 4, 6], [8, 10, 12], [14, 16, 18]]
-    again = await chunks(DOUBLE, {**jobs, 2: [1]}, volume_name=name, provider=remote, max_workers=3, reduce=SUM)
-    assert runs(again) == {"2"}
+    again = await chunks(DOUBLE, {**jobs, 2: [1]}, **options)
+    before, after = ({name: outcome.meta.sandbox_id for name, outcome in r.results.items()} for r in (report, again))
+    assert [name for name in after if after[name] != before[name]] == ["2"]
     assert again.reduction.total == 44
 
 

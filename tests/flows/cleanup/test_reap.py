@@ -144,7 +144,7 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
         "of a run in another container": labels(away.id, server, began=now - 50) | unseen,
         "of a run on another machine": labels(away.id, server, began=now - 60) | killed | {"rlm-batch-host": "away"},
         "a script's elsewhere": labels() | elsewhere,
-        "of an earlier version": {name: text for name, text in labels().items() if name != "rlm-batch-process"},
+        "of no process": {name: text for name, text in labels().items() if name != "rlm-batch-process"},
         "of a run in the process of a live one": labels(busy.id, server),
         "of a run that waits": labels(waiting.id, server),
         "of another server's run": labels(uuid.uuid4(), "another", began=now - 5000),

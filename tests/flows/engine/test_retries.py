@@ -21,7 +21,6 @@ from rlm_batch import (
     SandboxLost,
     SandboxStartError,
     batch,
-    chunks,
 )
 from rlm_batch.tasks.execute import configure_task, execute
 from rlm_batch.tasks.retry import RetryPolicy
@@ -230,11 +229,3 @@ async def test_the_delay_doubles_up_to_a_minute_and_is_spread(monkeypatch: pytes
     task = await configure_task(execute, RetryPolicy(retries=9), "local", 1)
     assert task.retry_delay_seconds == [1, 2, 4, 8, 16, 32, 60]  # Prefect goes on with the last
     assert task.retry_jitter_factor == 0.5
-
-
-@pytest.mark.full
-async def test_a_look_at_a_volumes_markers_waits_as_long_as_the_provider_asks(daytona: Any) -> None:
-    daytona.set(minute=4.0, creates_per_minute=1)
-    report = await chunks("SUBMIT(n=len(data))", data=[1, 2], chunk_size=2, provider="daytona", volume_name="waits")
-    assert report["0"].n == 2
-    assert daytona.state()["impatient_creations"] == 0

@@ -1,22 +1,29 @@
-"""What a tracing backend gets of flow runs, where its endpoint is set."""
+"""Spans of flow runs in a process that has an OpenTelemetry SDK."""
 
 import asyncio
 import json
-import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 
 from rlm_batch import ExecutionsFailed, batch, rlm
 from rlm_batch.deployments.deploy import deploy
-from rlm_batch.tasks.tracing import span_sender
-from rlm_batch.tasks.tracing.span_sender import SEND_SECONDS
+from rlm_batch.tasks import tracing
 
 from ...infra.scripted_turns import make_script
 from ...infra.workers import Worker, wait_until_online
-from ...standins.otlp import SpanReceiver
+from ...standins.openai_chat import ChatServer
 from ..conftest import OutputListener
 
 pytestmark = [pytest.mark.anyio, pytest.mark.full]
@@ -29,35 +36,97 @@ SUBMIT(answers=llm_query_batched([f"a secret question {x}", "another"]))
 """
 
 
+@dataclass(frozen=True)
+class Span:
+    """A span as it was exported; `parent` is the id of another, or empty."""
+
+    scope: str
+    name: str
+    trace: str
+    id: str
+    parent: str
+    is_client: bool
+    is_error: bool
+    message: str | None
+    attributes: dict[str, Any]
+
+    @classmethod
+    def read(cls, span: ReadableSpan) -> "Span":
+        """Return what the SDK's span has."""
+        assert span.instrumentation_scope is not None
+        assert span.context is not None
+        return cls(
+            span.instrumentation_scope.name,
+            span.name,
+            f"{span.context.trace_id:032x}",
+            f"{span.context.span_id:016x}",
+            "" if span.parent is None else f"{span.parent.span_id:016x}",
+            span.kind is SpanKind.CLIENT,
+            not span.status.is_ok,
+            span.status.description,
+            dict(span.attributes or {}),
+        )
+
+
+@dataclass
+class Exported:
+    """The spans that this process has exported, our own and Prefect's."""
+
+    exporter: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
+
+    @property
+    def spans(self) -> list[Span]:
+        return [Span.read(span) for span in self.exporter.get_finished_spans()]
+
+    @property
+    def own(self) -> list[Span]:
+        """The spans that are ours."""
+        return [span for span in self.spans if span.scope == "rlm_batch"]
+
+    def find(self, name: str, **attributes: Any) -> list[Span]:
+        """Return our spans of that name with those attributes, whose dots are written as underscores."""
+        return [
+            span
+            for span in self.own
+            if span.name == name
+            and attributes.items() <= {key.replace(".", "_"): value for key, value in span.attributes.items()}.items()
+        ]
+
+
 @pytest.fixture
-def receiver(chat, monkeypatch) -> Iterator[SpanReceiver]:
+def exported(chat: ChatServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Exported]:
+    """Give this process an SDK, as `trace.set_tracer_provider` does, until the test ends."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
     monkeypatch.setenv("OPENAI_API_BASE", chat.url)
-    monkeypatch.setattr(span_sender, "SEND_SECONDS", 90.0)
-    with SpanReceiver() as receiver:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-        yield receiver
+    exported, provider = Exported(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exported.exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    monkeypatch.setattr(tracing, "TRACER", trace.get_tracer("rlm_batch"))
+    yield exported
+    provider.shutdown()
 
 
-async def test_a_batch_is_a_trace_of_its_executions_and_their_queries_with_tokens_and_cost(
-    chat, receiver, monkeypatch, caplog
-):
+async def test_a_batch_is_a_trace_of_its_executions_and_their_queries_with_tokens_and_cost(chat, exported, monkeypatch):
     with pytest.raises(ExecutionsFailed):
         await batch(CODE, inputs=[{"x": x} for x in range(4)], language_model=NAME, max_workers=2, reuse_sandboxes=True)
-    (run,) = receiver.find("invoke_workflow batch")
-    assert (run.parent, run.service, run.is_error, run.attributes["error.type"]) == (
-        "", "rlm-batch", True, "ExecutionsFailed"
-    )  # fmt: skip
+    (run,) = exported.find("invoke_workflow batch")
+    assert (run.is_error, run.message, run.attributes["error.type"]) == (True, None, "ExecutionsFailed")
     assert run.attributes["gen_ai.workflow.name"] == "batch"
     assert (run.attributes["rlm_batch.executions"], run.attributes["rlm_batch.executions.failed"]) == (4, 1)
-    assert {span.trace for span in receiver.spans} == {run.trace}
-    executions = receiver.find("execute_tool python")
-    assert [span.parent for span in executions] == [run.id] * 4
+    executions = exported.find("execute_tool python")
+    # Each is below the span of its task run, that below ours of the flow run, and that below Prefect's.
+    by_id = {span.id: span for span in exported.spans}
+    task_runs = [by_id[span.parent] for span in executions]
+    assert [(span.scope, span.parent) for span in task_runs] == [("prefect", run.id)] * 4
+    flow_run = by_id[run.parent]
+    assert (flow_run.scope, flow_run.parent) == ("prefect", "")
+    assert {span.trace for span in exported.spans} == {run.trace}
     by_index = {span.attributes["rlm_batch.execution.index"]: span for span in executions}
     assert sorted(by_index) == [0, 1, 2, 3]
     assert [by_index[index].is_error for index in range(4)] == [False, False, True, False]
     assert by_index[2].attributes["error.type"] == "CodeError"
-    chats = receiver.find("chat gpt-4o-mini", gen_ai_provider_name="openai", gen_ai_operation_name="chat")
+    assert all(span.attributes["rlm_batch.sandbox.id"] for span in executions)
+    chats = exported.find("chat gpt-4o-mini", gen_ai_provider_name="openai", gen_ai_operation_name="chat")
     # Two below each execution, in sandboxes that served one before.
     assert sorted(span.parent for span in chats) == sorted([by_index[index].id for index in (0, 1, 3)] * 2)
     assert all(span.is_client for span in chats)
@@ -66,16 +135,13 @@ async def test_a_batch_is_a_trace_of_its_executions_and_their_queries_with_token
     cost = sum(span.attributes["gen_ai.usage.cost"] for span in chats)
     assert cost == pytest.approx(run.attributes["rlm_batch.usage.cost"])
     assert cost > 0
-    assert "secret" not in repr(receiver.spans)  # neither prompts nor what errors say
-    assert "span" not in caplog.text
+    assert "secret" not in repr(exported.own)  # neither prompts nor what errors say
 
     monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
-    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=mine")
     chat.rule("half", "an answer")
-    receiver.spans.clear()
+    exported.exporter.clear()
     await batch(["llm_query('half a pair')"], language_model=NAME)
-    (asked,) = receiver.find("chat gpt-4o-mini")
-    assert asked.service == "mine"
+    (asked,) = exported.find("chat gpt-4o-mini")
     (message,) = json.loads(asked.attributes["gen_ai.input.messages"])
     assert message == {"role": "user", "parts": [{"type": "text", "content": "half a pair"}]}
     (message,) = json.loads(asked.attributes["gen_ai.output.messages"])
@@ -84,7 +150,7 @@ async def test_a_batch_is_a_trace_of_its_executions_and_their_queries_with_token
     }  # fmt: skip
 
 
-async def test_a_recursive_query_is_an_agent_with_the_calls_of_its_turns_and_of_its_code_below_it(chat, receiver):
+async def test_a_recursive_query_is_an_agent_with_the_calls_of_its_turns_and_of_its_code_below_it(chat, exported):
     chat.rule("flat", "forty-two")
     chat.script = make_script(
         ("[[ ## iteration ## ]]\n2/20", "SUBMIT(answer=rlm_query('the deeper one'))"),
@@ -93,10 +159,12 @@ async def test_a_recursive_query_is_an_agent_with_the_calls_of_its_turns_and_of_
     )
     answer = await rlm("What is it?", NAME)
     assert answer.answer == "forty-two"
-    (execution,) = receiver.find("execute_tool python")
-    outer, inner = sorted(receiver.find("invoke_agent rlm"), key=lambda span: span.attributes["rlm_batch.query.depth"])
-    assert (outer.parent, inner.parent) == (execution.id, outer.id)
-    chats = receiver.find("chat gpt-4o-mini")
+    (execution,) = exported.find("execute_tool python")
+    outer, inner = sorted(exported.find("invoke_agent rlm"), key=lambda span: span.attributes["rlm_batch.query.depth"])
+    # Each is below the span of its query's task run.
+    parents = {span.id: span.parent for span in exported.spans}
+    assert (parents[outer.parent], parents[inner.parent]) == (execution.id, outer.id)
+    chats = exported.find("chat gpt-4o-mini")
     assert sorted(span.parent for span in chats) == sorted([outer.id, outer.id, inner.id, inner.id])
     of_turns = [span for span in chats if span.parent == outer.id]
     assert outer.attributes["gen_ai.usage.input_tokens"] == sum(
@@ -110,82 +178,118 @@ async def test_a_recursive_query_is_an_agent_with_the_calls_of_its_turns_and_of_
     assert below["turn"] == 2
 
 
-async def test_executions_that_are_cancelled_have_ended_with_an_error_when_the_run_is_over(receiver):
+async def test_executions_that_are_cancelled_have_ended_with_an_error_when_the_run_is_over(exported):
     code, output = "import time; print('started', flush=True); time.sleep(1000)", OutputListener()
     run = asyncio.create_task(batch.with_listener(output)([code] * 2, max_workers=2))
     await output.wait_for(2)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
-    ended = receiver.find("execute_tool python", error_type="CancelledError")
+    ended = exported.find("execute_tool python", error_type="CancelledError")
     assert len(ended) == 2
-    assert all(span.is_error for span in [*ended, *receiver.find("invoke_workflow batch")])
+    assert all(span.is_error for span in [*ended, *exported.find("invoke_workflow batch")])
 
 
-@pytest.mark.parametrize(
-    ("trouble", "reason"),
-    [
-        ("refuses", "within 2 s"),
-        ("hangs", "within 2 s"),
-        ("fails", "it answered 500"),
-        ("is no URL", "could not be sent"),
-        ("is half a URL", "no spans are sent: ValueError"),
-        ("speaks gRPC", "none are sent"),
-    ],
-)
-async def test_an_endpoint_that_takes_no_spans_costs_a_run_a_line_and_two_seconds(
-    receiver, closed_address, trouble, reason, monkeypatch, caplog, capfd
-):
-    if reason == "within 2 s":
-        monkeypatch.setattr(span_sender, "SEND_SECONDS", SEND_SECONDS)
-    receiver.hangs, receiver.status = trouble == "hangs", 500 if trouble == "fails" else 200
-    if trouble == "refuses":
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://user:a-secret@{closed_address}/?key=a-secret")
-    if trouble == "is no URL":
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "nonsense")
-    if trouble == "is half a URL":
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1")
-    if trouble == "speaks gRPC":
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    (result,) = await batch(["SUBMIT(x=1)"])
-    assert result.x == 1
-    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(lines) == 1
-    assert reason in lines[0]
-    assert "secret" not in caplog.text
-    assert "opentelemetry" not in capfd.readouterr().err.lower()
-
-
-def test_without_an_endpoint_nothing_of_the_sdk_is_imported():
-    code = (
-        "import asyncio, sys, rlm_batch, rlm_batch.flows.batch\n"
-        "from rlm_batch.tasks.tracing.run_trace import open_run_trace, find_run_tracer\n"
-        "async def main():\n    async with open_run_trace(print):\n        assert find_run_tracer() is None\n"
-        "asyncio.run(main())\n"
-        "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=110)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
-async def test_the_runs_of_shards_are_in_the_trace_of_their_job(receiver, server, tmp_path):
+async def test_the_runs_of_shards_are_in_the_trace_of_their_job(exported, server, tmp_path, monkeypatch):
     await deploy()
-    environment = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
-        "RLM_BATCH_ALLOWED_PATHS": str(tmp_path),
-    }
-    port = int(receiver.url.rpartition(":")[2])
-    machine = tmp_path / "machine"
-    with Worker(machine, server, "worker-of-traces", limit=2, ports=[port], environment=environment) as worker:
+    (tmp_path / "sitecustomize.py").write_text(SET_UP)
+    file = tmp_path / "spans"
+    environment = {"PYTHONPATH": str(tmp_path), "SPANS": str(file), "RLM_BATCH_ALLOWED_PATHS": str(tmp_path)}
+    with Worker(tmp_path / "machine", server, "worker-of-traces", limit=2, environment=environment) as worker:
         await wait_until_online(worker.name)
         results = await batch(
             "SUBMIT(x=x)", inputs=[{"x": x} for x in range(4)], shards=2, results_path=str(tmp_path / "shared")
         )
     assert [result.x for result in results] == [0, 1, 2, 3]
-    (run,) = receiver.find("invoke_workflow batch")
-    shards = receiver.find("invoke_workflow shard")
-    assert [shard.parent for shard in shards] == [run.id] * 2
-    executions = receiver.find("execute_tool python")
-    assert sorted(span.parent for span in executions) == sorted([shard.id for shard in shards] * 2)
+    (run,) = exported.find("invoke_workflow batch")
     # The server's schedule may have run `reap` on this worker too, in a trace of its own.
-    assert {span.trace for span in [*shards, *executions]} == {run.trace}
+    spans = [span for span in map(json.loads, file.read_text().splitlines()) if read_trace(span) == run.trace]
+    parents = {span["context"]["span_id"]: span["parent_id"] for span in spans}
+    shards = [span for span in spans if span["name"] == "invoke_workflow shard"]
+    # Each is below Prefect's span of the shard's flow run.
+    assert [parents[shard["parent_id"]] for shard in shards] == [f"0x{run.id}"] * 2
+    assert sum(span["name"] == "execute_tool python" for span in spans) == 4
+    assert {span["parent_id"] for span in spans} - parents.keys() == {f"0x{run.id}"}
+
+
+def read_trace(span: dict[str, Any]) -> str:
+    return span["context"]["trace_id"].removeprefix("0x")
+
+
+SET_UP = """
+import os
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+
+if "SPANS" in os.environ:
+    file = open(os.environ["SPANS"], "a")
+    exporter = ConsoleSpanExporter(out=file, formatter=lambda span: span.to_json(indent=None) + chr(10))
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+"""
+BATCH = "import rlm_batch\nprint(rlm_batch.batch.sync(['SUBMIT(x=1)'])[0].x)\n"
+
+
+def read_lineage(spans: list[dict[str, Any]]) -> list[str]:
+    """Return the name of the one execution's span, of the span above it, and so on."""
+    by_id: dict[str | None, dict[str, Any]] = {span["context"]["span_id"]: span for span in spans}
+    (span,) = [span for span in spans if span["name"] == "execute_tool python"]
+    lineage = [span["name"]]
+    while span := by_id.get(span["parent_id"], {}):
+        lineage.append(span["name"])
+    return lineage
+
+
+def test_a_program_that_sets_up_opentelemetry_itself_has_spans_without_prefects_too(
+    server: str, tmp_path: Path
+) -> None:
+    for is_on, levels in (("true", 4), ("false", 2)):
+        file = tmp_path / is_on
+        environment = os.environ | {"SPANS": str(file), "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": is_on}
+        done = subprocess.run(
+            [sys.executable, "-c", "import rlm_batch.flows.batch\n" + SET_UP + BATCH],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        assert done.stdout == "1\n", done.stderr
+        lineage = read_lineage([json.loads(line) for line in file.read_text().splitlines()])
+        own = [name for name in lineage if name in {"execute_tool python", "invoke_workflow batch"}]
+        assert (len(lineage), own) == (levels, ["execute_tool python", "invoke_workflow batch"])
+
+
+def test_opentelemetry_instrument_records_the_spans_of_the_command(server: str, tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("SUBMIT(x=1)")
+    programs = Path(sys.executable).parent
+    exporters = ("--traces_exporter", "console", "--metrics_exporter", "none", "--logs_exporter", "none")
+    done = subprocess.run(
+        [programs / "opentelemetry-instrument", *exporters, programs / "rlm-batch", "batch", "code.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    decoder, spans, rest = json.JSONDecoder(), [], done.stdout
+    while "\n{" in (rest := "\n" + rest.lstrip("\n")):
+        span, end = decoder.raw_decode(rest, rest.index("\n{") + 1)
+        spans.append(span)
+        rest = rest[end:]
+    lineage = read_lineage([span for span in spans if "context" in span])
+    assert (len(lineage), lineage[::2]) == (4, ["execute_tool python", "invoke_workflow batch"])
+
+
+def test_without_an_sdk_set_up_none_is_imported() -> None:
+    code = (
+        "import sys, rlm_batch.flows.batch\n"
+        "from rlm_batch.tasks.tracing import trace_flow_run\n"
+        "with trace_flow_run():\n    pass\n"
+        "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=110)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -1,6 +1,7 @@
 """What is wrong with a call's parameters is said before a server is asked for anything, or started."""
 
 import re
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import ConfigurationError, batch, chunks, sequence, sweep
+from rlm_batch.flows.batch import executions
+from rlm_batch.flows.inputs.spilling import read_text_reference
+from rlm_batch.flows.sequence import texts
 
 from ..conftest import find_run_id
 
@@ -146,3 +150,39 @@ def test_a_later_step_may_look_like_a_files_name(server: str) -> None:
     steps = ["class particle: py = 2.0", "particle.py", "SUBMIT(momentum=particle.py)"]
     with temporary_settings({PREFECT_API_URL: server}):
         assert sequence.sync(steps)[2].momentum == 2.0
+
+
+def test_code_is_any_file_of_text_by_its_absolute_path_alone_or_in_a_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))  # as a worker sets it
+    file, numbers = tmp_path / "slow.py", tmp_path / "numbers.jsonl"
+    unknown, wide = tmp_path / "unknown.py", tmp_path / "wide.py"
+    unknown.write_text("# coding: nonsense\n")
+    wide.write_text("SUBMIT()", encoding="utf-16")
+    numbers.write_text("1\n")
+    file.write_text("SUBMIT(y=x)\n")
+    decorated = "@staticmethod\ndef f(): pass\n"
+    for read in (lambda text: list(executions([decorated, text], None)), lambda text: texts(["a = 1", text])):
+        with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
+            read(f"@{file}")
+    monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(tmp_path))
+    assert list(executions([decorated, f"@{file}"], None)) == [(decorated, {}), ("SUBMIT(y=x)\n", {})]
+    assert texts(["a = 1", f"@{file}\n"]) == ["a = 1", "SUBMIT(y=x)\n"]
+    file.write_bytes(b"# coding: latin-1\nSUBMIT(y='\xe9')\n")
+    assert read_text_reference(f"@{file}") == "# coding: utf-8\nSUBMIT(y='é')\n"
+    file.write_bytes(b"\xef\xbb\xbfSUBMIT(y=x)\r\n")
+    assert read_text_reference(f"@{file}") == "SUBMIT(y=x)\n"
+    for place, reason in (
+        ("slow.py", r"'slow\.py', which is no absolute path.* @/DIRECTORY/slow\.py"),
+        ("./code/slow.txt", "no absolute path"),
+        (f"{file}.old", r"the code in /.*slow\.py\.old cannot be read: No such file"),
+        (str(tmp_path), "cannot be read: "),
+        (str(numbers), "each of its lines is a text"),
+        (str(unknown), r"unknown\.py declares an encoding that Python does not know"),
+        (str(wide), r"wide\.py is UTF-16.*iconv -f UTF-16 -t UTF-8"),
+    ):
+        for read in (lambda text: list(executions(text, None)), read_text_reference, lambda text: texts([text])):
+            with pytest.raises(ConfigurationError, match=reason) as refused:
+                read(f"@{place}")
+            assert "\n" not in str(refused.value)

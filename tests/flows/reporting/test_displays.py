@@ -12,9 +12,8 @@ import pandas
 import pytest
 
 from rlm_batch import Result
-from rlm_batch.flows.reporting.display_html import rebuild_html
-from rlm_batch.flows.reporting.html import render_html
-from rlm_batch.flows.reporting.markdown import render_markdown
+from rlm_batch.flows.reporting.document import render_markdown
+from rlm_batch.flows.reporting.html import rebuild_html, render_html
 from rlm_batch.flows.reporting.report import build_report
 from rlm_batch.flows.reporting.summary import RunSummary
 from rlm_batch.sandbox.meta import Meta

@@ -8,17 +8,18 @@ from html.parser import HTMLParser
 from markdown_it import MarkdownIt
 
 from rlm_batch import Result
-from rlm_batch.flows.reporting.charts.curves import draw_curves
-from rlm_batch.flows.reporting.charts.heat_map import draw_heat_map
-from rlm_batch.flows.reporting.charts.importances import draw_importances
-from rlm_batch.flows.reporting.charts.parallel_coordinates import draw_parallel_coordinates
-from rlm_batch.flows.reporting.charts.pareto_front import draw_pareto_front
-from rlm_batch.flows.reporting.charts.series import draw_series
-from rlm_batch.flows.reporting.document import Heading, Picture, Table, Text, Verbatim
+from rlm_batch.flows.reporting.document import Heading, Picture, Table, Text, Verbatim, render_markdown
 from rlm_batch.flows.reporting.html import render_html
-from rlm_batch.flows.reporting.markdown import render_markdown
 from rlm_batch.flows.reporting.report import build_report
 from rlm_batch.flows.reporting.summary import RunSummary
+from rlm_batch.flows.reporting.svg import (
+    draw_curves,
+    draw_heat_map,
+    draw_importances,
+    draw_parallel_coordinates,
+    draw_pareto_front,
+    draw_series,
+)
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger.run_record import Objective, ReportSpec, RunRecord
 

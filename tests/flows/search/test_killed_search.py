@@ -13,8 +13,7 @@ import pytest
 from rlm_batch import reap, sweep
 from rlm_batch.blocks.local import inventory
 from rlm_batch.tasks.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.ledger_line import LedgerLine
-from rlm_batch.tasks.ledger.trial_lines import AskedTrial, TrialReport
+from rlm_batch.tasks.ledger.ledger_line import AskedTrial, LedgerLine, TrialReport
 
 from ...infra.waiting import wait_until
 

@@ -13,7 +13,7 @@ from rlm_batch.flows.search.search import draw_points
 from rlm_batch.flows.search.space import parse_space
 from rlm_batch.flows.search.study import derive_seed
 from rlm_batch.tasks.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.trial_lines import AskedTrial, TrialReport
+from rlm_batch.tasks.ledger.ledger_line import AskedTrial, TrialReport
 
 pytestmark = pytest.mark.anyio
 

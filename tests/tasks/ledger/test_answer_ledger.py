@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlm_batch import ConfigurationError
 from rlm_batch.tasks.ledger.answer_ledger import AnswerLedger, make_answer_index
 from rlm_batch.tasks.ledger.ledger import Ledger
 
@@ -27,7 +28,9 @@ def test_an_answer_is_found_in_its_own_run_and_by_later_ones_until_its_line_is_d
     assert [first.find_answer(key) for key in "abc"] == ["yes", LONG.encode("utf-8", "replace").decode(), None]
     (part,) = (root / "one").glob("answers-*.jsonl")
     with part.open("ab") as file:
-        file.write(b'[1]\n{"status": "answered", "key": "c"}\n{"status": "answered", "key": 1, "answer": "x"}\n')
+        file.write(b'[1]\n{"version": 1, "status": "answered", "key": "c"}\n')
+        file.write(b'{"version": 1, "status": "answered", "key": 1, "answer": "x"}\n')
+        file.write(b'{"status": "answered", "key": "c", "answer": "of no version"}\n')
         file.write(b"[" * 100_000 + b'\n{"status": "answered", "key": "c", "answer": "to')
     first.close()
     assert list(Ledger(root / "one").read_lines()) == []
@@ -45,6 +48,14 @@ def test_an_answer_is_found_in_its_own_run_and_by_later_ones_until_its_line_is_d
     assert [later.find_answer(key) for key in "ab"] == [None, None]
     assert len(warnings) == 1
     assert "answers.sqlite, cannot be used" in warnings[0]
+
+
+def test_an_answer_of_a_newer_version_is_refused(tmp_path: Path):
+    open_answers(tmp_path / "one", tmp_path).add_answer("a", "model", "yes")
+    (part,) = (tmp_path / "one").glob("answers-*.jsonl")
+    part.write_bytes(part.read_bytes().replace(b'"version":1', b'"version":2'))
+    with pytest.raises(ConfigurationError, match=f"^{part} was written by a newer version .*: upgrade rlm-batch"):
+        open_answers(tmp_path / "one", tmp_path / "elsewhere")
 
 
 def test_answers_in_a_bucket_are_found_in_their_own_run_and_by_later_ones(s3: Any, tmp_path: Path):

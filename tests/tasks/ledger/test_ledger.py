@@ -15,8 +15,9 @@ import pytest
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.ledger_line import LedgerLine
+from rlm_batch.tasks.ledger.ledger_line import AskedTrial, LedgerLine, encode_asked_trial
 from rlm_batch.tasks.ledger.result_index import ResultIndex
+from rlm_batch.tasks.ledger.run_record import RunRecord, find_run_record, list_run_records
 
 
 def read_value(line: LedgerLine | None):
@@ -105,6 +106,9 @@ def test_a_line_with_what_is_no_outcome_is_passed_over_as_a_damaged_one_is(ledge
         ("a", {"meta": {"layers": 5}}),
         ("a", {"meta": {"queries": {"tree": 5}}}),
         ("a", {"error": {}}),
+        ("a", {"version": None}),
+        ("a", {"version": "1"}),
+        ("a", {"version": 0}),
         ("b", {"error": "it failed"}),
         ("b", {"error": {}}),
         ("b", {"status": "done"}),
@@ -119,6 +123,41 @@ def test_a_line_with_what_is_no_outcome_is_passed_over_as_a_damaged_one_is(ledge
     }
     for line in ledger.read_lines():
         assert line.to_outcome() is not None
+
+
+def test_a_line_of_a_newer_version_is_refused_with_what_to_do(ledger):
+    ledger.write_outcome("a", success(1))
+    ledger.write_line(encode_asked_trial(AskedTrial("b", 1, {}, 0, "search")))
+    (part,) = ledger.path.glob("part-*.jsonl")
+    outcome, trial = part.read_bytes().replace(b'"version":1', b'"version":2').splitlines(keepends=True)
+    refused = pytest.raises(ConfigurationError, match=f"^{part} was written by a newer version .*: upgrade rlm-batch")
+    for lines in (outcome, trial, outcome[:-10] + b"\n" + outcome):
+        part.write_bytes(lines)
+        with refused:
+            ledger.load_latest_lines()
+        with refused:
+            list(ledger.read_trial_lines())
+        with refused:
+            ResultIndex(ledger.path.parent).refresh()
+    part.write_bytes(outcome[:-10])
+    assert ledger.load_latest_lines() == {}
+
+
+def test_a_run_record_of_a_newer_version_is_refused_and_damaged_ones_are_skipped(ledger):
+    record = RunRecord("batch", str(ledger.path), "id", "quick-fox")
+    record.write()
+    path = ledger.path / f"run-{record.id}.json"
+    text = path.read_text()
+    for damaged in ("", "[]", "{}", text.replace('"version": 1', '"version": "1"'), text.replace('"flow"', '"flaw"')):
+        (ledger.path / "run-other.json").write_text(damaged)
+        assert list_run_records(ledger.path) == [record]
+        assert find_run_record(ledger.path.parent, "quick-fox") == record
+    path.write_text(text.replace('"version": 1', '"version": 2'))
+    refused = pytest.raises(ConfigurationError, match=f"^{path} was written by a newer version .*: upgrade rlm-batch")
+    with refused:
+        list_run_records(ledger.path)
+    with refused:
+        find_run_record(ledger.path.parent, "quick-fox")
 
 
 def test_a_long_ledger_is_cut_into_parts(ledger, monkeypatch):

@@ -10,10 +10,9 @@ import pytest
 from rlm_batch import ConfigurationError, Result
 from rlm_batch.blocks.storage.location import iterate_lines, write_file
 from rlm_batch.sandbox.meta import Meta
-from rlm_batch.tasks.ledger import upload_buffer
-from rlm_batch.tasks.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger import ledger as upload_buffer
+from rlm_batch.tasks.ledger.ledger import Ledger, UploadBuffer
 from rlm_batch.tasks.ledger.ledger_line import read_line
-from rlm_batch.tasks.ledger.upload_buffer import UploadBuffer
 
 from ...infra.waiting import wait_until
 

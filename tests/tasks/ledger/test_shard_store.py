@@ -9,7 +9,6 @@ from rlm_batch.sandbox.errors import NotRun
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.sandbox.requests.encoded_variable import encode_variable
 from rlm_batch.tasks.execution import Execution, assign_keys
-from rlm_batch.tasks.ledger.completion_markers import MarkerLocation
 from rlm_batch.tasks.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.shard_store import ShardStore
 
@@ -74,7 +73,6 @@ def test_what_is_undone_is_what_was_added_and_has_no_outcome(ledger):
             {"x": "\ud800"},
             "11" * 32,
             {"data": encode_variable([1, "é", math.nan])},
-            MarkerLocation("m/1.json", is_stale=True),
         ),
         Execution(2, "b", {}, "22" * 32),
     ]

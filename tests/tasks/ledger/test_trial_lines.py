@@ -7,8 +7,13 @@ from pathlib import Path
 from rlm_batch import Result
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.ledger_line import LedgerLine
-from rlm_batch.tasks.ledger.trial_lines import AskedTrial, TrialReport, encode_asked_trial, encode_trial_report
+from rlm_batch.tasks.ledger.ledger_line import (
+    AskedTrial,
+    LedgerLine,
+    TrialReport,
+    encode_asked_trial,
+    encode_trial_report,
+)
 
 
 def write_trial(ledger: Ledger, number: int) -> None:

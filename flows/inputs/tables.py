@@ -1,0 +1,405 @@
+"""Files of inputs: CSV, JSON lines and Parquet, each copied and checked once, then read as often as needed."""
+
+import codecs
+import csv
+import io
+import os
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from ...blocks.storage.location import PathOrLocation
+from ...sandbox.errors import ConfigurationError
+from ...sandbox.outcomes.text_escape import escape_text
+from .cells import JSON, ColumnGuess, ColumnType, read_cell
+
+Report = Callable[[str], None]  # takes a line for a person
+
+LARGE_BYTES = 4 * 1024 * 1024  # Reading a larger file is reported.
+REPORT_SECONDS = 2.0  # from one report to the next
+WATCHED_LINES = 1000  # from one look at the clock to the next
+
+SPREADSHEET = (
+    "a spreadsheet: save it as CSV UTF-8 there, or with pandas.read_excel(FILE).to_csv('NAME.csv', index=False)"
+)
+COMPRESSED = "compressed: unpack it with gunzip"
+BINARY = {
+    b"PK\x03\x04": SPREADSHEET,  # Spreadsheets are ZIP archives.
+    b"\xd0\xcf\x11\xe0": SPREADSHEET,  # Excel wrote these until 2007.
+    b"\x1f\x8b": COMPRESSED,
+    b"PAR1": "Parquet: call it NAME.parquet",
+}
+
+BATCH_ROWS = 2000  # So many rows of Parquet are in memory at one time.
+CELL_CHARACTERS = 64 * 1024 * 1024  # Data may be long, but a quote that nothing closes must not read the whole file.
+WITH_POINT = "c.replace(',', '.') if re.fullmatch('[-+]?[0-9]*,[0-9]+([eE][-+]?[0-9]+)?', c.strip()) else c"
+OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+
+
+class FileCopy:
+    """A copy of a file in an unnamed temporary file, which can be read several times at once.
+
+    A run therefore reads what was checked, even if the file has changed since, or was a pipe.
+    """
+
+    def __init__(self, source: Path) -> None:
+        """Raises OSError where the source cannot be read, and ConfigurationError where the disk is full."""
+        with open(source, "rb") as stream:
+            try:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115  # Garbage collection closes it.
+                shutil.copyfileobj(stream, self._file)
+                self._file.flush()
+            except OSError as error:
+                raise ConfigurationError(
+                    f"{source} cannot be copied to a temporary file in {tempfile.gettempdir()}: {error.strerror}. Free "
+                    "some space, or name another directory with the environment variable TMPDIR"
+                ) from None
+        self.size = self._file.tell()
+
+    def open(self) -> BinaryIO:
+        """Open the copy, at its beginning."""
+        return io.BufferedReader(_PositionedReader(self._file.fileno(), self.size))  # type: ignore[return-value]
+
+
+class _PositionedReader(io.RawIOBase):
+    """A reader with its own position in a file that others read as well."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._fd, self._size, self._position = fd, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        data = os.pread(self._fd, len(buffer), self._position)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+class TextFile:
+    """A copy of a text file in UTF-8, or in UTF-16 with its mark; messages call it `path`."""
+
+    def __init__(self, source: Path, path: PathOrLocation) -> None:
+        """Raises OSError, and ConfigurationError for a file that is no text."""
+        self.copy, self.path = FileCopy(source), path
+        with self.copy.open() as stream:
+            head = stream.read(4096)
+        is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        self.encoding = "utf-16" if is_utf16 else "utf-8-sig"
+        for beginning, kind in BINARY.items():
+            if head.startswith(beginning):
+                raise ConfigurationError(f"{path} is {kind}")
+        if head[1:4:2] == b"\0\0" or head[:4:2] == b"\0\0":
+            encoding = "utf-16le" if head[1] == 0 else "utf-16be"
+            raise ConfigurationError(
+                f"{path} has null characters, as UTF-16 without its mark has. {self._advise_conversion(encoding)}"
+            )
+        if b"\0" in head and not is_utf16:
+            command = self._spell_command("tr -d '\\000' <")
+            raise ConfigurationError(f"{path} has null characters, which text has not. Remove them: {command}")
+
+    def read_lines(self, report: Report | None = None) -> Iterator[str]:
+        """Yield the lines with their ends, and report how far a large file has been read.
+
+        Raises ConfigurationError for bytes that are not in the file's encoding, with their line.
+        """
+        if report is not None and self.copy.size >= LARGE_BYTES:
+            report(f"reading {self.path}, {self.copy.size / 1e6:.0f} MB")
+        reported_at = time.monotonic()
+        with self.copy.open() as stream, io.TextIOWrapper(stream, self.encoding, newline="") as text:
+            try:
+                for number, line in enumerate(text, 1):
+                    yield line
+                    if number % WATCHED_LINES == 0 and time.monotonic() >= reported_at + REPORT_SECONDS and report:
+                        reported_at = time.monotonic()
+                        report(f"reading {self.path}: {100 * stream.tell() // self.copy.size}%")
+            except UnicodeDecodeError as error:
+                raise self._describe_encoding(error) from None
+
+    def read(self) -> str:
+        """Return the whole text. Raises as `read_lines` does."""
+        return "".join(self.read_lines())
+
+    def _describe_encoding(self, error: UnicodeDecodeError) -> ConfigurationError:
+        if self.encoding == "utf-16":
+            return ConfigurationError(f"{self.path} is no UTF-16, as its first bytes say: {error.reason}")
+        where, shown, advice = str(self.path), "", self._advise_conversion("windows-1252")
+        with self.copy.open() as stream:
+            for number, line in enumerate(stream, 1):
+                if line.decode("utf-8", "replace").encode() != line:
+                    where = f"line {number} of {self.path}"
+                    shown = escape_text(line[:40].decode("utf-8", "replace").strip())
+                    break
+        return ConfigurationError(f"{where} is not UTF-8 ({error.reason}): {shown!r}. {advice}")
+
+    def _advise_conversion(self, encoding: str) -> str:
+        return f"If it is {encoding}, convert it: {self._spell_command(f'iconv -f {encoding} -t utf-8')}"
+
+    def _spell_command(self, program: str) -> str:
+        path = Path(str(self.path))
+        return f"{program} {shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix(f'.utf8{path.suffix}')))}"
+
+
+class Table(Protocol):
+    """Rows of a file, each a dict by the columns' names, and how many there are."""
+
+    names: list[str]
+    types: dict[str, ColumnType]
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[dict[str, Any]]: ...
+
+
+class JsonLines:
+    """A file of JSON, of which each line that is not blank is a value."""
+
+    def __init__(
+        self,
+        source: Path,
+        path: PathOrLocation,
+        check: Callable[[Any, int], None],
+        report: Report | None = None,
+        *,
+        takes_any_value: bool = False,
+    ) -> None:
+        """Check the whole file; messages call it `path`.
+
+        Args:
+            source: The file to read.
+            path: The file's name in messages.
+            check: A function that checks a value, whose number counts from 1.
+            report: A function that takes lines about how far a large file has been read.
+            takes_any_value: A value need not be an object.
+
+        Raises:
+            ConfigurationError: A line is not JSON, or not an object, or `check` raised it.
+            OSError: The file cannot be read.
+        """
+        self._file, self._path, self._takes_any_value = TextFile(source, path), path, takes_any_value
+        self._count = 0
+        for value in self._read_values(report):
+            self._count += 1
+            check(value, self._count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._read_values()
+
+    def _read_values(self, report: Report | None = None) -> Iterator[Any]:
+        for number, line in enumerate(self._file.read_lines(report), 1):
+            if line.strip():
+                yield self._parse_line(line, f"line {number} of {self._path}")
+
+    def _parse_line(self, line: str, where: str) -> Any:
+        try:
+            value = JSON.decode(line)
+        except ValueError as error:
+            raise ConfigurationError(f"{where} is not JSON: {error}{self._advise_lines(line)}") from None
+        except RecursionError:
+            raise ConfigurationError(f"{where} is nested too deeply: flatten it") from None
+        if not (self._takes_any_value or isinstance(value, dict)):
+            kind = type(value).__name__
+            raise ConfigurationError(f"{where} is a {kind}: a line is an object of variables{self._advise_lines(line)}")
+        return value
+
+    def _advise_lines(self, line: str) -> str:
+        if not line.lstrip().startswith("["):
+            return ""
+        path = Path(str(self._path))
+        program = "import json, sys; [print(json.dumps(item)) for item in json.load(sys.stdin)]"
+        files = f"< {shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.lines.jsonl')))}"
+        return f'. If the file is one list, give each item a line of its own: python3 -c "{program}" {files}'
+
+
+class CsvTable:
+    """A file of CSV, of which one row at a time is in memory.
+
+    A column has its type of `types`, else `default`, else the type that all of its cells have.
+    """
+
+    def __init__(
+        self,
+        source: Path,
+        path: PathOrLocation,
+        types: dict[str, ColumnType],
+        default: ColumnType | None = None,
+        report: Report | None = None,
+    ) -> None:
+        """Check the whole file; messages call it `path`.
+
+        Raises ConfigurationError, with the line, for what is no CSV or not of its column's type, and OSError.
+        """
+        csv.field_size_limit(max(csv.field_size_limit(), CELL_CHARACTERS))
+        self._file, self._path, self._skips_blanks = TextFile(source, path), path, False
+        header: list[str] = next(self._read_rows(), (1, []))[1]
+        self._skips_blanks = any(name.startswith(" ") for name in header)  # as in "x, y"
+        self.names = [name.strip() for name in header]
+        self._check_header()
+        self.types: dict[str, ColumnType] = {}
+        guesses: dict[str, ColumnGuess] = {}
+        for name in self.names:
+            if (kind := types.get(name) or default) is None:
+                guesses[name] = ColumnGuess()
+            else:
+                self.types[name] = kind
+        self._count = 0
+        for line, row in self._read_data(report):
+            self._count += 1
+            for name, cell in zip(self.names, row, strict=True):
+                if name in guesses:
+                    guesses[name].add(cell)
+                else:
+                    self._check_cell(name, cell, line)
+        self.types |= {name: kind for name, guess in guesses.items() if (kind := guess.get_type()) is not None}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for _, row in self._read_data():
+            yield {name: read_cell(self.types.get(name), cell) for name, cell in zip(self.names, row, strict=True)}
+
+    def _read_data(self, report: Report | None = None) -> Iterator[tuple[int, list[str]]]:
+        """Yield the rows below the header, each with the number of its last line.
+
+        Rows of several cells that are all empty, as spreadsheets write them below a table, are left out at the end.
+        """
+        rows = self._read_rows(report)
+        next(rows, None)
+        empty: list[tuple[int, list[str]]] = []
+        for line, row in rows:
+            if len(row) != len(self.names):
+                raise ConfigurationError(
+                    f"line {line} of {self._path} has not as many cells as the header: {len(row)}, and there "
+                    f"{len(self.names)}: {', '.join(self.names)}"
+                )
+            if len(row) > 1 and not "".join(row).strip():
+                empty.append((line, row))
+                continue
+            yield from empty
+            empty.clear()
+            yield line, row
+
+    def _read_rows(self, report: Report | None = None) -> Iterator[tuple[int, list[str]]]:
+        reader = csv.reader(self._file.read_lines(report), strict=True, skipinitialspace=self._skips_blanks)
+        try:
+            yield from ((reader.line_num, row) for row in reader if row)
+        except csv.Error as error:
+            raise ConfigurationError(
+                f"line {reader.line_num} of the input file {self._path} is no CSV that can be read: {error}"
+            ) from None
+
+    def _check_header(self) -> None:
+        for name in self.names:
+            if self.names.count(name) > 1 and name:
+                raise ConfigurationError(f"the header of {self._path} has {name!r} twice: rename one of the columns")
+        if self.names and self.names[0].lower().startswith("sep="):
+            raise ConfigurationError(f"line 1 of {self._path}, {self.names[0]}, is for Excel alone: delete it")
+        mark = next((mark for mark in OTHER_DELIMITERS if mark in "".join(self.names)), None)
+        if len(self.names) != 1 or mark is None:
+            return
+        rows = f"csv.reader(open(sys.argv[1], encoding='{self._file.encoding}', newline=''), delimiter={mark!r})"
+        points = ""
+        if mark == ";":  # Where cells have semicolons between them, numbers often have commas.
+            rows = f"([{WITH_POINT} for c in r] for r in {rows})"
+            points = ", with 0,5 as 0.5"
+        program = f"import csv, re, sys; csv.writer(sys.stdout).writerows({rows})"
+        path = Path(str(self._path))
+        files = f"{shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.commas.csv')))}"
+        raise ConfigurationError(
+            f"{path} has {OTHER_DELIMITERS[mark]} between its cells, and CSV has commas, and points in numbers. "
+            f'Convert it{points}: python3 -c "{program}" {files}'
+        )
+
+    def _check_cell(self, name: str, cell: str, line: int) -> None:
+        try:
+            read_cell(self.types[name], cell)
+        except ValueError:
+            raise ConfigurationError(
+                f"line {line} of {self._path}, column {name!r}: {cell[:100]!r} is no {self.types[name]}, which that "
+                f"column is read as. Correct it, or read the column as another type (--types {name}=str)"
+            ) from None
+
+
+class ParquetTable:
+    """A file of Parquet, with the types that it names. Dates and times become text in ISO 8601."""
+
+    def __init__(self, source: Path, path: PathOrLocation) -> None:
+        """Check the columns; messages call the file `path`.
+
+        Raises ConfigurationError for a column that is no JSON, and where pyarrow is missing, and OSError.
+        """
+        try:
+            import pyarrow as arrow
+            import pyarrow.parquet as parquet
+        except ImportError:
+            raise ConfigurationError(
+                f"{path} is Parquet, which pyarrow reads, and that is not installed: pip install 'rlm-batch[parquet]', "
+                "or convert the file to CSV"
+            ) from None
+        self._copy, self._path, self._arrow, self._parquet = FileCopy(source), path, arrow, parquet
+        self.types: dict[str, ColumnType] = {}
+        try:
+            with parquet.ParquetFile(self._copy.open()) as opened:
+                self.names: list[str] = opened.schema_arrow.names
+                self._count: int = opened.metadata.num_rows
+                for field in opened.schema_arrow:
+                    if self.names.count(field.name) > 1:
+                        raise ConfigurationError(f"the columns of {path} have {field.name!r} twice: rename one of them")
+                    _check_arrow_type(arrow.types, field.type, field.name, path)
+            for _ in self:  # pages of data may be damaged
+                pass
+        except arrow.ArrowException as error:
+            raise ConfigurationError(f"the input file {path} is no Parquet that can be read: {error}") from None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with self._parquet.ParquetFile(self._copy.open()) as opened:
+            for batch in opened.iter_batches(batch_size=BATCH_ROWS):
+                columns = [_convert_times(self._arrow.types, column) for column in batch.columns]
+                for row in zip(*columns, strict=True):
+                    yield dict(zip(self.names, row, strict=True))
+
+
+def _check_arrow_type(types: Any, kind: Any, name: str, path: PathOrLocation, *, is_nested: bool = False) -> None:
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        _check_arrow_type(types, kind.value_type, name, path, is_nested=True)
+        return
+    if types.is_struct(kind):
+        for number in range(kind.num_fields):
+            _check_arrow_type(types, kind.field(number).type, name, path, is_nested=True)
+        return
+    is_number = types.is_integer(kind) or (types.is_floating(kind) and not types.is_float16(kind))
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    is_time = (types.is_date(kind) or types.is_timestamp(kind)) and not is_nested
+    if not (is_number or is_text or is_time or types.is_boolean(kind) or types.is_null(kind)):
+        raise ConfigurationError(
+            f"column {name!r} of {path} is {kind}, and variables are JSON: cast it to a number or text, or leave it out"
+        )
+
+
+def _convert_times(types: Any, column: Any) -> list[Any]:
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if types.is_date(column.type) or types.is_timestamp(column.type):
+        return [value and value.replace(" ", "T", 1) for value in column.cast("string").to_pylist()]
+    return column.to_pylist()

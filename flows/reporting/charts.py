@@ -1,0 +1,147 @@
+"""The charts of a report: the best so far, reported values, and what the variables have to do with the objective."""
+
+from typing import Any
+
+from ...sandbox.errors import ConfigurationError
+from ...sandbox.meta import Meta
+from ...sandbox.result import Result
+from ...tasks.ledger.run_record import Objective
+from .document import Part, Picture
+from .summary import ChartPoint, RunSummary
+from .svg import (
+    draw_curves,
+    draw_heat_map,
+    draw_importances,
+    draw_parallel_coordinates,
+    draw_pareto_front,
+    draw_series,
+)
+from .table import OUTPUTS
+
+MAX_CHART_VALUE = 1e200  # the greatest absolute value in a chart: axes have no room beyond it
+MIN_TRIALS = 4  # trials from which the importance of variables can be told
+
+
+def build_charts(summary: RunSummary) -> list[Part]:
+    """Return the charts of a run: a sweep's by its objectives, any other's by its seconds."""
+    if len(summary.points) < 2 or not all(abs(v) <= MAX_CHART_VALUE for point in summary.points for v in point.values):
+        return []
+    if summary.spec.objective is None and not summary.spec.objectives:
+        return [_draw_history(summary)]
+    names = _list_varied_names(summary.points)
+    if summary.spec.objectives:
+        return [*_draw_fronts(summary), *_draw_parallel(summary, names)]
+    parts = [_draw_history(summary), *_draw_heat_map(summary, names), *_draw_curves(summary)]
+    parts += _draw_importances(summary)
+    return parts if len(names) < 2 else [*parts, *_draw_parallel(summary, names)]
+
+
+def _draw_history(summary: RunSummary) -> Part:
+    spec = summary.spec
+    value_name = spec.objective or "seconds"
+    title = f"{value_name} over {spec.noun}s"
+    history = draw_series(
+        [(point.index, point.value) for point in summary.points],
+        title=title,
+        across=spec.noun,
+        up=value_name,
+        failed=summary.failed_indexes,
+        best=spec.direction if spec.objective is not None else None,
+        pruned=[(point.index, point.value) for point in summary.pruned_points if abs(point.value) <= MAX_CHART_VALUE],
+    )
+    return Picture(history, title)
+
+
+def _draw_heat_map(summary: RunSummary, names: list[str]) -> list[Part]:
+    spec, points = summary.spec, summary.points
+    if len(names) != 2 or not all(_is_short_value(point.variables.get(name)) for point in points for name in names):
+        return []
+    across, up = names
+    value_name = _name_objective(spec.objective or "", summary)
+    title = f"{value_name} over {across} and {up}"
+    heat_map = draw_heat_map(
+        [(point.variables.get(across), point.variables.get(up), point.value) for point in points],
+        title=title,
+        across=across,
+        up=up,
+        value=value_name[:12],
+        best=spec.direction,
+    )
+    return [] if heat_map is None else [Picture(heat_map, title)]
+
+
+def _draw_curves(summary: RunSummary) -> list[Part]:
+    if all(len(curve.points) < 2 for curve in summary.curves):
+        return []
+    if any(abs(value) > MAX_CHART_VALUE for curve in summary.curves for _, value in curve.points):
+        return []
+    best = summary.best_trial.result
+    title = f"{summary.spec.objective} as it was reported"
+    curves = [
+        (curve.points, curve.is_pruned, best is not None and curve.index == best.meta.index) for curve in summary.curves
+    ]
+    return [Picture(draw_curves(curves, title=title, across="step", up="reported value"), title)]
+
+
+def _draw_importances(summary: RunSummary) -> list[Part]:
+    """Return the importances of a searched space's variables, if Optuna is installed and there are enough trials."""
+    spec = summary.spec
+    if spec.space is None or spec.objective is None or len(summary.points) < MIN_TRIALS:
+        return []
+    # Only a search needs these modules, which stand above this one.
+    from ..search.study_export import compute_importances
+
+    results = [Result({spec.objective: p.value}, Meta(index=p.index, variables=p.variables)) for p in summary.points]
+    try:
+        importances = compute_importances(results, Objective(spec.objective, spec.direction), spec.space)
+    except ConfigurationError:  # Optuna is not installed, or the record's space is damaged.
+        return []
+    if len(importances) < 2:
+        return []
+    title = f"importance of each variable for {spec.objective}"
+    return [Picture(draw_importances(importances, title=title), title)]
+
+
+def _draw_parallel(summary: RunSummary, names: list[str]) -> list[Part]:
+    spec, points = summary.spec, summary.points
+    objectives = spec.objectives or (Objective(spec.objective or "", spec.direction),)
+    best = {result.meta.index for result in summary.best_trials}
+    picture = draw_parallel_coordinates(
+        [(point.variables, point.values, point.index in best) for point in points],
+        names=names,
+        objectives=[(_name_objective(item.name, summary), item.direction) for item in objectives],
+        title="every trial over its variables",
+    )
+    return [] if picture is None else [Picture(picture, "every trial over its variables, the best in front")]
+
+
+def _draw_fronts(summary: RunSummary) -> list[Part]:
+    """Return a picture for each objective beside the first."""
+    first, *others = summary.spec.objectives
+    parts: list[Part] = []
+    for place, other in enumerate(others, 1):
+        title = f"{first.name} and {other.name}, with the Pareto front"
+        picture = draw_pareto_front(
+            [(point.values[0], point.values[place]) for point in summary.points],
+            [(float(r.outputs[first.name]), float(r.outputs[other.name])) for r in summary.front.results],
+            title=title,
+            across=f"{first.name} ({first.direction})",
+            up=f"{other.name} ({other.direction})",
+        )
+        parts.append(Picture(picture, title))
+    return parts
+
+
+def _name_objective(name: str, summary: RunSummary) -> str:
+    """Return the objective's name in charts that also name variables, one of which may have the same name."""
+    return f"{OUTPUTS}.{name}" if name in summary.variables else name
+
+
+def _list_varied_names(points: list[ChartPoint]) -> list[str]:
+    """Return the variables that have more than one value."""
+    names = dict.fromkeys(name for point in points for name in point.variables)
+    return [name for name in names if len({repr(point.variables.get(name))[:200] for point in points}) > 1]
+
+
+def _is_short_value(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, str) and len(value) <= 200)

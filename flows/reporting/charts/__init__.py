@@ -1,1 +1,0 @@
-"""The charts of reports, as SVG, for light pages and dark ones."""

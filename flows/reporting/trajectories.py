@@ -1,0 +1,222 @@
+"""Trajectories of recursive queries, in the Agent Trajectory Interchange Format (Harbor's RFC 0001).
+
+A turn of the model is a step: its reasoning, its code as a call of the tool `python`, and the output as the
+observation. Recursive queries that its code asked are trajectories inside it. Flat queries are part of the observation.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ...blocks.storage.location import replace_atomically
+from ...sandbox.errors import ConfigurationError
+from ...sandbox.queries.session import RECORDED_CHARACTERS
+from ...sandbox.result import Outcome, Result
+from .ledger_reader import LedgerReader
+
+SCHEMA_VERSION = "ATIF-v1.7"  # the first version with trajectories inside others
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "python",
+        "description": "Runs Python in a sandbox. Names persist from call to call, and SUBMIT(answer=...) ends it.",
+        "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+    },
+}
+COUNTS = ("calls", "prompt_tokens", "completion_tokens")  # fields of a record, and of a turn's usage
+FLAT_FIELDS = ("model", "prompt", "seconds", *COUNTS, "cost", "error")  # exported fields of a flat query
+
+Json = dict[str, Any]
+
+
+def check_directory(path: Path) -> None:
+    """Raise ConfigurationError unless the path is an empty directory, or one can be made there."""
+    remedy = "name a new directory, or an empty one"
+    try:
+        if path.is_dir():
+            if any(path.iterdir()):
+                raise ConfigurationError(f"{path} is not empty: {remedy}")
+            return
+        nearest = next(above for above in (path, *path.parents) if above.is_symlink() or above.exists())
+        if not nearest.is_dir():
+            raise ConfigurationError(f"{nearest} is no directory: {remedy}")
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}; {remedy}") from None
+
+
+def write_trajectories(reader: LedgerReader, directory: Path) -> None:
+    """Write a file for each answer, whole or not at all. Only one execution is in memory at a time.
+
+    The file of execution 3 is `trajectory-3.json`. If its code asked several recursive queries, the file of the first
+    is `trajectory-3-1.json`.
+
+    Raises:
+        OSError: A file cannot be written.
+        ConfigurationError: The run has no trajectories.
+    """
+    session_id = reader.records[-1].flow_run_id or None
+    is_empty = True
+    for outcome in reader.read_outcomes():
+        for name, document in _build_documents(outcome, session_id):
+            directory.mkdir(parents=True, exist_ok=True)
+            # Half a surrogate pair cannot be encoded as UTF-8.
+            text = json.dumps(document, ensure_ascii=False, indent=2).encode("utf-8", "replace")
+            with replace_atomically(directory / name) as partial:
+                partial.write_bytes(text)
+            is_empty = False
+    if is_empty:
+        raise ConfigurationError(
+            f"{reader.ledger.path} has no trajectories: nothing in that run asked a recursive language model, as the "
+            "flow rlm and the function rlm_query do"
+        )
+
+
+def _build_documents(outcome: Outcome, session_id: str | None) -> Iterator[tuple[str, Json]]:
+    """Yield the file name and the trajectory of each recursive query of an execution."""
+    records = [record for record in outcome.meta.queries.tree if record["kind"] == "rlm_query"]
+    question = outcome.meta.variables.get("query")
+    answer = outcome.outputs.get("answer") if isinstance(outcome, Result) and len(records) == 1 else None
+    for number, record in enumerate(records, 1):
+        name = f"{outcome.meta.index}" if len(records) == 1 else f"{outcome.meta.index}-{number}"
+        # The flow rlm passes its variable `query` on as it is. A record has only the beginning of a long question.
+        is_whole = isinstance(question, str) and question[:RECORDED_CHARACTERS] == record["prompt"]
+        yield (
+            f"trajectory-{name}.json",
+            _build_trajectory(
+                record,
+                f"{session_id or 'run'}-{name}",
+                session_id,
+                question=question if is_whole else None,
+                answer=answer if isinstance(answer, str) else "",
+            ),
+        )
+
+
+def _build_trajectory(
+    record: Json, trajectory_id: str, session_id: str | None = None, *, question: str | None = None, answer: str = ""
+) -> Json:
+    """Return the trajectory of a recursive query's record.
+
+    Args:
+        record: The record of the query.
+        trajectory_id: The trajectory's id.
+        session_id: The flow run's id, in the outermost trajectory.
+        question: The whole question, if it is known. A record has its beginning.
+        answer: The model's answer, if it is known.
+    """
+    turns, queries = record.get("trajectory", []), record.get("queries", [])
+    subagents: list[Json] = []
+    ids: dict[int, str] = {}  # trajectory ids of the recursive queries below, by the identity of their records
+    queries_by_turn: dict[int, list[Json]] = {}
+    for query in queries:
+        queries_by_turn.setdefault(min(query["turn"], len(turns)), []).append(query)
+        if query["kind"] == "rlm_query":
+            ids[id(query)] = f"{trajectory_id}.{len(subagents) + 1}"
+            subagents.append(_build_trajectory(query, ids[id(query)]))
+    steps: list[Json] = [{"source": "user", "message": record["prompt"] if question is None else question}]
+    steps += [_build_step(turn, number, queries_by_turn.get(number, []), ids) for number, turn in enumerate(turns, 1)]
+    rest = _subtract_turns(record, turns)
+    if record.get("error"):
+        steps.append({"source": "system", "message": f"There was no answer: {record['error']}"})
+    elif rest is not None and rest["calls"]:  # After its last turn, the model was asked to answer from what it had.
+        steps.append({"source": "agent", "message": answer, **_build_metrics(rest)})
+    is_cut = question is None and len(record["prompt"]) == RECORDED_CHARACTERS
+    note = f"What was asked is cut after {RECORDED_CHARACTERS} characters, as the ledger has it." if is_cut else None
+    return _drop_none(
+        schema_version=SCHEMA_VERSION,
+        session_id=session_id,
+        trajectory_id=trajectory_id,
+        agent={
+            "name": "rlm-batch",
+            "version": version("rlm-batch"),
+            "model_name": record["model"],
+            "tool_definitions": [TOOL],
+        },
+        steps=[{"step_id": number, **step} for number, step in enumerate(steps, 1)],
+        notes=note,
+        final_metrics=_build_final_metrics(record, len(steps)),
+        subagent_trajectories=subagents or None,
+    )
+
+
+def _build_step(turn: Json, number: int, queries: list[Json], ids: dict[int, str]) -> Json:
+    call_id = f"call_{number}"
+    flat = [{name: query[name] for name in FLAT_FIELDS if name in query} for query in queries if id(query) not in ids]
+    extra = {**({"llm_queries": flat} if flat else {}), **({"failed": True} if turn.get("failed") else {})}
+    references = [{"trajectory_id": ids[id(query)]} for query in queries if id(query) in ids]
+    observation = _drop_none(
+        source_call_id=call_id,
+        content=turn.get("output") or "",
+        subagent_trajectory_ref=references or None,
+        extra=extra or None,
+    )
+    usage = turn.get("usage")
+    return _drop_none(
+        source="agent",
+        message="",
+        reasoning_content=turn.get("reasoning") or None,
+        tool_calls=[
+            {"tool_call_id": call_id, "function_name": "python", "arguments": {"code": turn.get("code") or ""}}
+        ],
+        observation={"results": [observation]},
+        **(_build_metrics(usage) if usage and usage["calls"] else {}),
+    )
+
+
+def _build_metrics(usage: Json) -> Json:
+    """Return a step's metrics, and the number of the model's calls."""
+    metrics = _drop_none(
+        prompt_tokens=usage["prompt_tokens"],
+        completion_tokens=usage["completion_tokens"],
+        cost_usd=_read_cost(usage),
+    )
+    return {"metrics": metrics, "llm_call_count": usage["calls"]}
+
+
+def _build_final_metrics(record: Json, step_count: int) -> Json:
+    """Return the totals: by the format, tokens of the trajectory's own steps, and the cost of all queries below too."""
+    below = list(_list_queries(record.get("queries", [])))
+    costs = [_read_cost(query) for query in (record, *below)]
+    known = [cost for cost in costs if cost is not None]
+    extra: Json = {"llm_calls": record["calls"], "seconds": record["seconds"]}
+    if below:
+        extra["queries"] = {"count": len(below), **{name: sum(query[name] for query in below) for name in COUNTS}}
+    return _drop_none(
+        total_prompt_tokens=record["prompt_tokens"],
+        total_completion_tokens=record["completion_tokens"],
+        total_cost_usd=sum(known) if len(known) == len(costs) else None,
+        total_steps=step_count,
+        extra=extra,
+    )
+
+
+def _list_queries(records: Iterable[Json]) -> Iterable[Json]:
+    for record in records:
+        yield record
+        yield from _list_queries(record.get("queries", []))
+
+
+def _subtract_turns(record: Json, turns: list[Json]) -> Json | None:
+    """Return the query's usage beside its turns, or None if the usage of a turn is unknown."""
+    usages: list[Json] = [turn["usage"] for turn in turns if "usage" in turn]
+    if len(usages) != len(turns):
+        return None
+    rest: Json = {name: max(0, record[name] - sum(usage[name] for usage in usages)) for name in COUNTS}
+    costs = [_read_cost(usage) for usage in (record, *usages)]
+    known = [cost for cost in costs if cost is not None]
+    rest["cost"] = max(0.0, known[0] - sum(known[1:])) if len(known) == len(costs) else None
+    return rest
+
+
+def _read_cost(usage: Json) -> float | None:
+    """Return the cost in US dollars, or None if it is unknown or not finite."""
+    cost = usage["cost"]
+    return float(cost) if cost is not None and math.isfinite(cost) else None
+
+
+def _drop_none(**fields: Any) -> Json:
+    """Return the fields that are not None: the format has no null."""
+    return {name: value for name, value in fields.items() if value is not None}

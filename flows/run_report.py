@@ -1,0 +1,102 @@
+"""The report on a flow run of any kind, read from its ledger."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..sandbox.result import MaybeNone, Outcome, Result
+from ..tasks.ledger.run_record import Direction
+from .reporting.export import build_data_frame
+from .reporting.ledger_reader import open_run_ledger
+from .reporting.summary import BestTrial, ParetoFront
+from .reporting.table import BEST_MARK, MAX_SHOWN_ROWS, PARETO_MARK, align_rows, format_rows, render_outcomes
+from .search.plan import parse_objectives
+from .search.study_export import build_study
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """A flow run's outcomes in order, and the best of them if it had an objective.
+
+    `flow` and `name` are those of the flow and the run. With several objectives, `pareto_front` has the results that no
+    other beats. `space` is the space that was searched. Printed, it is a table of variables and fields.
+    """
+
+    flow: str
+    name: str
+    results: Sequence[Outcome]
+    best: Result | MaybeNone
+    objective: str | list[str] | None
+    direction: Direction | list[Direction]
+    results_path: str
+    pareto_front: Sequence[Result] = ()
+    space: Any = None
+
+    def to_dataframe(self) -> Any:
+        """Return a pandas DataFrame with a row for each execution. Raises ConfigurationError without pandas."""
+        return build_data_frame(self.results)
+
+    @property
+    def best_trials(self) -> Sequence[Result]:
+        """The best trial, or with several objectives those on the Pareto front."""
+        return self.pareto_front or ([] if self.best is None else [self.best])
+
+    @property
+    def mark(self) -> str:
+        """The note of the best trial in a row of the table, or of those on the front."""
+        return PARETO_MARK if self.pareto_front else BEST_MARK
+
+    def study(self, storage: str | None = None, name: str | None = None) -> Any:
+        """Return a sweep's trials as an Optuna study, as `SweepReport.study` does. Raises ConfigurationError."""
+        objectives = parse_objectives(self.objective, self.direction)
+        return build_study(self.results, objectives, self.space, storage=storage, name=name)
+
+    def _repr_html_(self) -> str:
+        return render_outcomes(self.results, self.best_trials, self.mark)
+
+    def __str__(self) -> str:
+        return align_rows(format_rows(self.results, self.best_trials, MAX_SHOWN_ROWS, mark=self.mark))
+
+
+def load_report(run: str) -> RunReport:
+    """Return the report on a flow run, which may still be running. No server is asked.
+
+    Args:
+        run: The run's id, its name, or the path or location of its results.
+
+    Returns:
+        The report. If an execution ran several times, the outcome that counts is in it.
+
+    Raises:
+        ConfigurationError: There is no such run.
+    """
+    reader = open_run_ledger(str(run))
+    record = reader.records[-1]
+    spec = record.report_spec
+    best, front = BestTrial(spec.objective, spec.direction), ParetoFront(spec.objectives)
+    results = list(reader.read_outcomes())
+    for outcome in results:
+        if isinstance(outcome, Result) and spec.objectives:
+            front.consider(outcome)
+        elif isinstance(outcome, Result):
+            best.consider(outcome)
+    return RunReport(
+        record.flow,
+        record.name,
+        results,
+        best.result,
+        [item.name for item in spec.objectives] or spec.objective,
+        [item.direction for item in spec.objectives] or spec.direction,
+        str(reader.ledger.path),
+        front.results,
+        spec.space,
+    )
+
+
+def load_reference(value: dict[str, Any]) -> Any:
+    """Return the report to which a deployment's run left a reference as its result. Return other dicts as they are.
+
+    Prefect calls this when the result of such a run is read. Raises ConfigurationError if the ledger cannot be read
+    from here.
+    """
+    return load_report(value["results_path"]) if value.keys() == {"flow_run_id", "results_path"} else value

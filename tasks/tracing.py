@@ -1,0 +1,254 @@
+"""OpenTelemetry spans of flow runs, of their executions, and of the requests that code makes to language models.
+
+Only OpenTelemetry's API is used. Spans are recorded where the process has an SDK; otherwise they cost a few
+microseconds an execution. A span's parent is the current span of its context, which Prefect's spans are part of.
+
+Names and attributes follow OpenTelemetry's conventions for generative AI (open-telemetry/semantic-conventions-genai,
+in development). Our own attributes begin with `rlm_batch.`. `gen_ai.usage.cost` is no convention, but the name that
+backends read.
+"""
+
+import json
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, cast
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from prefect.client.schemas import FlowRun, TaskRun
+from prefect.context import FlowRunContext, TaskRunContext
+from prefect.exceptions import Pause
+from prefect.runtime import flow_run
+from prefect.telemetry.run_telemetry import LABELS_TRACEPARENT_KEY
+
+from ..sandbox.meta import Meta, QuerySummary
+from ..sandbox.queries.budget import Usage
+from ..sandbox.queries.session import Answer, Message, Model, NoAnswerError, Query, RunTracked
+from ..sandbox.result import Result
+from .execution import Execution
+
+# The convention's names of providers that LiteLLM calls otherwise.
+PROVIDER_NAMES = {
+    "azure": "azure.ai.openai",
+    "azure_ai": "azure.ai.inference",
+    "bedrock": "aws.bedrock",
+    "gemini": "gcp.gemini",
+    "mistral": "mistral_ai",
+    "moonshot": "moonshot_ai",
+    "vertex_ai": "gcp.vertex_ai",
+    "watsonx": "ibm.watsonx.ai",
+    "xai": "x_ai",
+}
+CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+CAPTURE_VALUES = ("true", "span_only", "span_and_event")
+TRACER = trace.get_tracer("rlm_batch", version("rlm-batch"))  # An SDK that is set up later is used from then on.
+W3C = TraceContextTextMapPropagator()  # Prefect's label has this format, whichever propagators the environment names.
+
+Attributes = Mapping[str, str | bool | int | float]
+
+
+@contextmanager
+def trace_flow_run() -> Iterator[None]:
+    """Open the span of the current flow run, below which those of its executions and shards are."""
+    name = _clean(flow_run.flow_name or "flow")
+    attributes: Attributes = {
+        "gen_ai.operation.name": "invoke_workflow",
+        "gen_ai.workflow.name": name,
+        "rlm_batch.flow_run.id": str(flow_run.id or ""),
+        "rlm_batch.flow_run.name": _clean(flow_run.name or ""),
+    }
+    context = FlowRunContext.get()
+    run = None if context is None else context.flow_run
+    parent = None
+    if run is not None and LABELS_TRACEPARENT_KEY in run.labels and not _has_span():
+        # Prefect's own spans are switched off, and its label names the parent: the span of a shard's job.
+        parent = W3C.extract({"traceparent": str(run.labels[LABELS_TRACEPARENT_KEY])})
+    with _open_span(f"invoke_workflow {name}", attributes, run=run, parent=parent):
+        yield
+
+
+def set_run_totals(executions: int, failures: int, usage: Usage) -> None:
+    """Set the flow run's counts and its use of language models at its span, which is the current one."""
+    span = trace.get_current_span()
+    span.set_attribute("rlm_batch.executions", executions)
+    span.set_attribute("rlm_batch.executions.failed", failures)
+    _set_totals(span, usage)
+
+
+async def trace_execution(execution: Execution, provider: str, run: Callable[[], Awaitable[Result]]) -> Result:
+    """Run one attempt at an execution in a span, below which those of its queries are."""
+    attributes: Attributes = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "python",
+        "rlm_batch.provider": provider,
+        "rlm_batch.execution.index": execution.index,
+        "rlm_batch.execution.attempt": execution.attempt,
+    }
+    with _open_span("execute_tool python", attributes, run=_get_task_run()) as span:
+        try:
+            result = await run()
+        except BaseException as error:
+            _set_meta(span, getattr(error, "meta", None))
+            raise
+        _set_meta(span, result.meta)
+        return result
+
+
+def trace_queries(track: RunTracked) -> RunTracked:
+    """Return `track` with a span for each recursive query. A flat query has the span of its one request."""
+
+    async def track_with_span(query: Query, work: Callable[[], Awaitable[str]]) -> str:
+        if query.kind != "rlm_query":
+            return await track(query, work)
+        attributes: Attributes = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": "rlm",
+            "rlm_batch.query.depth": query.depth,
+            **_describe_model(query.model),
+        }
+
+        async def work_in_span() -> str:
+            with _open_span("invoke_agent rlm", attributes, run=_get_task_run()) as span:
+                try:
+                    return await work()
+                finally:
+                    _set_usage(span, query.usage)
+
+        return await track(query, work_in_span)
+
+    return track_with_span
+
+
+def trace_model(model: Model) -> Model:
+    """Return the model with a span for each request."""
+    return cast("Model", _TracedModel(model))
+
+
+@dataclass(eq=False)
+class _TracedModel:
+    """A model whose requests have spans; all its other attributes are the model's own."""
+
+    model: Model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    async def ask(self, messages: list[Message]) -> Answer:
+        described = _describe_model(self.model.name)
+        attributes = {"gen_ai.operation.name": "chat", **described}
+        with _open_span(f"chat {described['gen_ai.request.model']}", attributes, kind=SpanKind.CLIENT) as span:
+            captures = span.is_recording() and os.environ.get(CAPTURE_VARIABLE, "").strip().lower() in CAPTURE_VALUES
+            if captures:
+                inputs = [_build_message(message["role"], message["content"]) for message in messages]
+                span.set_attribute("gen_ai.input.messages", _encode(inputs))
+            try:
+                answer = await self.model.ask(messages)
+            except NoAnswerError as error:
+                _set_usage(span, error.usage)
+                raise
+            _set_usage(span, answer.usage)
+            if captures:
+                output = {**_build_message("assistant", answer.text), "finish_reason": "stop"}
+                span.set_attribute("gen_ai.output.messages", _encode([output]))
+            return answer
+
+
+def _has_span() -> bool:
+    """Return whether there is a current span, recorded or not."""
+    return trace.get_current_span().get_span_context().is_valid
+
+
+def _get_task_run() -> TaskRun | None:
+    context = TaskRunContext.get()
+    return None if context is None else context.task_run
+
+
+@contextmanager
+def _open_span(
+    name: str,
+    attributes: Attributes,
+    *,
+    kind: SpanKind = SpanKind.INTERNAL,
+    run: FlowRun | TaskRun | None = None,
+    parent: Context | None = None,
+) -> Iterator[Span]:
+    """Open a span, which is the current one until it ends with the type of the exception, if any, and not its text.
+
+    Args:
+        name: The span's name.
+        attributes: The span's first attributes.
+        kind: Whether the span is of a request to another program.
+        run: The run that the span is of: Prefect makes the spans of the runs that it starts below this span.
+        parent: The context of the span's parent, by default the current one.
+    """
+    span = TRACER.start_span(name, context=parent, kind=kind, attributes=attributes)
+    if not span.get_span_context().is_valid:  # There is no SDK.
+        yield span
+        return
+    if run is not None:
+        carrier: dict[str, str] = {}
+        W3C.inject(carrier, context=trace.set_span_in_context(span))
+        run.labels[LABELS_TRACEPARENT_KEY] = carrier["traceparent"]
+    try:
+        with trace.use_span(span, record_exception=False, set_status_on_exception=False):
+            yield span
+    except Pause:
+        raise
+    except BaseException as error:
+        span.set_attribute("error.type", type(error).__name__)
+        span.set_status(Status(StatusCode.ERROR))
+        raise
+    finally:
+        span.end()
+
+
+def _describe_model(name: str) -> dict[str, str]:
+    """Return the attributes of a model by LiteLLM's name for it."""
+    provider, slash, model = _clean(name).partition("/")
+    if not slash:
+        provider, model = "litellm", provider  # LiteLLM finds the provider by the model's name.
+    return {"gen_ai.provider.name": PROVIDER_NAMES.get(provider, provider), "gen_ai.request.model": model}
+
+
+def _set_meta(span: Span, meta: Meta | None) -> None:
+    if meta is None or not span.is_recording():
+        return
+    span.set_attribute("rlm_batch.sandbox.id", _clean(meta.sandbox_id))
+    span.set_attribute("rlm_batch.execution.seconds", meta.seconds)
+    if meta.queries.asked:
+        _set_totals(span, meta.queries)
+
+
+def _set_usage(span: Span, usage: Usage) -> None:
+    """Set what a span's own requests used."""
+    span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
+    span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
+    if usage.cost is not None:
+        span.set_attribute("gen_ai.usage.cost", usage.cost)
+
+
+def _set_totals(span: Span, usage: Usage | QuerySummary) -> None:
+    """Set what everything below a span used, under our own names: backends add up those of the convention."""
+    span.set_attribute("rlm_batch.usage.calls", usage.calls)
+    span.set_attribute("rlm_batch.usage.input_tokens", usage.prompt_tokens)
+    span.set_attribute("rlm_batch.usage.output_tokens", usage.completion_tokens)
+    if usage.cost is not None:
+        span.set_attribute("rlm_batch.usage.cost", usage.cost)
+
+
+def _build_message(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "parts": [{"type": "text", "content": text}]}
+
+
+def _encode(messages: list[dict[str, Any]]) -> str:
+    return _clean(json.dumps(messages, ensure_ascii=False))
+
+
+def _clean(text: str) -> str:
+    """Return the text without halves of surrogate pairs, for which an exporter drops a whole batch of spans."""
+    return text.encode("utf-8", "replace").decode("utf-8")

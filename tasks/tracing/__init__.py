@@ -1,1 +1,0 @@
-"""Spans of flow runs, by OpenTelemetry's conventions, where an OTLP endpoint is set."""

@@ -1,0 +1,98 @@
+"""How many shards a job has, and how many run at one time; a job whose shards could not run is refused."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from rlm_batch import ConfigurationError, batch
+from rlm_batch.deployments.deploy import deploy
+from rlm_batch.flows.sharding import work_pool
+
+pytestmark = pytest.mark.anyio
+
+POOL = "of-no-machine"
+
+
+@pytest.fixture
+async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+    """The server's, with our deployments on a work pool that has no worker."""
+    monkeypatch.setattr(work_pool, "WORKER_TIMEOUT_SECONDS", 0.0)
+    await deploy(work_pool=POOL, reset=True)
+    async with get_client() as found:
+        yield found
+        await found.delete_work_pool(POOL)
+    await deploy(reset=True)  # or the other tests of this server would find the deployments on a pool that is gone
+
+
+async def refusal(**parameters: Any) -> str:
+    parameters = {"shards": 2, **parameters}
+    with pytest.raises(ConfigurationError) as caught:
+        await batch("SUBMIT(y=x)", inputs=[{"x": 1}, {"x": 2}], **parameters)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.full
+async def test_shards_that_could_not_run_are_refused(client, monkeypatch, tmp_path):
+    assert "the work pool of-no-machine has no worker" in await refusal()
+    await client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=0))
+    assert "raise its concurrency limit" in await refusal()
+    await client.update_work_pool(POOL, WorkPoolUpdate(is_paused=True, concurrency_limit=5))
+    assert "is paused: resume it" in await refusal()
+    await client.update_work_pool(POOL, WorkPoolUpdate(is_paused=False))
+    queue = await client.read_work_queue_by_name("default", work_pool_name=POOL)
+    await client.update_work_queue(queue.id, is_paused=True)
+    assert "the work queue default of the pool" in await refusal()
+    await client.update_work_queue(queue.id, is_paused=False)
+
+    with monkeypatch.context() as with_a_worker:
+        with_a_worker.setattr(work_pool, "_wait_for_worker", _nothing)
+        (tmp_path / "file").write_text("")
+        assert "cannot be made" in await refusal(results_path=str(tmp_path / "file" / "run"))
+
+    deployment = await client.read_deployment_by_name(work_pool.SHARD_DEPLOYMENT)
+    await client.update_deployment(deployment.id, DeploymentUpdate(concurrency_limit=1))
+    assert "has a concurrency limit" in await refusal()
+    await client.delete_deployment(deployment.id)
+    assert "`rlm-batch deploy` makes it" in await refusal()
+
+
+async def _nothing(*_: Any) -> None: ...
+
+
+async def test_no_server():
+    with temporary_settings({PREFECT_API_URL: ""}):
+        assert "shards run on the workers of a Prefect server, and none is configured" in await refusal()
+
+
+@pytest.mark.parametrize("shards", [0, "many"])
+async def test_a_number_of_shards_that_is_none(shards):
+    with pytest.raises(ConfigurationError, match="shards"):
+        await batch("SUBMIT(y=1)", inputs=[{}], shards=shards)
+
+
+def pool(*, free_places: int | None = None, runs_in_worker: bool = True) -> work_pool.WorkPool:
+    return work_pool.WorkPool(uuid4(), "pool", free_places, True, runs_in_worker)
+
+
+@pytest.mark.parametrize(
+    ("asked", "total", "online", "shards"),
+    [("auto", 25_000, 2, 3), ("auto", 100, 4, 4), ("auto", 3, 4, 3), (8, 100, 2, 8), (8, 5, 2, 5)],
+)
+def test_a_job_has_the_shards_that_were_asked_for_or_enough_for_its_size_and_the_workers(asked, total, online, shards):
+    assert work_pool.compute_shard_count(asked, total, online) == shards
+    assert f"in {shards} shards" in work_pool.ShardPlan(pool(), online, shards).description
+
+
+@pytest.mark.parametrize(
+    ("shard_pool", "online", "limit"),
+    [(pool(), 1, 2), (pool(), 4, 8), (pool(free_places=3), 4, 3), (pool(runs_in_worker=False), 1, 32)],
+)
+def test_no_more_shards_are_active_at_one_time_than_workers_or_their_pool_can_take(shard_pool, online, limit):
+    assert work_pool.ShardPlan(shard_pool, online, 100).compute_max_active() == limit
