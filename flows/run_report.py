@@ -11,7 +11,7 @@ from .reporting.ledger_reader import open_run_ledger
 from .reporting.summary import BestTrial, ParetoFront
 from .reporting.table import BEST_MARK, MAX_SHOWN_ROWS, PARETO_MARK, align_rows, format_rows, render_outcomes
 from .search.plan import parse_objectives
-from .search.study_export import build_study
+from .search.study import build_study
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,9 @@ from .plan import CodeForEach, Outcomes, Plan
 from .reporting.summary import BestTrial, ParetoFront, is_nonfinite, is_score
 from .reporting.table import BEST_MARK, PARETO_MARK
 from .reports import Report
-from .search.plan import SearchPlan, parse_objectives, plan_search
+from .search.plan import parse_objectives, plan_search
 from .search.search import DrawnPoints, execute_search
-from .search.study import check_sampler
-from .search.study_export import build_study
+from .search.study import build_study, check_sampler
 
 DEFAULT_SAMPLER, DEFAULT_SEED = "tpe", 0
 # Names of the types of values that are not scores.

@@ -89,7 +89,7 @@ def _draw_importances(summary: RunSummary) -> list[Part]:
     if spec.space is None or spec.objective is None or len(summary.points) < MIN_TRIALS:
         return []
     # Only a search needs these modules, which stand above this one.
-    from ..search.study_export import compute_importances
+    from ..search.study import compute_importances
 
     results = [Result({spec.objective: p.value}, Meta(index=p.index, variables=p.variables)) for p in summary.points]
     try:

@@ -1,1 +1,1 @@
-"""What a sweep tries next: the search space, samplers and pruners, and the record from which a search goes on."""
+"""Sweeps that search: the space, samplers and pruners, and the record that a killed search resumes from."""

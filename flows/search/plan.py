@@ -1,4 +1,4 @@
-"""What a sweep is to look for, and how: its parameters, checked before anything runs."""
+"""The plan of a search: the parameters of a sweep that searches, checked before anything runs."""
 
 import importlib
 import re
@@ -13,14 +13,14 @@ from .space import SearchSpace, parse_space
 
 SAMPLERS = ("random", "tpe")
 PRUNERS = ("median", "asha")
-OWN_SAMPLERS = "optuna.samplers:"  # what runs of deployments may import
-MAX_TRIALS = 100_000  # each is in memory, and an adaptive sampler looks at all of them for the next
+OWN_SAMPLERS = "optuna.samplers:"  # runs of deployments may import only these
+MAX_TRIALS = 100_000  # all are in memory, and an adaptive sampler reads all of them for the next point
 IMPORT_PATH = re.compile(r"[\w.]+:\w+")
 
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """A search: so many trials of a space, for the objectives, of which there is one where trials are pruned."""
+    """A search: the space, the number of trials, and the objectives. With a pruner there is exactly one objective."""
 
     space: SearchSpace
     trials: int
@@ -31,11 +31,11 @@ class SearchPlan:
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether what a trial comes to decides what is tried next, or whether another goes on."""
+        """Whether the outcome of a trial influences the next points, or whether another trial is pruned."""
         return self.sampler != "random" or self.pruner is not None
 
     def fingerprint(self) -> dict[str, Any]:
-        """What results depend on beside their points: with a pruner, on what the others have reported."""
+        """Return what results depend on beside their points: with a pruner, on other trials' reports."""
         if self.pruner is None:
             return {}
         (objective,) = self.objectives
@@ -45,7 +45,7 @@ class SearchPlan:
 def parse_objectives(
     objective: str | Sequence[str] | None, direction: Direction | Sequence[Direction]
 ) -> tuple[Objective, ...]:
-    """The objectives with their directions; one direction stands for all. Raises ConfigurationError."""
+    """Return the objectives with their directions. One direction applies to all. Raises ConfigurationError."""
     names = [] if objective is None else [objective] if isinstance(objective, str) else list(objective)
     directions = [direction] * len(names) if isinstance(direction, str) else list(direction)
     if isinstance(objective, (list, tuple)) and not names:
@@ -61,7 +61,7 @@ def parse_objectives(
             )
         if names.count(name) > 1:
             raise ConfigurationError(f"the objective {name!r} is there twice: leave one out")
-    assert all(item in get_args(Direction) for item in directions)  # which the flow's parameters see to
+    assert all(item in get_args(Direction) for item in directions)  # The flow's parameters ensure it.
     return tuple(Objective(name, item) for name, item in zip(names, directions, strict=True))  # type: ignore[arg-type]
 
 
@@ -77,7 +77,7 @@ def plan_search(
     prepare: str | None = None,
     is_sharded: bool = False,
 ) -> SearchPlan:
-    """The search that these parameters of a sweep stand for. Raises ConfigurationError."""
+    """Return the search for these parameters of a sweep. Raises ConfigurationError."""
     if trials is None:
         raise ConfigurationError("a space has no number of trials: say how many with trials=")
     if trials > MAX_TRIALS:
@@ -85,16 +85,15 @@ def plan_search(
     plan = SearchPlan(parse_space(space), trials, objectives, sampler, seed, pruner)
     if sampler not in SAMPLERS:
         find_sampler_class(sampler)
+    adaptive = f"the pruner {pruner}" if sampler == "random" else f"the sampler {sampler}"
     if not objectives and plan.is_adaptive:
-        what = f"the pruner {pruner}" if sampler == "random" else f"the sampler {sampler}"
-        raise ConfigurationError(f"{what} goes by an objective: name the submitted field with objective=")
+        raise ConfigurationError(f"{adaptive} goes by an objective: name the submitted field with objective=")
     if pruner is not None:
         _check_pruner(plan, code, prepare)
     if is_sharded and plan.is_adaptive:
-        what = f"the sampler {sampler}" if sampler != "random" else f"the pruner {pruner}"
         raise ConfigurationError(
-            f"{what} goes by what other trials have come to, which shards do not tell each other: leave shards out, or "
-            "take sampler='random' and no pruner"
+            f"{adaptive} goes by what other trials have come to, which shards do not tell each other: leave shards "
+            "out, or take sampler='random' and no pruner"
         )
     import_optuna()
     return plan
@@ -117,7 +116,7 @@ def _check_pruner(plan: SearchPlan, code: str, prepare: str | None) -> None:
 
 
 def find_sampler_class(path: str) -> Any:
-    """The sampler's class at an import path such as optuna.samplers:NSGAIISampler. Raises ConfigurationError."""
+    """Import a sampler's class by a path such as optuna.samplers:NSGAIISampler. Raises ConfigurationError."""
     if not IMPORT_PATH.fullmatch(path):
         raise ConfigurationError(
             f"there is no sampler {path!r}: it is {' or '.join(SAMPLERS)}, or an import path such as "
@@ -128,16 +127,16 @@ def find_sampler_class(path: str) -> Any:
     optuna = import_optuna()
     module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        sampler = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"the sampler {path} cannot be imported: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, optuna.samplers.BaseSampler)):
+    if not (isinstance(sampler, type) and issubclass(sampler, optuna.samplers.BaseSampler)):
         raise ConfigurationError(f"{path} is no sampler: it is a class below optuna.samplers.BaseSampler")
-    return found
+    return sampler
 
 
 def import_optuna() -> Any:
-    """Optuna. Raises ConfigurationError where it is not installed."""
+    """Import Optuna. Raises ConfigurationError if it is not installed."""
     try:
         import optuna
     except ImportError:

@@ -1,7 +1,7 @@
-"""A search: trials are asked for as workers come free, recorded before they run, and gone on with after a death.
+"""A search: each trial's point is drawn when a worker is free, and recorded before the trial runs.
 
-The ledger is the only durable record. What it has of this search is told to a new study in the order in which it was
-written; trials that were under way run with the point that they had.
+The ledger is the only durable record. A search that resumes replays the ledger's lines, in order, into a new study.
+Trials that were running get the same points again.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Search:
-    """The search of one flow run: its trials as executions of the code, and the study that they are asked of.
+    """The search of one flow run: its trials as executions of the code, and the study that draws their points.
 
-    `fingerprint` is what the trials' keys are made of beside code and variables; `provider` is the provider's name.
+    `fingerprint` goes into the trials' keys, beside code and variables. `provider` is the provider's name.
     """
 
     plan: SearchPlan
@@ -41,10 +41,10 @@ class Search:
     cache: "ResultCache"
     study: TrialStudy = field(init=False)
     _digest: str = field(init=False)
-    _asked: Point | None = None  # the point that was asked for last, until it is written
+    _asked: Point | None = None  # the point that was drawn last, until it is written
     _recorded: list[AskedTrial] = field(default_factory=list[AskedTrial])  # of this search, by their numbers
     _reports: dict[int, list[tuple[int, float]]] = field(default_factory=dict[int, list[tuple[int, float]]])
-    _pruned: set[int] = field(default_factory=set[int])  # numbers of trials that were told to end
+    _pruned: set[int] = field(default_factory=set[int])  # numbers of trials that the pruner ended
 
     def __post_init__(self) -> None:
         self.study = TrialStudy(self.plan)
@@ -52,7 +52,7 @@ class Search:
         self._digest = hashlib.sha256(parts.encode()).hexdigest()[:24]
 
     def load_history(self) -> None:
-        """Tells the study what the ledger has of this search. Raises OSError where a location cannot be read."""
+        """Replay the ledger's lines of this search into the study. Raises OSError if a location cannot be read."""
         self._recorded = self._find_recorded_trials()
         numbers = {trial.key: trial.index for trial in self._recorded}
         for line in self.ledger.read_trial_lines():
@@ -66,14 +66,14 @@ class Search:
                 continue
             elif isinstance(line, LedgerLine):
                 outcome = line.to_outcome()
-                if isinstance(outcome, Result):  # one that failed is run again
+                if isinstance(outcome, Result):  # A trial that failed runs again.
                     self._tell(number, outcome)
-            elif not self.study.has_report(number, line.step):  # and the pruner has its rungs again
+            elif not self.study.has_report(number, line.step):
                 self.study.report(number, line.step, line.value)
                 self._note_report(number, line.step, line.value, is_pruned=line.is_pruned)
 
     def _find_recorded_trials(self) -> list[AskedTrial]:
-        """The trials that the ledger has of this search, from the first on."""
+        """Return the recorded trials of this search, from number 0 to the first that is missing."""
         asked: dict[int, AskedTrial] = {}
         for line in self.ledger.read_trial_lines():
             if isinstance(line, AskedTrial) and line.search == self._digest and line.index < self.plan.trials:
@@ -81,9 +81,9 @@ class Search:
         return [asked[number] for number in itertools.takewhile(asked.__contains__, itertools.count())]
 
     def make_executions(self, is_over: Callable[[], bool]) -> Iterator[Execution]:
-        """The trials in order, each asked for when it is taken.
+        """Yield the trials in order, each with a point that is drawn when the trial is taken.
 
-        Once it `is_over`, those that were not asked for come without a point: none of them is run.
+        Once the run `is_over`, the remaining trials have no point: they do not run.
         """
         items = ((self.code, point.variables) for point in self._make_points(is_over))
         for execution in assign_keys(items, self.fingerprint):
@@ -108,13 +108,13 @@ class Search:
                 yield self._asked
 
     def find_result(self, execution: Execution) -> Result | None:
-        """The result that a trial has from before, if there is one that counts.
+        """Return a trial's result from before, if there is one that counts.
 
-        One that was pruned counts in its own search alone, for it is what the others there made of it.
+        A pruned result counts only in its own search, because the other trials there decided it.
         """
         is_recorded = execution.index < len(self._recorded)
         result = self.cache.find_result(execution, lambda result: is_recorded or not result.meta.pruned)
-        if result is None and execution.index in self._pruned:  # whose end was not written any more
+        if result is None and execution.index in self._pruned:  # The run died before it wrote the result.
             reports = tuple(self._reports[execution.index])
             meta = Meta(execution.index, execution.variables, self.provider, reports=reports, pruned=True)
             result = build_pruned_result(meta, self.plan.objectives[0].name)
@@ -122,18 +122,18 @@ class Search:
         return result
 
     def record_outcome(self, execution: Execution, outcome: Outcome) -> None:
-        """Tells the study what became of a trial, unless the ledger has told it, or no point depends on it."""
+        """Tell the study the outcome of a trial, unless the study has it from the ledger or no point depends on it."""
         if self.plan.is_adaptive and self.study.is_running(execution.index):
             self._tell(execution.index, outcome)
 
     def _tell(self, number: int, outcome: Outcome) -> None:
         for step, value in outcome.meta.reports if self.plan.pruner is not None else ():
-            if not self.study.has_report(number, step):  # of a result from elsewhere, which others are measured against
+            if not self.study.has_report(number, step):  # The result is from another run.
                 self.study.report(number, step, value)
         self.study.tell(number, outcome)
 
     def _judge_report(self, key: str, number: int, step: int, value: float) -> bool:
-        """Records a report; whether the trial ends there. What it had reported before it was run again stands."""
+        """Record a report, and return whether the trial is pruned. Reports from before a second run are kept."""
         if number in self._pruned:
             return True
         if self.study.has_report(number, step):

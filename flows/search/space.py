@@ -1,4 +1,4 @@
-"""A search space: which values each variable may have. Its form is JSON, and what is wrong with it is one sentence."""
+"""A search space: the values that each variable may have, as JSON. An error in it is reported in one sentence."""
 
 import json
 import math
@@ -9,17 +9,17 @@ from typing import Any
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.execution_request import check_variable_name
 
-KEYWORDS = ("low", "high", "log", "step", "type")  # of Optuna's distributions, and whether numbers are whole
+KEYWORDS = ("low", "high", "log", "step", "type")
 TYPES = ("int", "float")
-LARGEST = 1e300  # bound of a range: samplers compute with twice as much
-MOST_STEPS = 2**53  # of a range: floats do not tell more apart
+LARGEST = 1e300  # bound of a range: samplers compute with twice the value
+MOST_STEPS = 2**53  # steps of a range: floats cannot distinguish more
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
     """The numbers from `low` to `high`, both included.
 
-    They are whole where `is_whole`, evenly spread over their logarithms where `log`, and `step` apart if that is given.
+    They are integers if `is_whole`, uniform in their logarithms if `log`, and `step` apart if there is a step.
     """
 
     low: float
@@ -29,18 +29,18 @@ class Range:
     is_whole: bool
 
     def contains(self, value: Any) -> bool:
-        """Whether it is a number within the range."""
+        """Return whether the value is a number within the range."""
         return isinstance(value, (int, float)) and not isinstance(value, bool) and self.low <= value <= self.high
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """One of these values, which are JSON."""
+    """A choice of one of these values, which are JSON."""
 
     values: tuple[Any, ...]
 
     def contains(self, value: Any) -> bool:
-        """Whether it is one of them."""
+        """Return whether the value is one of the choices."""
         return any(_write_json(value) == _write_json(choice) for choice in self.values)
 
 
@@ -49,10 +49,10 @@ Parameter = Range | Choices
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """The variables' values; of several alternatives, each with variables of its own, a trial takes one."""
+    """The values of the variables. A trial takes one of the alternatives, each of which has variables of its own."""
 
     alternatives: tuple[dict[str, Parameter], ...]
-    source: Any  # what it was parsed from
+    source: Any  # the JSON of the space
 
     @property
     def names(self) -> list[str]:
@@ -60,7 +60,7 @@ class SearchSpace:
         return list(dict.fromkeys(name for alternative in self.alternatives for name in alternative))
 
     def find_alternative(self, variables: Mapping[str, Any]) -> int | None:
-        """The first alternative that has such a point; None where none has."""
+        """Return the number of the first alternative that contains the point, or None."""
         for number, alternative in enumerate(self.alternatives):
             if alternative.keys() == variables.keys() and all(
                 parameter.contains(variables[name]) for name, parameter in alternative.items()
@@ -70,7 +70,7 @@ class SearchSpace:
 
 
 def parse_space(source: Any) -> SearchSpace:
-    """The space that this JSON stands for: a dict of variables, or a list of such. Raises ConfigurationError."""
+    """Return the space for this JSON: a dict of variables, or a list of such dicts. Raises ConfigurationError."""
     alternatives: Any = source if isinstance(source, list) else [source]
     if not alternatives or not all(isinstance(alternative, dict) and alternative for alternative in alternatives):
         raise ConfigurationError(
@@ -93,13 +93,7 @@ def _parse_parameter(name: str, values: Any) -> Parameter:
         raise ConfigurationError(
             f"the space of {name!r} is {values!r}: it is a list of choices, or a dict with low and high"
         )
-    details: dict[str, Any] = values  # type: ignore[reportUnknownVariableType]
-    for word in details:
-        if word not in KEYWORDS:
-            raise ConfigurationError(
-                f"the space of {name!r} has {word!r}, which there is not: there are {', '.join(KEYWORDS)}, or choices"
-            )
-    return _parse_range(name, details)
+    return _parse_range(name, values)  # type: ignore[reportUnknownArgumentType]
 
 
 def _parse_choices(name: str, values: Any) -> Choices:
@@ -121,6 +115,11 @@ def _parse_choices(name: str, values: Any) -> Choices:
 
 def _parse_range(name: str, details: dict[str, Any]) -> Range:
     where = f"the space of {name!r}"
+    for word in details:
+        if word not in KEYWORDS:
+            raise ConfigurationError(
+                f"{where} has {word!r}, which there is not: there are {', '.join(KEYWORDS)}, or choices"
+            )
     log, step, kind = details.get("log", False), details.get("step"), details.get("type")
     if kind is not None and kind not in TYPES:
         raise ConfigurationError(f"{where} has the type {kind!r}: it is int or float")
@@ -156,17 +155,13 @@ def _parse_range(name: str, details: dict[str, Any]) -> Range:
     return Range(low, high, log, step, is_whole)
 
 
-def _write_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
-
-
 def infer_space(points: list[dict[str, Any]]) -> SearchSpace:
-    """A space that these points may be from: numbers have a range, and all else is a choice."""
+    """Return a space that contains these points: a range for numbers, and choices for other values."""
     alternatives: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
     for point in points:
         values = alternatives.setdefault(tuple(sorted(point)), {})
         for name, value in point.items():
-            values.setdefault(name, {}).setdefault(json.dumps(value, sort_keys=True), value)
+            values.setdefault(name, {}).setdefault(_write_json(value), value)
     return SearchSpace(
         tuple({n: _infer_parameter(list(v.values())) for n, v in values.items()} for values in alternatives.values()),
         None,
@@ -178,3 +173,7 @@ def _infer_parameter(values: list[Any]) -> Parameter:
         is_whole = all(type(value) is int for value in values)
         return Range(min(values), max(values), log=False, step=None, is_whole=is_whole)
     return Choices(tuple(values))
+
+
+def _write_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)

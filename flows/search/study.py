@@ -1,6 +1,6 @@
-"""An Optuna study in memory, in our words: points are asked for, and it is told what became of them.
+"""Optuna's studies: one in memory that draws a search's points, and the export of a sweep's trials.
 
-All that Optuna does for a search goes through here, from one thread.
+One thread makes all calls of Optuna for a search.
 """
 
 import hashlib
@@ -8,35 +8,36 @@ import inspect
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.meta import Meta
+from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
 from ...tasks.ledger.run_record import Objective
 from .plan import SAMPLERS, SearchPlan, find_sampler_class, import_optuna
-from .space import Choices, Parameter, SearchSpace
+from .space import Choices, Parameter, SearchSpace, infer_space, parse_space
 
-ALTERNATIVE = "space number"  # the study's parameter for it, which is no name of a variable
-PLAIN_TYPES = (bool, int, float, str, type(None))  # of choices that Optuna takes as they are
+ALTERNATIVE = "space number"  # the study's parameter for the alternative; no variable can have this name
+PLAIN_TYPES = (bool, int, float, str, type(None))  # types of choices that Optuna takes as they are
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A trial's variables, and the number of the alternative of the space that they are from."""
+    """A trial's variables, and the number of their alternative in the space."""
 
     variables: dict[str, Any]
     alternative: int = 0
 
 
 class TrialStudy:
-    """The study of one search: its trials have the sweep's numbers."""
+    """The study of one search. Its trials have the sweep's numbers."""
 
     def __init__(self, plan: SearchPlan) -> None:
-        """Raises ConfigurationError where there is no such sampler, or no Optuna."""
+        """Create the study. Raises ConfigurationError if there is no such sampler, or no Optuna."""
         self._optuna = import_optuna()
         self._plan = plan
         self._parameters = StudyParameters(plan.space)
@@ -50,14 +51,14 @@ class TrialStudy:
         if plan.pruner is not None:
             pruners = self._optuna.pruners
             self.study.pruner = pruners.MedianPruner() if plan.pruner == "median" else pruners.SuccessiveHalvingPruner()
-        # A sampler that has been through its space stops the study, which Optuna refuses outside `optimize`. A sweep
-        # has the trials that it was asked for.
+        # A sampler that has exhausted its space stops the study, which Optuna refuses outside of `optimize`. A sweep
+        # runs all of its trials nevertheless.
         self.study.stop = lambda: None
         self._study_id = self._storage.get_study_id_from_name(self.study.study_name)
-        self.count = 0  # trials that were asked for or added
+        self.count = 0  # trials that were drawn or added
 
     def ask(self) -> Point:
-        """The next trial's point. Optuna's own samplers for us draw it from the seed and the trial's number."""
+        """Return the next trial's point. The samplers random and tpe draw it by the seed and the trial's number."""
         self._seed_sampler()
         if len(self._plan.space.alternatives) == 1:
             trial, number = self.study.ask(self._parameters.distributions[0]), 0
@@ -66,35 +67,34 @@ class TrialStudy:
             number = trial.suggest_categorical(ALTERNATIVE, self._parameters.alternatives.choices)
             for name, distribution in self._parameters.distributions[number].items():
                 self._suggest(trial, name, distribution)
-        params = self._get_trial(self.count).params  # `trial.params` is a deep copy, a third of what asking takes
+        params = self._get_trial(self.count).params  # `trial.params` would copy them deeply.
         self.count += 1
         return Point(self._parameters.decode(number, params), number)
 
     def add(self, point: Point) -> None:
-        """Adds a trial that was asked for before, and is not told yet."""
+        """Add a trial that was drawn by an earlier process, as a running one."""
         state = self._optuna.trial.TrialState.RUNNING
         params, distributions = self._parameters.encode(point.variables, point.alternative)
         self.study.add_trial(self._optuna.create_trial(state=state, params=params, distributions=distributions))
         self.count += 1
 
     def has_report(self, number: int, step: int) -> bool:
-        """Whether the trial has reported at that step before."""
+        """Return whether the trial has a report at that step."""
         return step in self._get_trial(number).intermediate_values
 
     def report(self, number: int, step: int, value: float) -> bool:
-        """Takes what a trial has reported; whether the pruner ends it there."""
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
-        self._storage.set_trial_intermediate_value(trial_id, step, value)
+        """Add a trial's report, and return whether the pruner ends the trial."""
+        self._storage.set_trial_intermediate_value(self._find_id(number), step, value)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # NumPy's, where values are infinite or NaN
+            warnings.simplefilter("ignore")  # NumPy warns of infinite values and NaN.
             return bool(self.study.pruner.prune(self.study, self._get_trial(number)))
 
     def is_running(self, number: int) -> bool:
-        """Whether the trial was asked for, and not told what became of it."""
+        """Return whether the trial was drawn and has no outcome yet."""
         return number < self.count and not self._get_trial(number).state.is_finished()
 
     def tell(self, number: int, outcome: Outcome) -> None:
-        """Tells what became of a trial. One that failed, or whose objective is no number, teaches the study nothing."""
+        """Add a trial's outcome. A failure, or an objective that is not a number, has no influence on later points."""
         state = self._optuna.trial.TrialState
         values = read_scores(outcome, self._plan.objectives)
         if isinstance(outcome, Result) and outcome.meta.pruned:
@@ -104,21 +104,24 @@ class TrialStudy:
         else:
             self.study.tell(number, values)
 
+    def _find_id(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+
     def _get_trial(self, number: int) -> Any:
-        return self._storage.get_trial(self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number))
+        return self._storage.get_trial(self._find_id(number))
 
     def _seed_sampler(self) -> None:
-        """Has the sampler draw the next point by the seed and the trial's number.
+        """Seed the sampler with the seed and the next trial's number.
 
-        A sampler by import path is seeded once, with the number of the first trial that this process asks for: some
-        have a sequence that a new seed would tear.
+        A sampler by import path is seeded once, with the number of the first trial that this process draws: some
+        samplers have a sequence that a new seed would break.
         """
         plan, seed = self._plan, derive_seed(self._plan.seed, self.count)
         if self._sampler is None:
             with keep_quiet(self._optuna):
                 self._sampler = self.study.sampler = self._make_sampler(seed)
         elif plan.sampler in SAMPLERS:
-            # What a new sampler with this seed has; a new one would go through all trials again, a third of TPE's time.
+            # This equals a new sampler with the seed, which would read all trials again: a third of TPE's time.
             for sampler in (self._sampler, getattr(self._sampler, "_random_sampler", None)):
                 if sampler is not None:
                     sampler._rng.rng.seed(seed)
@@ -128,8 +131,8 @@ class TrialStudy:
         if self._plan.sampler == "random":
             return samplers.RandomSampler(seed=seed)
         if self._plan.sampler == "tpe":
-            # Points under way count as bad ones, so that workers do not all try the same. With alternatives those of
-            # each are sampled together.
+            # Running trials count as bad ones, so that workers do not all try the same point. With alternatives, the
+            # variables of each alternative are sampled together.
             more = {"multivariate": True, "group": True} if is_alternating else {}
             return samplers.TPESampler(seed=seed, constant_liar=True, **more)
         kind = find_sampler_class(self._plan.sampler)
@@ -145,9 +148,9 @@ class TrialStudy:
 
 
 def check_sampler(plan: SearchPlan) -> None:
-    """Has a sampler by import path draw two points. Raises ConfigurationError where it cannot, for want of a package.
+    """Draw two points with a sampler by import path. Raises ConfigurationError if that fails.
 
-    Some import theirs for the second, once there is a trial to go by.
+    Some samplers import a package of theirs only for the second point, once there is a trial.
     """
     if plan.sampler in SAMPLERS:
         return
@@ -156,15 +159,15 @@ def check_sampler(plan: SearchPlan) -> None:
         study.ask()
         study.tell(0, Result({objective.name: 0.0 for objective in plan.objectives}, Meta()))
         study.ask()
-    except Exception as error:  # of whatever code that is
+    except Exception as error:  # The sampler may be any code.
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigurationError(f"the sampler {plan.sampler} cannot be used: {reason}") from error
 
 
 class StudyParameters:
-    """A space as Optuna's parameters: the distributions of each alternative, and the points both ways.
+    """A space as Optuna's parameters: the distributions of each alternative, and conversion of points in both ways.
 
-    A variable that the alternatives have alike is one parameter; where they differ each has its own.
+    A variable that is the same in all alternatives is one parameter. Otherwise each alternative has its own.
     """
 
     def __init__(self, space: SearchSpace) -> None:
@@ -187,14 +190,14 @@ class StudyParameters:
         ]
 
     def decode(self, number: int, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The variables of an alternative's point."""
+        """Return the variables of an alternative's point."""
         return {
             name: _decode_value(parameter, params[self._names[number][name]])
             for name, parameter in self._space.alternatives[number].items()
         }
 
     def encode(self, variables: Mapping[str, Any], number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The parameters, and their distributions, of a point of an alternative."""
+        """Return the parameters of an alternative's point, and their distributions."""
         alternative = self._space.alternatives[number]
         params = {self._names[number][name]: _encode_value(p, variables[name]) for name, p in alternative.items()}
         distributions = dict(self.distributions[number])
@@ -214,7 +217,7 @@ class StudyParameters:
 
 
 def read_scores(outcome: Outcome, objectives: tuple[Objective, ...]) -> list[float] | None:
-    """The objectives' values, infinities among them; None where one is missing, no number or NaN."""
+    """Return the objectives' values, which may be infinite, or None if one is missing, NaN or not a number."""
     if not isinstance(outcome, Result):
         return None
     scores: list[float] = []
@@ -233,12 +236,12 @@ def read_scores(outcome: Outcome, objectives: tuple[Objective, ...]) -> list[flo
 
 
 def derive_seed(seed: int, number: int) -> int:
-    """The seed of the trial with that number, as numpy's generators take it."""
+    """Return the seed of the trial with that number, in the range of numpy's generators."""
     return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big")
 
 
 def _are_plain(choices: Choices) -> bool:
-    """Whether Optuna tells these choices apart as they are: it takes 1, 1.0 and true for one."""
+    """Return whether Optuna can distinguish these choices: to it 1, 1.0 and true are the same."""
     values = choices.values
     return all(isinstance(value, PLAIN_TYPES) for value in values) and len(set(values)) == len(values)
 
@@ -255,11 +258,94 @@ def _decode_value(parameter: Parameter, value: Any) -> Any:
     return value
 
 
+def build_study(
+    outcomes: Iterable[Outcome],
+    objectives: tuple[Objective, ...],
+    space: Any = None,
+    *,
+    storage: str | None = None,
+    name: str | None = None,
+) -> Any:
+    """Return an Optuna study of these trials, in their order.
+
+    A trial that failed, or whose objective is not a number, is a failed trial there. A trial whose point is not in the
+    space is left out.
+
+    Args:
+        outcomes: The trials.
+        objectives: The sweep's objectives.
+        space: The JSON of the space that was searched. Without one, the space is made of the variables' values.
+        storage: The URL of a storage for a new study. By default the study is in memory.
+        name: The study's name.
+
+    Raises:
+        ConfigurationError: Optuna is not installed, there is no objective, or the storage refuses the study.
+    """
+    optuna = import_optuna()
+    if not objectives:
+        raise ConfigurationError("a study has an objective, and this sweep has none: run it with objective=")
+    trials = list(outcomes)
+    parsed = infer_space([trial.meta.variables for trial in trials]) if space is None else parse_space(space)
+    with keep_quiet(optuna):
+        try:
+            study = optuna.create_study(
+                storage=storage, study_name=name, directions=[objective.direction for objective in objectives]
+            )
+        except Exception as error:  # The storage may raise anything.
+            first = next(iter(str(error).splitlines()), "")
+            raise ConfigurationError(f"the study cannot be made in {storage}: {escape_text(first)}") from error
+        parameters = StudyParameters(parsed)
+        for trial in trials:
+            alternative = parsed.find_alternative(trial.meta.variables)
+            if alternative is not None:
+                params, distributions = parameters.encode(trial.meta.variables, alternative)
+                study.add_trial(_freeze_trial(optuna, trial, objectives, params, distributions))
+    return study
+
+
+def _freeze_trial(
+    optuna: Any,
+    outcome: Outcome,
+    objectives: tuple[Objective, ...],
+    params: dict[str, Any],
+    distributions: dict[str, Any],
+) -> Any:
+    states, reports = optuna.trial.TrialState, dict(outcome.meta.reports)
+    if isinstance(outcome, Result) and outcome.meta.pruned:
+        last = reports[max(reports)] if reports else math.nan
+        state, values = states.PRUNED, None if math.isnan(last) else [last]
+    else:
+        values = read_scores(outcome, objectives)
+        state = states.FAIL if values is None else states.COMPLETE
+    return optuna.create_trial(
+        state=state,
+        values=values,
+        params=params,
+        distributions=distributions,
+        intermediate_values=reports,
+        user_attrs={"index": outcome.meta.index},
+    )
+
+
+def compute_importances(outcomes: Iterable[Outcome], objective: Objective, space: Any) -> dict[str, float]:
+    """Return the share of the objective that each variable accounts for, by Optuna. The shares add up to one.
+
+    The dict is empty if Optuna finds no shares, for example among equal trials. Raises ConfigurationError.
+    """
+    optuna = import_optuna()
+    study = build_study(outcomes, (objective,), space)
+    with keep_quiet(optuna):
+        try:
+            return {str(name): float(share) for name, share in optuna.importance.get_param_importances(study).items()}
+        except (ValueError, RuntimeError):
+            return {}
+
+
 @contextmanager
 def keep_quiet(optuna: Any) -> Iterator[None]:
-    """Within this, Optuna logs and warns of nothing: what it has to say is for whoever calls it themselves.
+    """Silence Optuna's logs and warnings in this context: they are for direct callers of Optuna.
 
-    For what is made once: to change a level makes all of Python's logging forget what it has worked out.
+    Do not use this for each trial: a change of a log level clears the cache of all of Python's loggers.
     """
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -18,7 +18,7 @@ from ...blocks.provider import SandboxProvider
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import RlmBatchError
 from ..server_errors import describe_server_error
-from .admission import Admission, Log, read_clock
+from .admission import Admission, Log
 from .server_limits import LEASE_SECONDS, LimitNames, Limits, ProcessLimits, get_limit_names, open_limits
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class Slots:
         """Whether to give the slot back between two executions, for other runs that wait."""
         if slot.is_lost:
             return True
-        now = read_clock()
+        now = _read_clock()
         min_hold = MIN_HOLD_OF_SEVERAL_SECONDS if len(self._held) > 1 else MIN_HOLD_SECONDS
         if slot not in self._held or now - slot.granted_at < min_hold or now < self._next_check_at:
             return False
@@ -142,11 +142,11 @@ class Slots:
     async def _poll_for_slot(self, dismissal: asyncio.Event) -> Slot | None:
         """Requests a slot until it is granted one, or until its lane is dismissed."""
         while not dismissal.is_set():
-            pause = self._next_request_at - read_clock()
+            pause = self._next_request_at - _read_clock()
             if pause <= 0:
                 lease = await self._acquire_lease(self._names.sandboxes)
                 if lease is not None:
-                    slot = Slot(lease, read_clock())
+                    slot = Slot(lease, _read_clock())
                     self._held.add(slot)
                     if not dismissal.is_set():
                         return slot
@@ -163,8 +163,8 @@ class Slots:
 
     async def _announce_waiting(self) -> None:
         """Tells the log and, with a lease of `waiting`, the runs that have slots that this one waits and has none."""
-        if read_clock() >= self._next_log_at:
-            self._next_log_at = read_clock() + LOG_INTERVAL_SECONDS
+        if _read_clock() >= self._next_log_at:
+            self._next_log_at = _read_clock() + LOG_INTERVAL_SECONDS
             self._log.info("waiting for one of the %s slots of %s", self._max_sandboxes, self._names.sandboxes)
         if self._waiting_lease is None:
             self._waiting_lease = await self._acquire_lease(self._names.waiting)
@@ -238,6 +238,10 @@ class Slots:
             return default
         self._is_server_away = False
         return answer
+
+
+def _read_clock() -> float:
+    return asyncio.get_running_loop().time()
 
 
 @asynccontextmanager

@@ -13,7 +13,6 @@ from rlm_batch.tasks.capacity.admission import (
     MAX_OPENINGS_PER_SECOND,
     REFUSAL_PAUSES_SECONDS,
     Admission,
-    AdmissionLimit,
     Permit,
 )
 
@@ -23,8 +22,9 @@ pytestmark = pytest.mark.anyio
 class Clock:
     """A time that passes when it is told to, and a provider that opens a sandbox in `boot` seconds, up to `space`."""
 
-    def __init__(self, limit: AdmissionLimit, boot: float, space: float = math.inf) -> None:
-        self.now, self.limit, self._boot, self._space = 0.0, limit, boot, space
+    def __init__(self, boot: float = 1.0, space: float = math.inf) -> None:
+        self.now, self._boot, self._space = 0.0, boot, space
+        self.admission = Admission(clock=lambda: self.now)
         self.started_at: list[float] = []
         self.refused_at: list[float] = []
         self.permits: list[Permit] = []
@@ -39,16 +39,16 @@ class Clock:
                     self._opening.remove((ready, permit))
                     if len(self.permits) < self._space:
                         self.permits.append(permit)
-                        self.limit.record_opening(permit)
+                        self.admission.record_opening(permit)
                     else:
                         self.refused_at.append(self.now)
-                        self.limit.record_refusal(permit, self.now, None)
-            while len(self.permits) + len(self._opening) < lanes and self.limit.compute_wait(self.now) <= 0:
+                        self.admission.record_refusal(permit, None, "it is full")
+            while len(self.permits) + len(self._opening) < lanes and self.admission.compute_wait() <= 0:
                 self.started_at.append(self.now)
-                self._opening.append((self.now + self._boot, self.limit.issue_permit(self.now)))
+                self._opening.append((self.now + self._boot, self.admission.issue_permit()))
             moments = [ready for ready, _ in self._opening]
             if len(self.permits) + len(self._opening) < lanes:
-                moments.append(self.now + self.limit.compute_wait(self.now))
+                moments.append(self.now + self.admission.compute_wait())
             self.now = min(moments, default=math.inf)
             if self.now > until:
                 self.now = until
@@ -62,13 +62,13 @@ async def acquire_initial_permits(admission: Admission) -> list[Permit]:
 
 
 def test_a_small_run_opens_all_of_its_sandboxes_at_once():
-    clock = Clock(AdmissionLimit(0.0), boot=1.0)
+    clock = Clock(boot=1.0)
     clock.run(0.0, lanes=INITIAL_PERMITS)
     assert len(clock.started_at) == INITIAL_PERMITS
 
 
 def test_three_hundred_are_there_within_seconds_and_never_asked_for_in_a_burst():
-    clock = Clock(AdmissionLimit(0.0), boot=1.0)
+    clock = Clock(boot=1.0)
     clock.run(20.0, lanes=300)
     assert len(clock.permits) == 300
     seconds = [sum(begin <= moment < begin + 1 for moment in clock.started_at) for begin in range(20)]
@@ -78,7 +78,7 @@ def test_three_hundred_are_there_within_seconds_and_never_asked_for_in_a_burst()
 
 
 def test_a_full_workspace_is_found_out_with_few_refusals_and_then_asked_one_at_a_time_and_less_and_less():
-    clock = Clock(AdmissionLimit(0.0), boot=0.2, space=100)
+    clock = Clock(boot=0.2, space=100)
     clock.run(10.0, lanes=300)
     assert len(clock.permits) == 100
     first = clock.refused_at[0]
@@ -91,12 +91,12 @@ def test_a_full_workspace_is_found_out_with_few_refusals_and_then_asked_one_at_a
 
 
 def test_a_sandbox_that_is_closed_is_replaced_at_once_and_what_others_leave_is_taken():
-    clock = Clock(AdmissionLimit(0.0), boot=0.2, space=10)
+    clock = Clock(boot=0.2, space=10)
     clock.run(60.0, lanes=50)
     start_count = len(clock.started_at)
     clock.run(0.0, lanes=50)
     for permit in clock.permits[:3]:
-        clock.limit.return_permit(permit, clock.now)
+        clock.admission.release(permit)
     del clock.permits[:3]
     clock.run(0.0, lanes=50)
     assert len(clock.started_at) == start_count + 3
@@ -106,29 +106,34 @@ def test_a_sandbox_that_is_closed_is_replaced_at_once_and_what_others_leave_is_t
 
 
 def test_the_time_that_a_provider_asks_for_is_every_lanes_and_not_all_come_back_at_its_end():
-    limit = AdmissionLimit(0.0)
-    permits = [limit.issue_permit(0.0) for _ in range(INITIAL_PERMITS)]
+    clock = Clock()
+    admission = clock.admission
+    permits = [admission.issue_permit() for _ in range(INITIAL_PERMITS)]
     for permit in permits[:-1]:
-        limit.record_opening(permit)
-    limit.record_refusal(permits[-1], 1.0, retry_after=60.0)
+        admission.record_opening(permit)
+    clock.now = 1.0
+    admission.record_refusal(permits[-1], 60.0, "too many")
+    clock.now = 2.0
     for permit in permits[:-1]:
-        limit.return_permit(permit, 2.0)  # lanes that would each open another
-    assert limit.compute_wait(2.0) == 59.0
-    assert limit.compute_wait(61.0) == 0.0
-    permit = limit.issue_permit(61.0)
-    assert limit.compute_wait(70.0) == math.inf  # that one is being tried
-    limit.record_opening(permit)
-    assert limit.compute_wait(70.0) == 0.0
-    limit.issue_permit(70.0)
-    assert 0 < limit.compute_wait(70.0) <= 1 / FIRST_OPENINGS_PER_SECOND
+        admission.release(permit)  # lanes that would each open another
+    assert admission.compute_wait() == 59.0
+    clock.now = 61.0
+    assert admission.compute_wait() == 0.0
+    permit = admission.issue_permit()
+    clock.now = 70.0
+    assert admission.compute_wait() == math.inf  # that one is being tried
+    admission.record_opening(permit)
+    assert admission.compute_wait() == 0.0
+    admission.issue_permit()
+    assert 0 < admission.compute_wait() <= 1 / FIRST_OPENINGS_PER_SECOND
 
 
 def test_refusals_of_what_was_asked_for_together_count_as_one():
-    limit = AdmissionLimit(0.0)
-    permits = [limit.issue_permit(0.0) for _ in range(INITIAL_PERMITS)]
+    admission = Clock().admission
+    permits = [admission.issue_permit() for _ in range(INITIAL_PERMITS)]
     for permit in permits:
-        limit.record_refusal(permit, 1.0, None)
-    assert limit.compute_wait(1.0) == REFUSAL_PAUSES_SECONDS[0]
+        admission.record_refusal(permit, None, "it is full")
+    assert admission.compute_wait() == REFUSAL_PAUSES_SECONDS[0]
 
 
 async def test_who_waits_for_a_place_can_be_cancelled_at_once_and_takes_none_away():
@@ -141,7 +146,7 @@ async def test_who_waits_for_a_place_can_be_cancelled_at_once_and_takes_none_awa
         task.cancel()
     async with asyncio.timeout(60):
         await asyncio.wait(waiting)
-    assert admission.limit.permit_count == INITIAL_PERMITS - 1
+    assert admission.permit_count == INITIAL_PERMITS - 1
 
 
 async def test_a_place_that_is_given_just_when_its_lane_is_cancelled_comes_back():
@@ -153,7 +158,7 @@ async def test_a_place_that_is_given_just_when_its_lane_is_cancelled_comes_back(
     waiting.cancel()
     await asyncio.wait([waiting])
     assert waiting.cancelled()
-    assert admission.limit.permit_count == INITIAL_PERMITS - 1
+    assert admission.permit_count == INITIAL_PERMITS - 1
 
 
 async def test_lanes_that_have_work_come_first_and_the_others_are_told_when_there_is_no_more():
@@ -165,7 +170,7 @@ async def test_lanes_that_have_work_come_first_and_the_others_are_told_when_ther
     await asyncio.sleep(0)
     busy = asyncio.create_task(admission.acquire(is_urgent=True))
     await asyncio.sleep(0)
-    admission.limit.max_permits = admission.limit.permit_count  # what follows is one permit
+    admission.max_permits = admission.permit_count  # what follows is one permit
     admission.release(second)
     async with asyncio.timeout(60):
         assert await busy is not None
