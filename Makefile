@@ -13,7 +13,7 @@ READY = $(VENV)/.ready
 MAKING = $(VENV).making
 INSTALL = install --constraint constraints.txt
 
-.PHONY: help demo test test-programs test-full chaos check format bench scale pictures clean
+.PHONY: help demo test test-programs test-full chaos check format bench pictures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -51,9 +51,6 @@ bench: $(READY) ## measure against the peers and print the ratios
 	@$(VENV)/bin/python benchmarks/batch.py
 	@$(VENV)/bin/python benchmarks/providers.py
 	@$(VENV)/bin/python benchmarks/queries.py
-
-scale: $(READY) ## measure one job over several workers; an hour and more (ARGS="workers speedup" is handed over)
-	@$(VENV)/bin/python benchmarks/scale.py $(ARGS)
 
 pictures: $(READY) ## make the documentation's pictures from a real run (needs chromium)
 	@$(VENV)/bin/python -m tests.browser.pictures

@@ -31,9 +31,9 @@ from typing import Any
 
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 
+from processor_time import read_machine_seconds
 from rich.console import Console
 from rich.table import Table
-from shared.processor_time import read_machine_seconds
 
 from rlm_batch import batch
 from rlm_batch.deployments.server import PrefectServer

@@ -3,9 +3,8 @@
     python tests/machine.py < REQUEST      a line of JSON, the fields of `Request`
 
 It answers with a line: `pid`, the id of the process that everything hangs on, and `refused`, why there are no
-namespaces, null where there are. Then `end` on standard input asks the command to end, and `kill`, or the end of the
-input, kills everything with SIGKILL. When nothing is left it answers with a second line, `cpu`, the seconds that all of
-it took, and ends with the command's status.
+namespaces, null where there are. Then `kill` on standard input, or the end of the input, kills everything with SIGKILL.
+When nothing is left it ends with the command's status.
 
 The command finds itself in user, process, mount, network, IPC and host name namespaces. It reaches nothing but
 loopback, and there nothing but the ports that were asked for, under the numbers that they have outside: the listening
@@ -22,7 +21,6 @@ import fcntl
 import functools
 import json
 import os
-import resource
 import signal
 import socket
 import struct
@@ -331,11 +329,6 @@ async def serve(started: RunningCommand) -> int:
     ]
 
     def obey_input() -> None:
-        words = os.read(0, 4096).split()
-        if words == [b"end"]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(started.pid, signal.SIGTERM)
-            return
         loop.remove_reader(0)
         if not started.apart:
             kill_descendants(started.pid)
@@ -373,11 +366,7 @@ def main() -> None:
         raise SystemExit(f"the command could not be started: {refused}")
     why = None if started.apart else refused or "none were asked for"
     print(json.dumps({"pid": started.pid, "refused": why}), flush=True)
-    status = asyncio.run(serve(started))
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with contextlib.suppress(OSError):  # nobody may be there to read it
-        print(json.dumps({"cpu": used.ru_utime + used.ru_stime}), flush=True)
-    exit_as(status)
+    exit_as(asyncio.run(serve(started)))
 
 
 if __name__ == "__main__":
