@@ -91,7 +91,7 @@ class BatchFlow(Flow[P, T]):
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Pickle the flow by its name, as a function is. cloudpickle would copy its code and all that it refers to."""
-        return _load_flow, (self.fn.__module__, self.fn.__name__, self._changed_options)
+        return load_flow, (self.fn.__module__, self.fn.__name__, self._changed_options)
 
     async def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         prefect_options = {name: kwargs.pop(name) for name in ("return_state", "wait_for") if name in kwargs}
@@ -164,7 +164,7 @@ def _refuse_functions(options: dict[str, Any]) -> None:
             )
 
 
-def _load_flow(module: str, name: str, options: dict[str, Any] | None) -> Any:
+def load_flow(module: str, name: str, options: dict[str, Any] | None = None) -> Any:
     """Return the flow of that name, with these options of Prefect's."""
     flow = getattr(import_module(module), name)
     return flow if options is None else flow.with_options(**options)

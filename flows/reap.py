@@ -10,7 +10,7 @@ from ..blocks.registry import resolve_provider
 from ..sandbox.errors import SandboxesLeft
 from .cleanup.orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, remove_orphans
 from .cleanup.server_identity import get_server_id
-from .engine.events import FlowListener
+from .listener import FlowListener
 from .parameters import Provider
 from .prefect_flow import define_function_flow
 from .run_state import get_run_state

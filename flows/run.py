@@ -12,7 +12,7 @@ from ..sandbox.errors import RlmBatchError
 from ..tasks.ledger.result_index import get_results_root
 from ..tasks.tracing import trace_flow_run
 from .engine.context import resolve_provider_with_volume
-from .engine.events import FlowListener
+from .listener import FlowListener
 from .engine.failures import raise_failures
 from .engine.job import execute_items, open_job
 from .engine.results.result_reference import with_reference

@@ -10,7 +10,7 @@ from .plan import Plan
 
 if TYPE_CHECKING:
     from ..blocks.provider import SandboxProvider
-    from .engine.events import FlowListener
+    from .listener import FlowListener
     from .engine.run_outcome import RunOutcome
     from .parameters import FlowParameters
     from .reports import Report

@@ -33,7 +33,8 @@ from ..sharding.coordinator import ShardingExecutor
 from ..sharding.work_pool import plan_shards
 from .artifacts import ArtifactPublisher
 from .context import Log, RunContext, open_capacity, open_run_context, resolve_provider_with_volume
-from .events import FlowListener, OutcomeRecorder
+from ..listener import FlowListener
+from .events import OutcomeRecorder
 from .executor import Executor, LaneExecutor
 from .failures import describe_rerun
 from .notebook_progress import NotebookProgress, is_notebook

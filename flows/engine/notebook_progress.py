@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...sandbox.result import Outcome
-from .events import FlowListener
+from ..listener import FlowListener
 
 UPDATE_INTERVAL_SECONDS = 0.2  # between two updates, but for the last: each is a message to the browser
 
@@ -21,7 +21,7 @@ class NotebookProgress(FlowListener):
         self._total = self._done = 0
         self._updated_at = time.monotonic()
 
-    def on_start(self, total: int, environment: str, results_path: str) -> None:
+    def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec) -> None:
         from IPython.display import display
 
         self._total = total

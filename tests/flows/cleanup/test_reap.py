@@ -32,7 +32,7 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.flows.cleanup import server_identity as identity
 from rlm_batch.flows.cleanup.orphans import OrphanedSandbox, find_orphans, register_own_run, remove_sandboxes
 from rlm_batch.flows.cleanup.server_identity import get_server_id
-from rlm_batch.flows.engine.events import FlowListener
+from rlm_batch.flows.listener import FlowListener
 from rlm_batch.flows.reap import MIN_SILENCE_SECONDS
 from rlm_batch.sandbox.process_identity import read_own_identity
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import CodeError, ConfigurationError, ExecutionsFailed, Failure, NotRun, Result, batch, chunks, sweep
-from rlm_batch.flows.engine.events import FlowListener
+from rlm_batch.flows.listener import FlowListener
 from rlm_batch.sandbox.result import Outcome
 
 pytestmark = pytest.mark.anyio
