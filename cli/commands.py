@@ -9,7 +9,7 @@ from ..flows.docstrings import read_docstring
 from ..flows.parameters import RlmParameters, SequenceParameters, SharedParameters, Types
 from ..sandbox.errors import ConfigurationError
 from . import argument_parsing as arguments
-from .deploy_commands import build_deploy_app
+from .deploy import build_deploy_app
 from .outcome_output import OutputFormat
 from .parameter_options import FlowAction, Json, ShowOutput, add_flow_options
 
