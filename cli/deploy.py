@@ -1,150 +1,138 @@
-"""Making deployments on a Prefect server that is there, and saying what was made."""
+"""The command `deploy`: our deployments on the configured Prefect server, or one of a flow with a person's own code."""
 
 import asyncio
 import inspect
+import re
 import shlex
-import sys
-from collections.abc import Collection, Sequence
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from cyclopts import App, Parameter
 
 from ..blocks.registry import make_unsaved_provider
-from ..blocks.volume import check_volume_name
-from ..deployments.deploy import deploy
-from ..deployments.own_deployments import (
-    Schedule,
-    check_parameters_size,
-    deploy_own,
-    describe_schedules,
-    list_own_deployments,
-    remove_own_deployment,
-)
-from ..flows.validation import load_flow, open_flow_inputs
+from ..flows.parameters import FlowParameters
+from ..flows.registry import MODELS
 from ..sandbox.errors import ConfigurationError
-from ..sandbox.outcomes.text_escape import escape_text
+from .parameter_options import FlowAction, build_flow_command
 from .progress import print_reading
-from .table import print_table
+
+Name = Annotated[str, Parameter(help="The name of the deployment, in Prefect FLOW/NAME.", group="Deployment")]
+Cron = Annotated[str | None, Parameter(help='When it runs, as in "0 2 * * *".', group="Deployment")]
+Timezone = Annotated[
+    str | None, Parameter(help="The time zone of --cron, such as Europe/Berlin; by default UTC.", group="Deployment")
+]
+WorkPool = Annotated[str, Parameter(help="The work pool of its runs.", group="Deployment")]
 
 
-def run_deploy(work_pool: str, providers: Collection[str], *, reset: bool) -> int:
-    """Makes ours, and prints their names and the next command to type."""
-    if not work_pool.strip():
-        raise ConfigurationError("--work-pool is empty: name the pool, or leave it out for rlm-batch")
-    done = asyncio.run(deploy(work_pool=work_pool, reset=reset, providers=providers))
-    for name in done.created:
-        print(f"{name} made")
-    for name in done.updated:
-        print(f"{name} {'put back' if reset else 'brought up to date'}")
-    for name in done.limited_blocks:
-        print(f"the limits of {escape_text(name)} are on the server")
-    for name, reason in done.unreadable_blocks.items():
-        print(
-            f"rlm-batch: the block {escape_text(name)} cannot be read: {escape_text(reason)}. Save it again",
-            file=sys.stderr,
-        )
+def build_deploy_app() -> App:
+    """Return the command, with a subcommand for each flow."""
+    app = App(name="deploy", help="Make deployments on the Prefect server in PREFECT_API_URL.")
+    app.default(deploy_package)
+    app.command(deploy_reap, name="reap")
+    options = [*inspect.signature(make_deploy_action).parameters.values()]
+    for model in MODELS:
+        purpose = f"Make a deployment: {model.summary[0].lower()}{model.summary[1:]}"
+        app.command(build_flow_command(model, options, make_deploy_action), name=model.flow_name, help=purpose)
+    return app
+
+
+def deploy_package(*, work_pool: str = "rlm-batch") -> int:
+    """Make the block types, the work pool and our deployments; with a FLOW, a deployment of your own.
+
+    Args:
+        work_pool: The pool that the deployments' runs go to, made as one of processes if it is missing.
+    """
+    from ..deployments.deploy import deploy
+
+    for name in asyncio.run(deploy(work_pool)):
+        print(name)
     print(f"\nA worker runs them, with this package installed: prefect worker start --pool {shlex.quote(work_pool)}")
     return 0
 
 
-def deploy_flow(
-    flow_name: str,
-    files: Sequence[str],
-    parameters: dict[str, Any],
-    name: str,
-    schedule: Schedule | None,
-    work_pool: str | None,
+def deploy_reap(
+    *,
+    name: Name,
+    cron: Cron = None,
+    timezone: Timezone = None,
+    work_pool: WorkPool = "rlm-batch",
+    provider: str = "local",
 ) -> int:
-    """Makes a deployment of one's own of the flow, with these parameters, and prints what it is and how it is run.
-
-    What the flow would refuse is refused first. Raises ConfigurationError.
-    """
-    flow = load_flow(flow_name)
-    defaults = {item.name: item.default for item in inspect.signature(flow.fn).parameters.values()}
-    given = {key: value for key, value in parameters.items() if value != defaults[key]}
-    check_parameters_size(given)
-    flow.check_parameters(given)
-    make_unsaved_provider(given.get("provider", "local"), given.get("provider_options"))
-    if given.get("volume_name") is not None:
-        check_volume_name(given["volume_name"])
-    _inputs = open_flow_inputs(flow_name, parameters, print_reading)
-    names = ", ".join(Path(file).name for file in files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
-    of_files = f" of {names}, as {'it was' if len(files) == 1 else 'they were'} when it was deployed" if files else ""
-    done = asyncio.run(
-        deploy_own(
-            flow,
-            name,
-            given,
-            description=f"A {flow_name}{of_files}, by rlm-batch deploy.",
-            schedule=schedule,
-            work_pool=work_pool,
-        )
-    )
-    print(
-        f"{escape_text(done.name)} {'made' if done.is_new else 'brought up to date'}, in the work pool {done.work_pool}"
-    )
-    for text in done.schedules:
-        print(f"It runs by itself: {text}")
-    for parameter, value in done.replaced.items():
-        now = f"is {given[parameter]!r} now" if parameter in given else "is not given any more"
-        print(f"{parameter}, which was {escape_text(repr(value))[:200]}, {escape_text(now)[:200]}")
-    if not done.has_worker:
-        print(f"rlm-batch: no worker of the work pool {done.work_pool} is there: runs wait for one", file=sys.stderr)
-    print(f"\nRun it now: prefect deployment run {shlex.quote(done.name)} --watch")
-    return 0
-
-
-def print_own_deployments() -> int:
-    """Prints a row for each deployment of one's own."""
-    rows = [["deployment", "runs by itself", "work pool", "what it is"]]
-    for name, deployment in asyncio.run(list_own_deployments()):
-        schedules = ", ".join(describe_schedules(deployment))
-        rows.append([name, schedules, deployment.work_pool_name or "", deployment.description or ""])
-    if len(rows) == 1:
-        print("There is no deployment of one's own: rlm-batch deploy FLOW FILE --name NAME makes one")
-    else:
-        print_table(rows, len(rows) - 1)
-    return 0
-
-
-def remove_deployment(name: str) -> int:
-    """Removes a deployment of one's own, or a template."""
-    print(f"{escape_text(asyncio.run(remove_own_deployment(name)))} removed")
-    return 0
-
-
-def build_schedule(cron: str | None, interval: float | None, timezone: str | None) -> Schedule | None:
-    """Return the schedule of these options, None without any.
+    """Make a deployment: remove the sandboxes that nobody uses any more.
 
     Args:
-        cron: Five fields, or a word such as @daily.
-        interval: Seconds between two runs.
-        timezone: The time zone of `cron`, by default UTC.
+        provider: local, container, daytona, modal, or a saved block such as daytona-sandbox/NAME.
+    """
+    _check_name(name)
+    return _deploy_flow("reap", [], {"provider": provider}, name, cron, timezone, work_pool)
+
+
+def make_deploy_action(
+    *, name: Name, cron: Cron = None, timezone: Timezone = None, work_pool: WorkPool = "rlm-batch"
+) -> FlowAction:
+    """Return the action that makes a deployment of a flow with its parameters.
 
     Raises:
-        ConfigurationError: `cron` is no schedule, or one that never runs.
+        ConfigurationError: Prefect takes no such name or schedule.
     """
-    from prefect.server.schemas.schedules import CronSchedule as ServerCronSchedule
+    _check_name(name)
 
-    if interval is not None:
-        return IntervalSchedule(interval=timedelta(seconds=interval))
-    if cron is None:
-        return None
+    def deploy_flow(model: type[FlowParameters[Any]], files: list[str], values: dict[str, Any]) -> int:
+        parameters = model.parse(values)
+        make_unsaved_provider(values.get("provider", "local"), values.get("provider_options"))
+        if not parameters.reads_blocks():
+            parameters.make_plan(print_reading)  # What the flow would refuse is refused now.
+        return _deploy_flow(model.flow_name, files, values, name, cron, timezone, work_pool)
+
+    return deploy_flow
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ConfigurationError(f"--name {name!r} is not a name of letters, digits, dots, dashes and underscores")
+
+
+def _deploy_flow(
+    flow_name: str,
+    files: list[str],
+    values: dict[str, Any],
+    name: str,
+    cron: str | None,
+    timezone: str | None,
+    work_pool: str,
+) -> int:
+    """Make the deployment, print what it is and how it runs, and return the exit status."""
+    from ..deployments.deploy import deploy_own
+    from ..flows.prefect_flow import load_flow
+
+    schedules = [] if cron is None and timezone is None else [_build_schedule(cron, timezone)]
+    flow = load_flow(f"rlm_batch.flows.{flow_name}", flow_name)
+    names = ", ".join(Path(file).name for file in files[:5]) + ", ..." * (len(files) > 5)
+    description = f"A {flow_name}{f' of {names}' if files else ''}, by rlm-batch deploy."
+    deploying = deploy_own(flow, name, values, description=description, schedules=schedules, work_pool=work_pool)
+    asyncio.run(deploying)
+    print(f"{flow_name}/{name} made, in the work pool {work_pool}")
+    if cron is not None:
+        print(f"It runs by itself: {cron} ({timezone or 'UTC'})")
+    print(f"\nRun it now: prefect deployment run {flow_name}/{name} --watch")
+    return 0
+
+
+def _build_schedule(cron: str | None, timezone: str | None) -> dict[str, Any]:
+    """Return the schedule for Prefect.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    from prefect.client.schemas.schedules import CronSchedule
+
+    schedule: dict[str, Any] = {"cron": cron, "timezone": timezone or "UTC"}
     try:
-        if len(cron.split()) != 5 and not cron.startswith("@"):  # six are seconds too, which it would not be told
-            raise ValueError
-        schedule = CronSchedule(cron=cron, timezone=timezone or "UTC")
+        CronSchedule(**schedule)
     except ValueError:
+        zone = "" if timezone is None else f" with --timezone {timezone!r}"
         raise ConfigurationError(
-            f"--cron {cron!r} is no schedule: it is five fields (minute, hour, day, month, day of week), as in "
-            '"0 2 * * *" for every night at two'
-        ) from None
-    try:
-        asyncio.run(ServerCronSchedule(cron=schedule.cron, timezone=schedule.timezone).get_dates(1))
-    except ValueError:
-        raise ConfigurationError(
-            f"--cron {cron!r} never runs: none of its months has its day (L is the last day of a month)"
+            f"--cron {cron!r}{zone} is no schedule: give minute, hour, day, month and day of week, as in --cron "
+            '"0 2 * * *" --timezone Europe/Berlin for every night at two'
         ) from None
     return schedule

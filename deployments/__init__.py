@@ -1,1 +1,1 @@
-"""What brings a Prefect server up."""
+"""Prefect servers, workers and deployments for our flows."""

@@ -1,7 +1,11 @@
-"""A Prefect server as a process of ours, on loopback, with the settings that suit us."""
+"""A Prefect server as a process of ours, on loopback, with the settings that we ship."""
 
+import os
+import signal
 import socket
+import subprocess
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -9,66 +13,88 @@ from typing import Self
 import httpx
 from prefect.settings import get_current_settings
 
-from ..flows.child_process import read_failure_reason
+from ..flows.child_process import build_module_command, read_failure_reason
+from ..flows.prefect_server import server_environment
 from ..flows.proxies import check_proxies
 from ..flows.server.launch import create_prefect_home
 from ..flows.server.origin_guard import APP_DIR, FACTORY, build_origin_settings
 from ..sandbox.errors import ConfigurationError
-from .process import PrefectProcess, end_process
 
 WORK_POOL = "rlm-batch"  # the name of the pool whose workers run our deployments
 START_TIMEOUT_SECONDS = 120.0  # seconds; a first start migrates a database, which takes up to 28 s on two cores
+END_GRACE_SECONDS = 10.0  # seconds in which a server writes what it has received
 
-OWNER_TIMEOUT_SECONDS = 1.0  # seconds for what listens on a taken port to say what it is; a Prefect server needs 0.01
 
+class PrefectServer:
+    """A Prefect server that runs within this context manager, and that refuses web pages of other addresses.
 
-class PrefectServer(PrefectProcess):
-    """A context manager: the server runs within it, and `url` is what `PREFECT_API_URL` is set to.
+    Its log is `server.log` in `home`.
 
-    `home` is where its database lives (PREFECT_HOME), unless `database` is the URL of another one; `port` is a free one
-    by default; `auth` is what it asks its clients for, as NAME:PASSWORD. Web pages of other addresses than its own are
-    refused. Its log goes to `server.log` in the home. Raises ConfigurationError where the port is taken, or the server
-    does not start.
+    Args:
+        home: Its PREFECT_HOME, where its database is.
+        port: The port on 127.0.0.1, by default a free one.
+        database: The URL of another database.
+        auth: The name and password that it asks clients for, as NAME:PASSWORD.
+
+    Raises:
+        ConfigurationError: The port is taken, or the server does not start.
     """
 
     def __init__(
         self, home: Path, port: int | None = None, database: str | None = None, auth: str | None = None
     ) -> None:
-        super().__init__(home, "server.log")
+        self.log = home / "server.log"
+        self._home = home
         self._port = _find_free_port() if port is None else port
-        self.url = f"http://127.0.0.1:{self._port}/api"
+        self.url = f"http://127.0.0.1:{self._port}/api"  # for PREFECT_API_URL
         self._database = database
         self._auth = auth
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def has_password(self) -> bool:
-        """Whether it asks its clients for a password."""
-        return self._auth is not None
+    def pid(self) -> int | None:
+        """The id of its process, None before and after it runs."""
+        return None if self._process is None else self._process.pid
 
-    def launch(self) -> None:
-        """Starts its process, without waiting for it to answer. Raises ConfigurationError where the port is taken."""
+    def __enter__(self) -> Self:
         check_proxies()
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", self._port)) == 0:
-                raise ConfigurationError(f"port {self._port} is taken{_describe_port_owner(self._port)}")
+                raise ConfigurationError(
+                    f"port {self._port} is taken: name another with --port; if a Prefect server listens there, use it "
+                    f"with PREFECT_API_URL={self.url}"
+                )
         create_prefect_home(self._home)
-        environment = self._environment()
+        log_offset = self.log.stat().st_size if self.log.exists() else 0
+        self._process = start_process(self.log, *self._build_command(), environment=self._build_environment())
+        try:
+            self._wait_until_ready(self._process, log_offset)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            end_process(process)
+
+    def _build_environment(self) -> dict[str, str]:
+        environment = build_environment(self._home)
         environment.pop("PREFECT_API_URL", None)
-        environment.setdefault("PREFECT_SERVER_UI_API_URL", self.url)  # or the UI asks port 4200
+        environment.setdefault("PREFECT_SERVER_UI_API_URL", self.url)  # By default the UI asks port 4200.
         if self._database is not None:
             environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = self._database
         if self._auth is not None:
             environment["PREFECT_SERVER_API_AUTH_STRING"] = self._auth
-        environment |= build_origin_settings(self._port)
-        self._launch("uvicorn", *self._build_options(), environment=environment)
+        return environment | build_origin_settings(self._port)
 
-    def _build_options(self) -> list[str]:
-        """The options of uvicorn that `prefect server start` sets, with our application in the place of Prefect's."""
+    def _build_command(self) -> list[str]:
+        """Return the command of `prefect server start`, with our application in place of Prefect's."""
         settings = get_current_settings().server
         options = {
-            # No module is taken from the working directory; and it is one server, whatever WEB_CONCURRENCY says.
-            "--app-dir": APP_DIR,
-            "--workers": 1,
+            "--app-dir": APP_DIR,  # in place of the working directory
+            "--workers": 1,  # whatever WEB_CONCURRENCY says
             "--host": "127.0.0.1",
             "--port": self._port,
             "--log-level": settings.logging_level.lower(),
@@ -76,64 +102,52 @@ class PrefectServer(PrefectProcess):
             "--ws-ping-interval": settings.api.websocket_ping_interval,
             "--ws-ping-timeout": settings.api.websocket_ping_timeout,
         }
-        words = (str(word) for option in options.items() for word in option)
-        return ["--factory", FACTORY, *words]
+        return ["uvicorn", "--factory", FACTORY, *(str(word) for option in options.items() for word in option)]
 
-    def __enter__(self) -> Self:
-        self.launch()
-        try:
-            self.wait_until_ready()
-        except BaseException:
-            self.end()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def wait_until_ready(self) -> None:
-        """Returns when it answers. Raises ConfigurationError where it ends instead, or takes too long."""
-        process = self._process
-        assert process is not None
+    def _wait_until_ready(self, process: subprocess.Popen[bytes], log_offset: int) -> None:
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while time.monotonic() < deadline and process.poll() is None:
             with suppress(httpx.HTTPError):
-                # It has no TLS: to read the certificates for one call takes a processor for 25 ms.
-                if httpx.get(f"{self.url}/health", timeout=2.0, verify=False).status_code == 200:
+                # Without TLS there are no certificates to read, which takes 25 ms of CPU a call.
+                if httpx.get(f"{self.url}/health", timeout=2.0, verify=False).status_code == httpx.codes.OK:
                     return
             time.sleep(0.1)
-        reason = read_failure_reason(self.log, self._log_offset)
+        reason = read_failure_reason(self.log, log_offset)
         raise ConfigurationError(f"the Prefect server did not start: {reason} (its log is {self.log})")
 
-    def end(self) -> None:
-        """Ends it, whatever it is doing; one that has ended is no error."""
-        process, self._process = self._process, None
-        if process is not None:
-            end_process(process)
+
+def build_environment(home: Path) -> dict[str, str]:
+    """Return the environment of a server or worker: this process's, our settings, and `home` as PREFECT_HOME."""
+    environment = server_environment()
+    environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)  # The command line is quiet, a log is not.
+    return environment | {"PREFECT_HOME": str(home)}
+
+
+def start_process(log: Path, *words: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start `python -m` with these words, in a session that Ctrl-C does not reach. It ends when this process ends."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            build_module_command(*words),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """End a started process and its session, by SIGKILL after a grace. A process that has ended is not an error."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_GRACE_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _find_free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def _describe_port_owner(port: int) -> str:
-    """Who listens on the port, as far as it can be known, and what to do."""
-    url = f"http://127.0.0.1:{port}"
-    with suppress(httpx.HTTPError):
-        if httpx.get(f"{url}/api/health", timeout=OWNER_TIMEOUT_SECONDS).status_code == 200:
-            status = httpx.get(f"{url}/api/work_pools/{WORK_POOL}", timeout=OWNER_TIMEOUT_SECONDS).status_code
-            if status == httpx.codes.UNAUTHORIZED:
-                return (
-                    f" by a Prefect server that asks for a password: use it with PREFECT_API_URL={url}/api and "
-                    "PREFECT_API_AUTH_STRING=NAME:PASSWORD, or end it, or name another port"
-                )
-            ours = status == 200
-            what = "that rlm-batch has set up already" if ours else "that rlm-batch has not set up"
-            remedy = "" if ours else " and run rlm-batch deploy"
-            return (
-                f" by a Prefect server {what}: use it with PREFECT_API_URL={url}/api{remedy}, or end it, or name "
-                "another port"
-            )
-    return ": end what listens there, or name another port"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...sandbox.result import Outcome
+from ...tasks.ledger.run_record import ReportSpec
 from ..listener import FlowListener
 
 UPDATE_INTERVAL_SECONDS = 0.2  # between two updates, but for the last: each is a message to the browser
