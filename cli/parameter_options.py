@@ -88,18 +88,6 @@ def read_code_files(files: list[str]) -> list[str] | str:
     return codes[0] if len(codes) == 1 else codes
 
 
-# By the name in a parameter's `CommandLineForm`.
-READERS = {
-    "code file": WordReader(str | None, read_code),
-    "code files": WordReader(list[str], read_code_files),
-    "path": WordReader(str | None, resolve_path),
-    "directories": WordReader(list[str] | None, lambda words: list(map(str, locate_directories(words)))),
-    "mounts": WordReader(list[str] | None, lambda words: _read_mounts(words), ": TARGET=PATH, once for each"),
-    "tools": WordReader(list[str] | None, lambda words: _read_tools(words), ": NAME=MODULE:FUNCTION, once for each"),
-    "types": WordReader(list[str] | None, lambda words: _read_types(words), ": COLUMN=TYPE once for each, or json"),
-    "grid": WordReader(list[str] | None, parse_grid),
-    "space": WordReader(list[str] | None, parse_space),
-}
 OBJECTIVES = {
     "minimize": "The submitted field that is least in the best trial; with several objectives once for each.",
     "maximize": "The submitted field that is greatest in the best trial, likewise.",
@@ -170,16 +158,16 @@ def build_flow_command(
     def run(*arguments: Any, **options: Any) -> int:
         bound = inspect.Signature(signature).bind_partial(*arguments, **options).arguments
         action = make_action(**{option.name: bound[option.name] for option in action_options if option.name in bound})
-        settings = {option.name: bound[option.name] for option in provider_options if bound.get(option.name) is not None}
+        settings = {
+            option.name: bound[option.name] for option in provider_options if bound.get(option.name) is not None
+        }
         values: dict[str, Any] = {}
         for option, (name, reader) in readers.items():
             if option in bound:
                 value = bound[option]
                 values[name] = value if reader is None or value is None else reader.read(value)
         if settings:
-            values["provider_options"] = {
-                name: None if value == "none" else value for name, value in settings.items()
-            }
+            values["provider_options"] = {name: None if value == "none" else value for name, value in settings.items()}
         if bound.get("isolation") is not None:
             values["provider"] = build_provider(values.get("provider", "local"), bound["isolation"])
         values |= _read_objectives(bound.get("minimize") or [], bound.get("maximize") or [])
@@ -256,7 +244,7 @@ def _read_tools(words: Sequence[str]) -> Mapping[str, str]:
 
 
 def _read_mounts(words: Sequence[str]) -> dict[str, str]:
-    """Return paths of the host by those in sandboxes, from words such as `/data/set=data`. Raises ConfigurationError."""
+    """Return paths of the host by paths in sandboxes, from words such as `/data/set=data`."""
     mounts: dict[str, str] = {}
     for word in words:
         target, _, source = word.partition("=")
@@ -275,3 +263,17 @@ def _read_words(_kind: Any, tokens: Sequence[Token]) -> list[str] | None:
     """Return the words of an option that may come several times; None for the word none."""
     words = [token.value for token in tokens]
     return None if words == ["none"] else words
+
+
+# By the name in a parameter's `CommandLineForm`.
+READERS = {
+    "code file": WordReader(str | None, read_code),
+    "code files": WordReader(list[str], read_code_files),
+    "path": WordReader(str | None, resolve_path),
+    "directories": WordReader(list[str] | None, lambda words: list(map(str, locate_directories(words)))),
+    "mounts": WordReader(list[str] | None, _read_mounts, ": TARGET=PATH, once for each"),
+    "tools": WordReader(list[str] | None, _read_tools, ": NAME=MODULE:FUNCTION, once for each"),
+    "types": WordReader(list[str] | None, _read_types, ": COLUMN=TYPE once for each, or json"),
+    "grid": WordReader(list[str] | None, parse_grid),
+    "space": WordReader(list[str] | None, parse_space),
+}

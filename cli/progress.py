@@ -53,7 +53,7 @@ class ProgressDisplay(FlowListener):
         self._started_at = self._printed_at = time.monotonic()
         self.results_path = ""
         self._lines = {stream: RedrawnLines(MAX_LINE_CHARACTERS) for stream in ("stdout", "stderr")}  # if it is one
-        self.orphans: "list[OrphanedSandbox]" = []  # that the reap flow removed, or would
+        self.orphans: list[OrphanedSandbox] = []  # that the reap flow removed, or would
 
     def __enter__(self) -> Self:
         if self._live:

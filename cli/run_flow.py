@@ -27,9 +27,7 @@ T = TypeVar("T")
 DELIVERY_SECONDS = 10.0  # for a server that only failed once
 
 
-def run_flow(
-    model: type[FlowParameters[Any]], files: list[str], output: OutputFormat, values: dict[str, Any]
-) -> int:
+def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputFormat, values: dict[str, Any]) -> int:
     """Run a flow, print its report, and return the exit status.
 
     Args:
@@ -149,7 +147,9 @@ async def _start_reap(parameters: dict[str, Any], display: ProgressDisplay) -> N
     await enter_prefect(reap, parameters, RunState(listener=display))
 
 
-def _run_with_display(start: Callable[[], Coroutine[Any, Any, T]], display: ProgressDisplay, values: dict[str, Any]) -> T:
+def _run_with_display(
+    start: Callable[[], Coroutine[Any, Any, T]], display: ProgressDisplay, values: dict[str, Any]
+) -> T:
     """Run a flow with its display, and return what it returns.
 
     SIGTERM and the end of the terminal cancel it as Ctrl-C does, but for SIGHUP under nohup.

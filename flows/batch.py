@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
+from pydantic.dataclasses import dataclass as parameter_model
 
 from ..blocks.storage.location import PathOrLocation
 from ..sandbox.errors import ConfigurationError
@@ -12,12 +13,12 @@ from .inputs.conversion import Code, Items, PathText, Variables
 from .inputs.readers import check_variables, get_column_types, read_inputs, resolve_types_of
 from .inputs.spilling import read_code_reference, read_codes
 from .inputs.tables import Report as ProgressReport
-from .parameters import CommandLineForm, FlowParameters, Options, Types, define_parameters
+from .parameters import CommandLineForm, FlowParameters, Options, Types
 from .plan import CodeForEach, Outcomes, Plan
 from .reports import OutcomesReport
 
 
-@define_parameters
+@parameter_model(frozen=True)
 class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
     """Run each piece of code in a sandbox, and return the results in order.
 
@@ -42,9 +43,7 @@ class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
     inputs: Annotated[
         Items[Variables] | PathText | None,
         Field(description="Variables for each execution of one piece of code, or a path to JSON lines, CSV or Parquet"),
-        CommandLineForm(
-            "path", "A file of variables for one FILE: JSON lines, CSV or Parquet, an execution a line"
-        ),
+        CommandLineForm("path", "A file of variables for one FILE: JSON lines, CSV or Parquet, an execution a line"),
     ] = None
     types: Types = None
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
 from pydantic import Field
+from pydantic.dataclasses import dataclass as parameter_model
 
 from ..blocks.storage.location import PathOrLocation
 from ..blocks.volume import check_volume_name
@@ -29,7 +30,7 @@ from .inputs.readers import (
 )
 from .inputs.spilling import read_text_reference
 from .inputs.tables import Report as ProgressReport
-from .parameters import CommandLineForm, FlowParameters, Options, Types, VolumeName, define_parameters
+from .parameters import CommandLineForm, FlowParameters, Options, Types, VolumeName
 from .plan import Outcomes, Plan
 from .reporting.table import format_cell, format_rows
 from .reports import Report, describe_outcome
@@ -121,7 +122,7 @@ class _ById(Mapping[str, Outcome]):
         return len(self._places)
 
 
-@define_parameters
+@parameter_model(frozen=True)
 class ChunksParameters(Options, FlowParameters[ChunksReport]):
     """Run the code once for each chunk, with `chunk_id` (text) and `data`, and `reduce` once at the end.
 

@@ -13,8 +13,8 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, get_type_hints
 
-import pydantic.dataclasses
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
+from pydantic.dataclasses import dataclass as parameter_model
 from pydantic.fields import FieldInfo
 
 from ..blocks.storage.location import PathOrLocation
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .reports import Report
 
 R = TypeVar("R")
+L = TypeVar("L", PathOrLocation, PathOrLocation | None)
 
 # Task runs of one flow run, at most: a server records some fifty a second, and 250 with the settings that we ship.
 MAX_TASK_RUNS = 1000
@@ -115,10 +116,7 @@ Provider = Annotated[
 ]
 
 
-define_parameters = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-
-
-@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@parameter_model(frozen=True, kw_only=True)
 class CommonParameters:
     """Parameters of every flow that executes code."""
 
@@ -144,9 +142,7 @@ class CommonParameters:
     ] = None
     timeout: Annotated[float, Field(gt=0, description="Seconds for each execution")] = 120
     deadline: Annotated[float | None, Field(gt=0, description="Seconds for the whole flow run")] = None
-    retries: Annotated[
-        int, Field(ge=0, description="How often an execution whose sandbox failed is tried again")
-    ] = 2
+    retries: Annotated[int, Field(ge=0, description="How often an execution whose sandbox failed is tried again")] = 2
     results_path: Annotated[
         PathText | None,
         Field(description="The ledger's directory or location; by default one below the results root"),
@@ -197,7 +193,7 @@ class CommonParameters:
         return replace(options, **changes)
 
 
-@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@parameter_model(frozen=True, kw_only=True)
 class CodeParameters(CommonParameters):
     """Parameters of every flow that executes the caller's code."""
 
@@ -224,9 +220,9 @@ class CodeParameters(CommonParameters):
         ),
         CommandLineForm("tools"),
     ] = None
-    retry_code_errors: Annotated[
-        bool, Field(description="Try again also when the code itself failed or timed out")
-    ] = False
+    retry_code_errors: Annotated[bool, Field(description="Try again also when the code itself failed or timed out")] = (
+        False
+    )
     idempotent: Annotated[
         bool, Field(description="Try again also when a sandbox was lost while the code may have run")
     ] = False
@@ -246,13 +242,11 @@ class CodeParameters(CommonParameters):
     ] = None
 
 
-@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@parameter_model(frozen=True, kw_only=True)
 class Options(CodeParameters):
     """All shared parameters: what batch, sweep and chunks have, what the engine takes, and a shard's flow as JSON."""
 
-    max_workers: Annotated[
-        int, Field(ge=1, description="Executions at one time, each in a sandbox of its own")
-    ] = 4
+    max_workers: Annotated[int, Field(ge=1, description="Executions at one time, each in a sandbox of its own")] = 4
     reuse_sandboxes: Annotated[
         bool, Field(description="Keep a worker's sandbox; each execution still has its own process")
     ] = False
@@ -261,9 +255,7 @@ class Options(CodeParameters):
     ] = None
     shards: Annotated[
         Annotated[int, Field(ge=1)] | Literal["auto"] | None,
-        Field(
-            description="Flow runs on the workers that the executions are shared out to, or auto; by default none"
-        ),
+        Field(description="Flow runs on the workers that the executions are shared out to, or auto; by default none"),
     ] = None
     max_failures: Annotated[
         float | None,
@@ -273,15 +265,15 @@ class Options(CodeParameters):
             description="Failed executions, or below 1 a share of all, after which no more are begun",
         ),
     ] = None
-    cache_results: Annotated[
-        bool, Field(description="Take results of identical executions of earlier flow runs")
-    ] = False
+    cache_results: Annotated[bool, Field(description="Take results of identical executions of earlier flow runs")] = (
+        False
+    )
 
     def build_preparation(self) -> Preparation | None:
         """Return the code that runs first in each sandbox, None without any. Raises ConfigurationError."""
         return Preparation.from_parameters(self.prepare, self.prepare_timeout, self.prepare_seed)
 
-    def locate_ledger(self, run_ledger: PathOrLocation | None) -> PathOrLocation | None:
+    def locate_ledger(self, run_ledger: L) -> PathOrLocation | L:
         """Return the place of the results, by default that of the run. Raises ConfigurationError."""
         return run_ledger if self.results_path is None else locate_ledger(self.results_path)
 

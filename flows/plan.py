@@ -14,6 +14,7 @@ from .parameters import Options
 if TYPE_CHECKING:
     from .engine.job import Job
 
+
 @dataclass(frozen=True, slots=True)
 class Outcomes:
     """Every execution's outcome, in order, and where they are written."""

@@ -105,7 +105,7 @@ def define_flow(model: Callable[P, FlowParameters[R]]) -> BatchFlow[P, Coroutine
     """Return the Prefect flow of a parameter model: its constructor's signature is the flow's.
 
     Args:
-        model: A class below `FlowParameters`, made by `define_parameters`.
+        model: A class below `FlowParameters`, a pydantic dataclass.
     """
     parameters: type[FlowParameters[Any]] = model  # type: ignore[assignment]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field
+from pydantic.dataclasses import dataclass as parameter_model
 
 from ..blocks.storage.location import PathOrLocation
 from ..sandbox.errors import ConfigurationError, RlmBatchError
@@ -20,7 +21,7 @@ from ..tasks.ledger.run_record import ReportSpec
 from .inputs.conversion import PathText
 from .inputs.host_paths import check_input_path
 from .inputs.tables import Report as ProgressReport
-from .parameters import CommandLineForm, CommonParameters, FlowParameters, define_parameters
+from .parameters import CommandLineForm, CommonParameters, FlowParameters
 from .plan import Outcomes, Plan
 from .reporting.report import describe_cached, describe_usage
 from .reports import Report
@@ -99,7 +100,7 @@ class RlmAnswer(Report):
         return escape_text(self.answer, keep=LINE_CHARACTERS)
 
 
-@define_parameters
+@parameter_model(frozen=True)
 class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
     """Answer a question over a context of any length, with a recursive language model in a sandbox.
 
@@ -110,9 +111,7 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
     is, and `answered` is False. Raises ConfigurationError before anything runs.
     """
 
-    query: Annotated[
-        str, Field(min_length=1, description="The question"), CommandLineForm(is_argument=True)
-    ]
+    query: Annotated[str, Field(min_length=1, description="The question"), CommandLineForm(is_argument=True)]
     language_model: Annotated[
         str,
         Field(description="A model in LiteLLM's naming, or a saved block such as language-model/NAME"),
@@ -126,15 +125,15 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
         Field(description="A file that has it instead"),
         CommandLineForm("path", "A file that has it instead; UTF-8, of any length"),
     ] = None
-    context_volume_path: Annotated[
-        PathText | None, Field(description="Its path on the provider's volume instead")
-    ] = None
+    context_volume_path: Annotated[PathText | None, Field(description="Its path on the provider's volume instead")] = (
+        None
+    )
     _: KW_ONLY
     # A conversation takes longer than an execution of plain code.
     timeout: Annotated[float, Field(gt=0, description="Seconds for each execution")] = 600
-    cache_results: Annotated[
-        bool, Field(description="Take results of identical executions of earlier flow runs")
-    ] = False
+    cache_results: Annotated[bool, Field(description="Take results of identical executions of earlier flow runs")] = (
+        False
+    )
 
     flow_name = "rlm"
     summary = "Answer a question over a long text, with a recursive language model whose Python runs in a sandbox."

@@ -12,11 +12,11 @@ from ..sandbox.errors import RlmBatchError
 from ..tasks.ledger.result_index import get_results_root
 from ..tasks.tracing import trace_flow_run
 from .engine.context import resolve_provider_with_volume
-from .listener import FlowListener
 from .engine.failures import raise_failures
 from .engine.job import execute_items, open_job
 from .engine.results.result_reference import with_reference
 from .inputs.spilling import spill_long_parameters
+from .listener import FlowListener
 from .parameters import FlowParameters
 from .plan import Plan
 from .prefect_server import embedded_server
@@ -72,7 +72,7 @@ async def call_flow(
 async def _check_before_start(plan: Plan, state: RunState) -> None:
     """Check the provider and the model, unless they are blocks on the server. Raises ConfigurationError."""
     options = plan.options
-    if "/" not in options.provider:
+    if "/" not in str(options.provider):
         state.provider = await resolve_provider_with_volume(options, plan.volume_name)
         state.environment = await state.provider.check()
     if options.language_model is not None and not is_saved_model(options.language_model):

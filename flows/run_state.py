@@ -10,8 +10,8 @@ from .plan import Plan
 
 if TYPE_CHECKING:
     from ..blocks.provider import SandboxProvider
-    from .listener import FlowListener
     from .engine.run_outcome import RunOutcome
+    from .listener import FlowListener
     from .parameters import FlowParameters
     from .reports import Report
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
+from pydantic.dataclasses import dataclass as parameter_model
 
 from ..blocks.storage.location import PathOrLocation
 from ..sandbox.errors import ConfigurationError
@@ -15,7 +16,7 @@ from .inputs.conversion import Code, Items
 from .inputs.readers import check_variables
 from .inputs.spilling import read_code_reference, read_codes
 from .inputs.tables import Report as ProgressReport
-from .parameters import CodeParameters, CommandLineForm, FlowParameters, define_parameters
+from .parameters import CodeParameters, CommandLineForm, FlowParameters
 from .plan import Outcomes, Plan
 from .reports import OutcomesReport
 
@@ -30,7 +31,7 @@ class SequenceReport(OutcomesReport):
     expects_fields: ClassVar[bool] = False
 
 
-@define_parameters
+@parameter_model(frozen=True)
 class SequenceParameters(CodeParameters, FlowParameters[Sequence[Outcome]]):
     """Run the steps in order in one sandbox, and return their results in order.
 
@@ -97,7 +98,9 @@ async def execute_steps(job: "Job") -> None:
     # Results of some steps are of no use: the state that the others build on is not in the ledger.
     results = [job.cache.find_result(execution) for execution in executions]
     is_complete = all(result is not None for result in results)
-    await job.executor.execute_all(iter(executions), lambda execution: results[execution.index] if is_complete else None)
+    await job.executor.execute_all(
+        iter(executions), lambda execution: results[execution.index] if is_complete else None
+    )
     if failed := job.store.failures:
         job.skip(executions, f"step {failed[0].meta.index} failed, and the steps after it build on it")
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import Field
+from pydantic.dataclasses import dataclass as parameter_model
 
 from ..blocks.storage.location import PathOrLocation
 from ..sandbox.errors import ConfigurationError
@@ -16,7 +17,7 @@ from .inputs.conversion import Code, GridValues, Items, PathText, SpaceValues, V
 from .inputs.readers import Grid, Inputs, check_variables, get_column_types, read_points, resolve_types_of
 from .inputs.spilling import read_text_reference
 from .inputs.tables import Report as ProgressReport
-from .parameters import CommandLineForm, FlowParameters, Options, Types, define_parameters
+from .parameters import CommandLineForm, FlowParameters, Options, Types
 from .plan import CodeForEach, Outcomes, Plan
 from .reporting.summary import BestTrial, ParetoFront, is_nonfinite, is_score
 from .reporting.table import BEST_MARK, PARETO_MARK
@@ -76,7 +77,7 @@ class SweepReport(Report):
         return build_study(self.trials, objectives, self.space, storage=storage, name=name)
 
 
-@define_parameters
+@parameter_model(frozen=True)
 class SweepParameters(Options, FlowParameters[SweepReport]):
     """Run the code once for each point of the space, with the point's variables, and report the best trial.
 
@@ -138,9 +139,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         str,
         Field(min_length=1, description="random, tpe, or the import path of another, as optuna.samplers:NSGAIISampler"),
     ] = DEFAULT_SAMPLER
-    seed: Annotated[
-        int, Field(description="What the sampler draws from, with the number of each trial")
-    ] = DEFAULT_SEED
+    seed: Annotated[int, Field(description="What the sampler draws from, with the number of each trial")] = DEFAULT_SEED
     pruner: Annotated[
         str | None, Field(description="median or asha: ends trials by what they report; by default none")
     ] = None

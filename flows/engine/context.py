@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,6 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Usage
 from ...tasks.capacity.slots import Slots, open_slots
-from ...tasks.execution import Execution
 from ...tasks.host_tools import Tool, load_tools
 from ...tasks.lane import Lane
 from ...tasks.ledger.answer_ledger import AnswerLedger, make_answer_index

@@ -27,13 +27,13 @@ from ...tasks.ledger.run_record import RunRecord
 from ...tasks.ledger.shard_store import ShardStore
 from ...tasks.tracing import set_run_totals
 from ..inputs.host_paths import locate_ledger
+from ..listener import FlowListener
 from ..plan import Outcomes, Plan
 from ..run_state import RunState
 from ..sharding.coordinator import ShardingExecutor
 from ..sharding.work_pool import plan_shards
 from .artifacts import ArtifactPublisher
 from .context import Log, RunContext, open_capacity, open_run_context, resolve_provider_with_volume
-from ..listener import FlowListener
 from .events import OutcomeRecorder
 from .executor import Executor, LaneExecutor
 from .failures import describe_rerun
@@ -113,7 +113,9 @@ async def open_job(plan: Plan, state: RunState) -> AsyncIterator[Job]:
         else:
             environment = f"isolation: {state.environment or await provider.check()}"
         is_own_ledger = options.results_path is None
-        ledger = Ledger(get_results_root() / flow_run.id if is_own_ledger else locate_ledger(options.results_path or ""))
+        ledger = Ledger(
+            get_results_root() / flow_run.id if is_own_ledger else locate_ledger(options.results_path or "")
+        )
         context = await open_run_context(provider, options, plan.label, ledger, total)
         # Shards check the model's first call on their own machines.
         if context.model_access is not None and shard_plan is None and not state.is_model_checked:
@@ -193,9 +195,7 @@ def _make_record(plan: Plan, provider: str, results_path: str) -> RunRecord:
     )
 
 
-async def _open_cache(
-    plan: Plan, context: RunContext, store: MemoryStore | ShardStore, *, is_own: bool
-) -> ResultCache:
+async def _open_cache(plan: Plan, context: RunContext, store: MemoryStore | ShardStore, *, is_own: bool) -> ResultCache:
     """Return the results from before: those of the ledger, and with `cache_results` those of every ledger.
 
     Args:

@@ -60,8 +60,8 @@ SUBMIT(x=x)
         def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
             (tmp_path / "failed").touch()
 
-    run = batch.with_listener(Listener())
-    outcomes = await run(code, inputs(9), provider="local:none", max_failures=1, max_workers=3, on_failure="return")
+    parameters: dict[str, Any] = {"provider": "local:none", "max_failures": 1, "max_workers": 3, "on_failure": "return"}
+    outcomes = await run_with_listener(batch, Listener(), code, inputs(9), **parameters)
     assert [type(outcome) for outcome in outcomes[:3]] == [Failure, Result, Result]
     assert [type(outcome.error) for outcome in outcomes[3:]] == [NotRun] * 6
 
@@ -106,7 +106,7 @@ async def test_a_sweep_and_a_chunked_job_end_early_too(volumes) -> None:
 @pytest.mark.full
 async def test_a_word_comes_at_once_where_the_first_executions_all_fail_alike(caplog) -> None:
     heard = Warnings()
-    await batch.with_listener(heard)("import nosuch", inputs(30), on_failure="return")
+    await run_with_listener(batch, heard, "import nosuch", inputs(30), on_failure="return")
     (warning,) = heard.texts
     assert "the first 3 executions that ended all failed alike" in warning
     assert "No module named 'nosuch'" in warning
@@ -116,10 +116,10 @@ async def test_a_word_comes_at_once_where_the_first_executions_all_fail_alike(ca
     assert "30 executions failed with CodeError ModuleNotFoundError" in lines
 
     heard = Warnings()
-    await batch.with_listener(heard)(
-        "raise [KeyError, ValueError][x % 2]", inputs(6), max_workers=1, on_failure="return"
+    await run_with_listener(
+        batch, heard, "raise [KeyError, ValueError][x % 2]", inputs(6), max_workers=1, on_failure="return"
     )
-    await batch.with_listener(heard)("raise KeyError", inputs(3), on_failure="return")  # its end tells
+    await run_with_listener(batch, heard, "raise KeyError", inputs(3), on_failure="return")  # its end tells
     assert heard.texts == []
 
 
