@@ -38,6 +38,14 @@ pytestmark = pytest.mark.anyio
 
 SECRET = "a-secret-of-the-host"
 ALLOWED = "RLM_BATCH_ALLOWED_PATHS"
+
+
+def read_context(path: str) -> str:
+    """Return the context that the rlm flow would upload."""
+    parameters = RlmParameters.parse({"query": "Which?", "language_model": "m", "context_file": path})
+    return parameters.make_plan().uploads["context.txt"].read_text()
+
+
 # What a flow does with a path of each parameter.
 READERS: dict[str, Callable[[str], Any]] = {
     "inputs": lambda path: plan_batch("SUBMIT(id)", path),
@@ -46,14 +54,8 @@ READERS: dict[str, Callable[[str], Any]] = {
     "data": lambda path: list(build_chunks(None, path, 2)),
     "code": lambda path: plan_batch(f"@{path}"),
     "steps": lambda path: plan_steps(f"@{path}"),
-    "context_file": lambda path: read_context(path),
+    "context_file": read_context,
 }
-
-
-def read_context(path: str) -> str:
-    """Return the context that the rlm flow would upload."""
-    parameters = RlmParameters.parse({"query": "Which?", "language_model": "m", "context_file": path})
-    return parameters.make_plan().uploads["context.txt"].read_text()
 
 
 @pytest.fixture

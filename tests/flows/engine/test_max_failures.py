@@ -48,6 +48,8 @@ async def test_what_is_under_way_is_finished(tmp_path: Path) -> None:
     """The first fails when two others have begun, which go on when the run has heard of it."""
     code = f"""
 import os, time
+
+from ...infra.listening import run_with_listener
 os.chdir({str(tmp_path)!r})
 open(f"begun-{{x}}", "w").close()
 while not (all(map(os.path.exists, ("begun-1", "begun-2"))) if x == 0 else os.path.exists("failed")):

@@ -13,6 +13,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from rlm_batch import ConfigurationError, batch, chunks, sequence, sweep
 from rlm_batch.flows.inputs.spilling import read_text_reference
 
+from ...infra.planning import plan_batch, plan_steps
 from ..conftest import find_run_id
 
 

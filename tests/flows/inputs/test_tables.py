@@ -20,6 +20,8 @@ from rlm_batch import ConfigurationError
 from rlm_batch.flows.batch import BatchParameters
 from rlm_batch.flows.inputs.readers import InputFile, build_chunks, read_inputs, read_points
 
+from ...infra.planning import plan_points
+
 
 def read(folder: Path, data: str | bytes, types: Any = None) -> list[Any]:
     file = folder / "in.csv"
