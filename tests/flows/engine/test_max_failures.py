@@ -9,6 +9,8 @@ from rlm_batch import CodeError, ConfigurationError, ExecutionsFailed, Failure, 
 from rlm_batch.flows.listener import FlowListener
 from rlm_batch.sandbox.result import Outcome
 
+from ...infra.listening import run_with_listener
+
 pytestmark = pytest.mark.anyio
 
 ODD_FAILS = "if x % 2: raise KeyError(x)\nSUBMIT(x=x)"
@@ -49,7 +51,6 @@ async def test_what_is_under_way_is_finished(tmp_path: Path) -> None:
     code = f"""
 import os, time
 
-from ...infra.listening import run_with_listener
 os.chdir({str(tmp_path)!r})
 open(f"begun-{{x}}", "w").close()
 while not (all(map(os.path.exists, ("begun-1", "begun-2"))) if x == 0 else os.path.exists("failed")):
