@@ -1,13 +1,14 @@
-"""What a batch costs beside plain thread pools: the same executions, in one run.
+"""The cost of a batch beside plain thread pools: the same executions, in one run.
 
     python benchmarks/batch.py [--executions 500] [--workers 4] [--long 10000] [--isolation auto]
 
-A Prefect server with the settings that we ship runs as a process of its own. Each way is measured `--rounds` times, in
-turns, each when the server is idle: until it returns, and until the server shows all of its task runs as completed. The
-peers are pools of as many threads: each execution a new Python and nothing around it; the same in bubblewrap, to which
-the ratios are (without bubblewrap to the first); and a sandbox of ours. Task runs that do nothing, as many at once, are
-what Prefect costs by itself. CPU is for each execution: the program's, the server's, and what else the machine did,
-which is the sandboxes. The line below the table is one long batch in reused sandboxes, with what the process grew by.
+A Prefect server with the settings that we ship runs as a process of its own. Each way runs `--rounds` times, in turns,
+and starts when the server is idle. Two times are taken: until the way returns, and until the server shows all of its
+task runs as completed. The peers are pools of as many threads. Their executions are a new Python; a new Python in
+bubblewrap, to which the ratios are (without bubblewrap to the first); and a sandbox of ours. Task runs that do nothing,
+as many at once, are Prefect's own cost. CPU is for each execution: the program's, the server's, and the rest of the
+machine's, which is the sandboxes'. The last line is one long batch in reused sandboxes, with the memory that the
+process gained.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ WALLS += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", 
 
 @dataclass
 class Sample:
-    """What one measurement took: seconds until it returned and until the server showed it; CPU seconds."""
+    """One measurement: seconds until the way returned and until the server showed it, and CPU seconds."""
 
     seconds: float
     recorded: float
@@ -58,7 +59,7 @@ class Sample:
 
     @property
     def sandboxes(self) -> float:
-        """CPU seconds of everything but the program and the server."""
+        """Return the CPU seconds of everything but the program and the server."""
         return self.machine - self.client - self.server
 
 
@@ -71,7 +72,7 @@ class Way:
 
 
 def run_processes(command: list[str], executions: int, workers: int) -> None:
-    """A peer: a thread pool, and for each execution a process that is given its number."""
+    """Run a peer: a thread pool, and a process for each execution, with its number as the argument."""
 
     def run_one(x: int) -> int:
         done = subprocess.run([*command, str(x)], stdin=subprocess.DEVNULL, capture_output=True, check=True)
@@ -82,7 +83,7 @@ def run_processes(command: list[str], executions: int, workers: int) -> None:
 
 
 def run_sandboxes(executions: int, workers: int, isolation: Any) -> None:
-    """A peer: a thread pool over sandboxes, one for each execution."""
+    """Run a peer: a thread pool, and a sandbox for each execution."""
 
     def run_one(x: int) -> int:
         with LocalInterpreter(isolation=isolation) as interpreter:
@@ -93,7 +94,7 @@ def run_sandboxes(executions: int, workers: int, isolation: Any) -> None:
 
 
 def run_empty_tasks(executions: int, workers: int) -> None:
-    """Task runs that do nothing."""
+    """Run a flow with task runs that do nothing but add one."""
     from prefect import flow, task
 
     @task
@@ -114,7 +115,7 @@ def run_empty_tasks(executions: int, workers: int) -> None:
 
 
 def run_batch(executions: int, workers: int, isolation: str, **options: Any) -> None:
-    """The flow."""
+    """Run the flow `batch`."""
     provider = "local" if isolation == "auto" else f"local:{isolation}"
     inputs = [{"x": x} for x in range(executions)]
     results = asyncio.run(batch(CODE, inputs=inputs, provider=provider, max_workers=workers, **options))
@@ -122,9 +123,9 @@ def run_batch(executions: int, workers: int, isolation: str, **options: Any) -> 
 
 
 def wait_until_idle(pid: int) -> None:
-    """Waits until a process takes less than a fifth of a processor, two minutes at most.
+    """Wait until a process takes less than a fifth of a processor, two minutes at most.
 
-    The server has events to write long after it shows the task runs that they are of, which the next sample would pay.
+    The server writes events long after it shows their task runs. The next sample would pay for that.
     """
     until = time.monotonic() + 120
     while time.monotonic() < until:
@@ -135,7 +136,7 @@ def wait_until_idle(pid: int) -> None:
 
 
 def measure(way: Way, server: PrefectServer) -> Sample:
-    """One sample, which ends when the server shows its task runs."""
+    """Take one sample, which ends when the server shows the task runs."""
     assert server.pid is not None
     wait_until_idle(server.pid)
     shown = count_completed(server.url)
@@ -145,9 +146,9 @@ def measure(way: Way, server: PrefectServer) -> Sample:
     seconds = time.perf_counter() - begun
     client = time.process_time() - client
     until = time.monotonic() + 120
-    while (found := count_completed(server.url) - shown) < way.task_runs:
+    while (completed := count_completed(server.url) - shown) < way.task_runs:
         if time.monotonic() > until:
-            raise TimeoutError(f"of {way.task_runs} task runs the server has recorded {found}")
+            raise TimeoutError(f"of {way.task_runs} task runs the server has recorded {completed}")
         time.sleep(0.05)
     recorded = time.perf_counter() - begun
     of_server = read_process_seconds(server.pid) - of_server
@@ -155,7 +156,7 @@ def measure(way: Way, server: PrefectServer) -> Sample:
 
 
 def build_ways(count: int, workers: int, isolation: str) -> dict[str, Way]:
-    """The ways by their names, the peer of the ratios first."""
+    """Return the ways by name; the ratios are to the first."""
     bare = [sys.executable, "-I", "-S", "-c", BARE_CODE]
     ways = {"bare pool": Way(lambda: run_processes(bare, count, workers))}
     if bubblewrap := shutil.which("bwrap"):
@@ -170,8 +171,8 @@ def build_ways(count: int, workers: int, isolation: str) -> dict[str, Way]:
     }
 
 
-def build_table(found: dict[str, list[Sample]], count: int, title: str) -> Table:
-    """The medians, beside the first of the ways."""
+def build_table(ways: dict[str, list[Sample]], count: int, title: str) -> Table:
+    """Return a table of the medians and of their ratios to the first way."""
     table = Table(title=title, box=None)
     for name in ("", "seconds", "ratio", "shown", "ratio", "client", "server", "sandboxes"):
         table.add_column(name, justify="left" if not name else "right")
@@ -179,8 +180,8 @@ def build_table(found: dict[str, list[Sample]], count: int, title: str) -> Table
     def compute_median(samples: list[Sample], name: str) -> float:
         return statistics.median(getattr(sample, name) for sample in samples)
 
-    peer = compute_median(next(iter(found.values())), "seconds")
-    for name, samples in found.items():
+    peer = compute_median(next(iter(ways.values())), "seconds")
+    for name, samples in ways.items():
         seconds, shown = compute_median(samples, "seconds"), compute_median(samples, "recorded")
         times = [f"{seconds:.2f}", f"{seconds / peer:.2f}", f"{shown:.2f}", f"{shown / peer:.2f}"]
         parts = (compute_median(samples, part) for part in ("client", "server", "sandboxes"))
@@ -200,14 +201,14 @@ def _make_client(url: str) -> SyncPrefectClient:
 
 
 def read_memory() -> float:
-    """This process's resident memory, in MB."""
+    """Return the resident memory of this process, in MB."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def main() -> None:
-    """Measures, and prints the table."""
+    """Measure every way, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--executions", type=int, default=500)
     parser.add_argument("--workers", type=int, default=4)
@@ -221,14 +222,14 @@ def main() -> None:
         from prefect.settings import PREFECT_API_URL, temporary_settings
 
         with temporary_settings({PREFECT_API_URL: server.url}):
-            run_batch(workers, workers, isolation)  # imports, and the probe of the isolation
+            run_batch(workers, workers, isolation)  # It imports modules and probes the isolation.
             ways = build_ways(count, workers, isolation)
-            found: dict[str, list[Sample]] = {name: [] for name in ways}
+            samples: dict[str, list[Sample]] = {name: [] for name in ways}
             for _ in range(arguments.rounds):
                 for name, way in ways.items():
-                    found[name].append(measure(way, server))
+                    samples[name].append(measure(way, server))
             title = f"{count} executions, {workers} workers: medians of {arguments.rounds}; CPU for each execution"
-            Console(width=120).print(build_table(found, count, title))
+            Console(width=120).print(build_table(samples, count, title))
             if arguments.long:
                 before = read_memory()
                 long = Way(lambda: run_batch(arguments.long, workers, isolation, **REUSED), -(-arguments.long // 50))

@@ -1,13 +1,13 @@
-"""How long code waits for its sandbox: our interpreter on each level beside unisolated peers, in one interleaved run.
+"""The time that code waits for its sandbox: our interpreter on each level beside unisolated peers, in one run.
 
     python benchmarks/interpreter.py [--rounds 40]
 
-Rows: the time to the first answer of a new interpreter; a warm call that keeps its state; a call from the code to a
-function of the host and back; a call with a variable of 1 MiB; a stateless execution, forked in a warm sandbox; the
-same, forked of a process that has prepared. The peers are `dspy.LocalInterpreter`, a subprocess that isolates nothing
-(it has no stateless execution), and a bare worker of a dozen lines over two pipes. Medians in milliseconds, and ratios
-to dspy's: 1.0 or less is no slower. The last rows are how many new interpreters a second answer and are shut down, on
-one core with nothing beside them, and on all.
+Rows, as medians in milliseconds: the first answer of a new interpreter; a warm call that keeps its state; a call from
+the code to a function of the host and back; a call with a variable of 1 MiB; a stateless execution, forked in a warm
+sandbox; the same, forked from a process that has prepared. The peers are `dspy.LocalInterpreter`, a subprocess without
+isolation and without stateless executions, and a bare worker of a dozen lines over two pipes. Ratios are to dspy's: 1.0
+or less is no slower. The last rows count the new interpreters that answer and shut down in a second, on one core and on
+all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 BIG = "x" * (1 << 20)
 LEVELS = ("bubblewrap", "landlock", "none")
 FRESH_SECONDS = 5.0
-CALLS = 50  # host calls in one execution, whose own time is spread over them
+CALLS = 50  # calls of the host in one execution, which share its own time
 WORKER = """
 import json, sys
 names = {}
@@ -55,7 +55,7 @@ for line in sys.stdin:
 
 
 class PipeWorker:
-    """A worker process, and nothing around it: what any interpreter could reach."""
+    """A worker process with nothing around it: the least that an interpreter can cost."""
 
     def start(self) -> None:
         self._process = subprocess.Popen(
@@ -82,43 +82,43 @@ class PipeWorker:
 
 
 def echo(value: Any) -> Any:
-    """The host's function that the code calls."""
+    """Return the value: the function of the host that the code calls."""
     return value
 
 
-def ours(level: str) -> SyncInterpreter:
-    """Our interpreter on a level, with the probe that the first of a process makes already behind it."""
+def make_ours(level: str) -> SyncInterpreter:
+    """Return our interpreter on a level; `list_usable_levels` has probed the level already."""
     provider = LocalSandbox(isolation=level)  # type: ignore[arg-type]
     return SyncInterpreter(lambda: provider.open({}), tools={"echo": echo})
 
 
-def timed(work: Callable[[], Any]) -> float:
-    """Milliseconds that it takes."""
+def time_work(work: Callable[[], Any]) -> float:
+    """Return the milliseconds that the work takes."""
     begun = time.perf_counter()
     work()
     return (time.perf_counter() - begun) * 1000
 
 
-def measure(make: Callable[[], Any], rounds: int, found: dict[str, list[float]]) -> None:
-    """One interleaved round of every row but the stateless one."""
+def measure_calls(make: Callable[[], Any], rounds: int, samples: dict[str, list[float]]) -> None:
+    """Add one round of every row but the stateless ones to the samples."""
     interpreter = make()
 
     def first() -> None:
         interpreter.start()
         interpreter.execute("x = 1")
 
-    found.setdefault("first answer", []).append(timed(first))
+    samples.setdefault("first answer", []).append(time_work(first))
     for _ in range(rounds):
-        found.setdefault("warm call", []).append(timed(lambda: interpreter.execute("x += 1")))
-    host = timed(lambda: interpreter.execute(f"for _ in range({CALLS}): echo(1)"))
-    found.setdefault("host call", []).append(host / CALLS)
+        samples.setdefault("warm call", []).append(time_work(lambda: interpreter.execute("x += 1")))
+    milliseconds = time_work(lambda: interpreter.execute(f"for _ in range({CALLS}): echo(1)"))
+    samples.setdefault("host call", []).append(milliseconds / CALLS)
     for _ in range(3):
-        found.setdefault("1 MiB variable", []).append(timed(lambda: interpreter.execute("x = 1", {"v": BIG})))
+        samples.setdefault("1 MiB variable", []).append(time_work(lambda: interpreter.execute("x = 1", {"v": BIG})))
     interpreter.shutdown()
 
 
 def count_fresh(name: str, cores: int) -> float:
-    """New interpreters a second: each answers once and is shut down, in a thread for each core."""
+    """Return how many new interpreters answer once and shut down in a second, in a thread for each core."""
     done = subprocess.run(
         [sys.executable, __file__, "--fresh", name, "--cores", str(cores)], capture_output=True, text=True, check=True
     )
@@ -126,7 +126,7 @@ def count_fresh(name: str, cores: int) -> float:
 
 
 def print_fresh(make: Callable[[], Any], cores: int) -> None:
-    """Prints that number, for this process, which has so many cores from here on, as what it starts has."""
+    """Print that number for this process, which from here on uses so many cores, as do its children."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     counts: list[int] = []
 
@@ -140,7 +140,7 @@ def print_fresh(make: Callable[[], Any], cores: int) -> None:
             count += 1
         counts.append(count)
 
-    run_until(time.perf_counter() + 0.5)  # imports, and what the first of a process starts
+    run_until(time.perf_counter() + 0.5)  # The first one imports modules and starts a zygote.
     counts.clear()
     begun = time.perf_counter()
     threads = [threading.Thread(target=run_until, args=(begun + FRESH_SECONDS,)) for _ in range(cores)]
@@ -151,34 +151,34 @@ def print_fresh(make: Callable[[], Any], cores: int) -> None:
     print(sum(counts) / (time.perf_counter() - begun))
 
 
-async def stateless(level: str, rounds: int, prepare: Preparation | None = None) -> list[float]:
-    """Milliseconds of stateless executions in one warm sandbox."""
-    found: list[float] = []
+async def measure_stateless(level: str, rounds: int, prepare: Preparation | None = None) -> list[float]:
+    """Return the milliseconds of stateless executions in one warm sandbox."""
+    samples: list[float] = []
     async with LocalSandbox(isolation=level).interpreter(prepare=prepare) as interpreter:  # type: ignore[arg-type]
         await interpreter.execute("SUBMIT(x=1)")
         await asyncio.sleep(0.2)
         for _ in range(rounds):
             begun = time.perf_counter()
             await interpreter.execute("SUBMIT(x=1)")
-            found.append((time.perf_counter() - begun) * 1000)
-    return found
+            samples.append((time.perf_counter() - begun) * 1000)
+    return samples
 
 
-def usable() -> list[str]:
-    """The levels that this machine has; `none` is there for comparison."""
-    found: list[str] = []
+def list_usable_levels() -> list[str]:
+    """Return the levels that this machine has; `none` is for comparison."""
+    levels: list[str] = []
     for level in LEVELS:
         try:
             asyncio.run(LocalSandbox(isolation=level).check())  # type: ignore[arg-type]
         except ConfigurationError as error:
             print(f"{level} is left out: {error}", file=sys.stderr)
         else:
-            found.append(level)
-    return found
+            levels.append(level)
+    return levels
 
 
 def main() -> None:
-    """Measures, and prints the table."""
+    """Measure every interpreter, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40, help="interpreters of each kind")
     parser.add_argument(
@@ -190,32 +190,32 @@ def main() -> None:
     makers: dict[str, Callable[[], Any]] = {
         "dspy": lambda: dspy.LocalInterpreter(tools={"echo": echo}),
         "pipe worker": PipeWorker,
-        **{level: lambda level=level: ours(level) for level in LEVELS},
+        **{level: lambda level=level: make_ours(level) for level in LEVELS},
     }
     if arguments.fresh is not None:
         print_fresh(makers[arguments.fresh], arguments.cores)
         return
-    levels = usable()
+    levels = list_usable_levels()
     makers = {name: make for name, make in makers.items() if name not in LEVELS or name in levels}
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in makers}
+    samples: dict[str, dict[str, list[float]]] = {name: {} for name in makers}
     for _ in range(rounds):
         for name, make in makers.items():
-            measure(make, 20, found[name])
+            measure_calls(make, 20, samples[name])
     for level in levels:
-        found[level]["stateless"] = asyncio.run(stateless(level, 20 * rounds))
-        found[level]["prepared"] = asyncio.run(stateless(level, 20 * rounds, Preparation("import decimal")))
+        samples[level]["stateless"] = asyncio.run(measure_stateless(level, 20 * rounds))
+        samples[level]["prepared"] = asyncio.run(measure_stateless(level, 20 * rounds, Preparation("import decimal")))
     table = Table(title=f"Interpreters: medians of {rounds} rounds, ms (ratio to dspy)", box=None)
     table.add_column("")
     for name in makers:
         table.add_column(name, justify="right")
     for row in ("first answer", "warm call", "host call", "1 MiB variable", "stateless", "prepared"):
         cells = [row]
-        peer = statistics.median(found["dspy"][row]) if row in found["dspy"] else None
-        for samples in found.values():
-            if row not in samples:
+        peer = statistics.median(samples["dspy"][row]) if row in samples["dspy"] else None
+        for rows in samples.values():
+            if row not in rows:
                 cells.append("")
                 continue
-            median = statistics.median(samples[row])
+            median = statistics.median(rows[row])
             cells.append(f"{median:.2f}" + (f" ({median / peer:.2f})" if peer else ""))
         table.add_row(*cells)
     for cores in sorted({1, len(os.sched_getaffinity(0))}):

@@ -1,4 +1,4 @@
-"""The CPU seconds that this machine, or a process with what it has started, has used so far."""
+"""CPU seconds that this machine, or a process and its children, have used so far."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def read_machine_seconds() -> float:
-    """Of all of the machine's processes together, the kernel's own work among it."""
+    """Return the CPU seconds of all processes of the machine, with the kernel's own work."""
     words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(int, words)
     return (user + nice + system + interrupts + soft + stolen) / TICKS_PER_SECOND
 
 
 def read_process_seconds(pid: int) -> float:
-    """Of a process and those below it, those that have ended among them."""
+    """Return the CPU seconds of a process and of all processes below it, also of those that have ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     used = sum(map(int, fields[11:15])) / TICKS_PER_SECOND
     for path in Path(f"/proc/{pid}/task").glob("*/children"):

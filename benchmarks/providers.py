@@ -1,14 +1,14 @@
-"""What a sandbox for each execution costs on a provider: `batch` beside the obvious script over the provider's SDK.
+"""The cost of a sandbox for each execution on a remote provider: `batch` beside the plain script over the SDK.
 
     python benchmarks/providers.py [--executions 60] [--workers 20] [--boots 0.09,1] [--round-trip 0.05] [--rounds 5]
 
-The provider is the local stand-in of the tests, in a process of its own, told to take that many seconds for a sandbox
-to boot, and `--round-trip` seconds before it begins with any call. The script is coroutines over the SDK's asynchronous
-client: create, run, delete. `tasks` are that script's calls, each a task of a Prefect flow: what it costs that Prefect
-shows each execution, and nothing else. `batch` runs against the same Prefect server, with the settings that we ship.
-Each way is measured `--rounds` times, in turns; the ratio is to the script, and the ideal is what the boots alone take.
-Calls are those that one execution makes at the provider. CPU is for each execution: this process's, client and flow,
-and the whole machine's, with the stand-in, the sandboxes, the Prefect server, and whatever else runs.
+The provider is the local stand-in of the tests, in a process of its own. A sandbox takes the seconds of `--boots` to
+boot, and each call waits for `--round-trip` seconds first. The script is coroutines over the SDK's asynchronous client:
+create, run, delete. `tasks` are that script's calls, each a task of a Prefect flow: the cost of Prefect's record alone.
+`batch` runs against the same Prefect server, with the settings that we ship. Each way runs `--rounds` times, in turns;
+the ratio is to the script, and the ideal is the time of the boots alone. Calls are those of one execution at the
+provider. CPU is for each execution: this process's, which has client and flow, and the whole machine's, with the
+stand-in, the sandboxes, the Prefect server, and whatever else runs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Call = Callable[[int], Awaitable[int]]
 
 @dataclass(frozen=True)
 class Provider:
-    """A provider to measure: its stand-in, which takes seconds for a boot and for a round trip, and its script."""
+    """A provider to measure: its stand-in, by the seconds of a boot and of a round trip, and its script."""
 
     name: str
     standin: Callable[[float, float], contextlib.AbstractContextManager[Standin]]
@@ -55,22 +55,22 @@ class Provider:
 
 @dataclass(frozen=True)
 class Standin:
-    """A stand-in that runs, as it is asked here."""
+    """A running stand-in."""
 
     read_state: Callable[[], dict[str, Any]]
 
     def count_calls(self) -> int:
-        """How many calls it has had."""
+        """Return how many calls it has answered."""
         return sum(self.read_state()["counts"].values())
 
     def count_sandboxes(self) -> int:
-        """How many sandboxes it has."""
+        """Return how many sandboxes it has."""
         return len(self.read_state()["sandboxes"])
 
 
 @dataclass
 class Way:
-    """What was measured of one way."""
+    """The samples of one way."""
 
     seconds: list[float] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
@@ -78,11 +78,8 @@ class Way:
     machine: list[float] = field(default_factory=list)
 
 
-# ------------------------------------------------------------------------------------------------------------ providers
-
-
 def load_module(name: str, file: str) -> Any:
-    """A module of the stand-ins', under a name that is not an SDK's."""
+    """Return a module of the stand-ins, under a name that is not an SDK's."""
     spec = importlib.util.spec_from_file_location(name, TESTS / "standins" / file)
     assert spec is not None
     assert spec.loader is not None
@@ -93,7 +90,7 @@ def load_module(name: str, file: str) -> Any:
 
 @contextlib.contextmanager
 def run_daytona(boot: float, round_trip: float) -> Iterator[Standin]:
-    """The local Daytona; the environment leads the SDK to it."""
+    """Run the local Daytona, and lead the SDK to it by the environment."""
     module = load_module("standin_of_daytona", "daytona/running.py")
     with module.Running(boot_s=boot) as running:
         if round_trip:
@@ -104,7 +101,7 @@ def run_daytona(boot: float, round_trip: float) -> Iterator[Standin]:
 
 @contextlib.asynccontextmanager
 async def open_daytona() -> AsyncIterator[Call]:
-    """Create, run, delete."""
+    """Yield the script's call: create, run, delete."""
     from daytona import AsyncDaytona
 
     async with AsyncDaytona() as client:
@@ -121,7 +118,7 @@ async def open_daytona() -> AsyncIterator[Call]:
 
 @contextlib.contextmanager
 def run_modal(boot: float, round_trip: float) -> Iterator[Standin]:
-    """The local Modal; the environment leads the client to it."""
+    """Run the local Modal, and lead the client to it by the environment."""
     module = load_module("standin_process", "process.py")
     with module.StandinProcess("modal") as process:
         process.ask("set", boot_delay=boot)
@@ -133,7 +130,7 @@ def run_modal(boot: float, round_trip: float) -> Iterator[Standin]:
 
 @contextlib.asynccontextmanager
 async def open_modal() -> AsyncIterator[Call]:
-    """Create, run, terminate; the client, the app and the image are made once."""
+    """Yield the script's call: create, run, terminate. The client, the app and the image are made once."""
     import modal
 
     credentials = os.environ["MODAL_TOKEN_ID"], os.environ["MODAL_TOKEN_SECRET"]
@@ -158,11 +155,8 @@ async def open_modal() -> AsyncIterator[Call]:
 PROVIDERS = (Provider("daytona", run_daytona, open_daytona), Provider("modal", run_modal, open_modal))
 
 
-# ------------------------------------------------------------------------------------------------------------ measuring
-
-
 async def gather_calls(call: Call, executions: int, workers: int) -> None:
-    """Makes the calls, so many at once."""
+    """Make the calls, at most `workers` at once."""
     limit = asyncio.Semaphore(workers)
 
     async def make_call(x: int) -> int:
@@ -174,7 +168,7 @@ async def gather_calls(call: Call, executions: int, workers: int) -> None:
 
 
 def run_script(provider: Provider, executions: int, workers: int) -> None:
-    """In coroutines."""
+    """Run the script in coroutines."""
 
     async def run() -> None:
         async with provider.calls() as call:
@@ -184,7 +178,7 @@ def run_script(provider: Provider, executions: int, workers: int) -> None:
 
 
 def run_tasks(provider: Provider, executions: int, workers: int) -> None:
-    """In coroutines, each call a Prefect task."""
+    """Run the script in coroutines, each call as a Prefect task."""
     from prefect import flow, task
 
     @flow
@@ -196,14 +190,14 @@ def run_tasks(provider: Provider, executions: int, workers: int) -> None:
 
 
 def run_batch(provider: str, executions: int, workers: int) -> None:
-    """The same through the flow."""
+    """Run the same executions by the flow `batch`."""
     inputs = [{"x": x} for x in range(executions)]
     results = asyncio.run(batch("SUBMIT(y=x + 1)", inputs=inputs, provider=provider, max_workers=workers))
     assert [result.y for result in results] == list(range(1, executions + 1))
 
 
 def measure(way: Way, work: Callable[[], None], standin: Standin) -> None:
-    """Adds one sample."""
+    """Add one sample to the way."""
     calls = standin.count_calls()
     all_before, before, begun = read_machine_seconds(), resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     work()
@@ -215,7 +209,7 @@ def measure(way: Way, work: Callable[[], None], standin: Standin) -> None:
 
 
 def main() -> None:
-    """Measures, and prints the table."""
+    """Measure every way on every provider, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--executions", type=int, default=60)
     parser.add_argument("--workers", type=int, default=20)
@@ -252,19 +246,19 @@ def main() -> None:
                             "tasks": lambda one=provider: run_tasks(one, count, workers),
                             "batch": lambda one=provider: run_batch(one.name, count, workers),
                         }
-                        run_script(provider, 1, 1)  # imports
+                        run_script(provider, 1, 1)  # The first of each way imports modules.
                         run_tasks(provider, 1, 1)
                         run_batch(provider.name, 1, 1)
-                        found = {name: Way() for name in ways}
+                        samples = {name: Way() for name in ways}
                         for _ in range(arguments.rounds):
                             for name, work in ways.items():
-                                measure(found[name], work, running)
-                                until = time.monotonic() + 10  # one way's removals are not the next one's load
+                                measure(samples[name], work, running)
+                                until = time.monotonic() + 10  # Deleting sandboxes is no load of the next way.
                                 while running.count_sandboxes() and time.monotonic() < until:
                                     time.sleep(0.05)
                     ideal = math.ceil(count / workers) * boot
-                    peer = statistics.median(found["script"].seconds)
-                    for name, way in found.items():
+                    peer = statistics.median(samples["script"].seconds)
+                    for name, way in samples.items():
                         seconds, cpu = statistics.median(way.seconds), statistics.median(way.cpu)
                         machine = statistics.median(way.machine)
                         table.add_row(

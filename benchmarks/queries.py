@@ -1,13 +1,12 @@
-"""What it costs to ask from inside a sandbox: batched queries and single ones, beside other ways, in one run.
+"""The cost of queries from inside a sandbox: batched ones and single ones, beside other ways, in one run.
 
     python benchmarks/queries.py [--rounds 5] [--queries 100] [--concurrency 16] [--delay 0.2]
 
-The model is a server of its own on this machine that answers after the delay. Each way is measured in turns; the table
-has medians, and ratios to the ideal, which is the delay for each full round of the concurrency. The ways: plain asyncio
-over bare connections; LiteLLM called directly, on which ours is built; `llm_query_batched` in a local sandbox;
-the same in a batch flow, where each query is a Prefect task run; and a host that polls every 100 ms and asks one
-after the other. The second table is one query to a server that answers at once: ours, LiteLLM's own, and the
-difference.
+The model is a server of its own on this machine that answers after the delay. The ways run in turns; the table has
+medians, and ratios to the ideal, which is the delay for each full round of the concurrency. The ways are plain asyncio
+over bare connections; LiteLLM called directly, on which ours is built; `llm_query_batched` in a local sandbox; the same
+in a batch flow, where each query is a Prefect task run; and a host that polls every 100 ms and asks one query after the
+other. The second table is one query to a server that answers at once: ours, LiteLLM's own, and the difference.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from rlm_batch.deployments.server import PrefectServer
 
 SERVER = Path(__file__).resolve().parents[1] / "tests" / "standins" / "openai_chat.py"
 MODEL = "openai/gpt-4o-mini"
-POLL = 0.1  # seconds between two looks of the host that polls
+POLL_SECONDS = 0.1
 BATCHED = """
 import time
 begun = time.perf_counter()
@@ -59,7 +58,7 @@ SUBMIT(seconds=seconds)
 
 
 class ModelServer:
-    """The server, in a process of its own."""
+    """The model's server, in a process of its own."""
 
     def __init__(self, delay: float) -> None:
         self._command = [sys.executable, str(SERVER), "--delay", str(delay)]
@@ -76,8 +75,8 @@ class ModelServer:
         self._process.stdout.close()
 
 
-async def bare(url: str, wires: deque[Any], prompt: str) -> str:
-    """One request over a connection that is kept: what any client could reach."""
+async def ask_bare(url: str, wires: deque[Any], prompt: str) -> str:
+    """Return the answer to one request over a kept connection: the least that a client can cost."""
     parts = urlsplit(url)
     reader, writer = wires.pop() if wires else await asyncio.open_connection(parts.hostname, parts.port)
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": prompt}]}).encode()
@@ -85,13 +84,13 @@ async def bare(url: str, wires: deque[Any], prompt: str) -> str:
     writer.write(head.encode() + body)
     answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     size = int(answer.partition("content-length:")[2].partition("\r\n")[0])
-    found = json.loads(await reader.readexactly(size))
+    reply = json.loads(await reader.readexactly(size))
     wires.append((reader, writer))
-    return found["choices"][0]["message"]["content"]
+    return reply["choices"][0]["message"]["content"]
 
 
-async def gathered(ask: Callable[[str], Awaitable[str]], count: int, concurrency: int) -> float:
-    """Seconds for all of them, so many at a time."""
+async def time_questions(ask: Callable[[str], Awaitable[str]], count: int, concurrency: int) -> float:
+    """Return the seconds for `count` questions, at most `concurrency` at a time."""
     slots = asyncio.Semaphore(concurrency)
 
     async def one(number: int) -> str:
@@ -105,17 +104,17 @@ async def gathered(ask: Callable[[str], Awaitable[str]], count: int, concurrency
     return seconds
 
 
-async def polled(url: str, count: int) -> float:
-    """A host that looks every 100 ms whether something was asked, and then asks one after the other."""
+async def time_polling(url: str, count: int) -> float:
+    """Return the seconds with a host that polls for questions, and then asks one after the other."""
     asked: deque[tuple[str, asyncio.Future[str]]] = deque()
     wires: deque[Any] = deque()
 
     async def host() -> None:
         while True:
-            await asyncio.sleep(POLL)
+            await asyncio.sleep(POLL_SECONDS)
             while asked:
                 prompt, answer = asked.popleft()
-                answer.set_result(await bare(url, wires, prompt))
+                answer.set_result(await ask_bare(url, wires, prompt))
 
     async def ask(prompt: str) -> str:
         answer = asyncio.get_running_loop().create_future()
@@ -124,72 +123,71 @@ async def polled(url: str, count: int) -> float:
 
     task = asyncio.create_task(host())
     try:
-        return await gathered(ask, count, count)
+        return await time_questions(ask, count, count)
     finally:
         task.cancel()
-        close(wires)
+        close_wires(wires)
 
 
-def close(wires: deque[Any]) -> None:
-    """Closes the connections that were kept."""
+def close_wires(wires: deque[Any]) -> None:
+    """Close the kept connections."""
     for _, writer in wires:
         writer.close()
 
 
-async def batched(url: str, rounds: int, count: int, concurrency: int) -> dict[str, list[float]]:
-    """Seconds of each way, in each round."""
+async def measure_batched(url: str, rounds: int, count: int, concurrency: int) -> dict[str, list[float]]:
+    """Return the seconds of each way, by its name, for each round."""
     model = LanguageModel(model=MODEL, api_key="sk-x", api_base=url)  # type: ignore[arg-type]
     served = model.make_flat_model()
     access = ModelAccess(model=model, batch_concurrency=concurrency, max_llm_calls=None)
     await model.save("benchmark", overwrite=True)  # type: ignore[misc]
     variables = {"count": count, "concurrency": concurrency}
     wires: deque[Any] = deque()
-    found: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
 
-    async def directly(prompt: str) -> str:
+    async def ask_litellm(prompt: str) -> str:
         return (await served.ask([{"role": "user", "content": prompt}])).text
 
     async with LocalSandbox().interpreter() as interpreter:
         await interpreter.execute("llm_query('warm')", queries=access.queries(interpreter))
         for _ in range(rounds):
-            way = "plain asyncio"
-            seconds = await gathered(lambda prompt: bare(url, wires, prompt), count, concurrency)
-            found.setdefault(way, []).append(seconds)
-            found.setdefault("LiteLLM directly", []).append(await gathered(directly, count, concurrency))
+            seconds = await time_questions(lambda prompt: ask_bare(url, wires, prompt), count, concurrency)
+            samples.setdefault("plain asyncio", []).append(seconds)
+            samples.setdefault("LiteLLM directly", []).append(await time_questions(ask_litellm, count, concurrency))
             ours = await interpreter.execute(BATCHED, variables, queries=access.queries(interpreter))
             assert ours.right
-            found.setdefault("llm_query_batched", []).append(ours.seconds)
+            samples.setdefault("llm_query_batched", []).append(ours.seconds)
             (flow,) = await batch(
                 BATCHED, [variables], language_model="language-model/benchmark", batch_concurrency=concurrency,
                 max_llm_calls=None,
             )  # fmt: skip
             assert flow.right
-            found.setdefault("the same in a batch flow", []).append(flow.seconds)
-        found["polling every 100 ms"] = [await polled(url, count)]
-    close(wires)
-    return found
+            samples.setdefault("the same in a batch flow", []).append(flow.seconds)
+        samples["polling every 100 ms"] = [await time_polling(url, count)]
+    close_wires(wires)
+    return samples
 
 
-async def single(url: str, rounds: int, count: int) -> dict[str, list[float]]:
-    """Milliseconds of one query, of ours and of LiteLLM's own, in turns."""
+async def measure_single(url: str, rounds: int, count: int) -> dict[str, list[float]]:
+    """Return the milliseconds of single queries, ours and LiteLLM's own, in turns."""
     model = LanguageModel(model=MODEL, api_key="sk-x", api_base=url)  # type: ignore[arg-type]
     served = model.make_flat_model()
     access = ModelAccess(model=model, max_llm_calls=None)
-    found: dict[str, list[float]] = {"llm_query in a local sandbox": [], "LiteLLM directly": []}
+    samples: dict[str, list[float]] = {"llm_query in a local sandbox": [], "LiteLLM directly": []}
     async with LocalSandbox().interpreter() as interpreter:
         await interpreter.execute("llm_query('warm')", queries=access.queries(interpreter))
         for _ in range(rounds):
             ours = await interpreter.execute(SINGLE, {"count": count}, queries=access.queries(interpreter))
-            found["llm_query in a local sandbox"] += [1000 * seconds for seconds in ours.seconds]
+            samples["llm_query in a local sandbox"] += [1000 * seconds for seconds in ours.seconds]
             for number in range(count):
                 begun = time.perf_counter()
                 await served.ask([{"role": "user", "content": f"question {number}"}])
-                found["LiteLLM directly"].append(1000 * (time.perf_counter() - begun))
-    return found
+                samples["LiteLLM directly"].append(1000 * (time.perf_counter() - begun))
+    return samples
 
 
 def main() -> None:
-    """Measures, and prints the tables."""
+    """Measure every way, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--queries", type=int, default=100)
@@ -204,9 +202,9 @@ def main() -> None:
 
         with temporary_settings({PREFECT_API_URL: server.url}):
             with ModelServer(options.delay) as url:
-                many = asyncio.run(batched(url, options.rounds, options.queries, options.concurrency))
+                many = asyncio.run(measure_batched(url, options.rounds, options.queries, options.concurrency))
             with ModelServer(0) as url:
-                one = asyncio.run(single(url, options.rounds, 100))
+                one = asyncio.run(measure_single(url, options.rounds, 100))
     title = f"{options.queries} queries, {options.concurrency} at once, {options.delay * 1000:.0f} ms each"
     table = Table(title=f"{title}: ideal {ideal:.2f} s, medians of {options.rounds}", box=None)
     for name in ("", "seconds", "ratio to ideal"):

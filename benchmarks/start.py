@@ -1,11 +1,10 @@
-"""How long the first answer takes: of an interpreter in a new Python, and of a command with Prefect's embedded server.
+"""Seconds to the first answer: of an interpreter in a new Python, and of a command with Prefect's embedded server.
 
     python benchmarks/start.py [--rounds 5]
 
-Each is a process of its own, in one run and in turns, on a home of the benchmark's where everything has run once:
-`from rlm_batch import LocalInterpreter`, the same with a first answer, beside a bare Python; and
-`rlm-batch batch hello.py`, from its start to its end, beside a script whose flow does nothing, for which Prefect starts
-a server of its own as well.
+Each is a process of its own, in turns, in a home where everything has run once. `from rlm_batch import
+LocalInterpreter`, and the same with a first answer, stand beside a bare Python. `rlm-batch batch hello.py`, from start
+to end, stands beside a script with a flow that does nothing, for which Prefect starts its own server too.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ def hello():
 
 hello()
 """
-LIMIT = 1.2  # times the flow that does nothing
+TARGET_RATIO = 1.2  # to the flow that does nothing
 
 
 def main() -> None:
-    """Measures, and prints a line for each."""
+    """Measure each way, and print a line for it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     rounds: int = parser.parse_args().rounds
@@ -59,18 +58,18 @@ def main() -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         environment |= {"HOME": home, "DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
         for number in range(rounds + 1):
-            for name, words in ways.items():
+            for name, command_line in ways.items():
                 begun = time.perf_counter()
-                subprocess.run(words, cwd=home, env=environment, capture_output=True, check=True)
-                if number:  # the first makes the database, and what is compiled
+                subprocess.run(command_line, cwd=home, env=environment, capture_output=True, check=True)
+                if number:  # The first round makes the database and compiles the modules.
                     seconds[name].append(time.perf_counter() - begun)
-    medians = {name: statistics.median(found) for name, found in seconds.items()}
+    medians = {name: statistics.median(samples) for name, samples in seconds.items()}
     bare, peer = medians["bare Python"], medians["a flow that does nothing"]
     for name in ("import of LocalInterpreter", "first answer of LocalInterpreter"):
         print(f"{name}: {medians[name]:.2f} s, {medians[name] - bare:.2f} s more than a bare Python")
     print(f"a flow that does nothing: {peer:.2f} s")
     batch = medians["rlm-batch batch hello.py"]
-    print(f"rlm-batch batch hello.py: {batch:.2f} s, {batch / peer:.2f} times that; the target is {LIMIT}")
+    print(f"rlm-batch batch hello.py: {batch:.2f} s, {batch / peer:.2f} times that; the target is {TARGET_RATIO}")
 
 
 if __name__ == "__main__":

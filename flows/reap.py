@@ -8,8 +8,7 @@ from pydantic import Field
 
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import SandboxesLeft
-from .cleanup.orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, remove_orphans
-from .cleanup.server_identity import get_server_id
+from .cleanup.orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, get_server_id, remove_orphans
 from .listener import FlowListener
 from .parameters import Provider
 from .prefect_flow import define_function_flow

@@ -33,8 +33,7 @@ from ..tasks.ledger.result_index import get_results_root
 from ..tasks.ledger.run_record import RunRecord, list_run_records
 from ..tasks.retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, get_requested_wait
 from ..tasks.task_log import LineBudget, OutputLog
-from .cleanup.orphans import register_own_run
-from .cleanup.server_identity import get_server_id
+from .cleanup.orphans import get_server_id, register_own_run
 from .inputs.host_paths import locate_ledger
 from .inputs.readers import check_variables
 from .inputs.spilling import check_code

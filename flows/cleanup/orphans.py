@@ -1,4 +1,4 @@
-"""Orphaned sandboxes: finding those of flow runs and processes that are over, and removing them."""
+"""Orphaned sandboxes, whose flow runs or processes have ended: how they are found and removed."""
 
 import asyncio
 import socket
@@ -9,30 +9,34 @@ from collections.abc import Iterable, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from prefect import Flow
 from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.actions import VariableCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventOccurredFilter
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
+from prefect.logging import get_logger
 from prefect.logging.loggers import flow_run_logger
 
 from ...blocks.provider import SandboxInfo, SandboxProvider
 from ...blocks.registry import resolve_provider
 from ...sandbox.errors import RlmBatchError
 from ...sandbox.process_identity import is_process_alive
+from ...tasks.server_errors import describe_server_error
 
-MIN_SILENCE_SECONDS = 360  # twice the interval at which Prefect has a flow run say that it lives
-PAGE_SIZE = 200  # flow runs in one question to the server, which answers with that many at most
+VARIABLE_NAME = "rlm_batch_server"
+MIN_SILENCE_SECONDS = 360  # twice the interval at which flow runs send Prefect their heartbeats
+PAGE_SIZE = 200  # the flow runs that the server returns at most
 MAX_CONCURRENT_REMOVALS = 8
 DAY_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanedSandbox:
-    """A sandbox that nobody uses any more, why that is so, and the seconds that it has been there."""
+    """A sandbox that nothing uses any more, the reason, and its age in seconds."""
 
     info: SandboxInfo
     reason: str
@@ -41,7 +45,7 @@ class OrphanedSandbox:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The sandboxes that were removed, and why others could not be."""
+    """The removed sandboxes, and the errors of the others."""
 
     removed: list[OrphanedSandbox]
     errors: dict[str, RlmBatchError]  # by sandbox id
@@ -49,7 +53,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a provider has of ours: what nobody uses any more, and sentences on the rest and why it stays."""
+    """The sandboxes of a provider that nothing uses, and sentences on why the others stay."""
 
     orphans: list[OrphanedSandbox]
     kept: list[str]
@@ -58,13 +62,16 @@ class Findings:
 async def find_orphans(
     provider: SandboxProvider, server: str, older_than: float | None = None, now: float | None = None
 ) -> Findings:
-    """The sandboxes of a provider that nobody uses any more; see `reap` for the rules. Raises what listing raises."""
+    """Return the sandboxes of a provider that nothing uses any more; see `reap` for the rules.
+
+    Raises what `list_sandboxes` raises.
+    """
     now = time.time() if now is None else now
-    # The sandboxes first: whatever run opens one later is not judged by what it was before.
+    # Sandboxes are listed before their runs, so that a run's state is not older than its sandboxes.
     ours = [info for info in await provider.list_sandboxes() if info.labels.get("managed-by") == "rlm-batch"]
     reasons: dict[str, str] = {}
-    candidates = defaultdict[uuid.UUID, list[SandboxInfo]](list)  # by their flow runs
-    others = defaultdict[tuple[str, str], list[SandboxInfo]](list)  # by whose they are, and their process
+    candidates = defaultdict[uuid.UUID, list[SandboxInfo]](list)  # by flow run
+    others = defaultdict[tuple[str, str], list[SandboxInfo]](list)  # by owner and process
     kept: list[str] = []
     for info in ours:
         if info.abandoned:
@@ -97,7 +104,7 @@ async def find_orphans(
 
 
 async def remove_orphans(provider: SandboxProvider, orphans: Iterable[OrphanedSandbox]) -> Removal:
-    """Removes them, some at a time. One that cannot be removed keeps no other from it."""
+    """Remove sandboxes, some at a time. An error does not prevent the removal of the others."""
     orphans, errors, gate = list(orphans), dict[str, RlmBatchError](), asyncio.Semaphore(MAX_CONCURRENT_REMOVALS)
 
     async def remove_one(info: SandboxInfo) -> None:
@@ -123,7 +130,7 @@ def _is_uuid(text: str) -> bool:
 
 
 async def read_flow_runs(client: PrefectClient, ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, FlowRun]:
-    """Those flow runs that the server has."""
+    """Return the flow runs with these ids that the server has, by id."""
     wanted, runs = sorted(ids), dict[uuid.UUID, FlowRun]()
     for start in range(0, len(wanted), PAGE_SIZE):
         only = FlowRunFilter(id=FlowRunFilterId(any_=wanted[start : start + PAGE_SIZE]))
@@ -132,15 +139,15 @@ async def read_flow_runs(client: PrefectClient, ids: Iterable[uuid.UUID]) -> dic
 
 
 def _is_owner_alive(info: SandboxInfo) -> bool | None:
-    """Whether the process that opened a sandbox is there; None where that cannot be told from here.
+    """Return whether the process that opened a sandbox lives; None if it is on another machine.
 
-    A machine that was made from another's memory image has its boot id and process ids too, but hardly its name.
+    The machine's name is compared too: a copy of a machine's memory image has the same boot id and process ids.
     """
     return is_process_alive(info.process) if info.host == socket.gethostname() else None
 
 
 async def _explain_why_over(client: PrefectClient, run: FlowRun | None) -> str:
-    """Why a flow run of this server is over, by what the server says of it; empty if it does not say so."""
+    """Return why a flow run of this server is over; empty if the server does not say so."""
     if run is None:
         return "its flow run was deleted"
     if run.state is None or run.state.is_final():
@@ -156,18 +163,19 @@ def _describe_state(run: FlowRun) -> str:
 
 
 async def _measure_silence(client: PrefectClient, run: FlowRun, boxes: list[SandboxInfo], now: float) -> float:
-    """The seconds since a flow run last changed its state, opened a sandbox, or was the subject of an event."""
+    """Return the seconds since a flow run changed its state, opened a sandbox, or was the subject of an event."""
     stated = run.state.timestamp.timestamp() if run.state is not None else 0.0
-    heard = min(now, max([stated, *(info.began for info in boxes)]))  # a label may say anything
-    # What is later than now was said on a machine whose clock is ahead of this one's.
-    later = EventOccurredFilter(since=_to_datetime(heard), until=_to_datetime(now + DAY_SECONDS))
+    heard = min(now, max([stated, *(info.began for info in boxes)]))  # A label may have any time.
+    # Events may have times after `now`, from a machine whose clock is ahead of this one's.
+    since, until = (cast("Any", datetime.fromtimestamp(seconds, UTC)) for seconds in (heard, now + DAY_SECONDS))
+    later = EventOccurredFilter(since=since, until=until)
     of_this_run = EventAnyResourceFilter(id=[f"prefect.flow-run.{run.id}"])
-    page = await client.read_events(EventFilter(any_resource=of_this_run, occurred=later), limit=1)  # the latest
+    page = await client.read_events(EventFilter(any_resource=of_this_run, occurred=later), limit=1)  # the latest event
     return max(0.0, now - max([heard, *(event.occurred.timestamp() for event in page.events)]))
 
 
 def _describe_run_kept(run: FlowRun, boxes: list[SandboxInfo], silence: float, limit: float) -> str:
-    """That sandboxes of a flow run that is not over are left, and from when on `--older-than` takes them."""
+    """Say that a live flow run's sandboxes are left, and from when on `--older-than` removes them."""
     whose = f"left: {_count(boxes)} of flow run {run.name}"
     if all(map(_is_owner_alive, boxes)):
         return f"{whose}, whose process is alive on this machine"
@@ -179,7 +187,7 @@ def _describe_run_kept(run: FlowRun, boxes: list[SandboxInfo], silence: float, l
 
 
 def _describe_others_kept(owner: str, boxes: list[SandboxInfo], now: float) -> str:
-    """That sandboxes of which the server knows nothing are left, and what takes them."""
+    """Say that sandboxes of another server or of a script are left, and what removes them."""
     whose = f"left: {_count(boxes)} of {owner}"
     if all(map(_is_owner_alive, boxes)):
         return f"{whose}, whose process is alive on this machine"
@@ -200,10 +208,10 @@ def _describe_reap_there(boxes: list[SandboxInfo]) -> str:
 
 
 async def _find_outermost_caller(client: PrefectClient, run: FlowRun) -> FlowRun | None:
-    """The outermost of the flow runs whose process a flow run is in, None where it is in one of its own."""
+    """Return the outermost of the flow runs in whose process a flow run is; None if it has a process of its own."""
     caller: FlowRun | None = None
     with suppress(ObjectNotFound):
-        # A run of a deployment has a process of its own, whoever called it.
+        # A deployment's run has a process of its own.
         while run.parent_task_run_id is not None and run.deployment_id is None:
             caller_id = (await client.read_task_run(run.parent_task_run_id)).flow_run_id
             if caller_id is None:
@@ -212,22 +220,47 @@ async def _find_outermost_caller(client: PrefectClient, run: FlowRun) -> FlowRun
     return caller
 
 
-def _to_datetime(seconds: float) -> Any:
-    return datetime.fromtimestamp(seconds, UTC)
+async def get_server_id() -> str:
+    """Return the id of the Prefect server, which sandboxes carry in a label, from a Prefect Variable.
+
+    By the id, `find_orphans` tells a flow run that this server has forgotten from one of another server. It is random
+    and made at the first call. A server whose database is a copy of another's has the same id, and would take the
+    other's runs for forgotten: delete the variable on one of the two.
+
+    Returns:
+        The id; empty if the server refuses variables, and then sandboxes of dead processes are left to their expiry.
+    """
+    try:
+        async with get_client() as client:
+            variable = await client.read_variable_by_name(VARIABLE_NAME)
+            if variable is None:
+                action = VariableCreate(name=VARIABLE_NAME, value=uuid.uuid4().hex, tags=["rlm-batch"])
+                try:
+                    variable = await client.create_variable(action)
+                except ObjectAlreadyExists:  # Another process has made it meanwhile.
+                    variable = await client.read_variable_by_name(VARIABLE_NAME)
+    except PrefectHTTPStatusError as error:
+        get_logger("rlm_batch").warning(
+            "the Prefect server refused the variable %s (%s): sandboxes of this run are left to their expiry if its "
+            "process dies",
+            *(VARIABLE_NAME, describe_server_error(error)),
+        )
+        return ""
+    return variable.value if variable is not None and isinstance(variable.value, str) else ""
 
 
 _own_runs: set[str] = set()
 
 
 def register_own_run(run_id: str) -> None:
-    """Notes that a flow run is of this process, whose lanes remove their own sandboxes whatever ends it."""
+    """Note that a flow run is of this process, whose lanes remove their own sandboxes."""
     _own_runs.add(run_id)
 
 
 async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Removes the sandboxes of a flow run whose process has gone: a hook for when it was cancelled, or crashed.
+    """Remove the sandboxes of a dead flow run: a hook for cancelled and crashed runs.
 
-    Prefect calls it in the worker, where there is no memory of the run: the provider comes from its parameters.
+    Prefect calls it in the worker, which knows the provider only from the run's parameters.
     """
     if str(flow_run.id) in _own_runs:
         return
@@ -254,7 +287,7 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
 
 
 def describe_removal(orphans: list[OrphanedSandbox], provider: str, verb: str) -> str:
-    """How many sandboxes, and the sandbox seconds that they have cost, in a sentence."""
+    """Return a sentence with the number of sandboxes and the sandbox seconds that they have cost."""
     if not orphans:
         return f"no sandbox of {provider} was left over"
     seconds = sum(orphan.seconds for orphan in orphans)

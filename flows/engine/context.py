@@ -30,8 +30,7 @@ from ...tasks.query import QueryTracker
 from ...tasks.retry import RetryPolicy
 from ...tasks.task_log import LineBudget, OutputLog
 from ...tasks.tracing import trace_model, trace_queries
-from ..cleanup.orphans import register_own_run
-from ..cleanup.server_identity import get_server_id
+from ..cleanup.orphans import get_server_id, register_own_run
 from ..inputs.spilling import PARAMETER_LIMIT, read_text_reference
 from ..parameters import Options
 from ..reporting.report import describe_cached, describe_usage

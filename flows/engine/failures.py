@@ -1,4 +1,4 @@
-"""How executions fail that were not run to their end, and how a flow run fails of which some executions failed."""
+"""Failures: of executions that the deadline or `max_failures` ended, and of a flow run with failed executions."""
 
 import asyncio
 import math
@@ -13,28 +13,28 @@ from ...sandbox.result import Failure, Outcome
 from ...tasks.execution import Execution
 from ..plan import Outcomes
 
-FIRST_FAILURES = 3  # of a run, if all that ended are these and all alike: a person hears before the rest fails too
-MAX_TYPE_CHARS = 100  # of the name of an exception's type, which code chooses
+FIRST_FAILURES = 3  # If the first executions all fail alike, the run warns before the rest fails too.
+MAX_TYPE_CHARS = 100  # characters of the name of an exception's type, which code chooses
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """When a flow run's time is over: the `seconds` that it was given, and the event loop's time when they end."""
+    """The deadline of a flow run: its `seconds` from the start, and the time `at` which they end, by the event loop."""
 
     seconds: float | None
     at: float | None
 
     @classmethod
     def start(cls, seconds: float | None) -> Self:
-        """A deadline in so many seconds from now; None for none."""
+        """Return a deadline that many seconds from now. None for no deadline."""
         return cls(seconds, None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
     def remaining_seconds(self) -> float | None:
-        """The seconds until then; None without a deadline."""
+        """Return the seconds until the deadline, or None if there is none."""
         return None if self.at is None else self.at - asyncio.get_running_loop().time()
 
     def build_error(self, execution: Execution, reason: str) -> DeadlineExceeded:
-        """The error of an execution that has no outcome by then."""
+        """Return the error of an execution that has no outcome at the deadline."""
         return DeadlineExceeded(
             f"the flow run's deadline of {self.seconds:g} s {reason}"
             + (f" ({execution.earlier_errors[-1]})" if execution.errors else "")
@@ -44,20 +44,20 @@ class Deadline:
 
 @dataclass(slots=True)
 class FailureWatch:
-    """What a flow run's failures so far say: whether they are too many, and whether the first were all alike.
+    """A counter of a flow run's failures: it knows when they are too many, and when the first were all alike.
 
-    `max_failures` is the parameter of that name, `total` the number of the flow run's executions.
+    `max_failures` is the parameter of that name. `total` is the number of the flow run's executions.
     """
 
     max_failures: float | None
     total: int
     count: int = 0
-    _succeeded: bool = False  # any of them
+    _has_success: bool = False
     _first_kinds: set[str] = field(default_factory=set[str])
 
     @property
     def limit(self) -> int | None:
-        """How many failures are too many; None where none are."""
+        """The number of failures that ends the run, or None for no limit."""
         if self.max_failures is None:
             return None
         count = self.max_failures if self.max_failures >= 1 else self.max_failures * self.total
@@ -65,19 +65,19 @@ class FailureWatch:
 
     @property
     def is_limit_reached(self) -> bool:
-        """Whether no execution is to be begun any more."""
+        """Whether no further execution may start."""
         return self.limit is not None and self.count >= self.limit
 
     def add_outcome(self, outcome: Outcome) -> str | None:
-        """Counts what an execution of this run has come to; a sentence where a person should hear of that at once."""
+        """Count an execution's outcome. Return a warning if the first failures were all alike, otherwise None."""
         if not isinstance(outcome, Failure):
-            self._succeeded = True
+            self._has_success = True
             return None
         self.count += 1
         if self.count > FIRST_FAILURES:
             return None
         self._first_kinds.add(describe_kind(outcome.error))
-        are_alike = self.count == FIRST_FAILURES < self.total and not self._succeeded and len(self._first_kinds) == 1
+        are_alike = self.count == FIRST_FAILURES < self.total and not self._has_success and len(self._first_kinds) == 1
         if not are_alike or self.is_limit_reached:
             return None
         return (
@@ -87,7 +87,7 @@ class FailureWatch:
         )
 
     def build_error(self, execution: Execution) -> NotRun:
-        """The error of an execution that has no outcome once the limit is reached."""
+        """Return the error of an execution that has no outcome when the limit is reached."""
         return NotRun(
             f"not run: {self.count} of {self.total} executions have failed, and max_failures is {self.max_failures:g}"
             + (f" ({execution.earlier_errors[-1]})" if execution.errors else "")
@@ -96,25 +96,26 @@ class FailureWatch:
 
 
 def describe_kind(error: RlmBatchError) -> str:
-    """What is alike in errors of one kind: the type, and that of the exception that code has raised."""
+    """Return the kind of an error: its type, and the type of the exception that code raised."""
     kind = type(error).__name__
     return f"{kind} {escape_text(error.type[:MAX_TYPE_CHARS])}" if isinstance(error, CodeError) else kind
 
 
 def raise_failures(outcomes: Outcomes, noun: str, rerun_effect: str = "run only those that failed") -> None:
-    """Raises ExecutionsFailed if there are failures: how many, the first of them, and where the results are.
+    """Raise ExecutionsFailed if there are failures, with their number, the first of them, and the results' place.
 
-    `noun` is what executions are called, in the plural; `rerun_effect` is what retrying the flow run does.
+    `noun` is the plural name of the executions. `rerun_effect` says what a retry of the flow run does.
     """
     failures = outcomes.failures
     if failures:
         first = failures[0]
-        idle = sum(isinstance(failure.error, NotRun) for failure in failures)
-        rest = f" and {idle} not run" if idle else ""
+        not_run = sum(isinstance(failure.error, NotRun) for failure in failures)
+        rest = f" and {not_run} not run" if not_run else ""
         raise ExecutionsFailed(
-            f"{len(failures) - idle} of {len(outcomes.results)} {noun} failed{rest}, first number {first.meta.index} "
-            f"with {type(first.error).__name__}: {first.error.summary} -- the results are in {outcomes.results_path}; "
-            f"{describe_rerun()} to {rerun_effect}, or pass on_failure='return' to get them beside the results",
+            f"{len(failures) - not_run} of {len(outcomes.results)} {noun} failed{rest}, first number "
+            f"{first.meta.index} with {type(first.error).__name__}: {first.error.summary} -- the results are in "
+            f"{outcomes.results_path}; {describe_rerun()} to {rerun_effect}, or pass on_failure='return' to get them "
+            "beside the results",
             results=outcomes.results,
             failures=failures,
             results_path=outcomes.results_path,
@@ -122,7 +123,7 @@ def raise_failures(outcomes: Outcomes, noun: str, rerun_effect: str = "run only 
 
 
 def find_first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Of what made the lanes end, the error that a person has to read: ours before others."""
+    """Return the first error of the group, one of ours if there is any."""
     error: BaseException = errors.subgroup(RlmBatchError) or errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -130,7 +131,7 @@ def find_first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException
 
 
 def describe_rerun() -> str:
-    """How this flow run is run again: Prefect retries runs of deployments alone."""
+    """Return how to run this flow run again: Prefect retries only runs of deployments."""
     context = FlowRunContext.get()
     deployed = context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
     return "retry the flow run" if deployed else "run it again with the same results_path"

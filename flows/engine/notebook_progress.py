@@ -1,4 +1,4 @@
-"""Progress while a flow runs in a notebook's cell: one display below the cell, which is updated."""
+"""The progress of a flow run in a notebook: one display below the cell, which is updated."""
 
 import html
 import sys
@@ -10,11 +10,11 @@ from ...sandbox.result import Outcome
 from ...tasks.ledger.run_record import ReportSpec
 from ..listener import FlowListener
 
-UPDATE_INTERVAL_SECONDS = 0.2  # between two updates, but for the last: each is a message to the browser
+UPDATE_INTERVAL_SECONDS = 0.2  # seconds between two updates, each of which is a message to the browser
 
 
 class NotebookProgress(FlowListener):
-    """Shows how many executions are done; `describe` says it in words."""
+    """A listener that shows the number of executions that are done. `describe` returns it in words."""
 
     def __init__(self, describe: Callable[[], str]) -> None:
         self._describe = describe
@@ -44,7 +44,7 @@ class NotebookProgress(FlowListener):
 
 
 def is_notebook() -> bool:
-    """Whether this process is the kernel of a notebook; IPython in a terminal is none."""
+    """Return whether this process is the kernel of a notebook, and not IPython in a terminal."""
     module: Any = sys.modules.get("IPython")
     shell = None if module is None else module.get_ipython()
     return getattr(shell, "kernel", None) is not None

@@ -1,5 +1,6 @@
-"""What a flow run has come to: its state's message, and an event that automations and other flows can go by."""
+"""The outcome of a flow run: the message of its state, and an event for automations and other flows."""
 
+import itertools
 import json
 import math
 from dataclasses import dataclass
@@ -11,19 +12,20 @@ from ...tasks.ledger.run_record import RunRecord
 from ..reporting.report import describe_run
 from ..reporting.summary import RunSummary
 
-MAX_VALUE_CHARACTERS = 1_000  # of a variable's or a field's JSON in an event, which Prefect bounds as a whole
+MAX_VALUES = 100  # variables, and fields, in an event, whose size Prefect limits
+MAX_VALUE_CHARACTERS = 1_000  # characters of the JSON of one of them
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What a flow run has come to, as text and as the payload of its event."""
+    """The outcome of a flow run, as text and as the payload of its event."""
 
     record: RunRecord
     message: str
     payload: dict[str, Any]
 
     def emit(self, kind: str) -> None:
-        """Sends the event `rlm-batch.run.completed`, or that of another `kind`."""
+        """Send the event `rlm-batch.run.KIND`, such as `rlm-batch.run.completed`."""
         emit_event(
             f"rlm-batch.run.{kind}",
             resource={
@@ -42,7 +44,7 @@ class RunOutcome:
 
 
 def describe_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:
-    """Counts, the best trial where there is one, and where the results are."""
+    """Return the counts, the best trial if there is one, and the place of the results."""
     best = summary.best_trial.result
     payload: dict[str, Any] = {
         "flow": record.flow,
@@ -67,9 +69,9 @@ def describe_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:
 
 
 def _keep_short(values: dict[str, Any]) -> dict[str, Any]:
-    """Those of the values that an event has room for, and that are JSON."""
+    """Return the values that are JSON and short enough for an event."""
     kept: dict[str, Any] = {}
-    for name, value in list(values.items())[:100]:
+    for name, value in itertools.islice(values.items(), MAX_VALUES):
         try:
             text = json.dumps(value, allow_nan=False)
         except ValueError:

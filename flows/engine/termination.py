@@ -1,4 +1,4 @@
-"""SIGTERM, which cancels the flow runs of a process rather than raising in the middle of whatever runs there."""
+"""A handler of SIGTERM that cancels the process's flow runs, instead of raising an exception at any point."""
 
 import asyncio
 import signal
@@ -18,7 +18,7 @@ class _Run:
     is_terminated: bool = False
 
     def terminate(self) -> None:
-        """Cancels the task, once: a second signal must not cut short what the first has begun."""
+        """Cancel the task once: a second signal must not interrupt the cleanup after the first."""
         if self in _runs and not self.is_terminated:
             self.is_terminated = True
             self.task.cancel()
@@ -29,10 +29,10 @@ _runs: list[_Run] = []
 
 @contextmanager
 def cancel_at_termination() -> Iterator[None]:
-    """Cancels the calling task at SIGTERM, and raises Prefect's TerminationSignal once all is closed inside.
+    """Cancel the calling task at SIGTERM, and raise Prefect's TerminationSignal after the context has closed.
 
-    Prefect's own handler raises that wherever the main thread is, in the middle of a sandbox's removal too, and what it
-    hits there is left undone. From there on all is Prefect's again: the run's state, and the end of the process.
+    Prefect's own handler raises wherever the main thread is, and may leave a sandbox's removal half done. After the
+    signal is raised here, Prefect sets the run's state and ends the process as usual.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -58,7 +58,6 @@ def _handle_sigterm(number: int, _frame: object) -> None:
         run.loop.call_soon_threadsafe(run.terminate)
 
 
-# By Prefect's name for it: it installs the handler of that name, and takes a cancellation by its worker for one only
-# where it finds that installed.
+# Prefect installs the handler with this name, and recognises its worker's cancellation only if it is installed.
 if hasattr(engine, "_prefect_sigterm_handler"):
     engine._prefect_sigterm_handler = _handle_sigterm  # type: ignore[assignment]

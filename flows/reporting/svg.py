@@ -25,24 +25,11 @@ MAX_AXES = 9  # of parallel coordinates, as the following
 MAX_LINES = 400
 MAX_NAMES = 30  # values of a variable that is not a number
 AXIS_LABEL_CHARACTERS = 9
-# Browsers set these by the page's colour scheme, or by their own.
-LIGHT = {
-    "ink": "#1c2430",
-    "grid": "#dfe4ea",
-    "paper": "#fff",
-    "dot": "#2b6cb0",
-    "line": "#b45309",
-    "failure": "#c53030",
-}
-DARK = {
-    "ink": "#dde3ea",
-    "grid": "#39434f",
-    "paper": "#161b22",
-    "dot": "#6cb0f5",
-    "line": "#f0a742",
-    "failure": "#ff7b72",
-}
-INK, GRID, PAPER, DOT, LINE, FAILURE = (f"var(--{name})" for name in LIGHT)
+# Each colour is a variable in the picture's CSS. The page, or the browser, decides whether it is light or dark.
+COLORS = ("ink", "grid", "paper", "dot", "line", "failure")
+LIGHT = ("#1c2430", "#dfe4ea", "#fff", "#2b6cb0", "#b45309", "#c53030")
+DARK = ("#dde3ea", "#39434f", "#161b22", "#6cb0f5", "#f0a742", "#ff7b72")
+INK, GRID, PAPER, DOT, LINE, FAILURE = (f"var(--{name})" for name in COLORS)
 # Viridis at five points, dark to light: even to the eye, and in print.
 COLOR_SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 DARK_TEXT, LIGHT_TEXT = "#1c2430", "#fff"  # on a heat map's cell, whose colour is the same on light and dark pages
@@ -423,7 +410,9 @@ def _draw_rectangle(left: float, upper: float, width: float, height: float, styl
 
 def _wrap_svg(shapes: list[str], height: float = HEIGHT) -> str:
     """Return the picture of these shapes."""
-    light, dark = ("".join(f"--{name}:{color};" for name, color in colors.items()) for colors in (LIGHT, DARK))
+    light, dark = (
+        "".join(f"--{name}:{color};" for name, color in zip(COLORS, colors, strict=True)) for colors in (LIGHT, DARK)
+    )
     style = f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}"
     size = f'width="{WIDTH}" height="{height:.0f}" viewBox="0 0 {WIDTH} {height:.0f}"'
     return (

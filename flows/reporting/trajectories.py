@@ -179,15 +179,14 @@ def _build_metrics(usage: Json) -> Json:
 def _build_final_metrics(record: Json, step_count: int) -> Json:
     """Return the totals: by the format, tokens of the trajectory's own steps, and the cost of all queries below too."""
     below = list(_list_queries(record.get("queries", [])))
-    costs = [_read_cost(query) for query in (record, *below)]
-    known = [cost for cost in costs if cost is not None]
+    costs = _read_costs([record, *below])
     extra: Json = {"llm_calls": record["calls"], "seconds": record["seconds"]}
     if below:
         extra["queries"] = {"count": len(below), **{name: sum(query[name] for query in below) for name in COUNTS}}
     return _drop_none(
         total_prompt_tokens=record["prompt_tokens"],
         total_completion_tokens=record["completion_tokens"],
-        total_cost_usd=sum(known) if len(known) == len(costs) else None,
+        total_cost_usd=None if costs is None else sum(costs),
         total_steps=step_count,
         extra=extra,
     )
@@ -201,14 +200,19 @@ def _list_queries(records: Iterable[Json]) -> Iterable[Json]:
 
 def _subtract_turns(record: Json, turns: list[Json]) -> Json | None:
     """Return the query's usage beside its turns, or None if the usage of a turn is unknown."""
-    usages: list[Json] = [turn["usage"] for turn in turns if "usage" in turn]
-    if len(usages) != len(turns):
+    if not all("usage" in turn for turn in turns):
         return None
+    usages: list[Json] = [turn["usage"] for turn in turns]
     rest: Json = {name: max(0, record[name] - sum(usage[name] for usage in usages)) for name in COUNTS}
-    costs = [_read_cost(usage) for usage in (record, *usages)]
-    known = [cost for cost in costs if cost is not None]
-    rest["cost"] = max(0.0, known[0] - sum(known[1:])) if len(known) == len(costs) else None
+    costs = _read_costs([record, *usages])
+    rest["cost"] = None if costs is None else max(0.0, costs[0] - sum(costs[1:]))
     return rest
+
+
+def _read_costs(usages: Iterable[Json]) -> list[float] | None:
+    """Return all costs in US dollars, or None if one is unknown."""
+    costs = [_read_cost(usage) for usage in usages]
+    return [cost for cost in costs if cost is not None] if None not in costs else None
 
 
 def _read_cost(usage: Json) -> float | None:

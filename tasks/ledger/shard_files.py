@@ -1,9 +1,9 @@
-"""A shard's files, in the ledger that it writes to: its work and its heartbeat.
+"""The files of a shard, in `shards/<job>/` below its ledger.
 
-They are in `shards/<job>/`. `<shard>-<attempt>.jsonl` is the work: a header, and then an execution a line, whose code
-is that of the line before where it has none. `<shard>-<attempt>.beat` is the heartbeat, with the attempt's progress.
-`<shard>-<attempt>.cancelled` says that the job has cancelled the attempt. A later attempt's work means that nobody
-waits for the earlier ones any more.
+`<shard>-<attempt>.jsonl` is the work: a header, and then a line for each execution, which has the code of the line
+before if it names none. `<shard>-<attempt>.beat` is the heartbeat, with the attempt's progress.
+`<shard>-<attempt>.cancelled` means that the job has cancelled the attempt. The job waits only for the latest attempt
+that has work.
 """
 
 import json
@@ -22,9 +22,9 @@ from .ledger_line import VERSION, check_version
 
 @dataclass(frozen=True, slots=True)
 class ShardHeader:
-    """Which attempt at which shard of a job the work is for, and how many executions it has.
+    """The attempt, shard and job that work is for, and its number of executions.
 
-    `what` is what the job calls an execution. `commit` is the one that the job resolved the repository's ref to.
+    `what` is the job's word for an execution. `commit` is the one that the job resolved the repository's ref to.
     """
 
     job: str
@@ -46,8 +46,8 @@ class ShardHeader:
 class Heartbeat:
     """The progress of an attempt. `count` goes up while it is alive; `error` is a type and a message, if it failed.
 
-    `sandboxes` were opened, for `sandbox_seconds` together; the model was called `calls` times, for `cost` US dollars
-    where every price is known.
+    `sandbox_seconds` is the time that all sandboxes were open together. `cost` is in US dollars, None if a price is
+    unknown.
     """
 
     count: int = 0
@@ -59,9 +59,9 @@ class Heartbeat:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float | None = 0.0
-    late: int = 0  # executions that were not done by the deadline
+    late: int = 0  # executions without an outcome at the deadline
     error: tuple[str, str] | None = None
-    ended: bool = False  # this is the last heartbeat: no sandbox of the attempt is left
+    ended: bool = False  # The attempt has no sandbox any more, and this is its last heartbeat.
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ShardFiles:
 
     @classmethod
     def from_work_path(cls, work_path: str) -> "ShardFiles":
-        """The files of the attempt whose work is at this location. Raises ConfigurationError where it is no work."""
+        """Return the files of the attempt with this work. Raises ConfigurationError if the path is not that of work."""
         try:
             ledger, _, job, name = work_path.rsplit("/", 3)
             shard, attempt = (int(number) for number in name.removesuffix(".jsonl").split("-"))
@@ -87,13 +87,16 @@ class ShardFiles:
 
     @property
     def directory(self) -> PathOrLocation:
-        """Where the files of all shards of the job are."""
+        """The directory of all files of the job's shards."""
         return self.ledger / "shards" / self.job
+
+    def _locate(self, suffix: str) -> PathOrLocation:
+        return self.directory / f"{self.shard:05}-{self.attempt}.{suffix}"
 
     @property
     def work_path(self) -> PathOrLocation:
         """The file with the header and the executions."""
-        return self.directory / f"{self.shard:05}-{self.attempt}.jsonl"
+        return self._locate("jsonl")
 
     @property
     def next_attempt(self) -> "ShardFiles":
@@ -101,7 +104,7 @@ class ShardFiles:
         return ShardFiles(self.ledger, self.job, self.shard, self.attempt + 1)
 
     def write_work(self, header: ShardHeader, executions: Iterable[Execution]) -> None:
-        """Writes the work, in one piece. Raises OSError."""
+        """Write the work atomically. Raises OSError."""
         write_file(self.work_path, self._encode_work(header, executions))
 
     def _encode_work(self, header: ShardHeader, executions: Iterable[Execution]) -> Iterator[bytes]:
@@ -114,7 +117,7 @@ class ShardFiles:
             yield _encode_line(line)
 
     def read_work(self) -> tuple[ShardHeader, Iterator[Execution]]:
-        """The header and the executions, which are read as they are asked for. Raises ConfigurationError."""
+        """Return the header, and the executions as an iterator over the file. Raises ConfigurationError."""
         lines = iterate_lines(self.work_path)
         try:
             header = json.loads(next(lines))
@@ -140,52 +143,41 @@ class ShardFiles:
             yield execution_from_json(work["number"], code, work)
 
     def has_work(self) -> bool:
-        """Whether this attempt's work was written."""
+        """Return whether this attempt's work was written."""
         return bool(list_names(self.directory, self.work_path.name))
 
     def mark_cancelled(self) -> None:
         """Tell the attempt to end, even if its process has not started yet. Raises OSError."""
-        write_file(self._cancelled_path, b"cancelled\n")
+        write_file(self._locate("cancelled"), b"cancelled\n")
 
     def is_cancelled(self) -> bool:
         """Return whether `mark_cancelled` was called. Raises OSError."""
         try:
-            self._cancelled_path.read_bytes()
+            self._locate("cancelled").read_bytes()
         except FileNotFoundError:
             return False
         return True
 
-    @property
-    def _cancelled_path(self) -> PathOrLocation:
-        return self.directory / f"{self.shard:05}-{self.attempt}.cancelled"
-
     def write_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Writes the heartbeat, in one piece. Raises OSError."""
-        write_file(self._heartbeat_path, json.dumps(asdict(heartbeat)).encode("ascii"))
-
-    @property
-    def _heartbeat_path(self) -> PathOrLocation:
-        return self.directory / f"{self.shard:05}-{self.attempt}.beat"
+        """Write the heartbeat atomically. Raises OSError."""
+        write_file(self._locate("beat"), json.dumps(asdict(heartbeat)).encode("ascii"))
 
     def read_heartbeat(self) -> Heartbeat | None:
-        """The last heartbeat, None where there is none yet."""
+        """Return the last heartbeat, None if there is none yet."""
         with suppress(OSError, ValueError, TypeError):
-            return Heartbeat(**json.loads(self._heartbeat_path.read_bytes()))
+            return Heartbeat(**json.loads(self._locate("beat").read_bytes()))
         return None
 
 
 class ShardCut(NamedTuple):
-    """How a job is cut into shards, as its ledger says."""
+    """The sizes of a job's shards, and the id of its ledger."""
 
     ledger_id: str
     shard_size: int  # executions in one shard
 
 
 def load_or_create_cut(ledger: PathOrLocation, job: str, shard_size: int) -> ShardCut:
-    """How the job was cut before, else with that size: a job that is run again has the shards that it had.
-
-    Raises OSError.
-    """
+    """Return the cut of an earlier run of the job, else one with that size. Raises OSError."""
     return ShardCut(
         _load_or_create(ledger / "shards" / "id", uuid.uuid4().hex[:16]),
         int(_load_or_create(ledger / "shards" / job / "size", str(shard_size))),
@@ -197,11 +189,11 @@ def _load_or_create(path: PathOrLocation, value: str) -> str:
         return path.read_bytes().decode("ascii")
     except FileNotFoundError:
         write_file(path, value.encode("ascii"))
-        return path.read_bytes().decode("ascii")  # another may have written it at the same time
+        return path.read_bytes().decode("ascii")  # Another run may have written it at the same time.
 
 
 def find_last_attempts(ledger: PathOrLocation, job: str) -> dict[int, int]:
-    """The number of the last attempt at each shard of a job that has one."""
+    """Return the number of the last attempt by shard; shards without an attempt are missing."""
     attempts: dict[int, int] = {}
     for name in list_names(ledger / "shards" / job, "*-*.jsonl"):
         with suppress(ValueError):

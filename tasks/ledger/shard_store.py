@@ -1,7 +1,7 @@
-"""The executions of a job in shards, and where each outcome is: in a temporary database, not in memory.
+"""The store of a job in shards: its executions and the places of their outcomes, in a temporary database.
 
-A million executions take some 300 MB of disk, below the system's directory for temporary files, and no memory but
-SQLite's cache.
+A million executions take some 300 MB of disk in the system's directory for temporary files, and no memory but SQLite's
+cache.
 """
 
 import json
@@ -16,8 +16,8 @@ from ..execution import Execution, execution_from_json, execution_to_json, with_
 from .ledger import Ledger
 from .ledger_line import LedgerLine, LinePosition, read_line
 
-PAGE_ROWS = 500  # that are read at a time
-CACHE_KIB = 32 * 1024  # of the database in memory
+PAGE_ROWS = 500
+CACHE_KIB = 32 * 1024
 UNFINISHED, FAILED, SUCCEEDED = 0, 1, 2
 SCHEMA = f"""
 pragma journal_mode = off;
@@ -32,11 +32,11 @@ create table before (
 ) without rowid;
 create table occurrences (digest blob primary key, count integer not null) without rowid;
 begin;
-"""  # and no end of the transaction: what is not committed one by one costs a tenth, and nobody else reads it
+"""  # One transaction without end is ten times faster, and nothing else reads the database.
 
 
 class OutcomeRow(NamedTuple):
-    """Where the outcome of an execution is: in a part of the ledger, or here as JSON where no ledger has it."""
+    """The place of an execution's outcome: in a part of the ledger, or here as JSON if no ledger has it."""
 
     number: int
     part: int | None
@@ -46,16 +46,15 @@ class OutcomeRow(NamedTuple):
 
 
 class ShardStore:
-    """Executions by their numbers, and their outcomes as they come.
+    """Executions by their numbers, and their outcomes so far.
 
-    An outcome is a line of the ledger, which is read again when it is asked for, or is stored here where no ledger has
-    it. The methods raise sqlite3.Error where the disk is full.
+    An outcome is a line of the ledger, which is read on request, or is stored here if no ledger has it. The methods
+    raise sqlite3.Error if the disk is full.
     """
 
     def __init__(self, *, ledger: Ledger) -> None:
-        """`ledger` has the lines. It is held because the copies that it has fetched from a location end with it."""
-        self._ledger = ledger
-        # Without a name: a file that is deleted when it is closed. Whoever reads the results may be in another thread.
+        self._ledger = ledger  # Its copies of a location's files are deleted with it.
+        # A database without a name is deleted when it is closed. Another thread may read the results.
         self._database = sqlite3.connect("", check_same_thread=False, isolation_level=None)
         self._database.executescript(SCHEMA)
         self._last_code, self._code_count = "", 0
@@ -63,15 +62,13 @@ class ShardStore:
         self._part_paths: list[str] = []
         self._has_key_index = False
 
-    # --------------------------------------------------------------------------------------------------- executions
-
     def count_occurrence(self, digest: bytes) -> int:
-        """How often this was called with that digest, this call included."""
+        """Return how often this was called with that digest, this call included."""
         statement = "insert into occurrences values (?, 1) on conflict do update set count = count + 1 returning count"
         return self._database.execute(statement, (digest,)).fetchone()[0]
 
     def add_execution(self, execution: Execution) -> None:
-        """Adds an execution, whose number is its index. Raises ConfigurationError where its variables are no JSON."""
+        """Add an execution under its index. Raises ConfigurationError if its variables are not JSON."""
         if not self._code_count or execution.code != self._last_code:
             self._last_code, self._code_count = execution.code, self._code_count + 1
             self._database.execute("insert into codes values (?, ?)", (self._code_count, _encode_json(self._last_code)))
@@ -85,7 +82,7 @@ class ShardStore:
         )
 
     def iterate_unfinished(self, start: int, stop: int) -> Iterator[Execution]:
-        """The executions from `start` up to `stop` that have no outcome yet, in order."""
+        """Yield the executions from `start` up to `stop` that have no outcome yet, in order."""
         after = start - 1
         while True:
             rows = self._database.execute(
@@ -100,14 +97,12 @@ class ShardStore:
                 return
 
     def count_unfinished(self, start: int, stop: int) -> int:
-        """How many executions from `start` up to `stop` have no outcome yet."""
+        """Return how many executions from `start` up to `stop` have no outcome yet."""
         query = "select count(*) from executions where number >= ? and number < ? and state = ?"
         return self._database.execute(query, (start, stop, UNFINISHED)).fetchone()[0]
 
-    # ----------------------------------------------------------------------------------------------------- outcomes
-
     def add_previous_line(self, line: LedgerLine) -> None:
-        """Adds a line that the ledger had before, for `find_previous_line`; only results count, the latest of a key."""
+        """Add an earlier line of the ledger for `find_previous_line`, which finds the latest result of a key."""
         if not line.is_success:
             return
         path, start, length = line.position
@@ -118,12 +113,12 @@ class ShardStore:
         )
 
     def find_previous_line(self, key: str) -> LedgerLine | None:
-        """The result that the ledger had of that key, None where it had none."""
+        """Return the ledger's earlier result of that key, None if it has none."""
         row = self._find_previous_row(key)
         return None if row is None else read_line(LinePosition(self._part_paths[row[0]], row[1], row[2]))
 
     def record_previous_result(self, execution: Execution) -> None:
-        """Takes the result that `find_previous_line` finds, or that is about to be in the ledger, for the outcome."""
+        """Record the result of `find_previous_line`, or one that is about to be written, as the outcome."""
         self._set_line(execution.index, SUCCEEDED, self._find_previous_row(execution.key) or (None, None, None))
 
     def _find_previous_row(self, key: str) -> Any:
@@ -131,12 +126,12 @@ class ShardStore:
         return self._database.execute(query, (bytes.fromhex(key),)).fetchone()
 
     def _set_line(self, number: int, state: int, position: tuple[int | None, int | None, int | None]) -> None:
-        """Sets an execution's state, and where its outcome's line is: its part's number, its offset and its length."""
+        """Set an execution's state, and its outcome's part number, offset and length."""
         statement = "update executions set state = ?, part = ?, start = ?, length = ? where number = ?"
         self._database.execute(statement, (state, *position, number))
 
     def record_line(self, line: LedgerLine) -> Outcome | None:
-        """Adds a new line of the ledger. Returns its outcome where it is the first of one of these executions."""
+        """Add a new line of the ledger. Returns its outcome if it is an execution's first, else None."""
         if not self._has_key_index:
             self._database.execute("create unique index if not exists keys on executions (key)")
             self._has_key_index = True
@@ -155,7 +150,7 @@ class ShardStore:
         return with_index(line.to_outcome(), number) if known_state == UNFINISHED else None
 
     def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
-        """Stores an outcome that is in no ledger, because it does not count for a later run."""
+        """Store an outcome that is in no ledger, because it does not count for a later run."""
         if self._read_state(execution.index) is None:
             self.add_execution(execution)
         state = FAILED if isinstance(outcome, Failure) else SUCCEEDED
@@ -179,10 +174,8 @@ class ShardStore:
         """The failures so far, in order."""
         return LazyOutcomes(self, (FAILED,))  # type: ignore[return-value]
 
-    # --------------------------------------------------------------------------------------------------------- rows
-
     def read_rows(self, states: Collection[int], after: int, limit: int, skip: int = 0) -> list[OutcomeRow]:
-        """The rows in one of these states, by their numbers, of which `after` is the last that is not wanted."""
+        """Return rows in one of these states whose numbers are greater than `after`, in order."""
         rows = self._database.execute(
             "select number, part, start, length, outcome from executions where number > ? and "
             f"state in ({', '.join(map(str, states))}) order by number limit ? offset ?",
@@ -192,17 +185,17 @@ class ShardStore:
 
     @property
     def last_number(self) -> int:
-        """The greatest number, -1 where there is none."""
+        """The greatest number, -1 without executions."""
         number = self._database.execute("select max(number) from executions").fetchone()[0]
         return -1 if number is None else number
 
     def count_rows(self, states: Collection[int]) -> int:
-        """How many rows are in one of these states."""
+        """Return how many rows are in one of these states."""
         query = f"select count(*) from executions where state in ({', '.join(map(str, states))})"
         return self._database.execute(query).fetchone()[0]
 
     def load_outcome(self, row: OutcomeRow) -> Outcome:
-        """The outcome of a row. Raises OSError where the ledger has it no longer."""
+        """Return the outcome of a row. Raises OSError if it is no longer in the ledger."""
         if row.part is None:
             return outcome_from_json(json.loads(row.outcome))
         path = self._part_paths[row.part]
@@ -219,7 +212,7 @@ class ShardStore:
 
 
 class LazyOutcomes(Sequence[Outcome]):
-    """Outcomes in order, each read from the ledger when it is asked for. Raises OSError where that has gone."""
+    """Outcomes in order, each read from the ledger on access. Raises OSError if it is no longer there."""
 
     def __init__(self, store: ShardStore, states: Collection[int]) -> None:
         self._store, self._states = store, states
@@ -242,19 +235,15 @@ class LazyOutcomes(Sequence[Outcome]):
     def __getitem__(self, at: int | slice) -> Outcome | list[Outcome]:
         positions = range(len(self))[at]
         if isinstance(positions, int):
-            return self._load(positions, 1)[0]
-        if positions.step == 1 and positions:
-            return self._load(positions.start, len(positions))
-        return [self._load(position, 1)[0] for position in positions]
+            return self._load(positions)
+        return [self._load(position) for position in positions]
 
-    def _load(self, position: int, count: int) -> list[Outcome]:
-        # Where no number is missing it is the position, and the rows before it need not be counted.
-        skip, after = (0, position - 1) if self._check_gapless() else (position, -1)
-        return [self._store.load_outcome(row) for row in self._store.read_rows(self._states, after, count, skip)]
-
-    def _check_gapless(self) -> bool:
+    def _load(self, position: int) -> Outcome:
+        # If no number is missing, the position is the number, and SQLite need not count the rows before it.
         self._is_gapless = self._is_gapless or len(self) == self._store.last_number + 1
-        return self._is_gapless
+        after, skip = (position - 1, 0) if self._is_gapless else (-1, position)
+        (row,) = self._store.read_rows(self._states, after, 1, skip)
+        return self._store.load_outcome(row)
 
     def __repr__(self) -> str:
         return f"<{len(self):,} outcomes, read from the ledger as they are asked for>"

@@ -270,10 +270,14 @@ def test_what_cannot_be_reported_is_one_sentence(
 ) -> None:
     (root / "empty").mkdir(parents=True)
     write_run(root / "first", make_trials(1))
+    write_run(root.parent / "newer", make_trials(1))
+    for path in (root.parent / "newer").iterdir():
+        path.write_text(re.sub(r'"version": ?1', '"version": 2', path.read_text()))
     for words, reason in (
         (["nosuch"], "there is no run 'nosuch'"),
         ([""], "there is no run ''"),
         ([root / "empty"], "has no results"),
+        ([root.parent / "newer"], "was written by a newer version of rlm-batch"),
         (["quick-fox", "--raw-csv"], "--raw-csv says how --csv is written"),
         (["quick-fox", "--csv", ""], "--csv names no file"),
         (["quick-fox", "--html", ""], "--html names no file"),

@@ -29,9 +29,14 @@ from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox, SandboxesLeft,
 from rlm_batch.blocks.local.inventory import CREATION_GRACE_SECONDS
 from rlm_batch.blocks.modal.account import open_account
 from rlm_batch.blocks.provider import SandboxProvider
-from rlm_batch.flows.cleanup import server_identity as identity
-from rlm_batch.flows.cleanup.orphans import OrphanedSandbox, find_orphans, register_own_run, remove_sandboxes
-from rlm_batch.flows.cleanup.server_identity import get_server_id
+from rlm_batch.flows.cleanup import orphans
+from rlm_batch.flows.cleanup.orphans import (
+    OrphanedSandbox,
+    find_orphans,
+    get_server_id,
+    register_own_run,
+    remove_sandboxes,
+)
 from rlm_batch.flows.listener import FlowListener
 from rlm_batch.flows.reap import MIN_SILENCE_SECONDS
 from rlm_batch.sandbox.process_identity import read_own_identity
@@ -398,7 +403,7 @@ async def test_a_run_that_is_silent_for_long_is_taken_only_where_that_was_asked_
 
 
 async def test_an_id_that_another_process_makes_meanwhile_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "VARIABLE_NAME", f"test_{uuid.uuid4().hex[:12]}")
+    monkeypatch.setattr(orphans, "VARIABLE_NAME", f"test_{uuid.uuid4().hex[:12]}")
     read = PrefectClient.read_variable_by_name
     others: list[str] = []
 
