@@ -1,17 +1,15 @@
 """The commands and their options."""
 
 import sys
-from typing import Annotated, Any, Unpack
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from ..flows.docstrings import read_docstring
-from ..flows.parameters import RlmParameters, SequenceParameters, SharedParameters, Types
-from ..sandbox.errors import ConfigurationError
-from . import argument_parsing as arguments
+from ..flows.registry import MODELS
 from .deploy import build_deploy_app
 from .outcome_output import OutputFormat
-from .parameter_options import FlowAction, Json, ShowOutput, add_flow_options
+from .parameter_options import OUTPUT_OPTIONS, Json, ShowOutput, build_flow_command, make_run_action
 
 app = App(
     name="rlm-batch",
@@ -20,183 +18,8 @@ app = App(
 )
 
 
-@app.command
-@add_flow_options
-def batch(
-    files: Annotated[list[str], Parameter(negative=())],
-    /,
-    *,
-    inputs: str | None = None,
-    types: Types = None,
-    action: FlowAction,
-    **parameters: Unpack[SharedParameters],
-) -> int:
-    """Run Python files, each in a sandbox of its own; or one file once for each of many inputs.
-
-    Args:
-        files: Files of Python code, one execution each; /dev/stdin is standard input.
-        inputs: A file of variables for one FILE: JSON lines, CSV or Parquet, an execution a line.
-    """
-    code: Any = [arguments.read_code(file) for file in files]
-    if inputs is not None:
-        if len(code) > 1:
-            raise ConfigurationError("--inputs goes with one FILE, and there are several")
-        code = code[0]
-    return action("batch", files, code=code, inputs=arguments.resolve_path(inputs), types=types, **parameters)
-
-
-@app.command
-@add_flow_options
-def sweep(
-    file: str,
-    /,
-    *,
-    grid: Annotated[list[str] | None, Parameter(negative=())] = None,
-    points: str | None = None,
-    space: Annotated[list[str] | None, Parameter(negative=())] = None,
-    trials: int | None = None,
-    sampler: str = "tpe",
-    seed: int = 0,
-    pruner: str | None = None,
-    minimize: Annotated[list[str] | None, Parameter(negative=())] = None,
-    maximize: Annotated[list[str] | None, Parameter(negative=())] = None,
-    types: Types = None,
-    action: FlowAction,
-    **parameters: Unpack[SharedParameters],
-) -> int:
-    """Run one Python file over the points of a search space, and find the best trial.
-
-    Args:
-        file: A file of Python code that reads the trial's variables and submits its fields; /dev/stdin is standard
-            input.
-        grid: A variable and its values, as in lr=0.001,0.01; once for each variable, and every combination is a trial.
-        points: A file of trials instead of a grid: JSON lines, CSV or Parquet, a trial a line.
-        space: A variable and what a sampler draws its values from: bounds, as in lr=log:1e-5..0.1, units=32..512:32
-            and depth=1..8, or choices, as in opt=adam,sgd; once for each variable. Or a file of JSON, which may have a
-            list of alternatives.
-        trials: How many points of the space are tried.
-        sampler: How they are drawn: random, tpe, or the import path of another, as optuna.samplers:NSGAIISampler.
-        seed: What the sampler draws from, with the number of each trial.
-        pruner: median or asha: ends trials by what they report.
-        minimize: The submitted field that is least in the best trial; with several objectives once for each.
-        maximize: The submitted field that is greatest in the best trial, likewise.
-    """
-    code = arguments.read_code(file)
-    directions = ["minimize"] * len(minimize or ()) + ["maximize"] * len(maximize or ())
-    objectives = [*(minimize or ()), *(maximize or ())]
-    is_single = len(objectives) <= 1
-    return action(
-        "sweep",
-        [file],
-        code=code,
-        grid=None if grid is None else arguments.parse_grid(grid),
-        points=arguments.resolve_path(points),
-        space=None if space is None else arguments.parse_space(space),
-        trials=trials,
-        sampler=sampler,
-        seed=seed,
-        pruner=pruner,
-        objective=next(iter(objectives), None) if is_single else objectives,
-        direction=next(iter(directions), "minimize") if is_single else directions,
-        types=types,
-        **parameters,
-    )
-
-
-@app.command
-@add_flow_options
-def rlm(
-    query: str,
-    /,
-    *,
-    language_model: str,
-    context: str = "",
-    context_file: str | None = None,
-    context_volume_path: str | None = None,
-    action: FlowAction,
-    **parameters: Unpack[RlmParameters],
-) -> int:
-    """Answer a question over a long text, with a recursive language model whose Python runs in a sandbox.
-
-    Args:
-        query: The question.
-        language_model: A model in LiteLLM's naming, such as openai/gpt-4o-mini, or a saved block such as
-            language-model/NAME.
-        context: The text that the question is about.
-        context_file: A file that has it instead; UTF-8, of any length.
-        context_volume_path: Its path on the provider's volume instead.
-    """
-    return action(
-        "rlm",
-        [],
-        query=query,
-        language_model=language_model,
-        context=context,
-        context_file=arguments.resolve_path(context_file),
-        context_volume_path=context_volume_path,
-        **parameters,
-    )
-
-
-@app.command
-@add_flow_options
-def chunks(
-    file: str,
-    /,
-    *,
-    chunks: str | None = None,
-    data: str | None = None,
-    chunk_size: int | None = None,
-    volume_name: str | None = None,
-    reduce: str | None = None,
-    types: Types = None,
-    action: FlowAction,
-    **parameters: Unpack[SharedParameters],
-) -> int:
-    """Run one Python file over the chunks of some data, on a volume, and another one to bring the chunks together.
-
-    Args:
-        file: A file of Python code that reads chunk_id and data, and submits its fields; /dev/stdin is standard input.
-        chunks: A file of chunks: JSON lines, CSV or Parquet, with the id and the data of a chunk in each line.
-        data: A file of data to be cut into chunks instead: JSON lines, CSV or Parquet, an item a line.
-        chunk_size: How many items of the data make a chunk.
-        volume_name: The volume that every sandbox has, made when it is first asked for.
-        reduce: A file of Python code that runs once when all chunks are done; what they submitted is in results.
-    """
-    code = arguments.read_code(file)
-    reduction = None if reduce is None else arguments.read_code(reduce)
-    return action(
-        "chunks",
-        [file],
-        code=code,
-        chunks=arguments.resolve_path(chunks),
-        data=arguments.resolve_path(data),
-        chunk_size=chunk_size,
-        volume_name=volume_name,
-        reduce=reduction,
-        types=types,
-        **parameters,
-    )
-
-
-@app.command
-@add_flow_options
-def sequence(
-    files: Annotated[list[str], Parameter(negative=())],
-    /,
-    *,
-    stop_on_error: bool = True,
-    action: FlowAction,
-    **parameters: Unpack[SequenceParameters],
-) -> int:
-    """Run Python files one after the other in one sandbox: what one defines is there in the next.
-
-    Args:
-        files: Files of Python code, a step each; /dev/stdin is standard input.
-        stop_on_error: Run no further step once one has failed.
-    """
-    steps = [arguments.read_code(file) for file in files]
-    return action("sequence", files, steps=steps, stop_on_error=stop_on_error, **parameters)
+for flow_model in MODELS:
+    app.command(build_flow_command(flow_model, OUTPUT_OPTIONS, make_run_action), name=flow_model.flow_name)
 
 
 volume = App(name="volume", help="List volumes and what is on them, bring files there and home, and remove them.")
@@ -355,7 +178,7 @@ def up(*, port: int | None = None, database: str | None = None, auth: str | None
     return 0
 
 
-app.command(build_deploy_app([batch, sweep, chunks, sequence, rlm]))
+app.command(build_deploy_app())
 
 
 @app.command

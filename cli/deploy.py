@@ -4,15 +4,17 @@ import asyncio
 import inspect
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from ..flows.docstrings import read_docstring
+from ..blocks.registry import make_unsaved_provider
+from ..flows.parameters import FlowParameters
+from ..flows.registry import MODELS
 from ..sandbox.errors import ConfigurationError
 from .parameter_options import FlowAction, build_flow_command
+from .progress import print_reading
 
 Name = Annotated[str, Parameter(help="The name of the deployment, in Prefect FLOW/NAME.", group="Deployment")]
 Cron = Annotated[str | None, Parameter(help='When it runs, as in "0 2 * * *".', group="Deployment")]
@@ -22,16 +24,15 @@ Timezone = Annotated[
 WorkPool = Annotated[str, Parameter(help="The work pool of its runs.", group="Deployment")]
 
 
-def build_deploy_app(flow_commands: Iterable[Callable[..., int]]) -> App:
-    """Return the command, with a subcommand for each of these commands that run flows, and for `reap`."""
+def build_deploy_app() -> App:
+    """Return the command, with a subcommand for each flow."""
     app = App(name="deploy", help="Make deployments on the Prefect server in PREFECT_API_URL.")
     app.default(deploy_package)
     app.command(deploy_reap, name="reap")
     options = [*inspect.signature(make_deploy_action).parameters.values()]
-    for command in flow_commands:
-        purpose = inspect.cleandoc(read_docstring(command)).partition("\n")[0]
-        deploying = build_flow_command(inspect.unwrap(command), options, make_deploy_action)
-        app.command(deploying, name=command.__name__, help=f"Make a deployment: {purpose[0].lower()}{purpose[1:]}")
+    for model in MODELS:
+        purpose = f"Make a deployment: {model.summary[0].lower()}{model.summary[1:]}"
+        app.command(build_flow_command(model, options, make_deploy_action), name=model.flow_name, help=purpose)
     return app
 
 
@@ -44,8 +45,10 @@ def deploy_package(
         work_pool: The pool that the deployments' runs go to, made as one of processes if it is missing.
     """
     if words:
-        flows = "batch, sweep, chunks, sequence, rlm or reap"
-        raise ConfigurationError(f"{words[0]!r} is no flow: give {flows} first, and its files and options after it")
+        names = ", ".join(model.flow_name for model in MODELS)
+        raise ConfigurationError(
+            f"{words[0]!r} is no flow: give {names} or reap first, and its files and options after it"
+        )
     from ..deployments.deploy import deploy
 
     for name in asyncio.run(deploy(work_pool)):
@@ -67,8 +70,8 @@ def deploy_reap(
     Args:
         provider: local, container, daytona, modal, or a saved block such as daytona-sandbox/NAME.
     """
-    action = make_deploy_action(name=name, cron=cron, timezone=timezone, work_pool=work_pool)
-    return action("reap", [], provider=provider)
+    _check_name(name)
+    return _deploy_flow("reap", [], {"provider": provider}, name, cron, timezone, work_pool)
 
 
 def make_deploy_action(
@@ -79,33 +82,48 @@ def make_deploy_action(
     Raises:
         ConfigurationError: Prefect takes no such name or schedule.
     """
-    if not re.fullmatch(r"\w[\w.-]*", name):
-        raise ConfigurationError(f"--name {name!r} is not a name of letters, digits, dots, dashes and underscores")
-    schedules = [] if cron is None and timezone is None else [_build_schedule(cron, timezone)]
+    _check_name(name)
 
-    def deploy_flow(flow_name: str, files: Sequence[str], /, **parameters: Any) -> int:
-        from ..blocks.registry import make_unsaved_provider
-        from ..deployments.deploy import deploy_own
-        from ..flows.validation import load_flow, open_flow_inputs
-        from .progress import print_reading
-
-        flow = load_flow(flow_name)
-        defaults = inspect.signature(flow.fn).parameters
-        given = {key: value for key, value in parameters.items() if value != defaults[key].default}
-        flow.check_parameters(given)
-        make_unsaved_provider(given.get("provider", "local"), given.get("provider_options"))
-        _inputs = open_flow_inputs(flow_name, parameters, print_reading)
-        names = ", ".join(Path(file).name for file in files[:5]) + ", ..." * (len(files) > 5)
-        description = f"A {flow_name}{f' of {names}' if files else ''}, by rlm-batch deploy."
-        deploying = deploy_own(flow, name, given, description=description, schedules=schedules, work_pool=work_pool)
-        asyncio.run(deploying)
-        print(f"{flow_name}/{name} made, in the work pool {work_pool}")
-        if cron is not None:
-            print(f"It runs by itself: {cron} ({timezone or 'UTC'})")
-        print(f"\nRun it now: prefect deployment run {flow_name}/{name} --watch")
-        return 0
+    def deploy_flow(model: type[FlowParameters[Any]], files: list[str], values: dict[str, Any]) -> int:
+        parameters = model.parse(values)
+        make_unsaved_provider(values.get("provider", "local"), values.get("provider_options"))
+        if not parameters.reads_blocks():
+            parameters.make_plan(print_reading)  # What the flow would refuse is refused now.
+        converted = {parameter: getattr(parameters, parameter) for parameter in values}
+        return _deploy_flow(model.flow_name, files, converted, name, cron, timezone, work_pool)
 
     return deploy_flow
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ConfigurationError(f"--name {name!r} is not a name of letters, digits, dots, dashes and underscores")
+
+
+def _deploy_flow(
+    flow_name: str,
+    files: list[str],
+    values: dict[str, Any],
+    name: str,
+    cron: str | None,
+    timezone: str | None,
+    work_pool: str,
+) -> int:
+    """Make the deployment, print what it is and how it runs, and return the exit status."""
+    from ..deployments.deploy import deploy_own
+    from ..flows.prefect_flow import load_flow
+
+    schedules = [] if cron is None and timezone is None else [_build_schedule(cron, timezone)]
+    flow = load_flow(f"rlm_batch.flows.{flow_name}", flow_name)
+    names = ", ".join(Path(file).name for file in files[:5]) + ", ..." * (len(files) > 5)
+    description = f"A {flow_name}{f' of {names}' if files else ''}, by rlm-batch deploy."
+    deploying = deploy_own(flow, name, values, description=description, schedules=schedules, work_pool=work_pool)
+    asyncio.run(deploying)
+    print(f"{flow_name}/{name} made, in the work pool {work_pool}")
+    if cron is not None:
+        print(f"It runs by itself: {cron} ({timezone or 'UTC'})")
+    print(f"\nRun it now: prefect deployment run {flow_name}/{name} --watch")
+    return 0
 
 
 def _build_schedule(cron: str | None, timezone: str | None) -> dict[str, Any]:

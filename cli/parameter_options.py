@@ -1,31 +1,28 @@
-"""The options of commands that run a flow, made from the parameters that flows share: flows/parameters.py."""
+"""The commands that run or deploy a flow, made of the flow's parameter model."""
 
-import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, get_args
 
 from cyclopts import Parameter, Token
-from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from ..blocks.host_files.mounts import locate_mounts
 from ..blocks.host_files.python_path import locate_directories
 from ..blocks.registry import PROVIDERS
 from ..flows.inputs.cells import ColumnType
-from ..flows.parameters import field_of, signature_of
-from ..sandbox.driver_settings import Preparation
+from ..flows.parameters import FlowParameters, build_signature, find_field, find_form
 from ..sandbox.errors import ConfigurationError
-from ..sandbox.intake.collected_files import check_patterns
 from ..tasks.host_tools import name_tools
-from .argument_parsing import build_provider, read_code, resolve_path
+from .argument_parsing import build_provider, parse_grid, parse_space, read_code, resolve_path
 from .outcome_output import OutputFormat
 
-OPTION_NAMES = {"cache_results": "resume"}  # where an option is not called as its parameter
-# Parameters without an option: what failed is printed, and the exit status tells of it; a provider's settings have an
-# option each.
+OPTION_NAMES = {"cache_results": "resume"}  # options that are not called as their parameter
+# Parameters without an option: the command prints failures and its exit status tells of them, and each setting of a
+# provider has an option of its own.
 LEFT_OUT = ("on_failure", "provider_options")
+KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
 Isolation = Annotated[
     Literal["bubblewrap", "landlock", "none"] | None,
@@ -35,32 +32,70 @@ ShowOutput = Annotated[bool, Parameter(help="Print all that the code has printed
 Json = Annotated[
     bool, Parameter(help="Print a line of JSON for each row in the place of the table, with whole values.", negative=())
 ]
+Objectives = list[str] | None
 
 
 class FlowAction(Protocol):
-    """What is done with a flow's name, the files of code that were named, and its parameters: a run, or a deployment.
+    """What a command does with a flow: run it, or deploy it.
 
-    Returns the exit status.
+    Args:
+        model: The flow's parameter model.
+        files: The files of code that the command line named.
+        values: The parameters that the command line set.
+
+    Returns:
+        The exit status.
     """
 
-    def __call__(self, flow: str, files: Sequence[str], /, **parameters: Any) -> int: ...
+    def __call__(self, model: type[FlowParameters[Any]], files: list[str], values: dict[str, Any]) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RunAction:
-    """Runs the flow here, and prints its outcomes."""
+    """Run the flow here, and print its outcomes."""
 
     output: OutputFormat
 
-    def __call__(self, flow: str, files: Sequence[str], /, **parameters: Any) -> int:
-        # Prefect, which it imports, takes a second: what is wrong with a file is said before.
+    def __call__(self, model: type[FlowParameters[Any]], files: list[str], values: dict[str, Any]) -> int:
         from .run_flow import run_flow
 
-        return run_flow(flow, list(files), self.output, parameters)
+        return run_flow(model, files, self.output, values)
+
+
+def make_run_action(show_output: bool = False, json: bool = False) -> FlowAction:
+    """Return the action of a command that runs a flow."""
+    return RunAction(OutputFormat(show_output, json))
+
+
+@dataclass(frozen=True, slots=True)
+class WordReader:
+    """The way from a parameter's words on the command line to its value.
+
+    Args:
+        kind: The type that the command line parses.
+        read: Makes the parameter's value of it; None where it is the value.
+        suffix: Added to the option's help text.
+    """
+
+    kind: Any
+    read: Callable[[Any], Any]
+    suffix: str = ""
+
+
+def read_code_files(files: list[str]) -> list[str] | str:
+    """Return the text of one file, or of each of several. Raises ConfigurationError."""
+    codes = [read_code(file) for file in files]
+    return codes[0] if len(codes) == 1 else codes
+
+
+OBJECTIVES = {
+    "minimize": "The submitted field that is least in the best trial; with several objectives once for each.",
+    "maximize": "The submitted field that is greatest in the best trial, likewise.",
+}
 
 
 def make_provider_options(taken: Collection[str]) -> list[inspect.Parameter]:
-    """An option for each setting that a run may have, of any provider, whose name is not `taken` by another option."""
+    """Return an option for each setting that a run may have, of any provider, unless its name is `taken`."""
     fields: dict[str, FieldInfo] = {}
     providers: dict[str, list[str]] = {}
     for entry in PROVIDERS.values():
@@ -72,127 +107,119 @@ def make_provider_options(taken: Collection[str]) -> list[inspect.Parameter]:
     for name, field in fields.items():
         note = "" if len(providers[name]) == len(PROVIDERS) else f" ({', '.join(providers[name])})"
         is_list = "list" in str(field.annotation)
-        # Words, which the provider's own settings make numbers of: one has an integer where another has not.
+        # The provider's own settings convert the words: one provider has an integer where another has text.
         kind: Any = bool if field.annotation is bool else list[str] if is_list else str
         details = Parameter(help=f"{field.description}{note}", negative=() if is_list else None, group="Provider")
-        annotation = Annotated[kind | None, details]
-        options.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+        options.append(_make_option(name, kind | None, details))
     return options
 
 
 OUTPUT_OPTIONS = [
-    inspect.Parameter("show_output", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=ShowOutput),
-    inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json),
+    inspect.Parameter("show_output", KEYWORD_ONLY, default=False, annotation=ShowOutput),
+    inspect.Parameter("json", KEYWORD_ONLY, default=False, annotation=Json),
 ]
 
 
-def add_flow_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Gives a command an option for each shared parameter of its flow, with the same default, bounds and description.
-
-    They are those of the TypedDict that its `**parameters` unpacks. The command is called with the parameters that were
-    asked for, in the place of its `**parameters`, and with what is to be done with them as `action`: the flow runs.
-    """
-
-    def make_action(show_output: bool = False, json: bool = False) -> FlowAction:
-        return RunAction(OutputFormat(show_output, json))
-
-    return build_flow_command(command, OUTPUT_OPTIONS, make_action)
-
-
 def build_flow_command(
-    command: Callable[..., int], action_options: list[inspect.Parameter], make_action: Callable[..., FlowAction]
+    model: type[FlowParameters[Any]],
+    action_options: list[inspect.Parameter],
+    make_action: Callable[..., FlowAction],
 ) -> Callable[..., int]:
-    """The command with the options of its flow, and those that `make_action` makes its `action` of."""
-    hints: dict[str, Any] = {}  # of the shared parameters, by their names
+    """Return the command of a flow.
+
+    Args:
+        model: The flow's parameter model. Each parameter becomes an argument or an option.
+        action_options: More options, from which `make_action` makes the action.
+        make_action: Returns what the command does with the parameters.
+    """
+    parameters = build_signature(model).parameters
+    readers: dict[str, tuple[str, WordReader | None]] = {}  # parameters and readers by the names of options
+    file_option = ""
     signature: list[inspect.Parameter] = []
-    for parameter in signature_of(command).parameters.values():
-        if parameter.name == "action":  # it is made of the options for it
+    for name, parameter in parameters.items():
+        form = find_form(parameter.annotation)
+        if name in LEFT_OUT or form.form == "hidden":
             continue
-        if field_of(parameter.annotation) is None:
-            signature.append(parameter)
-        elif parameter.name not in LEFT_OUT:
-            hints[parameter.name] = parameter.annotation
-            signature.append(_make_option(parameter))
-    signature.append(inspect.Parameter("isolation", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Isolation))
+        if form.form == "objectives":
+            for word, text in OBJECTIVES.items():
+                signature.append(_make_option(word, Objectives, Parameter(help=text, negative=())))
+            continue
+        option = _make_parameter_option(parameter)
+        if form.form.startswith("code") and form.is_argument:
+            file_option = option.name
+        readers[option.name] = name, READERS.get(form.form)
+        signature.append(option)
+    signature.append(inspect.Parameter("isolation", KEYWORD_ONLY, default=None, annotation=Isolation))
     signature += action_options
     provider_options = make_provider_options({parameter.name for parameter in signature})
     signature += provider_options
+    signature.sort(key=lambda option: option.kind)
 
-    @functools.wraps(command)
-    def run(*arguments: Any, isolation: Any = None, **options: Any) -> int:
-        names = [option.name for option in action_options if option.name in options]
-        action = make_action(**{name: options.pop(name) for name in names})
-        given = {name: options.pop(_get_option_name(name)) for name in hints if _get_option_name(name) in options}
-        settings = {option.name: options.pop(option.name, None) for option in provider_options}
-        settings = {name: None if value == "none" else value for name, value in settings.items() if value is not None}
-        if isolation is not None:
-            given["provider"] = build_provider(given.get("provider", "local"), isolation)
-        if "results_path" in given:
-            given["results_path"] = resolve_path(given["results_path"])
-        if given.get("python_path") is not None:
-            given["python_path"] = [str(path) for path in locate_directories(given["python_path"])]
-        if given.get("mounts") is not None:
-            given["mounts"] = _read_mounts(given["mounts"])
-        if given.get("types") is not None:
-            given["types"] = _read_types(given["types"])
-        if given.get("tools") is not None:
-            given["tools"] = _read_tools(given["tools"])
-        check_patterns(given.get("collect"))
-        if given.get("prepare") is not None:
-            given["prepare"] = read_code(given["prepare"])
-        check_values(hints, given)
+    def run(*arguments: Any, **options: Any) -> int:
+        bound = inspect.Signature(signature).bind_partial(*arguments, **options).arguments
+        action = make_action(**{option.name: bound[option.name] for option in action_options if option.name in bound})
+        settings = {
+            option.name: bound[option.name] for option in provider_options if bound.get(option.name) is not None
+        }
+        values: dict[str, Any] = {}
+        for option, (name, reader) in readers.items():
+            if option in bound:
+                value = bound[option]
+                values[name] = value if reader is None or value is None else reader.read(value)
         if settings:
-            given["provider_options"] = settings
-        Preparation.from_parameters(given.get("prepare"), None, given.get("prepare_seed"))
-        return command(*arguments, **options, **given, action=action)
+            values["provider_options"] = {name: None if value == "none" else value for name, value in settings.items()}
+        if bound.get("isolation") is not None:
+            values["provider"] = build_provider(values.get("provider", "local"), bound["isolation"])
+        values |= _read_objectives(bound.get("minimize") or [], bound.get("maximize") or [])
+        files = bound.get(file_option, [])
+        return action(model, [files] if isinstance(files, str) else list(files), values)
 
+    run.__name__ = model.flow_name
+    run.__doc__ = model.summary
     run.__signature__ = inspect.Signature(signature, return_annotation=int)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
     return run
 
 
-def check_values(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError, with a part for each value that is not within its parameter's bounds."""
-    problems: list[str] = []
-    for name, value in values.items():
-        try:
-            TypeAdapter(hints[name]).validate_python(value)
-        except ValidationError as error:
-            problems += [f"{name}: {problem['msg']}" for problem in error.errors()]
-    if problems:
-        raise ConfigurationError("; ".join(problems))
-
-
-def _get_option_name(parameter_name: str) -> str:
-    return OPTION_NAMES.get(parameter_name, parameter_name)
-
-
-def _make_option(parameter: inspect.Parameter) -> inspect.Parameter:
-    field = field_of(parameter.annotation)
+def _make_parameter_option(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return the argument or the option of a parameter."""
+    form = find_form(parameter.annotation)
+    field = find_field(parameter.annotation)
     assert field is not None
-    kind = get_args(parameter.annotation)[0]
-    if parameter.name == "types":
-        kind = list[str] | None  # of a dict's the command line takes one
-        words = "COLUMN=TYPE once for each, or json"
-        details = Parameter(help=f"{field.description}: {words}.", negative=(), converter=_read_words)
-    elif parameter.name == "mounts":
-        kind = list[str] | None
-        help_text = f"{field.description}: TARGET=PATH, once for each."
-        details = Parameter(help=help_text, negative=(), converter=_read_words)
-    elif parameter.name == "tools":
-        kind = list[str] | None
-        help_text = f"{field.description}: NAME=MODULE:FUNCTION, once for each."
-        details = Parameter(help=help_text, negative=(), converter=_read_words)
-    elif "list" in str(kind):
-        details = Parameter(help=f"{field.description}.", negative=(), converter=_read_words)
-    else:
-        negative = () if field.default is False else None  # nobody asks for what is not done anyway
-        details = Parameter(help=f"{field.description}.", negative=negative)
-    return parameter.replace(name=_get_option_name(parameter.name), annotation=Annotated[kind, details])
+    reader = READERS.get(form.form)
+    kind = get_args(parameter.annotation)[0] if reader is None else reader.kind
+    text = f"{form.help or field.description}{reader.suffix if reader else ''}."
+    if form.is_argument:
+        name = {"code file": "file", "code files": "files"}.get(form.form, parameter.name)
+        annotation = Annotated[list[str] if kind == list[str] else str, Parameter(help=text, negative=())]
+        return inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY, annotation=annotation)
+    is_list = "list" in str(kind)
+    details = Parameter(
+        help=text,
+        # Nobody asks for what is not done anyway.
+        negative=() if is_list or parameter.default is False else None,
+        converter=_read_words if is_list and form.form not in ("grid", "space") else None,
+    )
+    return _make_option(OPTION_NAMES.get(parameter.name, parameter.name), kind, details, parameter.default)
+
+
+def _make_option(name: str, kind: Any, details: Parameter, default: Any = None) -> inspect.Parameter:
+    return inspect.Parameter(name, KEYWORD_ONLY, default=default, annotation=Annotated[kind, details])
+
+
+def _read_objectives(minimize: list[str], maximize: list[str]) -> dict[str, Any]:
+    """Return the objective and its direction, or lists of both; nothing where there is none."""
+    objectives = [*minimize, *maximize]
+    directions = ["minimize"] * len(minimize) + ["maximize"] * len(maximize)
+    if not objectives:
+        return {}
+    if len(objectives) == 1:
+        return {"objective": objectives[0], "direction": directions[0]}
+    return {"objective": objectives, "direction": directions}
 
 
 def _read_types(words: Sequence[str]) -> dict[str, str] | str:
-    """Return the types of columns, from words such as `zip=str`; a word of its own stands for all of them."""
+    """Return the types of columns, from words such as `zip=str`; the one word json means all of them."""
     if words == ["json"]:
         return "json"
     types: dict[str, str] = {}
@@ -210,14 +237,14 @@ def _read_types(words: Sequence[str]) -> dict[str, str] | str:
     return types
 
 
-def _read_tools(words: Sequence[str]) -> dict[str, str]:
-    """Import paths by the names that code calls them by, of words such as `lookup=package.module:function`."""
+def _read_tools(words: Sequence[str]) -> Mapping[str, str]:
+    """Return import paths by tool names, from words such as `lookup=package.module:function`."""
     pairs = [word.partition("=") for word in words]
     return name_tools({name: path for name, _, path in pairs})
 
 
 def _read_mounts(words: Sequence[str]) -> dict[str, str]:
-    """Paths of the host by those in sandboxes, of words such as `/data/set=data`. Raises ConfigurationError."""
+    """Return paths of the host by paths in sandboxes, from words such as `/data/set=data`."""
     mounts: dict[str, str] = {}
     for word in words:
         target, _, source = word.partition("=")
@@ -233,6 +260,20 @@ def _read_mounts(words: Sequence[str]) -> dict[str, str]:
 
 
 def _read_words(_kind: Any, tokens: Sequence[Token]) -> list[str] | None:
-    """The words of an option that may come several times; None where it is none."""
+    """Return the words of an option that may come several times; None for the word none."""
     words = [token.value for token in tokens]
     return None if words == ["none"] else words
+
+
+# By the name in a parameter's `CommandLineForm`.
+READERS = {
+    "code file": WordReader(str | None, read_code),
+    "code files": WordReader(list[str], read_code_files),
+    "path": WordReader(str | None, resolve_path),
+    "directories": WordReader(list[str] | None, lambda words: list(map(str, locate_directories(words)))),
+    "mounts": WordReader(list[str] | None, _read_mounts, ": TARGET=PATH, once for each"),
+    "tools": WordReader(list[str] | None, _read_tools, ": NAME=MODULE:FUNCTION, once for each"),
+    "types": WordReader(list[str] | None, _read_types, ": COLUMN=TYPE once for each, or json"),
+    "grid": WordReader(list[str] | None, parse_grid),
+    "space": WordReader(list[str] | None, parse_space),
+}

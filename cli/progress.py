@@ -3,19 +3,21 @@
 import sys
 import time
 from collections.abc import Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from ..flows.cleanup.orphans import OrphanedSandbox
-from ..flows.engine.events import FlowListener
+from ..flows.listener import FlowListener
 from ..flows.reporting.summary import BestTrial, ParetoFront
 from ..sandbox.errors import NotRun
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Failure, Outcome, Result
-from ..tasks.ledger.run_record import Objective
+from ..tasks.ledger.run_record import ReportSpec
 from ..tasks.redrawn_lines import RedrawnLines
+
+if TYPE_CHECKING:
+    from ..flows.cleanup.orphans import OrphanedSandbox
 
 MAX_LINE_CHARACTERS = 100_000  # of a line that the only execution prints
 PLAIN_INTERVAL_SECONDS = 5.0  # seconds between two lines where there is no terminal
@@ -29,10 +31,10 @@ def print_reading(text: str) -> None:
 class ProgressDisplay(FlowListener):
     """Shows what is done, has failed and runs, and the time that remains; a context manager around the flow's call."""
 
-    def __init__(self, objectives: Sequence[Objective] = ()) -> None:
-        """With one of the `objectives` of a sweep the best so far is shown, with several how many the front has."""
-        self._best = BestTrial(objectives[0].name, objectives[0].direction) if len(objectives) == 1 else None
-        self._front = ParetoFront(tuple(objectives)) if len(objectives) > 1 else None
+    def __init__(self) -> None:
+        # Of a sweep: the best trial so far, or with several objectives the trials that no other beats.
+        self._best: BestTrial | None = None
+        self._front: ParetoFront | None = None
         self._console = Console(stderr=True)
         self._live = self._console.is_terminal
         self._progress = Progress(
@@ -71,8 +73,12 @@ class ProgressDisplay(FlowListener):
         else:
             self._print(what)
 
-    def on_start(self, total: int, environment: str, results_path: str) -> None:
+    def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec) -> None:
         self._total, self.results_path = total, results_path
+        if report_spec.objectives:
+            self._front = ParetoFront(report_spec.objectives)
+        elif report_spec.objective is not None:
+            self._best = BestTrial(report_spec.objective, report_spec.direction)
         self._started_at = self._printed_at = time.monotonic()
         self._print(f"{total} execution{'s' if total != 1 else ''}; {environment}")
         self._progress.reset(self._task, total=total, description="running", counts="")
@@ -108,7 +114,7 @@ class ProgressDisplay(FlowListener):
         if self._live or cached or self._done + len(self._running) >= self._total:
             self._refresh()
 
-    def on_orphans(self, orphans: Sequence[OrphanedSandbox]) -> None:
+    def on_orphans(self, orphans: "Sequence[OrphanedSandbox]") -> None:
         self.orphans = list(orphans)
 
     def _refresh(self) -> None:

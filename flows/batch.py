@@ -1,100 +1,105 @@
 """The batch flow: many pieces of code, or one piece over many inputs, each in a sandbox."""
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass
-from typing import Annotated, Any, Unpack
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
-from prefect import get_run_logger
 from pydantic import Field
+from pydantic.dataclasses import dataclass as parameter_model
 
+from ..blocks.storage.location import PathOrLocation
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome
-from .decorator import batch_flow
-from .engine.execution_labels import execution_label
-from .engine.failures import raise_failures
-from .engine.job import execute_items, locate_run_ledger
 from .inputs.conversion import Code, Items, PathText, Variables
-from .inputs.readers import (
-    Inputs,
-    TypesOfColumns,
-    check_variables,
-    get_column_types,
-    read_inputs,
-    resolve_types_of,
-)
-from .inputs.spilling import check_codes, read_code_reference, read_codes
-from .inputs.tables import Report
-from .parameters import Options, SharedParameters, Types
+from .inputs.readers import check_variables, get_column_types, read_inputs, resolve_types_of
+from .inputs.spilling import read_code_reference, read_codes
+from .inputs.tables import Report as ProgressReport
+from .parameters import CommandLineForm, FlowParameters, Options, Types
+from .plan import CodeForEach, Outcomes, Plan
+from .reports import OutcomesReport
 
 
-@batch_flow("batch")
-async def batch(
-    code: Annotated[Items[Code] | Code, Field(description="Pieces of Python code; or one piece, with inputs")],
+@parameter_model(frozen=True)
+class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
+    """Run each piece of code in a sandbox, and return the results in order.
+
+    `code` is a list of texts, or one text with `inputs`: a list of variables, or a path to JSON lines, CSV or Parquet.
+    The text then runs once for each of them. Python callers may pass a function in the place of a text. Its source is
+    sent, its parameters are the variables, and its return value is submitted. docs/reference.md describes the
+    parameters.
+
+    Raises ExecutionsFailed when all executions have ended and some failed; with `on_failure="return"` a `Failure`
+    stands in the place of each. Raises ConfigurationError before anything runs.
+    """
+
+    code: Annotated[
+        Items[Code] | Code,
+        Field(description="Pieces of Python code; or one piece, with inputs"),
+        CommandLineForm(
+            "code files",
+            "Files of Python code, one execution each; /dev/stdin is standard input",
+            is_argument=True,
+        ),
+    ]
     inputs: Annotated[
         Items[Variables] | PathText | None,
         Field(description="Variables for each execution of one piece of code, or a path to JSON lines, CSV or Parquet"),
-    ] = None,
-    types: Types = None,
-    **parameters: Unpack[SharedParameters],
-) -> Sequence[Outcome]:
-    """Runs each piece of code in a sandbox, and returns their results in order.
+        CommandLineForm("path", "A file of variables for one FILE: JSON lines, CSV or Parquet, an execution a line"),
+    ] = None
+    types: Types = None
 
-    `code` is a list of texts; or one text with `inputs`, a list of variables or a path to JSON lines, CSV or Parquet,
-    and the text runs once for each. In the place of a text Python callers may pass a function, whose source is sent:
-    its parameters are the variables, and what it returns is submitted. docs/reference.md says what the parameters mean.
+    flow_name = "batch"
+    summary = "Run Python files, each in a sandbox of its own; or one file once for each of many inputs."
 
-    Raises ExecutionsFailed when all are done and some failed (with `on_failure="return"` a `Failure` stands in their
-    place), and ConfigurationError before anything runs.
-    """
-    options = Options.from_parameters(parameters)
-    how = resolve_types_of(inputs, types, locate_run_ledger(options))  # type: ignore[arg-type]  # lists and text by now
-    items = executions(code, inputs, how, get_run_logger().info)  # type: ignore[arg-type]
-    needs_all = options.prepare is None
-    if items.inputs is not None:
-        check_variables(items.codes[0], items.inputs, needs_all=needs_all)
-    for item in items.codes if items.inputs is None else ():
-        check_variables(item, [()], needs_all=needs_all)
-    outcomes = await execute_items(
-        items, total=len(items), options=options, label=execution_label, column_types=get_column_types(items.inputs)
-    )
-    if options.on_failure == "raise":
-        raise_failures(outcomes, "executions")
-    return outcomes.results
+    def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
+        """Read the inputs and check them with the code. Raises ConfigurationError."""
+        options = self.make_options()
+        codes, has_inputs = self._read_codes(), self.inputs is not None
+        needs_all = options.prepare is None
+        if not has_inputs:
+            for code in codes:
+                check_variables(code, [()], needs_all=needs_all)
+            return Plan(options=options, total=len(codes), items=[(code, {}) for code in codes])
+        source: Any = self.inputs
+        types: Any = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))
+        inputs = read_inputs(source, types, report)
+        check_variables(codes[0], inputs, needs_all=needs_all)
+        return Plan(
+            options=options,
+            total=len(inputs),
+            items=CodeForEach(codes[0], inputs),
+            column_types=get_column_types(inputs),
+        )
+
+    def _read_codes(self) -> list[str]:
+        """Return the pieces of code; one where there are inputs. Raises ConfigurationError."""
+        code: Any = self.code
+        if self.inputs is None and self.types is not None:
+            raise ConfigurationError("types are those of a CSV file of inputs, and there is none: leave them out")
+        if isinstance(code, list):
+            if self.inputs is not None:
+                raise ConfigurationError("inputs go with one piece of code: pass code as one text, not as a list")
+            if not code:
+                raise ConfigurationError("the list of code is empty: there is nothing to run")
+            return read_codes(code)  # type: ignore[reportUnknownArgumentType]
+        content = read_code_reference(code)
+        if isinstance(content, list) and self.inputs is not None:
+            raise ConfigurationError("inputs go with one piece of code, and the file of code has a list")
+        return content if isinstance(content, list) else [content]
+
+    def build_report(self, outcomes: Outcomes) -> OutcomesReport:
+        """Return the outcomes, which can print themselves."""
+        return OutcomesReport(outcomes.results, outcomes.results_path)
+
+    def get_result(self, report: OutcomesReport) -> Sequence[Outcome]:
+        """Return the outcomes alone."""
+        return report.results
 
 
-@dataclass(frozen=True, slots=True)
-class _Items(Sized, Iterable[tuple[str, dict[str, Any]]]):
-    """Pairs of code and variables, made as they are asked for."""
+if TYPE_CHECKING:
+    from .prefect_flow import define_flow
 
-    codes: list[str]
-    inputs: Inputs | None
+    batch = define_flow(BatchParameters)
+else:
+    from .lazy import define_lazily
 
-    def __len__(self) -> int:
-        return len(self.codes) if self.inputs is None else len(self.inputs)
-
-    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        if self.inputs is None:
-            return ((code, {}) for code in self.codes)
-        return ((self.codes[0], variables) for variables in self.inputs)
-
-
-def executions(
-    code: list[str] | str,
-    inputs: list[dict[str, Any]] | str | None,
-    types: TypesOfColumns = None,
-    report: Report | None = None,
-) -> _Items:
-    """The pairs of code and variables that these parameters stand for. Raises ConfigurationError."""
-    if inputs is None and types is not None:
-        raise ConfigurationError("types are those of a CSV file of inputs, and there is none: leave them out")
-    if isinstance(code, list):
-        if inputs is not None:
-            raise ConfigurationError("inputs go with one piece of code: pass code as one text, not as a list")
-        if not code:
-            raise ConfigurationError("the list of code is empty: there is nothing to run")
-        check_codes("code", code)
-        return _Items(read_codes(code), None)
-    found = read_code_reference(code)
-    if isinstance(found, list):
-        return _Items(found, None)
-    return _Items([found], None if inputs is None else read_inputs(inputs, types, report))
+    __getattr__ = define_lazily(BatchParameters)

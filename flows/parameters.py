@@ -1,303 +1,340 @@
-"""The parameters that flows share, each once: type, default, bounds, and the description that the UI's form shows.
+"""The parameters of the flows: types, defaults, bounds, descriptions, conversion and checks.
 
-A flow takes them as `**parameters: Unpack[SharedParameters]`; `signature_of` expands that to the signature that Prefect
-and callers see, and `Options` is what the engine is handed. The command line and docs/reference.md are checked against
-this file. Nothing here imports Prefect: the command line reads it before anything slow is imported.
+Each flow has one pydantic model of its parameters, which inherits the shared ones from here. Prefect's signature,
+schema and form, the command line's options and the table in docs/reference.md are made from the model. Nothing here
+imports Prefect, because the command line refuses wrong parameters before that slow import.
 """
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, get_type_hints
 
-from pydantic import Field
+from pydantic import Field, ValidationError
+from pydantic.dataclasses import dataclass as parameter_model
 from pydantic.fields import FieldInfo
-from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
+from ..blocks.storage.location import PathOrLocation
 from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
-from ..sandbox.intake.collected_files import check_patterns
-from .inputs.conversion import PathText, ProviderText, ToolsByName
+from ..sandbox.errors import ConfigurationError
+from .inputs.conversion import PathText, ProviderText, ToolsByName, convert_parameters
+from .inputs.host_paths import locate_ledger
+from .inputs.tables import Report as ProgressReport
+
+if TYPE_CHECKING:
+    from .engine.failures import Outcomes
+    from .plan import Plan
+    from .reports import Report
+
+R = TypeVar("R")
+L = TypeVar("L", PathOrLocation, PathOrLocation | None)
 
 # Task runs of one flow run, at most: a server records some fifty a second, and 250 with the settings that we ship.
 MAX_TASK_RUNS = 1000
+# The part of a location in a pydantic error that names one alternative of a union.
+UNION_TAG = re.compile(r"constrained-\w+|literal\[.*\]")
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLineForm:
+    """How the command line takes a parameter, where the parameter's type does not say it.
+
+    Args:
+        form: The reader of the words, a name in `cli/parameter_options.py`.
+        help: The option's help text; by default the parameter's description.
+        is_argument: Whether the command takes the value without the option's name.
+    """
+
+    form: str = "value"
+    help: str = ""
+    is_argument: bool = False
+
+
+class FlowParameters(Generic[R]):
+    """All that is particular to one flow: its parameters, its plan and its report. `R` is what the flow returns."""
+
+    flow_name: ClassVar[str]
+    # One line for `rlm-batch --help`.
+    summary: ClassVar[str]
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """Convert and check the parameters of one run.
+
+        Raises:
+            ConfigurationError: A value has a wrong type, is out of its bounds, or cannot be converted.
+        """
+        try:
+            return cls(**convert_parameters(dict(values)))
+        except ValidationError as error:
+            raise ConfigurationError(describe_problems(error)) from None
+
+    def make_options(self) -> "Options":
+        """Return the shared parameters, with fixed values for those that this flow does not have."""
+        raise NotImplementedError
+
+    def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> "Plan":
+        """Read the inputs, check all that can be checked before anything runs, and return the plan.
+
+        Args:
+            report: A function that takes a line about how far a large file has been read.
+            run_ledger: The ledger of the current flow run where the parameters name none.
+
+        Raises:
+            ConfigurationError: The parameters do not go together, or an input cannot be read.
+        """
+        raise NotImplementedError
+
+    def build_report(self, outcomes: "Outcomes") -> "Report":
+        """Return the report on the outcomes. Raises ConfigurationError where the outcomes lack the objective."""
+        raise NotImplementedError
+
+    def get_result(self, report: Any) -> R:
+        """Return what the flow returns to its caller: by default the report."""
+        return report
+
+    def reads_blocks(self) -> bool:
+        """Return whether a parameter names a location on a block, which only a Prefect server can resolve."""
+        texts = [value for value in self.list_values().values() if isinstance(value, str)]
+        return any(text.startswith(("block://", "@block://")) for text in texts)
+
+    def list_values(self) -> dict[str, Any]:
+        """Return the parameters by name, as JSON values."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
 
 Provider = Annotated[
     ProviderText,
     Field(
-        "local",
         min_length=1,
         description="local, container, daytona, modal, local:none (no isolation), or a saved block such as "
         "daytona-sandbox/NAME",
     ),
 ]
-ProviderOptions = Annotated[
-    dict[str, Any] | None,
-    Field(
-        None,
-        description="Settings of the provider for this run, by the names of its block's fields, such as packages or "
-        "memory_mib",
-    ),
-]
-PythonPath = Annotated[
-    list[str] | None,
-    Field(None, description="Directories of one's own modules, which code imports from first"),
-]
-Mounts = Annotated[
-    dict[str, PathText] | None,
-    Field(
-        None,
-        description="Files and directories of the host that code reads, by the absolute paths at which it has them",
-    ),
-]
+
+
+@parameter_model(frozen=True, kw_only=True)
+class CommonParameters:
+    """Parameters of every flow that executes code."""
+
+    provider: Provider = "local"
+    provider_options: Annotated[
+        dict[str, Any] | None,
+        Field(
+            description="Settings of the provider for this run, by the names of its block's fields, such as packages "
+            "or memory_mib"
+        ),
+    ] = None
+    python_path: Annotated[
+        list[str] | None,
+        Field(description="Directories of one's own modules, which code imports from first"),
+        CommandLineForm("directories"),
+    ] = None
+    mounts: Annotated[
+        dict[str, PathText] | None,
+        Field(
+            description="Files and directories of the host that code reads, by the absolute paths at which it has them"
+        ),
+        CommandLineForm("mounts"),
+    ] = None
+    timeout: Annotated[float, Field(gt=0, description="Seconds for each execution")] = 120
+    deadline: Annotated[float | None, Field(gt=0, description="Seconds for the whole flow run")] = None
+    retries: Annotated[int, Field(ge=0, description="How often an execution whose sandbox failed is tried again")] = 2
+    results_path: Annotated[
+        PathText | None,
+        Field(description="The ledger's directory or location; by default one below the results root"),
+        CommandLineForm("path"),
+    ] = None
+    log_output: Annotated[
+        bool,
+        Field(
+            description="What the code writes is in its task run's log as it comes, 200 lines of each execution",
+        ),
+    ] = True
+    batch_concurrency: Annotated[
+        int, Field(ge=1, description="Requests to the model at one time, for each execution")
+    ] = 4
+    max_depth: Annotated[
+        int, Field(ge=0, description="How deep recursive queries may go; plain code is at depth 0")
+    ] = 2
+    max_llm_calls: Annotated[int | None, Field(ge=0, description="Calls of the model, for each execution")] = 50
+    max_llm_tokens: Annotated[
+        int | None, Field(ge=0, description="Tokens of prompts and answers, for each execution")
+    ] = None
+    max_cost: Annotated[float | None, Field(ge=0, description="US dollars for the model, for the whole flow run")] = (
+        None
+    )
+    cache_queries: Annotated[
+        bool,
+        Field(description="Ask the model each question once, and take answers that ledgers have from earlier runs"),
+    ] = False
+    on_failure: Annotated[
+        Literal["raise", "return"],
+        Field(description="Fail the flow run when executions failed, or return the failures"),
+    ] = "raise"
+
+    fixed_options: ClassVar[dict[str, Any]] = {}
+
+    def make_options(self) -> "Options":
+        """Return the shared parameters, with fixed values for those that this flow does not have."""
+        names = [field.name for field in fields(Options) if hasattr(self, field.name)]
+        options = Options(**{**{name: getattr(self, name) for name in names}, **self.fixed_options})
+        changes: dict[str, Any] = {}
+        # A shard runs in another directory.
+        if options.python_path is not None:
+            changes["python_path"] = [_make_absolute(path) for path in options.python_path]
+        if options.mounts is not None:
+            changes["mounts"] = {target: _make_absolute(source) for target, source in options.mounts.items()}
+        if options.build_preparation() is not None:
+            changes["reuse_sandboxes"] = True
+        return replace(options, **changes)
+
+
+@parameter_model(frozen=True, kw_only=True)
+class CodeParameters(CommonParameters):
+    """Parameters of every flow that executes the caller's code."""
+
+    prepare: Annotated[
+        str | None,
+        Field(
+            description="Code that runs once in each sandbox; each execution is a fork of its process, with its names"
+        ),
+        CommandLineForm("code file"),
+    ] = None
+    prepare_timeout: Annotated[float, Field(gt=0, description="Seconds for prepare")] = PREPARE_TIMEOUT_SECONDS
+    prepare_seed: Annotated[
+        int | None,
+        Field(
+            description="What the random generators of prepared executions start from, with the number of each; by "
+            "default the operating system seeds them"
+        ),
+    ] = None
+    tools: Annotated[
+        ToolsByName | None,
+        Field(
+            description="Functions of the host that code may call, by the names that they have there: import paths "
+            "such as package.module:function"
+        ),
+        CommandLineForm("tools"),
+    ] = None
+    retry_code_errors: Annotated[bool, Field(description="Try again also when the code itself failed or timed out")] = (
+        False
+    )
+    idempotent: Annotated[
+        bool, Field(description="Try again also when a sandbox was lost while the code may have run")
+    ] = False
+    collect: Annotated[
+        list[str] | None,
+        Field(
+            description="Files of the working folder that come home once an execution has ended, by patterns such as "
+            "*.png or out/**"
+        ),
+    ] = None
+    language_model: Annotated[
+        str | None,
+        Field(
+            description="What the code may ask: a model in LiteLLM's naming, or a saved block such as "
+            "language-model/NAME"
+        ),
+    ] = None
+
+
+@parameter_model(frozen=True, kw_only=True)
+class Options(CodeParameters):
+    """All shared parameters: what batch, sweep and chunks have, what the engine takes, and a shard's flow as JSON."""
+
+    max_workers: Annotated[int, Field(ge=1, description="Executions at one time, each in a sandbox of its own")] = 4
+    reuse_sandboxes: Annotated[
+        bool, Field(description="Keep a worker's sandbox; each execution still has its own process")
+    ] = False
+    executions_per_task: Annotated[
+        int | None, Field(ge=1, description="Executions in one task run; by itself about 1,000 runs")
+    ] = None
+    shards: Annotated[
+        Annotated[int, Field(ge=1)] | Literal["auto"] | None,
+        Field(description="Flow runs on the workers that the executions are shared out to, or auto; by default none"),
+    ] = None
+    max_failures: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            allow_inf_nan=False,
+            description="Failed executions, or below 1 a share of all, after which no more are begun",
+        ),
+    ] = None
+    cache_results: Annotated[bool, Field(description="Take results of identical executions of earlier flow runs")] = (
+        False
+    )
+
+    def build_preparation(self) -> Preparation | None:
+        """Return the code that runs first in each sandbox, None without any. Raises ConfigurationError."""
+        return Preparation.from_parameters(self.prepare, self.prepare_timeout, self.prepare_seed)
+
+    def locate_ledger(self, run_ledger: L) -> PathOrLocation | L:
+        """Return the place of the results, by default that of the run. Raises ConfigurationError."""
+        return run_ledger if self.results_path is None else locate_ledger(self.results_path)
+
+
 Types = Annotated[
     dict[str, Literal["int", "float", "bool", "json", "str"]] | Literal["json"] | None,
     Field(
-        None,
         description="Types of a CSV file's columns (int, float, bool, json or str) where they are not to be found from "
-        "the cells; or json, and each cell is read by itself",
+        "the cells; or json, and each cell is read by itself"
     ),
+    CommandLineForm("types"),
 ]
 VolumeName = Annotated[
-    str | None, Field(None, description="The volume that every sandbox has; by default the provider's own, if any")
-]
-MaxWorkers = Annotated[int, Field(4, ge=1, description="Executions at one time, each in a sandbox of its own")]
-Timeout = Annotated[float, Field(120, gt=0, description="Seconds for each execution")]
-Retries = Annotated[int, Field(2, ge=0, description="How often an execution whose sandbox failed is tried again")]
-RetryCodeErrors = Annotated[bool, Field(False, description="Try again also when the code itself failed or timed out")]
-Idempotent = Annotated[
-    bool, Field(False, description="Try again also when a sandbox was lost while the code may have run")
-]
-OnFailure = Annotated[
-    Literal["raise", "return"],
-    Field("raise", description="Fail the flow run when executions failed, or return the failures"),
-]
-MaxFailures = Annotated[
-    float | None,
-    Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="Failed executions, or below 1 a share of all, after which no more are begun",
-    ),
-]
-Deadline = Annotated[float | None, Field(None, gt=0, description="Seconds for the whole flow run")]
-ReuseSandboxes = Annotated[
-    bool, Field(False, description="Keep a worker's sandbox; each execution still has its own process")
-]
-Prepare = Annotated[
-    str | None,
-    Field(
-        None,
-        description="Code that runs once in each sandbox; each execution is a fork of its process, with its names",
-    ),
-]
-PrepareTimeout = Annotated[float, Field(PREPARE_TIMEOUT_SECONDS, gt=0, description="Seconds for prepare")]
-PrepareSeed = Annotated[
-    int | None,
-    Field(
-        None,
-        description="What the random generators of prepared executions start from, with the number of each; by default "
-        "the operating system seeds them",
-    ),
-]
-ExecutionsPerTask = Annotated[
-    int | None, Field(None, ge=1, description="Executions in one task run; by itself about 1,000 runs")
-]
-CacheResults = Annotated[bool, Field(False, description="Take results of identical executions of earlier flow runs")]
-ResultsPath = Annotated[
-    PathText | None,
-    Field(None, description="The ledger's directory or location; by default one below the results root"),
-]
-Shards = Annotated[
-    Annotated[int, Field(ge=1)] | Literal["auto"] | None,
-    Field(None, description="Flow runs on the workers that the executions are shared out to, or auto; by default none"),
-]
-LogOutput = Annotated[
-    bool,
-    Field(True, description="What the code writes is in its task run's log as it comes, 200 lines of each execution"),
-]
-LanguageModelName = Annotated[
-    str | None,
-    Field(
-        None,
-        description="What the code may ask: a model in LiteLLM's naming, or a saved block such as language-model/NAME",
-    ),
-]
-BatchConcurrency = Annotated[int, Field(4, ge=1, description="Requests to the model at one time, for each execution")]
-MaxDepth = Annotated[int, Field(2, ge=0, description="How deep recursive queries may go; plain code is at depth 0")]
-MaxLlmCalls = Annotated[int | None, Field(50, ge=0, description="Calls of the model, for each execution")]
-MaxLlmTokens = Annotated[int | None, Field(None, ge=0, description="Tokens of prompts and answers, for each execution")]
-MaxCost = Annotated[float | None, Field(None, ge=0, description="US dollars for the model, for the whole flow run")]
-CacheQueries = Annotated[
-    bool,
-    Field(False, description="Ask the model each question once, and take answers that ledgers have from earlier runs"),
+    str | None, Field(description="The volume that every sandbox has; by default the provider's own, if any")
 ]
 
-
-Tools = Annotated[
-    ToolsByName | None,
-    Field(
-        None,
-        description="Functions of the host that code may call, by the names that they have there: import paths such as "
-        "package.module:function",
-    ),
-]
-
-
-Collect = Annotated[
-    list[str] | None,
-    Field(
-        None,
-        description="Files of the working folder that come home once an execution has ended, by patterns such as *.png "
-        "or out/**",
-    ),
-]
+# The order of the shared parameters in signatures, and so in Prefect's form: what runs where, how much at once, what a
+# failure does, results, the language model.
+FORM_ORDER = (
+    *("provider", "provider_options", "python_path", "mounts", "prepare", "prepare_timeout", "prepare_seed", "tools"),
+    *("max_workers", "timeout", "deadline", "reuse_sandboxes", "executions_per_task", "shards"),
+    *("retries", "retry_code_errors", "idempotent", "on_failure", "max_failures"),
+    *("results_path", "cache_results", "collect", "log_output"),
+    *("language_model", "batch_concurrency", "max_depth", "max_llm_calls", "max_llm_tokens", "max_cost"),
+    "cache_queries",
+)
 
 
-class _CommonParameters(TypedDict, total=False):
-    provider: Provider
-    provider_options: ProviderOptions
-    python_path: PythonPath
-    mounts: Mounts
-    timeout: Timeout
-    retries: Retries
-    deadline: Deadline
-    results_path: ResultsPath
-    log_output: LogOutput
-    batch_concurrency: BatchConcurrency
-    max_depth: MaxDepth
-    max_llm_calls: MaxLlmCalls
-    max_llm_tokens: MaxLlmTokens
-    max_cost: MaxCost
-    cache_queries: CacheQueries
+def describe_problems(error: ValidationError) -> str:
+    """Return a sentence with a part for each wrong value."""
+    parts: list[str] = []
+    for problem in error.errors():
+        place = ".".join(str(item) for item in problem["loc"] if not UNION_TAG.fullmatch(str(item)))
+        parts.append(f"{place}: {problem['msg']}")
+    return "; ".join(parts)
 
 
-class RlmParameters(_CommonParameters, total=False):
-    """What rlm shares with other flows; its language model is a parameter of its own."""
-
-    timeout: Annotated[float, Field(600, gt=0, description="Seconds for each execution")]  # a conversation takes longer
-    on_failure: OnFailure
-    cache_results: CacheResults
+def find_field(annotation: Any) -> FieldInfo | None:
+    """Return the bounds and the description that an annotation carries; None where it carries none."""
+    return next((item for item in get_args(annotation) if isinstance(item, FieldInfo)), None)
 
 
-class SequenceParameters(_CommonParameters, total=False):
-    """What sequence shares with other flows: not the workers, reuse and caching, as its steps build on each other."""
-
-    retry_code_errors: RetryCodeErrors
-    idempotent: Idempotent
-    on_failure: OnFailure
-    language_model: LanguageModelName
-    prepare: Prepare
-    prepare_timeout: PrepareTimeout
-    prepare_seed: PrepareSeed
-    tools: Tools
-    collect: Collect
+def find_form(annotation: Any) -> CommandLineForm:
+    """Return how the command line takes a parameter with this annotation."""
+    forms = [item for item in get_args(annotation)[1:] if isinstance(item, CommandLineForm)]
+    return forms[0] if forms else CommandLineForm()
 
 
-class SharedParameters(SequenceParameters, total=False):
-    """What batch, sweep and chunks share."""
-
-    max_workers: MaxWorkers
-    max_failures: MaxFailures
-    reuse_sandboxes: ReuseSandboxes
-    executions_per_task: ExecutionsPerTask
-    cache_results: CacheResults
-    shards: Shards
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The shared parameters of one flow run, all of them: what the engine is handed, and a shard's flow as JSON.
-
-    Their order here, by groups, is that of every flow's signature, and so of the UI's form.
-    """
-
-    # What runs, and where.
-    provider: Provider
-    provider_options: ProviderOptions = None
-    python_path: PythonPath = None
-    mounts: Mounts = None
-    prepare: Prepare = None
-    prepare_timeout: PrepareTimeout = PREPARE_TIMEOUT_SECONDS
-    prepare_seed: PrepareSeed = None
-    tools: Tools = None
-    # How much at once, and for how long.
-    max_workers: MaxWorkers
-    timeout: Timeout
-    deadline: Deadline
-    reuse_sandboxes: ReuseSandboxes
-    executions_per_task: ExecutionsPerTask
-    shards: Shards = None  # a shard is cut no further
-    # What a failure does.
-    retries: Retries
-    retry_code_errors: RetryCodeErrors
-    idempotent: Idempotent
-    on_failure: OnFailure
-    max_failures: MaxFailures = None
-    # Results.
-    results_path: ResultsPath
-    cache_results: CacheResults
-    collect: Collect = None
-    log_output: LogOutput
-    # The language model.
-    language_model: LanguageModelName
-    batch_concurrency: BatchConcurrency
-    max_depth: MaxDepth
-    max_llm_calls: MaxLlmCalls
-    max_llm_tokens: MaxLlmTokens
-    max_cost: MaxCost
-    cache_queries: CacheQueries = False
-
-    @classmethod
-    def from_parameters(cls, parameters: Mapping[str, Any], **fixed: Any) -> Self:
-        """The options of a flow that was given these parameters, and for which those in `fixed` are settled.
-
-        Raises ConfigurationError for parameters that do not go together.
-        """
-        defaults = {name: _default_of(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
-        options = cls(**{**defaults, **parameters, **fixed})
-        check_patterns(options.collect)
-        if options.python_path is not None:  # for a shard, which runs in another directory
-            options = replace(options, python_path=[_make_absolute(path) for path in options.python_path])
-        if options.mounts is not None:
-            absolute = {target: _make_absolute(source) for target, source in options.mounts.items()}
-            options = replace(options, mounts=dict(absolute))
-        return replace(options, reuse_sandboxes=options.reuse_sandboxes or options.build_preparation() is not None)
-
-    def build_preparation(self) -> Preparation | None:
-        """The code that is to run in each sandbox first, None without any. Raises ConfigurationError."""
-        return Preparation.from_parameters(self.prepare, self.prepare_timeout, self.prepare_seed)
-
-
-def field_of(hint: Any) -> FieldInfo | None:
-    """The default, bounds and description that an annotation carries; None where it carries none."""
-    return next((item for item in get_args(hint) if isinstance(item, FieldInfo)), None)
-
-
-def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """The function's signature with its shared parameters written out, each with its default, in the place of `**`."""
-    hints = get_type_hints(function, include_extras=True)
-    order = [item.name for item in fields(Options)]
+def build_signature(model: type[FlowParameters[Any]]) -> inspect.Signature:
+    """Return the signature of the model's flow: its own parameters first, and then the shared ones."""
+    hints = get_type_hints(model, include_extras=True)
     parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(function).parameters.values():
-        hint = hints[parameter.name]
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
-            parameters.append(parameter.replace(annotation=hint))
-            continue
-        shared_hints = get_type_hints(*get_args(hint), include_extras=True)
-        parameters += [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default_of(hint), annotation=hint)
-            for name, hint in sorted(shared_hints.items(), key=lambda item: order.index(item[0]))
-        ]
-    return inspect.Signature(parameters, return_annotation=hints.get("return", inspect.Signature.empty))
+    for field in fields(model):  # type: ignore[arg-type]
+        kind = inspect.Parameter.KEYWORD_ONLY if field.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        parameters.append(inspect.Parameter(field.name, kind, default=default, annotation=hints[field.name]))
+    order = {name: number for number, name in enumerate(FORM_ORDER)}
+    shared = inspect.Parameter.KEYWORD_ONLY
+    parameters.sort(key=lambda item: (item.kind, order[item.name] if item.kind is shared else 0))
+    return inspect.Signature(parameters)
 
 
 def _make_absolute(path: PathText) -> str:
     return str(Path(os.path.expanduser(path)).absolute())
-
-
-def _default_of(hint: Any) -> Any:
-    field = field_of(hint)
-    return ... if field is None else field.default

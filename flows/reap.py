@@ -3,14 +3,16 @@
 from typing import Annotated
 
 from prefect import get_run_logger
+from prefect.runtime import flow_run
 from pydantic import Field
 
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import SandboxesLeft
 from .cleanup.orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, get_server_id, remove_orphans
-from .decorator import batch_flow
-from .engine.events import FlowListener, find_listener
+from .listener import FlowListener
 from .parameters import Provider
+from .prefect_flow import define_function_flow
+from .run_state import get_run_state
 
 OlderThan = Annotated[
     float | None,
@@ -22,7 +24,7 @@ OlderThan = Annotated[
 DryRun = Annotated[bool, Field(description="Say what would be removed, and remove nothing")]
 
 
-@batch_flow("reap")
+@define_function_flow("reap")
 async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_run: DryRun = False) -> list[str]:
     """Removes the provider's sandboxes that nobody uses any more, and returns their ids.
 
@@ -44,7 +46,7 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
 
     Raises SandboxesLeft when all is done and some could not be removed.
     """
-    log, listener = get_run_logger(), find_listener() or FlowListener()
+    log, listener = get_run_logger(), get_run_state(flow_run.id).listener or FlowListener()
     block = await resolve_provider(provider)
     findings = await find_orphans(block, await get_server_id(), older_than)
     orphans = findings.orphans

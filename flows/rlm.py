@@ -1,23 +1,30 @@
 """The rlm flow: a question over a long context, answered by a recursive language model in a sandbox."""
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field
+from pydantic.dataclasses import dataclass as parameter_model
 
+from ..blocks.storage.location import PathOrLocation
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.meta import QuerySummary
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
+from ..sandbox.queries.budget import Usage
 from ..sandbox.result import Outcome, Result
+from ..tasks.execution import Execution
 from ..tasks.ledger.run_record import ReportSpec
-from .decorator import batch_flow
-from .engine.failures import raise_failures
-from .engine.job import execute_items
 from .inputs.conversion import PathText
 from .inputs.host_paths import check_input_path
-from .parameters import Options, RlmParameters
+from .inputs.tables import Report as ProgressReport
+from .parameters import CommandLineForm, CommonParameters, FlowParameters
+from .plan import Outcomes, Plan
+from .reporting.report import describe_cached, describe_usage
+from .reports import Report
 
 # Its queries begin at depth 1, as those of any code do: the answer is that of one recursive query.
 ASK = "SUBMIT(answer=rlm_query(query, context=context))"
@@ -28,18 +35,18 @@ with open(context_file, encoding="utf-8", errors="replace", newline="") as file:
 {ASK}
 """
 ASK_VOLUME = f"context = load_from_volume(context_path, binary=False)\n{ASK}"
-UPLOADED = "context.txt"  # where the code finds a context that came from the host
+UPLOADED = "context.txt"  # the path at which the code finds a context that came from the host
 
 
 @dataclass(frozen=True, slots=True)
-class RlmAnswer:
+class RlmAnswer(Report):
     """A recursive language model's answer. Printed, it is the answer alone, as a terminal can show it.
 
     `trajectory` has a dict for each of its turns: reasoning, code and output. `queries` counts what was asked of the
-    model, with tokens and cost, and has all queries as a tree. Where the model came to no answer, out of budget, depth
-    or time, `answered` is False, `error` says why and which parameter to raise (a CodeError, whose `type` is such as
-    "BudgetExceeded"), and `answer` is what the last of its turns that printed something printed: the best that was paid
-    for. `result` is a Failure then.
+    model, with tokens and cost, and has all queries as a tree. If the model reached no answer, because a budget, depth
+    or time limit ended it, `answered` is False, `error` says why and which parameter to raise (a CodeError, whose
+    `type` is such as "BudgetExceeded"), and `answer` is what the last of its turns that printed something printed.
+    `result` is a Failure then.
     """
 
     answer: str
@@ -52,77 +59,139 @@ class RlmAnswer:
 
     @classmethod
     def from_outcome(cls, outcome: Outcome, results_path: str) -> Self:
-        """What an execution of this flow's has come to."""
+        """Return the answer that the flow's one execution gave."""
         queries = outcome.meta.queries
         trajectory = queries.tree[0].get("trajectory", []) if queries.tree else []
         if isinstance(outcome, Result):
             return cls(outcome["answer"], trajectory, queries, outcome, results_path)
         printed = [turn["output"] for turn in trajectory if turn.get("output") and not turn.get("failed")]
-        partial = printed[-1] if printed else ""
-        return cls(partial, trajectory, queries, outcome, results_path, answered=False, error=outcome.error)
+        partial_answer = printed[-1] if printed else ""
+        return cls(partial_answer, trajectory, queries, outcome, results_path, answered=False, error=outcome.error)
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """The one outcome."""
+        return [self.result]
+
+    def rows(self, limit: int | None = None, *, shows_output: bool = False) -> list[list[str]]:
+        """Return no table: an answer is printed as text."""
+        return []
+
+    def describe(self) -> str:
+        """Return the answer, or what the model printed last where it reached none."""
+        if self.answered:
+            return str(self)
+        return f"No answer. What the model printed last:\n{self}" if self.answer else ""
+
+    def list_notes(self) -> list[str]:
+        """Return a sentence about the turns and the calls of the model."""
+        asked = self.queries
+        usage = Usage(asked.calls, asked.prompt_tokens, asked.completion_tokens, asked.cost)
+        calls = describe_usage(usage) + describe_cached(asked.cached)
+        return [f"{len(self.trajectory)} turns; the model was called {calls}"]
+
+    def to_json_lines(self) -> Iterator[dict[str, Any]]:
+        """Yield one object: the answer with its trajectory and its queries."""
+        error = None if self.error is None else self.error.summary
+        answer = {"answer": self.answer, "answered": self.answered, "error": error}
+        yield {**answer, "trajectory": self.trajectory, "queries": asdict(self.queries)}
 
     def __str__(self) -> str:
         return escape_text(self.answer, keep=LINE_CHARACTERS)
 
 
-@batch_flow("rlm")
-async def rlm(
-    query: Annotated[str, Field(min_length=1, description="The question")],
-    language_model: Annotated[
-        str, Field(description="A model in LiteLLM's naming, or a saved block such as language-model/NAME")
-    ],
-    context: Annotated[str, Field(description="The text that the question is about")] = "",
-    context_file: Annotated[PathText | None, Field(description="A file that has it instead")] = None,
-    context_volume_path: Annotated[
-        PathText | None, Field(description="Its path on the provider's volume instead")
-    ] = None,
-    **parameters: Unpack[RlmParameters],
-) -> RlmAnswer:
-    """Answers a question over a context of any length, with a recursive language model in a sandbox.
+@parameter_model(frozen=True)
+class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
+    """Answer a question over a context of any length, with a recursive language model in a sandbox.
 
-    The model does not read the context: it writes Python that does, in the sandbox, and that asks models about parts
-    of it. docs/reference.md says what the parameters mean.
+    The model does not read the context. It writes Python that does, in the sandbox, and that asks models about parts
+    of it. docs/reference.md describes the parameters.
 
-    Raises ExecutionsFailed where there is no answer (with `on_failure="return"` the RlmAnswer has the best that there
-    is, and `answered` is False), and ConfigurationError before anything runs.
+    Raises ExecutionsFailed where there is no answer; with `on_failure="return"` the RlmAnswer has the best that there
+    is, and `answered` is False. Raises ConfigurationError before anything runs.
     """
-    code, variables, uploads = question(query, context, context_file, context_volume_path)  # type: ignore[arg-type]  # text by now
-    options = Options.from_parameters(parameters, max_workers=1, language_model=language_model)
-    title = query if len(query) <= 100 else query[:97] + "..."
-    outcomes = await execute_items(
-        [(code, variables)],
-        total=1,
-        options=options,
-        label=lambda _: f"rlm: {title}",
-        uploads=uploads,
-        report_spec=ReportSpec("question"),
-        is_recursive=True,
+
+    query: Annotated[str, Field(min_length=1, description="The question"), CommandLineForm(is_argument=True)]
+    language_model: Annotated[
+        str,
+        Field(description="A model in LiteLLM's naming, or a saved block such as language-model/NAME"),
+        CommandLineForm(
+            help="A model in LiteLLM's naming, such as openai/gpt-4o-mini, or a saved block such as language-model/NAME"
+        ),
+    ]
+    context: Annotated[str, Field(description="The text that the question is about")] = ""
+    context_file: Annotated[
+        PathText | None,
+        Field(description="A file that has it instead"),
+        CommandLineForm("path", "A file that has it instead; UTF-8, of any length"),
+    ] = None
+    context_volume_path: Annotated[PathText | None, Field(description="Its path on the provider's volume instead")] = (
+        None
     )
-    if options.on_failure == "raise":
-        raise_failures(outcomes, "questions")
-    (outcome,) = outcomes.results
-    return RlmAnswer.from_outcome(outcome, outcomes.results_path)
+    _: KW_ONLY
+    # A conversation takes longer than an execution of plain code.
+    timeout: Annotated[float, Field(gt=0, description="Seconds for each execution")] = 600
+    cache_results: Annotated[bool, Field(description="Take results of identical executions of earlier flow runs")] = (
+        False
+    )
 
+    flow_name = "rlm"
+    summary = "Answer a question over a long text, with a recursive language model whose Python runs in a sandbox."
+    fixed_options = {"max_workers": 1}  # noqa: RUF012
 
-def question(
-    query: str, context: str, context_file: str | None, context_volume_path: str | None
-) -> tuple[str, dict[str, Any], dict[str, Path]]:
-    """The code, its variables, and the files that it finds. Raises ConfigurationError."""
-    given = [name for name in (context, context_file, context_volume_path) if name]
-    if len(given) > 1:
-        raise ConfigurationError(
-            "the context was given twice: pass one of context, context_file and context_volume_path"
+    def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
+        """Find the context. Raises ConfigurationError."""
+        code, variables, uploads = self._find_context()
+        title = self.query if len(self.query) <= 100 else self.query[:97] + "..."
+        return Plan(
+            options=self.make_options(),
+            total=1,
+            items=[(code, variables)],
+            label=partial(_label_question, title),
+            noun="questions",
+            report_spec=ReportSpec("question"),
+            uploads=uploads,
+            is_recursive=True,
         )
-    if context_volume_path:
-        return ASK_VOLUME, {"query": query, "context_path": context_volume_path}, {}
-    if context_file:
-        path = check_input_path(Path(context_file).expanduser().absolute())
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()  # for the key: the path says nothing
-        except OSError as error:
-            raise ConfigurationError(f"the context {path} cannot be read: {error.strerror}") from None
-        return ASK_FILE, {"query": query, "context_file": UPLOADED, "context_sha256": digest}, {UPLOADED: path}
-    if context:
-        return ASK, {"query": query, "context": context}, {}
-    return ASK_WITHOUT, {"query": query}, {}
+
+    def _find_context(self) -> tuple[str, dict[str, Any], dict[str, Path]]:
+        """Return the code, its variables, and the files to upload. Raises ConfigurationError."""
+        sources = [source for source in (self.context, self.context_file, self.context_volume_path) if source]
+        if len(sources) > 1:
+            raise ConfigurationError(
+                "the context was given twice: pass one of context, context_file and context_volume_path"
+            )
+        if self.context_volume_path:
+            return ASK_VOLUME, {"query": self.query, "context_path": self.context_volume_path}, {}
+        if self.context_file:
+            path = check_input_path(Path(self.context_file).expanduser().absolute())
+            try:
+                with path.open("rb") as file:
+                    # The digest is for the key, because the path does not identify the text.
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                raise ConfigurationError(f"the context {path} cannot be read: {error.strerror}") from None
+            variables = {"query": self.query, "context_file": UPLOADED, "context_sha256": digest}
+            return ASK_FILE, variables, {UPLOADED: path}
+        if self.context:
+            return ASK, {"query": self.query, "context": self.context}, {}
+        return ASK_WITHOUT, {"query": self.query}, {}
+
+    def build_report(self, outcomes: Outcomes) -> RlmAnswer:
+        """Return the answer."""
+        (outcome,) = outcomes.results
+        return RlmAnswer.from_outcome(outcome, outcomes.results_path)
+
+
+def _label_question(title: str, _execution: Execution) -> str:
+    return f"rlm: {title}"
+
+
+if TYPE_CHECKING:
+    from .prefect_flow import define_flow
+
+    rlm = define_flow(RlmParameters)
+else:
+    from .lazy import define_lazily
+
+    __getattr__ = define_lazily(RlmParameters)

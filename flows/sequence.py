@@ -1,83 +1,125 @@
 """The sequence flow: pieces of code that share one sandbox and its state, one after the other."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
+from pydantic.dataclasses import dataclass as parameter_model
 
+from ..blocks.storage.location import PathOrLocation
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome
 from ..tasks.execution import Execution, compute_key
 from ..tasks.ledger.run_record import ReportSpec
-from .decorator import batch_flow
-from .engine.failures import raise_failures
-from .engine.job import open_job
+from .engine.execution_labels import step_label
 from .inputs.conversion import Code, Items
 from .inputs.readers import check_variables
-from .inputs.spilling import check_codes, read_code_reference, read_codes
-from .parameters import Options, SequenceParameters
+from .inputs.spilling import read_code_reference, read_codes
+from .inputs.tables import Report as ProgressReport
+from .parameters import CodeParameters, CommandLineForm, FlowParameters
+from .plan import Outcomes, Plan
+from .reports import OutcomesReport
 
-STATE_CONTEXT = "main"
+if TYPE_CHECKING:
+    from .engine.job import Job
 
 
-@batch_flow("sequence")
-async def sequence(
-    steps: Annotated[Items[Code] | Code, Field(description="Pieces of Python code, which share one sandbox's state")],
-    stop_on_error: Annotated[bool, Field(description="Run no further step once one has failed")] = True,
-    **parameters: Unpack[SequenceParameters],
-) -> Sequence[Outcome]:
-    """Runs the steps in order in one sandbox, and returns their results in order.
+class SequenceReport(OutcomesReport):
+    """The outcomes of the steps."""
+
+    # A later step finds what a step defines, so most steps submit nothing.
+    expects_fields: ClassVar[bool] = False
+
+
+@parameter_model(frozen=True)
+class SequenceParameters(CodeParameters, FlowParameters[Sequence[Outcome]]):
+    """Run the steps in order in one sandbox, and return their results in order.
 
     A name that one step defines is there in the next. A step that fails leaves what it had done; with
-    `stop_on_error=False` the next one goes on from there. A step that ends its process, or loses its sandbox, takes
-    the state with it, and no later step is run on an empty one: they fail with StateLost. State cannot be brought
-    back, so a sequence that is retried begins again with the first step, unless all of its steps have results.
+    `stop_on_error=False` the next step continues from there. A step that ends its process, or loses its sandbox, takes
+    the state with it, and no later step runs on an empty one: they fail with StateLost. State cannot be brought back,
+    so a sequence that is retried begins again with the first step, unless all of its steps have results.
 
-    Raises ExecutionsFailed if a step failed (with `on_failure="return"` a `Failure` stands in its place, and in that of
-    each step that was not run), and ConfigurationError before anything runs.
+    Raises ExecutionsFailed if a step failed; with `on_failure="return"` a `Failure` stands in its place, and in that of
+    each step that was not run. Raises ConfigurationError before anything runs.
     """
-    codes = texts(steps)  # type: ignore[arg-type]  # lists and text by now
-    options = Options.from_parameters(parameters, max_workers=1, reuse_sandboxes=True, executions_per_task=1)
-    check_variables(codes[0], [()], needs_all=options.prepare is None)  # those after it find what it leaves
-    async with open_job(
-        total=len(codes),
-        options=options,
-        label=lambda execution: f"step {execution.index}",
-        report_spec=ReportSpec("step"),
-        state_context=STATE_CONTEXT,
-        stop_on_failure=stop_on_error,
-    ) as job:
-        executions = _chain_steps(codes, await job.compute_fingerprint())
-        # Results of some steps are of no use: the state that the others build on is not in the ledger.
-        results = [job.cache.find_result(execution) for execution in executions]
-        is_complete = all(result is not None for result in results)
-        await job.executor.execute_all(
-            iter(executions), lambda execution: results[execution.index] if is_complete else None
+
+    steps: Annotated[
+        Items[Code] | Code,
+        Field(description="Pieces of Python code, which share one sandbox's state"),
+        CommandLineForm("code files", "Files of Python code, a step each; /dev/stdin is standard input", True),
+    ]
+    stop_on_error: Annotated[bool, Field(description="Run no further step once one has failed")] = True
+
+    flow_name = "sequence"
+    summary = "Run Python files one after the other in one sandbox: what one defines is there in the next."
+    fixed_options = {"max_workers": 1, "reuse_sandboxes": True, "executions_per_task": 1}  # noqa: RUF012
+
+    def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
+        """Read the steps. Raises ConfigurationError."""
+        codes = self._read_steps()
+        options = self.make_options()
+        check_variables(codes[0], [()], needs_all=options.prepare is None)  # Later steps find what it leaves.
+        return Plan(
+            options=options,
+            total=len(codes),
+            items=[(code, {}) for code in codes],
+            execute=execute_steps,
+            label=step_label,
+            noun="steps",
+            rerun_effect="begin again with the first step",
+            report_spec=ReportSpec("step"),
+            state_context="main",
+            stop_on_failure=self.stop_on_error,
         )
-        if failed := job.store.failures:
-            job.skip(executions, f"step {failed[0].meta.index} failed, and the steps after it build on it")
-        outcomes = job.collect_outcomes()
-    if options.on_failure == "raise":
-        raise_failures(outcomes, "steps", "begin again with the first step")
-    return outcomes.results
+
+    def _read_steps(self) -> list[str]:
+        """Return the code of each step. Raises ConfigurationError."""
+        steps: Any = self.steps
+        if isinstance(steps, list):
+            if not steps:
+                raise ConfigurationError("the list of steps is empty: there is nothing to run")
+            return read_codes(steps)  # type: ignore[reportUnknownArgumentType]
+        content = read_code_reference(steps)
+        return content if isinstance(content, list) else [content]
+
+    def build_report(self, outcomes: Outcomes) -> OutcomesReport:
+        """Return the outcomes, which can print themselves."""
+        return SequenceReport(outcomes.results, outcomes.results_path)
+
+    def get_result(self, report: OutcomesReport) -> Sequence[Outcome]:
+        """Return the outcomes alone."""
+        return report.results
 
 
-def texts(steps: list[str] | str) -> list[str]:
-    """The steps that this parameter stands for. Raises ConfigurationError."""
-    if isinstance(steps, list):
-        if not steps:
-            raise ConfigurationError("the list of steps is empty: there is nothing to run")
-        check_codes("steps", steps)
-        return read_codes(steps)
-    found = read_code_reference(steps)
-    return found if isinstance(found, list) else [found]
+async def execute_steps(job: "Job") -> None:
+    """Execute the steps in order, or take all of their results from the ledger."""
+    executions = _chain_steps([code for code, _ in job.plan.items], await job.compute_fingerprint())
+    # Results of some steps are of no use: the state that the others build on is not in the ledger.
+    results = [job.cache.find_result(execution) for execution in executions]
+    is_complete = all(result is not None for result in results)
+    await job.executor.execute_all(
+        iter(executions), lambda execution: results[execution.index] if is_complete else None
+    )
+    if failed := job.store.failures:
+        job.skip(executions, f"step {failed[0].meta.index} failed, and the steps after it build on it")
 
 
 def _chain_steps(codes: list[str], fingerprint: dict[str, Any]) -> list[Execution]:
-    """The executions; the key of each holds all that came before, for its result depends on that."""
+    """Return the executions. The key of each covers all steps before it, because its result depends on them."""
     executions: list[Execution] = []
     key = ""
     for index, code in enumerate(codes):
         key = compute_key(code, {}, {}, {**fingerprint, "before": key})
         executions.append(Execution(index, code, {}, key))
     return executions
+
+
+if TYPE_CHECKING:
+    from .prefect_flow import define_flow
+
+    sequence = define_flow(SequenceParameters)
+else:
+    from .lazy import define_lazily
+
+    __getattr__ = define_lazily(SequenceParameters)

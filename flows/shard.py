@@ -11,7 +11,6 @@ from pydantic import Field
 from ..sandbox.errors import ConfigurationError
 from ..tasks.ledger.ledger import Ledger
 from ..tasks.ledger.shard_files import ShardFiles
-from .decorator import batch_flow
 from .engine.context import open_capacity, open_run_context, resolve_provider_with_volume
 from .engine.events import OutcomeRecorder
 from .engine.execution_labels import LABELS, execution_label
@@ -20,10 +19,11 @@ from .engine.results.result_cache import ResultCache
 from .engine.termination import cancel_at_termination
 from .inputs.host_paths import locate_ledger
 from .parameters import Options, VolumeName
+from .prefect_flow import define_function_flow
 from .sharding.heartbeat import HeartbeatTask, ShardCancelled
 
 
-@batch_flow("shard")
+@define_function_flow("shard")
 async def shard(
     work: Annotated[str, Field(description="The file that says what is to be done, in the ledger of the job")],
     options: Annotated[Options, Field(description="The job's parameters, as they are for this shard")],

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,6 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Usage
 from ...tasks.capacity.slots import Slots, open_slots
-from ...tasks.execution import Execution
 from ...tasks.host_tools import Tool, load_tools
 from ...tasks.lane import Lane
 from ...tasks.ledger.answer_ledger import AnswerLedger
@@ -35,9 +34,9 @@ from ..cleanup.orphans import get_server_id, register_own_run
 from ..inputs.spilling import PARAMETER_LIMIT, read_text_reference
 from ..parameters import Options
 from ..reporting.report import describe_cached, describe_usage
+from .execution_labels import Label
 from .failures import Deadline
 
-Label = Callable[[Execution], str]
 Log = logging.Logger | logging.LoggerAdapter[Any]
 
 

@@ -3,46 +3,18 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from prefect.context import FlowRunContext
 
 from ...sandbox.errors import NotRun, RlmBatchError
 from ...sandbox.meta import Meta
 from ...sandbox.result import Failure, Outcome
 from ...tasks.execution import Execution
-from ..cleanup.orphans import OrphanedSandbox
+from ..listener import FlowListener
 from .artifacts import ArtifactPublisher
 from .context import RunContext
 from .failures import describe_kind
 
 MAX_LOGGED_FAILURES = 20  # of a kind, each with a line of its own
 NOT_COLLECTED = "files that were not collected"  # a kind that fails nothing
-
-
-class FlowListener:
-    """What a flow run tells whoever called it in this process; the methods do nothing unless overridden.
-
-    It is handed over with the flow: `batch.with_listener(listener)`.
-    """
-
-    def on_start(self, total: int, environment: str, results_path: str) -> None:
-        """The run is about to execute; `environment` is the isolation in force, or the work pool of its shards."""
-
-    def on_warning(self, text: str) -> None:
-        """There is something that a person should know, in a sentence."""
-
-    def on_execution_start(self, index: int) -> None:
-        """An execution's task run has started."""
-
-    def on_output(self, index: int, stream: str, text: str) -> None:
-        """An execution's code has written that to `stream`, "stdout" or "stderr"."""
-
-    def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
-        """An execution has its outcome; `cached` where it was read from a ledger and not run."""
-
-    def on_orphans(self, orphans: Sequence[OrphanedSandbox]) -> None:
-        """The reap flow has removed these sandboxes, or would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +98,3 @@ class OutcomeRecorder:
 def _get_log_limit(kind: str) -> int:
     """How many failures of a kind have a line each in the log: of executions that were not run one, for all say why."""
     return 1 if kind == NotRun.__name__ else MAX_LOGGED_FAILURES
-
-
-def announce_results_path(path: str) -> None:
-    """Tells the flow of the current flow run, one of ours, where its results are; whoever called it may ask."""
-    context = FlowRunContext.get()
-    flow: Any = None if context is None else context.flow
-    if hasattr(flow, "results_path"):
-        flow.results_path = path
-
-
-def find_listener() -> FlowListener | None:
-    """The listener that the flow of the current flow run was given, if any."""
-    context = FlowRunContext.get()
-    return None if context is None else getattr(context.flow, "listener", None)

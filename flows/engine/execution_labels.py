@@ -1,9 +1,12 @@
 """The names of executions: what their task runs are called, and how logs speak of them."""
 
+from collections.abc import Callable
+
 from ...sandbox.outcomes.text_escape import escape_text
 from ...tasks.execution import Execution
 from ..reporting.table import format_variables
 
+Label = Callable[[Execution], str]
 LENGTH = 120  # characters of what tells one from another
 
 
@@ -15,6 +18,11 @@ def execution_label(execution: Execution) -> str:
 def trial_label(execution: Execution) -> str:
     """By its number and the values of its variables."""
     return f"trial {execution.index}: {_cut(format_variables(execution.variables))}"
+
+
+def step_label(execution: Execution) -> str:
+    """By its number."""
+    return f"step {execution.index}"
 
 
 def chunk_label(execution: Execution) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -12,18 +11,10 @@ from ...sandbox.errors import CodeError, DeadlineExceeded, ExecutionsFailed, Not
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Failure, Outcome
 from ...tasks.execution import Execution
+from ..plan import Outcomes
 
 FIRST_FAILURES = 3  # If the first executions all fail alike, the run warns before the rest fails too.
 MAX_TYPE_CHARS = 100  # characters of the name of an exception's type, which code chooses
-
-
-@dataclass(frozen=True, slots=True)
-class Outcomes:
-    """Every execution's outcome, in order, and where they are written."""
-
-    results: Sequence[Outcome]
-    failures: Sequence[Failure]  # those of the results that failed for good
-    results_path: str
 
 
 @dataclass(frozen=True, slots=True)

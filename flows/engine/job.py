@@ -12,36 +12,35 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger
 from prefect.exceptions import Pause
 from prefect.runtime import flow_run
 
-from ...blocks.storage.location import PathOrLocation
 from ...sandbox.errors import ConfigurationError, NotRun
 from ...tasks.capacity.slots import Slots
 from ...tasks.execution import Execution, assign_keys
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.result_index import ResultIndex, get_results_root
-from ...tasks.ledger.run_record import ReportSpec, RunRecord
+from ...tasks.ledger.run_record import RunRecord
 from ...tasks.ledger.shard_store import ShardStore
 from ...tasks.tracing import set_run_totals
 from ..inputs.host_paths import locate_ledger
-from ..inputs.readers import RuleOfTypes
-from ..parameters import Options
+from ..listener import FlowListener
+from ..plan import Outcomes, Plan
+from ..run_state import RunState
 from ..sharding.coordinator import ShardingExecutor
 from ..sharding.work_pool import plan_shards
 from .artifacts import ArtifactPublisher
-from .context import Label, Log, RunContext, open_capacity, open_run_context, resolve_provider_with_volume
-from .events import FlowListener, OutcomeRecorder, announce_results_path, find_listener
+from .context import Log, RunContext, open_capacity, open_run_context, resolve_provider_with_volume
+from .events import OutcomeRecorder
 from .executor import Executor, LaneExecutor
-from .failures import Outcomes, describe_rerun
+from .failures import describe_rerun
 from .notebook_progress import NotebookProgress, is_notebook
 from .results.outcome_store import MemoryStore
 from .results.result_cache import ResultCache
-from .run_outcome import announce_outcome
+from .run_outcome import describe_outcome
 from .termination import cancel_at_termination
 
 
@@ -49,6 +48,7 @@ from .termination import cancel_at_termination
 class Job:
     """An open flow run: what a flow executes its inputs with."""
 
+    plan: Plan
     context: RunContext
     store: MemoryStore | ShardStore
     recorder: OutcomeRecorder
@@ -88,139 +88,80 @@ class Job:
         return Outcomes(results, self.store.failures, str(self.context.ledger.path))
 
 
-def locate_run_ledger(options: Options) -> PathOrLocation:
-    """Where the current flow run's ledger is, or will be. Raises ConfigurationError."""
-    return locate_ledger(options.results_path) if options.results_path else get_results_root() / flow_run.id
-
-
-async def execute_items(
-    items: Iterable[tuple[str, dict[str, Any]]],
-    *,
-    total: int,
-    options: Options,
-    label: Label,
-    uploads: dict[str, Path] | None = None,
-    report_spec: ReportSpec | None = None,
-    is_recursive: bool = False,
-    column_types: RuleOfTypes | None = None,
-) -> Outcomes:
-    """The outcomes of pairs of code and variables, in a flow run that is opened for them; see `open_job`."""
-    async with open_job(
-        total=total,
-        options=options,
-        label=label,
-        uploads=uploads,
-        report_spec=report_spec,
-        is_recursive=is_recursive,
-        column_types=column_types,
-    ) as job:
-        count_occurrence = job.store.count_occurrence if isinstance(job.store, ShardStore) else None
-        executions = assign_keys(items, await job.compute_fingerprint(), count_occurrence)
-        await job.executor.execute_all(executions, job.cache.find_result)
-        return job.collect_outcomes()
+async def execute_items(job: Job) -> None:
+    """Execute the items of the job's plan, in any order."""
+    count_occurrence = job.store.count_occurrence if isinstance(job.store, ShardStore) else None
+    executions = assign_keys(job.plan.items, await job.compute_fingerprint(), count_occurrence)
+    await job.executor.execute_all(executions, job.cache.find_result)
 
 
 @asynccontextmanager
-async def open_job(
-    *,
-    total: int,
-    options: Options,
-    label: Label,
-    volume_name: str | None = None,
-    report_spec: ReportSpec | None = None,
-    uploads: dict[str, Path] | None = None,
-    state_context: str | None = None,
-    stop_on_failure: bool = False,
-    is_recursive: bool = False,
-    is_sole_writer: bool = False,
-    column_types: RuleOfTypes | None = None,
-) -> AsyncIterator[Job]:
-    """An open job of the flow run that this is called in, for `total` executions.
+async def open_job(plan: Plan, state: RunState) -> AsyncIterator[Job]:
+    """Open the current flow run's job, and close it at the end whatever happened.
 
-    `label` names an execution's task run; `report_spec` says what the report calls executions; `uploads` are files that
-    each execution finds, by their paths there. With a `state_context` all executions share one process and its state;
-    with `stop_on_failure` none is started after one that failed; with `is_sole_writer` a ledger that another run writes
-    to is refused. All that is asked of a language model `is_recursive` where a recursive query is what is executed.
-    `column_types` say how a file of inputs was read, for the run's record.
-    Raises ConfigurationError before anything runs, and OSError where the ledger cannot be written.
+    Raises:
+        ConfigurationError: The provider, the model or the ledger cannot be used; nothing has run.
+        OSError: The ledger cannot be written.
     """
+    options, total = plan.options, plan.total
     with cancel_at_termination():
         log = get_run_logger()
-        provider = await resolve_provider_with_volume(options, volume_name)
-        plan = None if options.shards is None else await plan_shards(options.shards, total, log)
-        environment = f"isolation: {await provider.check()}" if plan is None else plan.description
-        ledger = Ledger(locate_run_ledger(options))
-        context = await open_run_context(provider, options, label, ledger, total)
-        if context.model_access is not None and plan is None:  # shards ask where the workers are
-            await context.model_access.check_first_call(is_recursive=is_recursive)
-        await asyncio.to_thread(ledger.create)
-        announce_results_path(str(ledger.path))
-        log.info("%d executions on %s; %s; results in %s", total, provider.provider_name, environment, ledger.path)
-        spec = report_spec or ReportSpec()
-        record = RunRecord(
-            flow=flow_run.flow_name,
-            results_path=str(ledger.path),
-            flow_run_id=flow_run.id,
-            name=flow_run.name,
-            what=spec.noun,
-            objective=spec.objective,
-            direction=spec.direction,
-            objectives=[asdict(objective) for objective in spec.objectives],
-            space=spec.space,
-            provider=provider.provider_name,
-            total=total,
-            began=time.time(),
-            column_types=column_types or {},
+        provider = state.provider or await resolve_provider_with_volume(options, plan.volume_name)
+        shard_plan = None if options.shards is None else await plan_shards(options.shards, total, log)
+        if shard_plan is not None:
+            environment = shard_plan.description
+        else:
+            environment = f"isolation: {state.environment or await provider.check()}"
+        is_own_ledger = options.results_path is None
+        ledger = Ledger(
+            get_results_root() / flow_run.id if is_own_ledger else locate_ledger(options.results_path or "")
         )
-        store = MemoryStore(total) if plan is None else ShardStore(ledger=ledger)
+        context = await open_run_context(provider, options, plan.label, ledger, total)
+        # Shards check the model's first call on their own machines.
+        if context.model_access is not None and shard_plan is None and not state.is_model_checked:
+            await context.model_access.check_first_call(is_recursive=plan.is_recursive)
+        await asyncio.to_thread(ledger.create)
+        state.results_path = str(ledger.path)
+        log.info("%d executions on %s; %s; results in %s", total, provider.provider_name, environment, ledger.path)
+        record = _make_record(plan, provider.provider_name, state.results_path)
+        store = MemoryStore(total) if shard_plan is None else ShardStore(ledger=ledger)
         artifacts = ArtifactPublisher(record, log)
-        listener = find_listener()
-        if listener is None:
-            listener = NotebookProgress(artifacts.describe_progress) if is_notebook() else FlowListener()
-        recorder = OutcomeRecorder(context, store.add_outcome, listener, artifacts)
-        recorder.listener.on_start(total, environment, str(ledger.path))
+        if state.listener is None:
+            state.listener = NotebookProgress(artifacts.describe_progress) if is_notebook() else FlowListener()
+        recorder = OutcomeRecorder(context, store.add_outcome, state.listener, artifacts)
+        recorder.listener.on_start(total, environment, state.results_path, plan.report_spec)
         await asyncio.to_thread(record.write)
         try:
             if not ledger.register_writer():
                 text = f"another run is writing to {ledger.path} at this moment"
-                if is_sole_writer:
+                if plan.is_sole_writer:
                     raise ConfigurationError(f"{text}, and a search has one writer: wait for its end")
                 recorder.warn(f"{text}: what both have to do is done twice")
-            index = ResultIndex(get_results_root()) if options.cache_results else None
-            if index is not None:
-                index.refresh()
-            if isinstance(store, ShardStore):
-                cache = ResultCache(ledger, store.find_previous_line, index)
-            else:
-                lines = await asyncio.to_thread(ledger.load_latest_lines)
-                if state_context is None:  # or else results of some are of no use
-                    # One below the results root has this run's own executions, another those of earlier runs.
-                    is_own = options.results_path is None or flow_run.run_count > 1
-                    _log_previous_results(log, sum(line.is_success for line in lines.values()), total, is_own=is_own)
-                cache = ResultCache(ledger, lambda key: lines.pop(key, None), index)
+            cache = await _open_cache(plan, context, store, is_own=is_own_ledger or flow_run.run_count > 1)
             async with artifacts, open_capacity(context) as slots:
-                if plan is None or isinstance(store, MemoryStore):
+                if shard_plan is None or isinstance(store, MemoryStore):
                     executor: Executor = LaneExecutor(
                         context=context,
                         slots=slots,
                         recorder=recorder,
-                        uploads=uploads,
-                        state_context=state_context,
-                        stop_on_failure=stop_on_failure,
+                        uploads=dict(plan.uploads),
+                        state_context=plan.state_context,
+                        stop_on_failure=plan.stop_on_failure,
                     )
                 else:
                     executor = ShardingExecutor(
-                        plan=plan, context=context, store=store, recorder=recorder, noun=record.what
+                        plan=shard_plan, context=context, store=store, recorder=recorder, noun=record.what
                     )
-                yield Job(context, store, recorder, cache, slots, executor)
+                yield Job(plan, context, store, recorder, cache, slots, executor)
                 _count_sandboxes(record, context)
                 record.ended = time.time()
-                await asyncio.to_thread(ledger.close)  # before it is reported; raises OSError where that cannot be done
+                # Before the report, because the ledger's last lines count too. Raises OSError.
+                await asyncio.to_thread(ledger.close)
         except BaseException as error:
             await context.flush_ledger_after_error()
             if isinstance(error, asyncio.CancelledError):
-                told = "interrupted; the results so far are in %s; %s to run the rest"
-                log.warning(told, ledger.path, describe_rerun())
+                text = "interrupted; the results so far are in %s; %s to run the rest"
+                log.warning(text, ledger.path, describe_rerun())
             elif isinstance(error, Pause):
                 log.info("suspended; the results so far are in %s; resume the flow run to run the rest", ledger.path)
             raise
@@ -230,7 +171,50 @@ async def open_job(
             await asyncio.shield(asyncio.to_thread(record.finish))
         recorder.log_unlogged_failures()
         set_run_totals(total, artifacts.summary.failed, artifacts.summary.usage)
-        log.info("%s", announce_outcome(record, artifacts.summary))
+        state.outcome = describe_outcome(record, artifacts.summary)
+        log.info("%s", state.outcome.message)
+
+
+def _make_record(plan: Plan, provider: str, results_path: str) -> RunRecord:
+    """Return the record of this start of the flow run."""
+    spec = plan.report_spec
+    return RunRecord(
+        flow=flow_run.flow_name,
+        results_path=results_path,
+        flow_run_id=flow_run.id,
+        name=flow_run.name,
+        what=spec.noun,
+        objective=spec.objective,
+        direction=spec.direction,
+        objectives=[asdict(objective) for objective in spec.objectives],
+        space=spec.space,
+        provider=provider,
+        total=plan.total,
+        began=time.time(),
+        column_types=plan.column_types,
+    )
+
+
+async def _open_cache(plan: Plan, context: RunContext, store: MemoryStore | ShardStore, *, is_own: bool) -> ResultCache:
+    """Return the results from before: those of the ledger, and with `cache_results` those of every ledger.
+
+    Args:
+        plan: The run's plan.
+        context: The run's context.
+        store: The store of the run's outcomes.
+        is_own: The ledger has only this run's own executions.
+    """
+    ledger = context.ledger
+    index = ResultIndex(get_results_root()) if plan.options.cache_results else None
+    if index is not None:
+        index.refresh()
+    if isinstance(store, ShardStore):
+        return ResultCache(ledger, store.find_previous_line, index)
+    lines = await asyncio.to_thread(ledger.load_latest_lines)
+    if plan.state_context is None:  # With shared state, results of some executions are of no use.
+        count = sum(line.is_success for line in lines.values())
+        _log_previous_results(context.log, count, plan.total, is_own=is_own)
+    return ResultCache(ledger, lambda key: lines.pop(key, None), index)
 
 
 def _log_previous_results(log: Log, count: int, total: int, *, is_own: bool) -> None:

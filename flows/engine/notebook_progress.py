@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ...sandbox.result import Outcome
-from .events import FlowListener
+from ...tasks.ledger.run_record import ReportSpec
+from ..listener import FlowListener
 
 UPDATE_INTERVAL_SECONDS = 0.2  # seconds between two updates, each of which is a message to the browser
 
@@ -21,7 +22,7 @@ class NotebookProgress(FlowListener):
         self._total = self._done = 0
         self._updated_at = time.monotonic()
 
-    def on_start(self, total: int, environment: str, results_path: str) -> None:
+    def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec) -> None:
         from IPython.display import display
 
         self._total = total

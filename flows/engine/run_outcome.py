@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from prefect.context import FlowRunContext
 from prefect.events import emit_event
 
 from ...tasks.ledger.run_record import RunRecord
@@ -42,16 +41,6 @@ class RunOutcome:
             ],
             payload=self.payload,
         )
-
-
-def announce_outcome(record: RunRecord, summary: RunSummary) -> str:
-    """Store the outcome of the current flow run on its flow, if that is one of ours, and return its message."""
-    outcome = describe_outcome(record, summary)
-    context = FlowRunContext.get()
-    flow: Any = None if context is None else context.flow
-    if hasattr(flow, "outcome"):
-        flow.outcome = outcome
-    return outcome.message
 
 
 def describe_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:

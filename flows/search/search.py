@@ -11,21 +11,19 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...sandbox.meta import Meta
 from ...sandbox.result import Outcome, Result
 from ...tasks.execution import Execution, Pruning, assign_keys, build_pruned_result
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import AskedTrial, LedgerLine, TrialReport, encode_asked_trial, encode_trial_report
-from ...tasks.ledger.run_record import ReportSpec
-from ..engine.context import Label
-from ..engine.failures import Outcomes
-from ..engine.job import open_job
-from ..engine.results.result_cache import ResultCache
-from ..parameters import Options
 from .plan import SearchPlan
 from .study import Point, TrialStudy
+
+if TYPE_CHECKING:
+    from ..engine.job import Job
+    from ..engine.results.result_cache import ResultCache
 
 
 @dataclass(slots=True)
@@ -40,7 +38,7 @@ class Search:
     fingerprint: dict[str, Any]
     provider: str
     ledger: Ledger
-    cache: ResultCache
+    cache: "ResultCache"
     study: TrialStudy = field(init=False)
     _digest: str = field(init=False)
     _recorded: list[AskedTrial] = field(default_factory=list[AskedTrial])  # of this search, by their numbers
@@ -146,24 +144,23 @@ class Search:
             self._pruned.add(number)
 
 
-async def execute_search(
-    plan: SearchPlan, code: str, options: Options, label: Label, report_spec: ReportSpec
-) -> Outcomes:
-    """The outcomes of a search's trials, in a flow run that is opened for them; see `open_job`."""
-    async with open_job(
-        total=plan.trials, options=options, label=label, report_spec=report_spec, is_sole_writer=True
-    ) as job:
-        executor = job.executor
-        fingerprint = {**await job.compute_fingerprint(), **plan.fingerprint()}
-        provider = job.context.provider.provider_name
-        search = Search(plan, code, fingerprint, provider, job.context.ledger, job.cache)
-        await asyncio.to_thread(search.load_history)
-        job.recorder.observers.append(search.record_outcome)
-        await executor.execute_all(search.make_executions(lambda: executor.is_over), search.find_result)
-        return job.collect_outcomes()
+async def execute_search(plan: SearchPlan, code: str, job: "Job") -> None:
+    """Execute a search's trials."""
+    executor: Any = job.executor  # a LaneExecutor: shards are handed their points
+    fingerprint = {**await job.compute_fingerprint(), **plan.fingerprint()}
+    provider = job.context.provider.provider_name
+    search = Search(plan, code, fingerprint, provider, job.context.ledger, job.cache)
+    await asyncio.to_thread(search.load_history)
+    job.recorder.observers.append(search.record_outcome)
+    await executor.execute_all(search.make_executions(lambda: executor.is_over), search.find_result)
 
 
-def draw_points(plan: SearchPlan) -> list[dict[str, Any]]:
-    """All points of a search that goes by no outcome, ahead of its trials."""
-    study = TrialStudy(plan)
-    return [study.ask().variables for _ in range(plan.trials)]
+@dataclass(frozen=True, slots=True)
+class DrawnPoints:
+    """All points of a search that learns from no outcome, drawn ahead of its trials each time they are read."""
+
+    plan: SearchPlan
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        study = TrialStudy(self.plan)
+        return (study.ask().variables for _ in range(self.plan.trials))

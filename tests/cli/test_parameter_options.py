@@ -13,7 +13,7 @@ from rlm_batch.cli.commands import app
 from rlm_batch.cli.parameter_options import LEFT_OUT, OPTION_NAMES
 from rlm_batch.flows.batch import batch
 from rlm_batch.flows.chunks import chunks
-from rlm_batch.flows.parameters import SharedParameters, field_of
+from rlm_batch.flows.parameters import FORM_ORDER, find_field
 from rlm_batch.flows.reap import reap
 from rlm_batch.flows.rlm import rlm
 from rlm_batch.flows.sequence import sequence
@@ -48,11 +48,11 @@ def test_a_command_has_the_parameters_of_its_flow_as_options_with_their_defaults
     assert set(options) - OPTIONS_ALONE - SETTINGS == set(parameters) - SETTINGS
     assert set(options) >= (SETTINGS if name != "reap" else set())
     assert not {"repo_token", "api_key", "token_id", "environment", "api_url", "limit_name"} & set(options)
-    shared = {OPTION_NAMES.get(item, item) for item in SharedParameters.__annotations__}
+    shared = {OPTION_NAMES.get(item, item) for item in FORM_ORDER}
     nullable: list[str] = []
     for option, parameter in parameters.items():
         assert options[option].field_info.default == parameter.default, option
-        field = field_of(parameter.annotation)
+        field = find_field(parameter.annotation)
         assert field is not None
         if option in shared and name != "reap" and (name, option) != ("rlm", "language_model"):
             form = f": {PAIRS[option]}, once for each" if option in PAIRS else ""

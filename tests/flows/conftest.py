@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_batch.flows.engine.events import FlowListener
+from rlm_batch.flows.listener import FlowListener
 
 from ..infra.waiting import wait_until_async
 

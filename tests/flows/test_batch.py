@@ -30,6 +30,7 @@ from rlm_batch import (
     sweep,
 )
 
+from ..infra.listening import run_with_listener
 from ..infra.waiting import wait_until_async
 from .conftest import OutputListener, find_run_id
 
@@ -227,7 +228,7 @@ def test_parameters_have_descriptions_for_the_form_in_the_ui(flow):
 
 async def test_cancelling_the_flow_ends_its_executions_and_their_task_runs_are_cancelled(results, caplog):
     code, output = "import time; print('begun', flush=True); time.sleep(1000)", OutputListener()
-    flow = asyncio.create_task(batch.with_listener(output)(code, [{"i": i} for i in range(6)], max_workers=2))
+    flow = asyncio.create_task(run_with_listener(batch, output, code, [{"i": i} for i in range(6)], max_workers=2))
     await output.wait_for(2)
     run_id = find_run_id(results)
 

@@ -22,33 +22,39 @@ from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, RunReport
 from rlm_batch.blocks.registry import resolve_provider
-from rlm_batch.flows.batch import executions
 from rlm_batch.flows.inputs import host_paths
 from rlm_batch.flows.inputs.host_paths import locate_ledger
 from rlm_batch.flows.inputs.readers import build_chunks
 from rlm_batch.flows.inputs.spilling import read_text_reference, spill_long_parameters
-from rlm_batch.flows.rlm import question
-from rlm_batch.flows.sequence import texts
-from rlm_batch.flows.sweep import list_points
+from rlm_batch.flows.rlm import RlmParameters
 from rlm_batch.tasks.ledger.result_index import get_results_root
 
 from ..infra.deployed import Deployed
 from ..infra.logged_process import run_logged_process
+from ..infra.planning import plan_batch, plan_points, plan_steps
 from ..infra.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
 SECRET = "a-secret-of-the-host"
 ALLOWED = "RLM_BATCH_ALLOWED_PATHS"
+
+
+def read_context(path: str) -> str:
+    """Return the context that the rlm flow would upload."""
+    parameters = RlmParameters.parse({"query": "Which?", "language_model": "m", "context_file": path})
+    return parameters.make_plan().uploads["context.txt"].read_text()
+
+
 # What a flow does with a path of each parameter.
 READERS: dict[str, Callable[[str], Any]] = {
-    "inputs": lambda path: list(executions("SUBMIT(id)", path)),
-    "points": lambda path: list(list_points(None, path)),
+    "inputs": lambda path: plan_batch("SUBMIT(id)", path),
+    "points": plan_points,
     "chunks": lambda path: list(build_chunks(path, None, None)),
     "data": lambda path: list(build_chunks(None, path, 2)),
-    "code": lambda path: list(executions(f"@{path}", None)),
-    "steps": lambda path: texts(f"@{path}"),
-    "context_file": lambda path: question("Which?", "", path, None)[2]["context.txt"].read_text(),
+    "code": lambda path: plan_batch(f"@{path}"),
+    "steps": lambda path: plan_steps(f"@{path}"),
+    "context_file": read_context,
 }
 
 
@@ -205,12 +211,12 @@ def test_what_our_own_command_spilled_is_let_through() -> None:
     lines = [{"x": "x" * 1000, "number": number} for number in range(400)]
     code = "#" * 300_000
     short = spill_long_parameters({"code": code, "inputs": lines, "context": code})
-    assert [variables for _, variables in executions(short["code"], short["inputs"])] == lines
+    assert [variables for _, variables in plan_batch(short["code"], short["inputs"])] == lines
     assert read_text_reference(short["code"]) == code
-    assert question("Which?", "", short["context_file"], None)[2]["context.txt"].read_text() == code
+    assert read_context(short["context_file"]) == code
     os.remove(short["inputs"])
     with pytest.raises(ConfigurationError, match="No such file"):
-        executions(short["code"], short["inputs"])
+        plan_batch(short["code"], short["inputs"])
 
 
 @pytest.mark.usefixtures("as_worker")

@@ -25,6 +25,7 @@ from rlm_batch.deployments.server import PrefectServer
 from rlm_batch.flows.child_process import build_module_command
 from rlm_batch.tasks.ledger.ledger import Ledger
 
+from ...infra.listening import run_with_listener
 from ...infra.logged_process import run_logged_process
 from ...infra.prefect_database import make_prefect_home
 from ...infra.waiting import wait_until, wait_until_async
@@ -282,7 +283,7 @@ async def test_the_second_of_two_runs_on_one_ledger_is_told(
     place, go, output = str(results / "shared"), tmp_path / "go", OutputListener()
     code = f"import os, time\nprint('begun', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)"
     first = asyncio.create_task(
-        batch.with_listener(output)([code], provider="local:none", results_path=place, timeout=1000)
+        run_with_listener(batch, output, [code], provider="local:none", results_path=place, timeout=1000)
     )
     await output.wait_for(1)
     await batch(["SUBMIT(1)"], provider="local:none", results_path=place)

@@ -37,10 +37,11 @@ from rlm_batch.flows.cleanup.orphans import (
     register_own_run,
     remove_sandboxes,
 )
-from rlm_batch.flows.engine.events import FlowListener
+from rlm_batch.flows.listener import FlowListener
 from rlm_batch.flows.reap import MIN_SILENCE_SECONDS
 from rlm_batch.sandbox.process_identity import read_own_identity
 
+from ...infra.listening import run_with_listener
 from ...infra.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
@@ -165,7 +166,7 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
         assert await ids(block) == {box.id for box in boxes.values()}
         assert "7 sandboxes of" in told(caplog)
         assert re.search(r"would be removed, after [1-5],", told(caplog))
-        assert set(await reap.with_listener(listener)(name)) == gone
+        assert set(await run_with_listener(reap, listener, name)) == gone
         assert await ids(block) == {box.id for box in boxes.values()} - gone
         assert 1142 <= sum(left.seconds for left in listener.orphans) < 1142 + 7 * 600
         assert {left.info.id: left.reason for left in listener.orphans} == {

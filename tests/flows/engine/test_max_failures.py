@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from rlm_batch import CodeError, ConfigurationError, ExecutionsFailed, Failure, NotRun, Result, batch, chunks, sweep
-from rlm_batch.flows.engine.events import FlowListener
+from rlm_batch.flows.listener import FlowListener
 from rlm_batch.sandbox.result import Outcome
+
+from ...infra.listening import run_with_listener
 
 pytestmark = pytest.mark.anyio
 
@@ -48,6 +50,7 @@ async def test_what_is_under_way_is_finished(tmp_path: Path) -> None:
     """The first fails when two others have begun, which go on when the run has heard of it."""
     code = f"""
 import os, time
+
 os.chdir({str(tmp_path)!r})
 open(f"begun-{{x}}", "w").close()
 while not (all(map(os.path.exists, ("begun-1", "begun-2"))) if x == 0 else os.path.exists("failed")):
@@ -60,8 +63,8 @@ SUBMIT(x=x)
         def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
             (tmp_path / "failed").touch()
 
-    run = batch.with_listener(Listener())
-    outcomes = await run(code, inputs(9), provider="local:none", max_failures=1, max_workers=3, on_failure="return")
+    parameters: dict[str, Any] = {"provider": "local:none", "max_failures": 1, "max_workers": 3, "on_failure": "return"}
+    outcomes = await run_with_listener(batch, Listener(), code, inputs(9), **parameters)
     assert [type(outcome) for outcome in outcomes[:3]] == [Failure, Result, Result]
     assert [type(outcome.error) for outcome in outcomes[3:]] == [NotRun] * 6
 
@@ -106,7 +109,7 @@ async def test_a_sweep_and_a_chunked_job_end_early_too(volumes) -> None:
 @pytest.mark.full
 async def test_a_word_comes_at_once_where_the_first_executions_all_fail_alike(caplog) -> None:
     heard = Warnings()
-    await batch.with_listener(heard)("import nosuch", inputs(30), on_failure="return")
+    await run_with_listener(batch, heard, "import nosuch", inputs(30), on_failure="return")
     (warning,) = heard.texts
     assert "the first 3 executions that ended all failed alike" in warning
     assert "No module named 'nosuch'" in warning
@@ -116,10 +119,10 @@ async def test_a_word_comes_at_once_where_the_first_executions_all_fail_alike(ca
     assert "30 executions failed with CodeError ModuleNotFoundError" in lines
 
     heard = Warnings()
-    await batch.with_listener(heard)(
-        "raise [KeyError, ValueError][x % 2]", inputs(6), max_workers=1, on_failure="return"
+    await run_with_listener(
+        batch, heard, "raise [KeyError, ValueError][x % 2]", inputs(6), max_workers=1, on_failure="return"
     )
-    await batch.with_listener(heard)("raise KeyError", inputs(3), on_failure="return")  # its end tells
+    await run_with_listener(batch, heard, "raise KeyError", inputs(3), on_failure="return")  # its end tells
     assert heard.texts == []
 
 

@@ -21,6 +21,7 @@ from rlm_batch import ExecutionsFailed, batch, rlm
 from rlm_batch.deployments.deploy import deploy
 from rlm_batch.tasks import tracing
 
+from ...infra.listening import run_with_listener
 from ...infra.scripted_turns import make_script
 from ...infra.workers import Worker, wait_until_online
 from ...standins.openai_chat import ChatServer
@@ -180,7 +181,7 @@ async def test_a_recursive_query_is_an_agent_with_the_calls_of_its_turns_and_of_
 
 async def test_executions_that_are_cancelled_have_ended_with_an_error_when_the_run_is_over(exported):
     code, output = "import time; print('started', flush=True); time.sleep(1000)", OutputListener()
-    run = asyncio.create_task(batch.with_listener(output)([code] * 2, max_workers=2))
+    run = asyncio.create_task(run_with_listener(batch, output, [code] * 2, max_workers=2))
     await output.wait_for(2)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -11,10 +11,9 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import ConfigurationError, batch, chunks, sequence, sweep
-from rlm_batch.flows.batch import executions
 from rlm_batch.flows.inputs.spilling import read_text_reference
-from rlm_batch.flows.sequence import texts
 
+from ...infra.planning import plan_batch, plan_steps
 from ..conftest import find_run_id
 
 
@@ -163,12 +162,12 @@ def test_code_is_any_file_of_text_by_its_absolute_path_alone_or_in_a_list(
     numbers.write_text("1\n")
     file.write_text("SUBMIT(y=x)\n")
     decorated = "@staticmethod\ndef f(): pass\n"
-    for read in (lambda text: list(executions([decorated, text], None)), lambda text: texts(["a = 1", text])):
+    for read in (lambda text: plan_batch([decorated, text]), lambda text: plan_steps(["a = 1", text])):
         with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
             read(f"@{file}")
     monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(tmp_path))
-    assert list(executions([decorated, f"@{file}"], None)) == [(decorated, {}), ("SUBMIT(y=x)\n", {})]
-    assert texts(["a = 1", f"@{file}\n"]) == ["a = 1", "SUBMIT(y=x)\n"]
+    assert plan_batch([decorated, f"@{file}"]) == [(decorated, {}), ("SUBMIT(y=x)\n", {})]
+    assert plan_steps(["a = 1", f"@{file}\n"]) == ["a = 1", "SUBMIT(y=x)\n"]
     file.write_bytes(b"# coding: latin-1\nSUBMIT(y='\xe9')\n")
     assert read_text_reference(f"@{file}") == "# coding: utf-8\nSUBMIT(y='é')\n"
     file.write_bytes(b"\xef\xbb\xbfSUBMIT(y=x)\r\n")
@@ -182,7 +181,7 @@ def test_code_is_any_file_of_text_by_its_absolute_path_alone_or_in_a_list(
         (str(unknown), r"unknown\.py declares an encoding that Python does not know"),
         (str(wide), r"wide\.py is UTF-16.*iconv -f UTF-16 -t UTF-8"),
     ):
-        for read in (lambda text: list(executions(text, None)), read_text_reference, lambda text: texts([text])):
+        for read in (plan_batch, read_text_reference, lambda text: plan_steps([text])):
             with pytest.raises(ConfigurationError, match=reason) as refused:
                 read(f"@{place}")
             assert "\n" not in str(refused.value)

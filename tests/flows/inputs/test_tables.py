@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError
-from rlm_batch.flows.batch import executions
+from rlm_batch.flows.batch import BatchParameters
 from rlm_batch.flows.inputs.readers import InputFile, build_chunks, read_inputs, read_points
-from rlm_batch.flows.sweep import list_points
+
+from ...infra.planning import plan_points
 
 
 def read(folder: Path, data: str | bytes, types: Any = None) -> list[Any]:
@@ -308,22 +309,21 @@ def test_a_pipe_that_is_checked_and_then_run_is_read_once(tmp_path: Path, filler
         os.mkfifo(pipe)
         data = text + "\n" * filler  # blank lines are none
         threading.Thread(target=pipe.write_text, args=(data,), daemon=True).start()
-    checked = executions("SUBMIT(y=x)", str(lines))
-    assert [variables for _, variables in executions("SUBMIT(y=x)", str(lines))] == [{"x": 1}, {"x": 2}]
-    assert len(checked) == 2
-    points = list_points(None, str(cells))  # a column of numbers that ends with text
-    assert list(list_points(None, str(cells))) == [{"x": "1"}, {"x": "2"}, {"x": "three"}]
-    assert len(points) == 3
+    plan = BatchParameters.parse({"code": "SUBMIT(y=x)", "inputs": str(lines)}).make_plan()
+    for _ in range(2):  # Prefect may retry the flow run.
+        assert [variables for _, variables in plan.items] == [{"x": 1}, {"x": 2}]
+    # A column of numbers that ends with text.
+    assert plan_points(str(cells)) == [{"x": "1"}, {"x": "2"}, {"x": "three"}]
 
 
 def test_a_file_that_has_changed_is_read_again_and_who_has_read_it_keeps_what_was_there(tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     file.write_text("".join(json.dumps({"id": n, "data": n}) + "\n" for n in range(5)))
     held, whole, cut = (
-        list_points(None, str(file)), build_chunks(str(file), None, None), build_chunks(None, str(file), 2)
+        read_points(str(file)), build_chunks(str(file), None, None), build_chunks(None, str(file), 2)
     )  # fmt: skip
     assert (len(held), len(list(whole)), len(list(cut))) == (5, 5, 3)
     with file.open("a") as more:
         more.write('{"id": 5, "data": 5}\n')
-    assert len(list_points(None, str(file))) == 6
+    assert len(read_points(str(file))) == 6
     assert len(list(held)) == 5

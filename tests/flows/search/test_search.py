@@ -9,7 +9,7 @@ import pytest
 from rlm_batch import ConfigurationError, ExecutionsFailed, Result, batch, sweep
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.flows.search.plan import SearchPlan
-from rlm_batch.flows.search.search import draw_points
+from rlm_batch.flows.search.search import DrawnPoints
 from rlm_batch.flows.search.space import parse_space
 from rlm_batch.flows.search.study import derive_seed
 from rlm_batch.tasks.ledger.ledger import Ledger
@@ -71,7 +71,7 @@ async def test_random_draws_the_same_points_with_any_number_of_workers_and_other
     assert list_points(first) == list_points(second) != list_points(other)
     assert (first.best, second.best.loss) == (None, min(trial.loss for trial in second.trials))
     plan = SearchPlan(parse_space(SPACE), 8, (), "random")
-    assert draw_points(plan) == list_points(first), "as shards are given them"
+    assert list(DrawnPoints(plan)) == list_points(first), "as shards are given them"
 
 
 async def test_a_search_goes_on_and_a_pruned_trial_is_a_result_with_its_curve_and_never_the_best(

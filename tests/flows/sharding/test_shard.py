@@ -36,7 +36,8 @@ def files_of(results: Path, code: str, count: int = 6, attempt: int = 1) -> Shar
 def options_of(files: ShardFiles, **parameters: Any) -> Options:
     """The options that a job hands on to its shards."""
     given = {"provider": "local:none", "max_workers": 2, "results_path": str(files.ledger), **parameters}
-    return Options.from_parameters(given, executions_per_task=3, reuse_sandboxes=True, on_failure="return")
+    options = Options(**given, executions_per_task=3, reuse_sandboxes=True, on_failure="return")
+    return options.make_options()
 
 
 async def run(files: ShardFiles, **parameters: Any) -> None:

@@ -1,0 +1,77 @@
+"""The plan of one flow run: what it executes, made and checked before anything runs and without Prefect."""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..sandbox.result import Failure, Outcome
+from ..tasks.ledger.run_record import ReportSpec
+from .engine.execution_labels import Label, execution_label
+from .inputs.readers import RuleOfTypes
+from .parameters import Options
+
+if TYPE_CHECKING:
+    from .engine.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """Every execution's outcome, in order, and where they are written."""
+
+    results: Sequence[Outcome]
+    failures: Sequence[Failure]  # those of the results that failed for good
+    results_path: str
+
+
+Item = tuple[str, dict[str, Any]]  # code and its variables
+
+
+@dataclass(frozen=True, slots=True)
+class CodeForEach:
+    """One piece of code with each of many inputs. It can be read again, for a flow run that Prefect retries."""
+
+    code: str
+    inputs: Iterable[dict[str, Any]]
+
+    def __iter__(self) -> Iterator[Item]:
+        return ((self.code, variables) for variables in self.inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one flow run executes, and how.
+
+    Args:
+        options: The shared parameters.
+        total: The number of executions.
+        items: The code and the variables of each execution. They are read again where Prefect retries the flow run.
+        execute: Executes the items in an open job; by default all of them in any order.
+        label: Names an execution's task run.
+        noun: What several executions are called in the error about failures.
+        rerun_effect: What a second run with the same results does, for that error.
+        report_spec: What the report calls an execution, and its objectives.
+        uploads: Files that each execution finds, by their paths in the sandbox.
+        state_context: With a name, all executions share one process and its state.
+        stop_on_failure: Start no execution after one that failed.
+        is_recursive: Each execution is one recursive query, so a flat query's limits do not matter.
+        is_sole_writer: Refuse a ledger that another run is writing to.
+        volume_name: The volume of every sandbox; None for the provider's own.
+        column_types: The rule by which a CSV file's cells were read, for the run's record.
+    """
+
+    options: Options
+    total: int
+    items: Iterable[Item] = ()
+    execute: "Callable[[Job], Awaitable[None]] | None" = None
+    label: Label = execution_label
+    noun: str = "executions"
+    rerun_effect: str = "run only those that failed"
+    report_spec: ReportSpec = field(default_factory=ReportSpec)
+    uploads: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    state_context: str | None = None
+    stop_on_failure: bool = False
+    is_recursive: bool = False
+    is_sole_writer: bool = False
+    volume_name: str | None = None
+    column_types: RuleOfTypes = field(default_factory=dict[str, Any])

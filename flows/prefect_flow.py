@@ -1,0 +1,214 @@
+"""The Prefect flows that are made of parameter models."""
+
+import asyncio
+import copy
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Coroutine
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+
+from prefect import Flow
+from prefect.types.entrypoint import EntrypointType
+
+from ..sandbox.errors import ConfigurationError, RlmBatchError
+from ..tasks.task_log import install_task_run_log_filter, tells_of_cancellation
+from ..tasks.tracing import trace_flow_run
+from .cleanup.orphans import remove_sandboxes
+from .docstrings import read_docstring
+from .inputs.conversion import CODE
+from .parameters import FlowParameters, build_signature, find_field
+from .run import call_flow, enter_prefect, execute_flow
+from .run_state import RunState
+from .sharding.attempt import cancel_shards
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class BatchFlow(Flow[P, T]):
+    """A Prefect flow with conversion of Python values to parameters, and with a server of its own where none is set.
+
+    `model` is the flow's parameter model; None for a flow that is made of a plain function.
+    """
+
+    model: type[FlowParameters[Any]] | None = None
+    _changed_options: dict[str, Any] | None = None  # the options that `with_options` set
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:  # type: ignore[override]
+        """Return a coroutine that runs the flow, as the call of an async function does.
+
+        Prefect's `return_state` and `wait_for` are accepted too. They are not in the type, because overloads would make
+        a type checker's message about a wrong argument unclear.
+        """
+        coroutine: Any = self._call(args, kwargs)
+        name = self.fn.__name__
+        # Python's warning about a coroutine that was never awaited shows this name.
+        coroutine.__qualname__ = f"{name}(...) [write await {name}(...), or {name}.sync(...) where nothing is async]"
+        return coroutine
+
+    def sync(self: "BatchFlow[P, Coroutine[Any, Any, R]]", *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the flow from code that is not async, such as a script or a sync task, and return its result.
+
+        Raises:
+            ConfigurationError: An event loop runs in this thread, as in async code and in a notebook.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self(*args, **kwargs))
+        name = self.fn.__name__
+        raise ConfigurationError(
+            f"{name}.sync(...) cannot wait here, where an event loop runs: write `await {name}(...)` instead, in a "
+            "notebook's cell too"
+        )
+
+    if not TYPE_CHECKING:  # Type checkers take the signatures of Prefect's own methods.
+
+        def with_options(self, **options: Any) -> Self:
+            """Return the same flow with other options of Prefect's, such as `name` or `retries`."""
+            flow = copy.copy(self)
+            vars(flow).update(vars(Flow.with_options(self, **options)))
+            flow._changed_options = {**(self._changed_options or {}), **options}
+            return flow
+
+        # A module path, because Prefect's default would run a file of this package as a script.
+        def to_deployment(self, *args: Any, **options: Any) -> Any:
+            _refuse_functions(options)
+            return Flow.to_deployment(self, *args, **{**options, "entrypoint_type": EntrypointType.MODULE_PATH})
+
+        async def ato_deployment(self, *args: Any, **options: Any) -> Any:
+            _refuse_functions(options)
+            options["entrypoint_type"] = EntrypointType.MODULE_PATH
+            return await Flow.ato_deployment(self, *args, **options)
+
+    def __copy__(self) -> Self:
+        flow = object.__new__(type(self))
+        vars(flow).update(vars(self))
+        return flow
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Pickle the flow by its name, as a function is. cloudpickle would copy its code and all that it refers to."""
+        return load_flow, (self.fn.__module__, self.fn.__name__, self._changed_options)
+
+    async def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        prefect_options = {name: kwargs.pop(name) for name in ("return_state", "wait_for") if name in kwargs}
+        values = _bind_arguments(self.fn, args, kwargs)
+        if self.model is None:
+            return await enter_prefect(self, values, RunState(), **prefect_options)
+        return await call_flow(self, self.model.parse(values), RunState(), **prefect_options)
+
+
+def define_flow(model: Callable[P, FlowParameters[R]]) -> BatchFlow[P, Coroutine[Any, Any, R]]:
+    """Return the Prefect flow of a parameter model: its constructor's signature is the flow's.
+
+    Args:
+        model: A class below `FlowParameters`, a pydantic dataclass.
+    """
+    parameters: type[FlowParameters[Any]] = model  # type: ignore[assignment]
+
+    async def execute(*args: Any, **kwargs: Any) -> Any:
+        return await execute_flow(parameters, _bind_arguments(execute, args, kwargs))
+
+    execute.__name__ = execute.__qualname__ = parameters.flow_name
+    execute.__module__ = parameters.__module__
+    execute.__doc__ = read_docstring(parameters)
+    execute.__signature__ = build_signature(parameters)  # type: ignore[attr-defined]
+    # The model validates the values, with one sentence for all problems.
+    flow = _make_flow(execute, parameters.flow_name, validate_parameters=False)
+    flow.model = parameters
+    return flow
+
+
+def define_function_flow(
+    name: str,
+) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], BatchFlow[P, Coroutine[Any, Any, T]]]:
+    """Return a decorator that makes an async function a flow of that name."""
+
+    def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> BatchFlow[P, Coroutine[Any, Any, T]]:
+        @functools.wraps(function)
+        async def execute(*args: P.args, **kwargs: P.kwargs) -> T:
+            with trace_flow_run():
+                return await function(*args, **kwargs)
+
+        return _make_flow(execute, name)
+
+    return decorate
+
+
+def _make_flow(function: Callable[..., Any], name: str, **options: Any) -> BatchFlow[..., Any]:
+    function.__doc__ = _document_parameters(function)
+    logging.getLogger("prefect.flow_runs").addFilter(_keep_line_for_people)
+    _flow_names.add(name)
+    install_task_run_log_filter()
+    # These hooks are for a process that died: otherwise its lanes have removed the sandboxes.
+    cancelled: list[Any] = [remove_sandboxes, cancel_shards]
+    # The shards of a run that crashed continue, for the run that resumes the job.
+    crashed: list[Any] = [remove_sandboxes]
+    return BatchFlow(
+        function, name=name, persist_result=False, on_cancellation=cancelled, on_crashed=crashed, **options
+    )
+
+
+def _refuse_functions(options: dict[str, Any]) -> None:
+    """Raise ConfigurationError where a deployment's parameters contain a function."""
+    parameters: dict[str, Any] = options.get("parameters") or {}
+    for name in CODE:
+        value = parameters.get(name)
+        if any(map(callable, value if isinstance(value, list) else [value])):  # type: ignore[reportUnknownArgumentType]
+            raise ConfigurationError(
+                f"{name} is a function, and a deployment's parameters are JSON, with code as text: pass the text, or "
+                "call the flow itself from Python"
+            )
+
+
+def load_flow(module: str, name: str, options: dict[str, Any] | None = None) -> Any:
+    """Return the flow of that name, with these options of Prefect's."""
+    flow = getattr(import_module(module), name)
+    return flow if options is None else flow.with_options(**options)
+
+
+def _bind_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments by their names; all may be passed by position.
+
+    Raises:
+        TypeError: The function cannot be called so. The message has the flow's name.
+    """
+    signature = inspect.signature(function)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    positional = signature.replace(parameters=[item.replace(kind=kind) for item in signature.parameters.values()])
+    try:
+        return dict(positional.bind(*args, **kwargs).arguments)
+    except TypeError as error:
+        raise TypeError(f"{function.__name__}() {error}") from None
+
+
+def _document_parameters(function: Callable[..., Any]) -> str:
+    """Return the docstring with a section on the parameters, from which Prefect's schema takes their descriptions."""
+    lines = [inspect.cleandoc(read_docstring(function)), "", "Args:"]
+    for parameter in inspect.signature(function).parameters.values():
+        field = find_field(parameter.annotation)
+        if field is not None and field.description:
+            lines.append(f"    {parameter.name}: {field.description}.")
+    return "\n".join(lines)
+
+
+_flow_names: set[str] = set()  # the names of our flows
+
+
+def _keep_line_for_people(record: logging.LogRecord) -> bool:
+    """Filter the log of our flow runs: an error is one line without a traceback, and no line repeats another.
+
+    Prefect offers no other means. It logs each exception with its traceback, and then the state with the same text.
+    """
+    if getattr(record, "flow_name", None) not in _flow_names:
+        return True
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    if isinstance(error, RlmBatchError):
+        record.exc_info = record.exc_text = None
+        record.msg, record.args = "%s: %s", (type(error).__name__, error)
+        return True
+    message = str(record.msg)
+    return not (message.startswith("Finished in state ") or tells_of_cancellation(message))

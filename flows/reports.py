@@ -1,0 +1,100 @@
+"""The base of the flows' reports: each can print itself as a table, as text and as JSON."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..sandbox.outcomes.outcome_json import outcome_to_json
+from ..sandbox.result import Outcome, Result
+from .reporting.export import build_data_frame
+from .reporting.table import BEST_MARK, align_rows, format_rows, render_outcomes
+
+
+def describe_outcome(outcome: Outcome, *, is_best: bool = False) -> dict[str, Any]:
+    """Return an outcome as an object for JSON: its number, its status and what the ledger has of it."""
+    return {
+        "index": outcome.meta.index,
+        "status": "succeeded" if isinstance(outcome, Result) else "failed",
+        **({"best": True} if is_best else {}),
+        **outcome_to_json(outcome),
+    }
+
+
+class Report:
+    """The outcomes of one flow run, in order, and where they are written."""
+
+    results_path: str
+    # Whether code that submits nothing is worth a note: the later steps of a sequence read the state instead.
+    expects_fields: ClassVar[bool] = True
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """Every outcome, in order."""
+        raise NotImplementedError
+
+    @property
+    def best_trials(self) -> Sequence[Result]:
+        """The results that stand out: none where the flow has no objective."""
+        return ()
+
+    @property
+    def mark(self) -> str:
+        """The note on the results that stand out."""
+        return BEST_MARK
+
+    def rows(self, limit: int | None = None, *, shows_output: bool = False) -> list[list[str]]:
+        """Return the table as rows of text, the header first: number, variables, fields, and the outcome.
+
+        Args:
+            limit: The number of rows without the header; best trials beyond it are added. None for all.
+            shows_output: Add the last line that each execution's code printed, if any did.
+        """
+        return format_rows(self.outcomes, self.best_trials, limit, mark=self.mark, shows_output=shows_output)
+
+    def describe(self) -> str:
+        """Return what is printed below the table, or instead of it; empty for nothing."""
+        return ""
+
+    def list_notes(self) -> list[str]:
+        """Return sentences about the outcomes that a person should read."""
+        silent = sum(
+            isinstance(outcome, Result) and not (outcome.meta.submitted or outcome.meta.pruned)
+            for outcome in (self.outcomes if self.expects_fields else ())
+        )
+        if not silent:
+            return []
+        subject = "execution" if silent == 1 else "executions"
+        pronoun = "it has" if silent == 1 else "they have"
+        return [f"{silent} {subject} did not call SUBMIT, so {pronoun} no fields"]
+
+    def to_json_lines(self) -> Iterator[dict[str, Any]]:
+        """Yield an object for each outcome: what the ledger has of it, with `best` where it stands out."""
+        best_numbers = {result.meta.index for result in self.best_trials}
+        return (describe_outcome(outcome, is_best=outcome.meta.index in best_numbers) for outcome in self.outcomes)
+
+    def to_dataframe(self) -> Any:
+        """Return a pandas DataFrame with a row for each outcome.
+
+        Raises:
+            ConfigurationError: pandas is not installed.
+        """
+        return build_data_frame(self.outcomes)
+
+    def _repr_html_(self) -> str:
+        return render_outcomes(self.outcomes, self.best_trials, self.mark)
+
+    def __str__(self) -> str:
+        return align_rows(self.rows())
+
+
+@dataclass(frozen=True)
+class OutcomesReport(Report):
+    """The report of a flow that returns its outcomes as they are."""
+
+    results: Sequence[Outcome]
+    results_path: str
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """Every outcome, in order."""
+        return self.results

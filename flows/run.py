@@ -1,0 +1,123 @@
+"""The front door of the engine: plan, check, make sure of a server, enter Prefect, execute, and report."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from prefect import Flow, State, get_run_logger
+from prefect.runtime import flow_run
+from prefect.states import Completed
+
+from ..blocks.language_model.model_access import LIMITS, is_saved_model, open_model_access
+from ..sandbox.errors import RlmBatchError
+from ..tasks.ledger.result_index import get_results_root
+from ..tasks.tracing import trace_flow_run
+from .engine.context import resolve_provider_with_volume
+from .engine.failures import raise_failures
+from .engine.job import execute_items, open_job
+from .engine.results.result_reference import with_reference
+from .inputs.spilling import spill_long_parameters
+from .listener import FlowListener
+from .parameters import FlowParameters
+from .plan import Plan
+from .prefect_server import embedded_server
+from .reports import Report
+from .run_state import RunState, get_run_state, use_run_state
+from .sharding.work_pool import require_server_url
+
+if TYPE_CHECKING:
+    from .prefect_flow import BatchFlow
+
+
+async def run(
+    flow: "BatchFlow[..., Any]",
+    parameters: FlowParameters[Any],
+    listener: FlowListener | None = None,
+    plan: Plan | None = None,
+) -> Report:
+    """Run a flow in this process, and return its report.
+
+    Args:
+        flow: The flow of the parameters' model.
+        parameters: The checked parameters.
+        listener: Receives the run's events.
+        plan: The plan of these parameters, if the caller has made it.
+
+    Raises:
+        ConfigurationError: The parameters, the provider or the server cannot be used.
+        ExecutionsFailed: Some executions failed, and `on_failure` is "raise".
+    """
+    state = RunState(plan=plan, listener=listener)
+    await call_flow(flow, parameters, state)
+    assert state.report is not None
+    return state.report
+
+
+async def call_flow(
+    flow: "BatchFlow[..., Any]", parameters: FlowParameters[Any], state: RunState, **prefect_options: Any
+) -> Any:
+    """Plan and check a run, so that a wrong parameter starts no server, and then call the flow through Prefect."""
+    state.parameters = parameters
+    if state.plan is None and not parameters.reads_blocks():
+        state.plan = parameters.make_plan()
+    options = parameters.make_options() if state.plan is None else state.plan.options
+    if options.shards is not None:
+        # Shards check the provider and the model on their own machines.
+        require_server_url()
+    elif state.plan is not None:
+        await _check_before_start(state.plan, state)
+    values = spill_long_parameters(parameters.list_values())
+    return await enter_prefect(flow, values, state, **prefect_options)
+
+
+async def _check_before_start(plan: Plan, state: RunState) -> None:
+    """Check the provider and the model, unless they are blocks on the server. Raises ConfigurationError."""
+    options = plan.options
+    if "/" not in str(options.provider):
+        state.provider = await resolve_provider_with_volume(options, plan.volume_name)
+        state.environment = await state.provider.check()
+    if options.language_model is not None and not is_saved_model(options.language_model):
+        limits = {name: getattr(options, name) for name in LIMITS}
+        access = await open_model_access(options.language_model, **limits)
+        await access.check_first_call(is_recursive=plan.is_recursive)
+        state.is_model_checked = True
+
+
+async def enter_prefect(
+    flow: "BatchFlow[..., Any]", values: dict[str, Any], state: RunState, **prefect_options: Any
+) -> Any:
+    """Call the flow through Prefect, on an embedded server where none is configured."""
+    try:
+        with use_run_state(state):
+            async with embedded_server(lambda: state.results_path):
+                return await Flow.__call__(flow, **prefect_options, **values)  # type: ignore[misc]
+    except RlmBatchError as error:
+        raise error.with_traceback(None) from error.__cause__  # Prefect adds dozens of frames.
+    except asyncio.CancelledError as error:
+        raise error.with_traceback(None) from None
+
+
+async def execute_flow(model: type[FlowParameters[Any]], values: dict[str, Any]) -> State[Any]:
+    """Execute the current flow run, and return its state, whose message says how the run went.
+
+    In a worker the parameters are parsed and planned here. In the caller's process that has been done.
+    """
+    state = get_run_state(flow_run.id)
+    state.outcome = state.report = None  # Prefect may have retried the run.
+    parameters = state.parameters or model.parse(values)
+    plan = state.plan or parameters.make_plan(get_run_logger().info, get_results_root() / flow_run.id)
+    try:
+        with trace_flow_run():
+            async with open_job(plan, state) as job:
+                await (plan.execute or execute_items)(job)
+                outcomes = job.collect_outcomes()
+            if plan.options.on_failure == "raise":
+                raise_failures(outcomes, plan.noun, plan.rerun_effect)
+            state.report = parameters.build_report(outcomes)
+    except Exception:
+        if state.outcome is not None:
+            state.outcome.emit("failed")
+        raise
+    assert state.outcome is not None
+    state.outcome.emit("completed")
+    result = await with_reference(parameters.get_result(state.report), state.outcome.record)
+    return Completed(message=state.outcome.message, data=result)

@@ -1,0 +1,17 @@
+"""A flow whose events a test receives."""
+
+import inspect
+from typing import Any
+
+from rlm_batch.flows.listener import FlowListener
+from rlm_batch.flows.run import call_flow, enter_prefect
+from rlm_batch.flows.run_state import RunState
+
+
+async def run_with_listener(flow: Any, listener: FlowListener, *args: Any, **parameters: Any) -> Any:
+    """Return what the flow returns; the listener receives the run's events."""
+    values = dict(inspect.signature(flow.fn).bind(*args, **parameters).arguments)
+    state = RunState(listener=listener)
+    if flow.model is None:
+        return await enter_prefect(flow, values, state)
+    return await call_flow(flow, flow.model.parse(values), state)
