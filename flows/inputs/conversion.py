@@ -14,6 +14,7 @@ from ...sandbox.intake.collected_files import check_patterns
 from ...sandbox.requests.function_code import convert_code
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
 from ...tasks.host_tools import name_tools
+from .readers import normalize_chunk_ids
 from .spilling import check_codes
 
 # Parameters that hold values for code, and those that hold code itself.
@@ -77,6 +78,8 @@ def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     for name in VALUES:
         if name in converted:
             converted[name] = _convert_values(name, converted[name])
+    if isinstance(chunks := converted.get("chunks"), dict):
+        converted["chunks"] = normalize_chunk_ids(chunks)  # type: ignore[reportUnknownArgumentType]
     for name in CODE:
         check_codes(name, converted.get(name))
     return converted

@@ -71,7 +71,7 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
     ]
     counts += "".join(f", {count:,} {text}" for count, text in others if count)
     if summary.silent and spec.noun != "step":  # A step may pass its names on instead of calling SUBMIT.
-        counts += f"; the code of {summary.silent:,} never called SUBMIT"
+        counts += f"; {summary.silent:,} did not call SUBMIT"
     rows = [["Outcome", counts]]
     missing = record.total - summary.done
     if missing > 0:

@@ -84,9 +84,9 @@ def test_what_needs_no_flow_does_not_wait_for_prefects_import() -> None:
         "--version": "0\n",
         "batch --help": "0\n",
         "batch x.py --no-such-option": "--no-such-option",
-        "batch x.py --max-workers 0 --retries -1": (
-            "max_workers: Input should be greater than or equal to 1; "
-            "retries: Input should be greater than or equal to 0\n2\n"
+        f"batch {__file__} --max-workers 0 --retries -1": (
+            "retries: Input should be greater than or equal to 0; "
+            "max_workers: Input should be greater than or equal to 1\n2\n"
         ),
         **{
             f"{command} nosuch.py": "rlm-batch: the file nosuch.py cannot be read: No such file or directory\n2\n"

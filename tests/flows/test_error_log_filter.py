@@ -15,17 +15,23 @@ def read_log(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_what_a_person_can_mend_is_a_sentence_and_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigurationError):
-        sweep.sync("SUBMIT(x=x)", grid={"x": [1]}, points=[{"x": 1}])
+        sweep.sync("SUBMIT(x=x)", grid={"x": [1]}, objective="loss", on_failure="return")
     with pytest.raises(ExecutionsFailed):
         batch.sync(["1 / 0"])
-    wrong, wrong_state, failed, _ = read_log(caplog)
-    assert wrong == "ConfigurationError: the space was given twice: pass grid or points, not both"
+    wrong, failed = read_log(caplog)
+    assert wrong.startswith("ConfigurationError: the objective is 'loss', and of 1 trials none submitted it")
     assert failed.startswith("ExecutionsFailed: 1 of 1 executions failed")
-    assert "Traceback" not in wrong_state + failed
+    assert "Traceback" not in wrong + failed
+
+
+def test_what_is_refused_before_it_runs_is_no_flow_run(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigurationError, match="the space was given twice: pass grid or points, not both"):
+        sweep.sync("SUBMIT(x=x)", grid={"x": [1]}, points=[{"x": 1}])
+    assert [logged for logged in caplog.records if logged.name.startswith("prefect.flow_runs")] == []
 
 
 def test_a_defect_keeps_its_traceback(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlm_batch.flows.batch.executions", lambda *_: 1 / 0)
+    monkeypatch.setattr("rlm_batch.flows.batch.BatchParameters.build_report", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         batch.sync(["pass"])
     assert "traceback" in read_log(caplog)[0]

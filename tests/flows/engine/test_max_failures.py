@@ -138,9 +138,7 @@ async def test_what_was_not_run_is_one_line_and_a_count(caplog: pytest.LogCaptur
         f"execution 2 failed: NotRun: {reason}",
         "28 executions failed with NotRun",
     ]
-    said, state = lines[-2:]
-    assert said.startswith("ExecutionsFailed: 2 of 30 executions failed and 28 not run")
-    assert state == "Finished in state Failed()", "the text is in the line before it"
+    assert lines[-1].startswith("ExecutionsFailed: 2 of 30 executions failed and 28 not run")
 
 
 @pytest.mark.parametrize("max_failures", [0, -1, "some"])

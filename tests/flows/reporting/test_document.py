@@ -141,7 +141,7 @@ def test_the_summary_counts_what_never_called_submit() -> None:
     for index in range(3):
         summary.add(Result({}, Meta(index=index, submitted=index == 0)))
     text = render_markdown(build_report(summary, [RunRecord("batch", "/results", total=3)]))
-    assert "3 of 3 executions succeeded; the code of 2 never called SUBMIT" in text
+    assert "3 of 3 executions succeeded; 2 did not call SUBMIT" in text
 
 
 def test_a_heat_map_has_a_cell_for_each_pair_and_says_its_values() -> None:
