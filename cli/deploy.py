@@ -85,6 +85,7 @@ def make_deploy_action(
 
     def deploy_flow(flow_name: str, files: Sequence[str], /, **parameters: Any) -> int:
         from ..blocks.registry import make_unsaved_provider
+        from ..blocks.volume import check_volume_name
         from ..deployments.deploy import deploy_own
         from ..flows.validation import load_flow, open_flow_inputs
         from .progress import print_reading
@@ -94,11 +95,12 @@ def make_deploy_action(
         given = {key: value for key, value in parameters.items() if value != defaults[key].default}
         flow.check_parameters(given)
         make_unsaved_provider(given.get("provider", "local"), given.get("provider_options"))
+        if "volume_name" in given:
+            check_volume_name(given["volume_name"])
         _inputs = open_flow_inputs(flow_name, parameters, print_reading)
         names = ", ".join(Path(file).name for file in files[:5]) + ", ..." * (len(files) > 5)
         description = f"A {flow_name}{f' of {names}' if files else ''}, by rlm-batch deploy."
-        deploying = deploy_own(flow, name, given, description=description, schedules=schedules, work_pool=work_pool)
-        asyncio.run(deploying)
+        asyncio.run(deploy_own(flow, name, given, description, schedules, work_pool))
         print(f"{flow_name}/{name} made, in the work pool {work_pool}")
         if cron is not None:
             print(f"It runs by itself: {cron} ({timezone or 'UTC'})")
