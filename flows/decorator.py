@@ -23,8 +23,7 @@ from ..tasks.tracing import trace_flow_run
 from .cleanup.orphans import remove_sandboxes
 from .docstrings import read_docstring
 from .engine.events import FlowListener
-from .engine.results.result_reference import with_reference
-from .engine.run_outcome import RunOutcome
+from .engine.run_outcome import RunOutcome, with_reference
 from .inputs.conversion import CODE, convert_parameters
 from .inputs.spilling import spill_long_parameters
 from .parameters import field_of, signature_of

@@ -24,7 +24,7 @@ from ...sandbox.errors import ConfigurationError, NotRun
 from ...tasks.capacity.slots import Slots
 from ...tasks.execution import Execution, assign_keys
 from ...tasks.ledger.ledger import Ledger
-from ...tasks.ledger.result_index import ResultIndex, get_results_root
+from ...tasks.ledger.result_index import ResultCache, ResultIndex, get_results_root
 from ...tasks.ledger.run_record import ReportSpec, RunRecord
 from ...tasks.ledger.shard_store import ShardStore
 from ...tasks.tracing import set_run_totals
@@ -35,12 +35,11 @@ from ..sharding.coordinator import ShardingExecutor
 from ..sharding.work_pool import plan_shards
 from .artifacts import ArtifactPublisher
 from .context import Label, Log, RunContext, open_capacity, open_run_context, resolve_provider_with_volume
-from .events import FlowListener, OutcomeRecorder, announce_results_path, find_listener
+from .events import FlowListener, announce_results_path, find_listener
 from .executor import Executor, LaneExecutor
 from .failures import Outcomes, describe_rerun
 from .notebook_progress import NotebookProgress, is_notebook
-from .results.outcome_store import MemoryStore
-from .results.result_cache import ResultCache
+from .outcome_sink import MemoryStore, OutcomeSink
 from .run_outcome import announce_outcome
 from .termination import cancel_at_termination
 
@@ -51,7 +50,7 @@ class Job:
 
     context: RunContext
     store: MemoryStore | ShardStore
-    recorder: OutcomeRecorder
+    sink: OutcomeSink
     cache: ResultCache
     slots: Slots
     executor: Executor
@@ -76,7 +75,7 @@ class Job:
         """Fails those without an outcome, which are not started because of others. No ledger has them."""
         for execution in executions:
             if execution.index not in self.store:
-                self.recorder.record_failure_before_start(execution, NotRun(f"not run: {reason}"))
+                self.sink.record_unrun(execution, NotRun(f"not run: {reason}"))
 
     def collect_outcomes(self) -> Outcomes:
         """Every outcome, in order. Raises ConfigurationError where there are not as many as there were inputs."""
@@ -177,15 +176,15 @@ async def open_job(
         listener = find_listener()
         if listener is None:
             listener = NotebookProgress(artifacts.describe_progress) if is_notebook() else FlowListener()
-        recorder = OutcomeRecorder(context, store.add_outcome, listener, artifacts)
-        recorder.listener.on_start(total, environment, str(ledger.path))
+        sink = OutcomeSink(context, store, listener, artifacts)
+        listener.on_start(total, environment, str(ledger.path))
         await asyncio.to_thread(record.write)
         try:
             if not ledger.register_writer():
                 text = f"another run is writing to {ledger.path} at this moment"
                 if is_sole_writer:
                     raise ConfigurationError(f"{text}, and a search has one writer: wait for its end")
-                recorder.warn(f"{text}: what both have to do is done twice")
+                sink.warn(f"{text}: what both have to do is done twice")
             index = ResultIndex(get_results_root()) if options.cache_results else None
             if index is not None:
                 index.refresh()
@@ -203,16 +202,14 @@ async def open_job(
                     executor: Executor = LaneExecutor(
                         context=context,
                         slots=slots,
-                        recorder=recorder,
+                        sink=sink,
                         uploads=uploads,
                         state_context=state_context,
                         stop_on_failure=stop_on_failure,
                     )
                 else:
-                    executor = ShardingExecutor(
-                        plan=plan, context=context, store=store, recorder=recorder, noun=record.what
-                    )
-                yield Job(context, store, recorder, cache, slots, executor)
+                    executor = ShardingExecutor(plan=plan, context=context, store=store, sink=sink, noun=record.what)
+                yield Job(context, store, sink, cache, slots, executor)
                 _count_sandboxes(record, context)
                 record.ended = time.time()
                 await asyncio.to_thread(ledger.close)  # before it is reported; raises OSError where that cannot be done
@@ -228,7 +225,7 @@ async def open_job(
             ledger.unregister_writer()
             _count_sandboxes(record, context)
             await asyncio.shield(asyncio.to_thread(record.finish))
-        recorder.log_unlogged_failures()
+        sink.log_unlogged_failures()
         set_run_totals(total, artifacts.summary.failed, artifacts.summary.usage)
         log.info("%s", announce_outcome(record, artifacts.summary))
 

@@ -18,11 +18,11 @@ from ...sandbox.result import Outcome, Result
 from ...tasks.execution import Execution, Pruning, assign_keys, build_pruned_result
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import AskedTrial, LedgerLine, TrialReport, encode_asked_trial, encode_trial_report
+from ...tasks.ledger.result_index import ResultCache
 from ...tasks.ledger.run_record import ReportSpec
 from ..engine.context import Label
 from ..engine.failures import Outcomes
 from ..engine.job import open_job
-from ..engine.results.result_cache import ResultCache
 from ..parameters import Options
 from .plan import SearchPlan
 from .study import Point, TrialStudy
@@ -158,7 +158,7 @@ async def execute_search(
         provider = job.context.provider.provider_name
         search = Search(plan, code, fingerprint, provider, job.context.ledger, job.cache)
         await asyncio.to_thread(search.load_history)
-        job.recorder.observers.append(search.record_outcome)
+        job.sink.observers.append(search.record_outcome)
         await executor.execute_all(search.make_executions(lambda: executor.is_over), search.find_result)
         return job.collect_outcomes()
 
