@@ -56,7 +56,7 @@ class RunOutcome:
 
 
 def announce_outcome(record: RunRecord, summary: RunSummary) -> str:
-    """Store the outcome of the current flow run on its flow, if that is one of ours, and return its message."""
+    """Store the outcome of the current flow run on its `BatchFlow`, if it has one, and return its message."""
     outcome = describe_outcome(record, summary)
     context = FlowRunContext.get()
     flow: Any = None if context is None else context.flow

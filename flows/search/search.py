@@ -43,7 +43,7 @@ class Search:
     cache: ResultCache
     study: TrialStudy = field(init=False)
     _digest: str = field(init=False)
-    _recorded: list[AskedTrial] = field(default_factory=list[AskedTrial])  # of this search, by their numbers
+    _recorded: list[AskedTrial] = field(default_factory=list[AskedTrial])  # trials that the ledger has, by number
     _reports: dict[int, list[tuple[int, float]]] = field(default_factory=dict[int, list[tuple[int, float]]])
     _pruned: set[int] = field(default_factory=set[int])  # numbers of trials that the pruner ended
 
