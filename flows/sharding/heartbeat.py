@@ -36,7 +36,7 @@ class HeartbeatTask:
 
     def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
         """Count the outcome of an execution."""
-        # The ledger has none of these.
+        # These are not in the ledger.
         if isinstance(outcome, Failure) and isinstance(outcome.error, DeadlineExceeded | NotRun):
             self._heartbeat.late += isinstance(outcome.error, DeadlineExceeded)
             return
