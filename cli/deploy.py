@@ -117,8 +117,7 @@ def _deploy_flow(
     flow = load_flow(f"rlm_batch.flows.{flow_name}", flow_name)
     names = ", ".join(Path(file).name for file in files[:5]) + ", ..." * (len(files) > 5)
     description = f"A {flow_name}{f' of {names}' if files else ''}, by rlm-batch deploy."
-    deploying = deploy_own(flow, name, values, description=description, schedules=schedules, work_pool=work_pool)
-    asyncio.run(deploying)
+    asyncio.run(deploy_own(flow, name, values, description, schedules, work_pool))
     print(f"{flow_name}/{name} made, in the work pool {work_pool}")
     if cron is not None:
         print(f"It runs by itself: {cron} ({timezone or 'UTC'})")

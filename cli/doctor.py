@@ -1,4 +1,4 @@
-"""The command `doctor`: tries providers, isolation levels, directories and the server, and says what is missing."""
+"""The command `doctor`: it tries providers, isolation levels, directories and the server."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from .table import print_whole_lines
 
 
 def run_doctor(*, is_json: bool = False) -> int:
-    """Prints a row for each check: its name, ok or no, and details. Returns 0 if code can be isolated here, else 2."""
+    """Print a row for each check, and return 0 if code can be isolated here, else 2."""
     rows = [("Python", True, f"{platform.python_version()} at {sys.executable}")]
     can_isolate = False
     for entry in PROVIDERS.values():
@@ -36,14 +36,13 @@ def run_doctor(*, is_json: bool = False) -> int:
     rows.append(_check_directory("results", get_results_root(), "RLM_BATCH_RESULTS"))
     rows.append(_check_directory("volumes", find_volumes_root(None), "RLM_BATCH_VOLUMES"))
     rows.append(asyncio.run(_check_server()))
-    if is_json:
-        for name, works, text in rows:
-            print_json({"check": name, "works": works, "details": text})
-        return 0 if can_isolate else 2
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, works, text in rows:
+        if is_json:
+            print_json({"check": name, "works": works, "details": text})
         table.add_row(name, Text("ok", "green") if works else Text("no", "red"), text)
-    print_whole_lines(table)
+    if not is_json:
+        print_whole_lines(table)
     return 0 if can_isolate else 2
 
 

@@ -1,8 +1,9 @@
-"""The report on a run, from its ledger: on the terminal a table, and its queries as a tree; a page of HTML; exports."""
+"""The command `report`: a run's table and queries on the terminal, a page of HTML, and exports."""
 
 import asyncio
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ..flows.reporting.export import write_csv, write_parquet
 from ..flows.reporting.html import render_html
 from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
 from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows, describe_cached, describe_usage
+from ..flows.reporting.summary import RunSummary
 from ..flows.reporting.table import BEST_MARK, PARETO_MARK
 from ..flows.reporting.trajectories import check_directory, write_trajectories
 from ..sandbox.errors import ConfigurationError
@@ -24,7 +26,7 @@ from ..sandbox.result import Outcome
 from .outcome_output import OutputFormat, print_json_lines, print_outputs
 from .table import print_table
 
-INDENT = "  "  # of a query below that which asked it
+INDENT = "  "  # of a query below the query that asked it
 
 
 def show_report(
@@ -38,31 +40,25 @@ def show_report(
     shows_queries: bool = False,
     output: OutputFormat,
 ) -> int:
-    """Prints the table, writes the page (by default `report.html` beside the results) and what else is asked for.
+    """Print a run's table, and write its page, by default `report.html` beside the results, and its exports.
 
     As JSON, standard output has a line for each execution, in their order, and nothing else.
     """
     if raw_csv and csv is None:
         raise ConfigurationError("--raw-csv says how --csv is written: name the file with --csv")
-    for option, file in (("--html", html), ("--csv", csv), ("--parquet", parquet)):
-        if file == "":
-            raise ConfigurationError(f"{option} names no file")
-        if is_remote(file):
-            raise ConfigurationError(
-                f"{option} writes a file of this machine, and {file} is none: copy it there yourself"
-            )
-    trajectories = None if atif is None else _locate_trajectories(atif)
+    for option, target in (("--html", html), ("--csv", csv), ("--parquet", parquet), ("--atif", atif)):
+        if target == "":
+            raise ConfigurationError(f"{option} is empty: name a file or a directory of this machine")
+        if is_remote(target):
+            raise ConfigurationError(f"{option} writes to this machine, and {target} is elsewhere: copy it yourself")
+    trajectories = None if atif is None else Path(atif).expanduser().absolute()
+    if trajectories is not None:
+        check_directory(trajectories)
     reader = asyncio.run(_open_below_block(run)) if parse_scheme(run) == "block" else open_run_ledger(run)
-    try:
+    with _refuse_damage(reader, "reported on"):
         summary = reader.summarize()
-    except (TypeError, KeyError, AttributeError) as error:  # lines that are JSON, and not what we write
-        raise ConfigurationError(
-            f"the ledger {reader.ledger.path} is damaged, and cannot be reported on: {error}"
-        ) from None
-    record = reader.records[-1]
     for name, value in build_summary_rows(summary, reader.records):
         print(f"{escape_text(name)}: {escape_text(value)}", file=sys.stderr)
-    paths = sys.stderr if output.is_json else sys.stdout
     if output.is_json:
         print_json_lines(reader.read_outcomes(), summary.best_trials)
     else:
@@ -72,68 +68,71 @@ def show_report(
             print_outputs(reader.read_outcomes())
         if shows_queries:
             _print_queries(reader.read_outcomes())
-    name = record.name or record.flow
-    page = parse_location(html) if html else reader.ledger.path / "report.html"
-    folder = str(page).rpartition("/")[0] if isinstance(page, Location) else str(page.absolute().parent)
-    text = render_html(build_report(summary, reader.records), name, folder).encode("utf-8", "replace")
-    if isinstance(page, Location):
-        try:
-            page.write(text)
-        except OSError as error:
-            raise ConfigurationError(f"{page} cannot be written: {error.strerror}; name a file with --html") from None
-    else:
-        _write(page, lambda path: path.write_bytes(text))
-    print(f"Report: {page}", file=paths)
+    paths = sys.stderr if output.is_json else sys.stdout
+    print(f"Report: {_write_page(reader, summary, html)}", file=paths)
     exports: list[tuple[str | None, str, Callable[[LedgerReader, Path], object]]] = [
         (csv, "CSV", partial(write_csv, raw=raw_csv)),
         (parquet, "Parquet", write_parquet),
     ]
     for file, kind, write in exports:
         if file:
-            _write(Path(file).expanduser(), lambda path, write=write: write(reader, path))
-            print(f"{kind}: {Path(file).expanduser().absolute()}", file=paths)
+            path = Path(file).expanduser().absolute()
+            _write(path, partial(write, reader))
+            print(f"{kind}: {path}", file=paths)
     if trajectories is not None:
-        _write_trajectories(reader, trajectories)
+        with _refuse_damage(reader, "exported"):
+            try:
+                write_trajectories(reader, trajectories)
+            except OSError as error:
+                reason = error.strerror or error
+                raise ConfigurationError(
+                    f"{trajectories} cannot be written to: {reason}; name another directory"
+                ) from None
         print(f"Trajectories: {trajectories}", file=paths)
     return 0
 
 
-def _locate_trajectories(text: str) -> Path:
-    """The directory for trajectories. Raises ConfigurationError where it is none, or has something in it."""
-    if not text:
-        raise ConfigurationError("--atif names no directory")
-    if is_remote(text):
-        raise ConfigurationError(
-            f"--atif fills a directory of this machine, and {text} is none: copy it there yourself"
-        )
-    path = Path(text).expanduser().absolute()
-    check_directory(path)
-    return path
-
-
-def _write_trajectories(reader: LedgerReader, directory: Path) -> None:
+@contextmanager
+def _refuse_damage(reader: LedgerReader, action: str) -> Iterator[None]:
+    """Raise ConfigurationError if the ledger has JSON that is not ours."""
     try:
-        write_trajectories(reader, directory)
+        yield
+    except ConfigurationError:
+        raise
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"the ledger {reader.ledger.path} is damaged, and cannot be {action}: {error}"
+        ) from None
+
+
+def _write_page(reader: LedgerReader, summary: RunSummary, html: str | None) -> Path | Location:
+    """Write the page of HTML, by default beside the results, and return where it is."""
+    record = reader.records[-1]
+    page = parse_location(html) if html else reader.ledger.path / "report.html"
+    folder = str(page).rpartition("/")[0] if isinstance(page, Location) else str(page.absolute().parent)
+    text = render_html(build_report(summary, reader.records), record.name or record.flow, folder)
+    data = text.encode("utf-8", "replace")
+    if isinstance(page, Path):
+        _write(page, lambda path: path.write_bytes(data))
+        return page
+    try:
+        page.write(data)
     except OSError as error:
-        raise ConfigurationError(
-            f"{directory} cannot be written to: {error.strerror or error}; name another directory"
-        ) from None
-    except (TypeError, KeyError, AttributeError, ValueError) as error:  # records that are JSON, and not what we write
-        raise ConfigurationError(
-            f"the ledger {reader.ledger.path} is damaged, and its trajectories cannot be written: {error}"
-        ) from None
+        raise ConfigurationError(f"{page} cannot be written: {error.strerror}; name a file with --html") from None
+    return page
 
 
 async def _open_below_block(run: str) -> LedgerReader:
-    """The ledger at a location of a block: the server that has the block is there meanwhile."""
+    """Open the ledger at a location of a block, with the server that has the block."""
     async with embedded_server():
         return await asyncio.to_thread(open_run_ledger, run)
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes the file whole or not at all. Raises ConfigurationError where that cannot be done.
+    """Write a file whole or not at all. A link stays a link, and a pipe or a device stays as it is.
 
-    What a link names is written, not the link; a pipe or a device is written to, and stays what it is.
+    Raises:
+        ConfigurationError: The file cannot be written.
     """
     path = path.resolve()
     try:
@@ -147,7 +146,7 @@ def _write(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _print_queries(outcomes: Iterable[Outcome]) -> None:
-    """Prints the queries of each execution that asked any, under its number; of long texts as much as a page shows."""
+    """Print the queries of each execution under its number, with an excerpt of long texts."""
     for outcome in outcomes:
         if outcome.meta.queries.tree:
             print(f"\n{outcome.meta.index}:")

@@ -1,4 +1,4 @@
-"""Standard output and standard error that decide nothing: what cannot be written there fails no run."""
+"""Standard output and standard error whose failures fail no run."""
 
 import io
 import os
@@ -35,7 +35,7 @@ class StandardStream(io.TextIOWrapper):
         if isinstance(error, BrokenPipeError) and self is sys.stdout:
             raise error
         self.error = error
-        # What is buffered would be tried again, and fail again, at the end of the process.
+        # Otherwise the end of the process would write the buffer again, and fail again.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, self.fileno())
         os.close(null)
@@ -43,7 +43,7 @@ class StandardStream(io.TextIOWrapper):
 
 @contextmanager
 def open_standard_streams() -> Iterator[None]:
-    """Put such streams in the place of the process's own; a stream that is closed is opened on /dev/null first."""
+    """Replace the standard streams of the process; a closed stream is opened on /dev/null first."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the whole process
@@ -62,7 +62,7 @@ def open_standard_streams() -> Iterator[None]:
 
 
 def _wrap(stream: object) -> object:
-    """Return the stream as it is where it is no file, as in a program that has put another in its place."""
+    """Return the stream unchanged if it is not a file, as in a program that has replaced it."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     return StandardStream(

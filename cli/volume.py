@@ -1,4 +1,4 @@
-"""The commands on volumes: list them and their files, download, upload and remove files."""
+"""The commands on volumes: they list volumes and files, and download, upload and remove files."""
 
 import sys
 from pathlib import Path, PurePosixPath
@@ -11,7 +11,7 @@ from .outcome_output import print_json
 
 
 def print_volumes(provider: str, *, is_json: bool = False) -> int:
-    """Prints the name of each volume."""
+    """Print the name of each volume."""
     for name in list_volumes(provider):
         if is_json:
             print_json({"name": name})
@@ -21,7 +21,7 @@ def print_volumes(provider: str, *, is_json: bool = False) -> int:
 
 
 def list_files(provider: str, name: str, path: str, *, is_json: bool = False) -> int:
-    """Prints a line for each file: its size in bytes, and its path."""
+    """Print the size in bytes and the path of each file."""
     files = Volume(check_volume_name(name), provider=provider).ls(path)
     if is_json:
         for file in files:
@@ -29,19 +29,20 @@ def list_files(provider: str, name: str, path: str, *, is_json: bool = False) ->
         return 0
     width = max((len(f"{file.size:,}") for file in files), default=0)
     for file in files:
-        print(f"{file.size:>{width},}  {escape_text(file.path)}")  # code chose the name
+        print(f"{file.size:>{width},}  {escape_text(file.path)}")  # Code chose the name.
     return 0
 
 
 def get_files(provider: str, name: str, path: str, target: str, *, force: bool) -> int:
-    """Writes a file of the volume, or all files of a directory there, to this machine.
+    """Download a file of the volume, or all files of a directory there.
 
-    Before it overwrites files without `force` it asks whoever sits at the terminal. Raises ConfigurationError where
-    there is nobody, or the answer is no; nothing is written then.
+    Raises:
+        ConfigurationError: A file would be overwritten without `force`, and the person at the terminal did not agree.
+            Nothing is written then.
     """
     source = "/".join(split_volume_path(path))
     destination = Path(target).expanduser()
-    if destination.is_dir():  # as cp does it: into a directory that is there, else under the name that was given
+    if destination.is_dir():  # As with cp, a directory that exists gets the file, and another target names it.
         destination /= PurePosixPath(source).name
 
     with Volume(check_volume_name(name), provider=provider) as volume:
@@ -49,7 +50,7 @@ def get_files(provider: str, name: str, path: str, target: str, *, force: bool) 
         is_single_file = [file.path for file in files] == [source]
         local_paths: dict[str, Path] = {}
         for file in files:
-            split_volume_path(file.path)  # not out of the target either
+            split_volume_path(file.path)  # A name cannot lead out of the target.
             below = PurePosixPath(file.path).relative_to(source)
             local_paths[file.path] = destination if is_single_file else destination / below
         if not force:
@@ -80,7 +81,7 @@ def _confirm_overwriting(paths: list[Path]) -> None:
 
 
 def put_file(provider: str, name: str, source: str, path: str | None) -> int:
-    """Uploads a file to `path` on the volume, below it where it ends in a slash; by default under its own name."""
+    """Upload a file to `path` on the volume, by default its own name; a path that ends in a slash is a directory."""
     file = Path(source).expanduser()
     try:
         data = file.read_bytes()
@@ -95,7 +96,7 @@ def put_file(provider: str, name: str, source: str, path: str | None) -> int:
 
 
 def remove_files(provider: str, name: str, path: str, *, recursive: bool) -> int:
-    """Removes a file of the volume; a directory with all that is in it only if `recursive`."""
+    """Remove a file of the volume, or, if `recursive`, a directory with all that is in it."""
     target = "/".join(split_volume_path(path))
     if not target:
         raise ConfigurationError("no path is named: name the file or the directory on the volume that is to go")

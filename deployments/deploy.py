@@ -101,13 +101,7 @@ async def _apply(flow: Any, entry: Mapping[str, Any], work_pool: str) -> None:
 
 
 async def deploy_own(
-    flow: Any,
-    name: str,
-    parameters: dict[str, Any],
-    *,
-    description: str,
-    schedules: list[dict[str, Any]],
-    work_pool: str,
+    flow: Any, name: str, parameters: dict[str, Any], description: str, schedules: list[dict[str, Any]], work_pool: str
 ) -> None:
     """Create a deployment of one of our flows on the configured server, or replace the one of that name.
 

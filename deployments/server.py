@@ -10,14 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-import httpx
 from prefect.settings import get_current_settings
 
 from ..flows.child_process import build_module_command, read_failure_reason
 from ..flows.prefect_server import server_environment
 from ..flows.proxies import check_proxies
-from ..flows.server.launch import create_prefect_home
-from ..flows.server.origin_guard import APP_DIR, FACTORY, build_origin_settings
+from ..flows.server.launch import build_origin_settings, build_server_arguments, create_prefect_home, is_healthy
 from ..sandbox.errors import ConfigurationError
 
 WORK_POOL = "rlm-batch"  # the name of the pool whose workers run our deployments
@@ -92,25 +90,19 @@ class PrefectServer:
     def _build_command(self) -> list[str]:
         """Return the command of `prefect server start`, with our application in place of Prefect's."""
         settings = get_current_settings().server
-        options = {
-            "--app-dir": APP_DIR,  # in place of the working directory
-            "--workers": 1,  # whatever WEB_CONCURRENCY says
-            "--host": "127.0.0.1",
-            "--port": self._port,
-            "--log-level": settings.logging_level.lower(),
-            "--timeout-keep-alive": settings.api.keepalive_timeout,
-            "--ws-ping-interval": settings.api.websocket_ping_interval,
-            "--ws-ping-timeout": settings.api.websocket_ping_timeout,
-        }
-        return ["uvicorn", "--factory", FACTORY, *(str(word) for option in options.items() for word in option)]
+        return build_server_arguments(
+            *("--port", self._port),
+            *("--log-level", settings.logging_level.lower()),
+            *("--timeout-keep-alive", settings.api.keepalive_timeout),
+            *("--ws-ping-interval", settings.api.websocket_ping_interval),
+            *("--ws-ping-timeout", settings.api.websocket_ping_timeout),
+        )
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes], log_offset: int) -> None:
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while time.monotonic() < deadline and process.poll() is None:
-            with suppress(httpx.HTTPError):
-                # Without TLS there are no certificates to read, which takes 25 ms of CPU a call.
-                if httpx.get(f"{self.url}/health", timeout=2.0, verify=False).status_code == httpx.codes.OK:
-                    return
+            if is_healthy(self.url):
+                return
             time.sleep(0.1)
         reason = read_failure_reason(self.log, log_offset)
         raise ConfigurationError(f"the Prefect server did not start: {reason} (its log is {self.log})")

@@ -1,6 +1,6 @@
-"""Python modules as processes of ours that end when we do, however we end, and what their logs say of why they ended.
+"""Python modules as child processes that end when this process does, however it ends; and why they ended.
 
-This file is itself what such a process runs first: `python -m rlm_batch.flows.child_process PARENT MODULE ARGUMENTS`.
+Such a process runs this file first: `python -m rlm_batch.flows.child_process PARENT MODULE ARGUMENTS`.
 """
 
 import gc
@@ -17,10 +17,10 @@ from contextlib import chdir, suppress
 from pathlib import Path
 from typing import Any
 
-POLL_INTERVAL_SECONDS = 0.2  # between two looks at who the parent is
-END_GRACE_SECONDS = 0.5  # from SIGTERM to SIGKILL, for what nobody waits for any more
-# Objects that are made before Python looks for garbage, which it does at 700 to 2,000 by itself. An import of Prefect
-# makes a hundred thousand that stay: to go through them again and again is a twentieth of what a first run costs.
+POLL_INTERVAL_SECONDS = 0.2  # seconds between two looks at the parent
+END_GRACE_SECONDS = 0.5  # seconds from SIGTERM to SIGKILL
+# Python looks for garbage after 700 to 2,000 new objects by default. An import of Prefect makes a hundred thousand that
+# stay. To look at them again and again is a twentieth of what a first run costs.
 GARBAGE_THRESHOLD = 10_000
 
 
@@ -89,13 +89,13 @@ def _has_settings(path: Path) -> bool:
 
 
 def read_failure_reason(log: Path, offset: int) -> str:
-    """What a log has, from that byte on, of why its process ended: the last error, or else the last line."""
+    """Return the last error that a log has from the byte `offset` on, or else its last line."""
     lines = _read_lines(log, offset)
     return (_find_errors(lines) or lines or ["it said nothing"])[-1]
 
 
 def read_last_error(log: Path, offset: int) -> str:
-    """The last error that a log has from that byte on, empty where it has none."""
+    """Return the last error that a log has from the byte `offset` on, empty if there is none."""
     return next(reversed(_find_errors(_read_lines(log, offset))), "")
 
 
@@ -110,16 +110,16 @@ def _find_errors(lines: list[str]) -> list[str]:
 
 
 def describe_exit_status(status: int) -> str:
-    """How a process has ended, for people: `status 1`, `signal SIGKILL`."""
+    """Return how a process ended, for people: `status 1`, `signal SIGKILL`."""
     return f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
 
 
 def _end_with_parent(parent: int) -> None:
-    """Waits until this process is another one's child, and ends it: first by SIGTERM, and then with all it has started.
+    """Wait until the parent has died, then end this process by SIGTERM, and after a grace with its children by SIGKILL.
 
-    The kernel gives away the children of a process that dies. Linux's own signal for that comes when the *thread* ends
-    that started this process, and macOS has none. What a Prefect worker leaves are its flow runs, whose sandboxes end
-    with them.
+    The kernel gives the children of a process that dies another parent. Linux has a signal for the parent's death, but
+    sends it when the *thread* ends that started this process, and macOS has none. The children of a Prefect worker are
+    its flow runs, whose sandboxes end with them.
     """
     while os.getppid() == parent:
         time.sleep(POLL_INTERVAL_SECONDS)

@@ -1,12 +1,15 @@
-"""The settings of every Prefect server that rlm-batch starts: its own, and the one that Prefect embeds in a program.
+"""Prefect servers that rlm-batch starts or uses: their settings, the embedded server, and what is asked of a server.
 
-Measured on two cores, 500 task runs: the recorder in batches takes a task run from 25 to 9 ms of the server's CPU, and
-all of them are recorded 2 s after the last instead of 11 s. An empty PREFECT_HOME makes the first start migrate a
-database for 16 to 28 s, for which Prefect's own 20 s are too few. Leases in memory would be forgotten by a server that
-starts again, and the slots of whoever held them never come back. A task that waits for a slot of its tag's limit asks
-again after up to 10 s by default: 50 tasks of 0.1 s under a limit of 4 took 47 to 67 s, and 22 s at 0.5 s. What changes
-something has to come with a token that the server gave: a web page cannot read it (the rest of that is in
-server/origin_guard.py).
+Measured on two cores, with 500 task runs:
+
+- The recorder in batches takes 9 ms of the server's CPU a task run instead of 25. All task runs are recorded 2 s after
+  the last one instead of 11 s.
+- The first start on an empty PREFECT_HOME migrates a database for 16 to 28 s. Prefect waits 20 s by default.
+- A server that starts again would forget leases in memory, and the slots of their holders would never come back.
+- A task that waits for a slot of its tag's limit asks again after up to 10 s by default. 50 tasks of 0.1 s under a
+  limit of 4 took 47 to 67 s, and 22 s at 0.5 s.
+
+CSRF tokens keep web pages from changing anything. The rest of that is in `server/app.py`.
 """
 
 import asyncio
@@ -33,7 +36,9 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
     from prefect.server.api.server import SubprocessASGIServer
 
-POLL_INTERVAL_SECONDS = 0.5  # between two looks at the embedded server's process
+    from .server.launch import EmbeddedServer
+
+POLL_INTERVAL_SECONDS = 0.5  # seconds between two looks at the embedded server's process
 
 SERVER_SETTINGS = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
@@ -49,19 +54,23 @@ SERVER_SETTINGS = {
 
 
 def server_environment() -> dict[str, str]:
-    """Return the environment for a server's process: this one's, and our settings where it has none of that name."""
+    """Return the environment for a server's process: our settings, under those of this process."""
     return build_safe_environment({**SERVER_SETTINGS, **os.environ})
 
 
 @asynccontextmanager
 async def embedded_server(find_results_path: Callable[[], str | None] = lambda: None) -> AsyncIterator[None]:
-    """Where no server is configured, the one that Prefect embeds runs within this, with our settings.
+    """Run Prefect's embedded server with our settings until the context ends, unless a server is configured.
 
-    Raises ConfigurationError where there is neither, where the configured one wants a password, and where the embedded
-    one fails: what runs within this is cancelled when its process ends, and told where the results so far are, as
-    `find_results_path` knows then. The embedded one outlives a Ctrl-C in the terminal, which goes to every process
-    there: the flow run that it ends has to be told to the server. So the server starts in a thread that does not take
-    the signal, and inherits that.
+    The server outlives a Ctrl-C in the terminal, which goes to every process there: the flow run that it ends has to
+    be recorded. So the server starts in a thread that blocks the signal, and inherits that.
+
+    Args:
+        find_results_path: Returns where the results so far are, for the error if the server fails meanwhile.
+
+    Raises:
+        ConfigurationError: There is no server, the configured one wants a password, or the embedded one failed. If its
+            process ends, what runs in the context is cancelled.
     """
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
@@ -76,8 +85,8 @@ async def embedded_server(find_results_path: Callable[[], str | None] = lambda: 
         return
     with _apply_server_settings():
         started = Future["SubprocessASGIServer"]()
-        started.set_running_or_notify_cancel()  # whoever waits for it may be cancelled: the thread goes on
-        # A daemon: what is cancelled meanwhile does not wait for the server.
+        started.set_running_or_notify_cancel()  # The thread goes on where its caller is cancelled.
+        # A daemon: a program that is cancelled meanwhile does not wait for the server.
         threading.Thread(target=contextvars.copy_context().run, args=(_start_server, started), daemon=True).start()
         async with _end_with_server(await asyncio.wrap_future(started), find_results_path):
             yield
@@ -87,16 +96,17 @@ async def embedded_server(find_results_path: Callable[[], str | None] = lambda: 
 async def _end_with_server(
     server: "SubprocessASGIServer", find_results_path: Callable[[], str | None]
 ) -> AsyncIterator[None]:
-    """What runs within this is cancelled when the server's process ends. Raises ConfigurationError where it failed."""
-    from .server.app import answer_for_ended_server
+    """Cancel what runs in the context when the server's process ends. Raises ConfigurationError if the server fails."""
+    from prefect.settings import get_current_settings
 
     process = server.server_process
     assert process is not None
 
     async def watch() -> None:
-        while process.poll() is None:  # noqa: ASYNC110 - a process, which tells nobody
+        while process.poll() is None:  # noqa: ASYNC110 - nothing wakes this at a process's end
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
-        answer_for_ended_server(server)
+        # Prefect's clients would ask again for a minute. These settings are a copy of `_apply_server_settings`.
+        get_current_settings().client.max_retries = 0
         ending.reschedule(asyncio.get_running_loop().time())
 
     watching: asyncio.Task[None] | None = None
@@ -111,37 +121,40 @@ async def _end_with_server(
         # Prefect's client has no type of its own for a server that does not tell its version.
         if status is None and not (isinstance(error, httpx.HTTPError) or "Failed to reach API" in str(error)):
             raise
-        raise ConfigurationError(_describe_failure(server, status, error, find_results_path())) from error
+        raise ConfigurationError(_describe_failure(status, error, find_results_path())) from error
     finally:
         if watching is not None:
             watching.cancel()
 
 
-def _describe_failure(
-    server: "SubprocessASGIServer", status: int | None, error: Exception, results_path: str | None
-) -> str:
-    """What became of an embedded server, where its log is, and what is left of the run."""
-    from .server.app import GuardedSubprocessServer
+def _describe_failure(status: int | None, error: Exception, results_path: str | None) -> str:
+    """Return what happened to the embedded server, where its log is, and where the results so far are."""
     from .server.launch import get_log_path
 
-    what, reason, log = "has failed", describe_server_error(error), ""
+    event, reason, log = "has failed", describe_server_error(error), ""
     if status is not None:
-        what, reason = f"has ended by itself, with {describe_exit_status(status)},", ""
-    if isinstance(server, GuardedSubprocessServer):  # one of Prefect's own has no log
-        reason = read_last_error(get_log_path(), server.log_offset) or reason
+        event, reason = f"has ended by itself, with {describe_exit_status(status)},", ""
+    if _launched is not None:
+        reason = read_last_error(get_log_path(), _launched.log_offset) or reason
         log = f"; its log is {get_log_path()}"
     if results_path is None:
-        return f"Prefect's embedded server {what} before anything ran{reason and f' ({reason})'}{log}. Run it again"
+        return f"Prefect's embedded server {event} before anything ran{reason and f' ({reason})'}{log}. Run it again"
     return (
-        f"Prefect's embedded server {what} while the flow ran{reason and f' ({reason})'}{log}; the results so far are "
+        f"Prefect's embedded server {event} while the flow ran{reason and f' ({reason})'}{log}; the results so far are "
         f"in {results_path}: run again with the same results_path (--results-path, or --resume) to run only the rest"
     )
 
 
 async def check_server(client: "PrefectClient", url: str, alternative: str) -> None:
-    """Returns if the server at `url` answers and takes the client's password.
+    """Check that the server at `url` answers and accepts the client's password.
 
-    Raises ConfigurationError if it does not; `alternative` is what else there is to do.
+    Args:
+        client: A client of that server.
+        url: The server's address.
+        alternative: What a person can do instead, for the error.
+
+    Raises:
+        ConfigurationError: The server does not answer, or refuses.
     """
     error = await client.api_healthcheck()
     if error is not None:
@@ -149,7 +162,7 @@ async def check_server(client: "PrefectClient", url: str, alternative: str) -> N
             f"the Prefect server at {url} does not answer ({describe_server_error(error)}): start it, or {alternative}"
         )
         raise ConfigurationError(_describe_refusal(url, error, alternative) or silence)
-    # Health is told to everybody. Other statuses are no answer to this: Prefect Cloud has no such address.
+    # Every client may ask for health. Other statuses do not answer this: Prefect Cloud has no such address.
     with suppress(httpx.HTTPError):
         try:
             await client.api_version()
@@ -162,7 +175,7 @@ async def check_server(client: "PrefectClient", url: str, alternative: str) -> N
 
 
 def _describe_refusal(url: str, error: Exception, alternative: str) -> str | None:
-    """What the server at `url` wants of who asks it, None where it says nothing of that."""
+    """Return why the server at `url` refuses this client, or None if the error says nothing of that."""
     status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
     if status == httpx.codes.UNAUTHORIZED:
         return (
@@ -171,61 +184,89 @@ def _describe_refusal(url: str, error: Exception, alternative: str) -> str | Non
         )
     if status == httpx.codes.FORBIDDEN:
         return (
-            f"the Prefect server at {url} refuses to be asked by that name, or for that user "
-            f"({describe_server_error(error)}): take the address that it says when it starts, set "
+            f"the Prefect server at {url} refuses that user ({describe_server_error(error)}): set "
             f"PREFECT_API_AUTH_STRING=NAME:PASSWORD where it has users, or {alternative}"
+        )
+    if status == httpx.codes.BAD_REQUEST:
+        return (
+            f"the Prefect server at {url} refuses to be asked by that name ({describe_server_error(error)}): take the "
+            f"address that it says when it starts, or {alternative}"
         )
     return _describe_other_server(url, alternative) if status == httpx.codes.NOT_FOUND else None
 
 
 def _describe_other_server(url: str, alternative: str) -> str:
-    """That there is no API of Prefect's at `url`: without /api a server answers with its UI."""
+    """Return the sentence for an address without Prefect's API. Without /api a server answers with its UI."""
     return f"what answers at {url} is no Prefect API: its address ends in /api, so name that, or {alternative}"
 
 
-_start_lock = threading.Lock()  # two flows that begin at one time share one server
+_start_lock = threading.Lock()  # Two flows that begin at one time share one server.
+_launched: "EmbeddedServer | None" = None  # the server of this process, unless Prefect started its own before
 
 
 def _start_server(started: "Future[SubprocessASGIServer]") -> None:
-    """Starts the embedded server, without the terminal's Ctrl-C, and says in `started` how that went."""
-    from .server.launch import LaunchedServer, get_log_path, launch_server
+    """Start the embedded server, without the terminal's Ctrl-C, and set it as the result of `started`."""
+    from .server.launch import get_log_path
 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    with _start_lock:
-        launched: LaunchedServer | None = None
-        try:
-            if "prefect.server.api.server" not in sys.modules:  # then there is none yet, whoever would have started it
-                launched = launch_server()  # it imports the same as the next line meanwhile
-            from .server.app import GuardedSubprocessServer
+    try:
+        with _start_lock:
+            started.set_result(_get_running_server())
+    except ConfigurationError as error:
+        started.set_exception(error)
+    except Exception as error:  # noqa: BLE001 - `embedded_server` raises it
+        sentence = (
+            f"Prefect's embedded server did not start: {error} (its log is {get_log_path()}). Nothing was run: look at "
+            "PREFECT_HOME, or start a server and name it in PREFECT_API_URL"
+        )
+        started.set_exception(ConfigurationError(sentence))
 
-            server = GuardedSubprocessServer()
-            process = server.server_process
-            if process is None or process.poll() is not None:
-                # One of Prefect's own that did not start would be asked to start again, and one that has ended not.
-                server.stop()
-                server = GuardedSubprocessServer()
-            if isinstance(server, GuardedSubprocessServer):
-                server.start(launched=launched)  # rather than one of Prefect's own, which is there already
-                # At the end of the process Prefect logs that it stops the server, also where the stream for that is
-                # closed, as in pytest: that is an error of logging on the terminal.
-                atexit.register(logging.getLogger("prefect").setLevel, logging.WARNING)
-        except Exception as cause:  # noqa: BLE001 - it is raised where the server was asked for
-            if launched is not None:
-                launched.process.kill()
-            error = ConfigurationError(
-                f"Prefect's embedded server did not start: {cause} (its log is {get_log_path()}). Nothing was run: "
-                "look at PREFECT_HOME, or start a server and name it in PREFECT_API_URL"
-            )
-            started.set_exception(cause if isinstance(cause, ConfigurationError) else error)
-            return
-    started.set_result(server)
+
+def _get_running_server() -> "SubprocessASGIServer":
+    """Return the server that Prefect's clients in this process use, and start its process unless it runs.
+
+    Prefect would start a process again and again whose database cannot be opened, and waits two minutes for another
+    one that has ended.
+    """
+    global _launched
+    from .server.launch import START_ATTEMPTS, EmbeddedServer
+
+    # Prefect's server, whose import takes a second, has not run here yet: its process imports the same meanwhile.
+    ahead = EmbeddedServer.launch() if "prefect.server.api.server" not in sys.modules else None
+    from prefect.server.api.server import SubprocessASGIServer
+    from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS as TIMEOUT
+
+    server = SubprocessASGIServer()
+    if server.server_process is not None and server.server_process.poll() is None:
+        return server
+    server.stop()  # Prefect would not start one again that has ended.
+    server = SubprocessASGIServer()
+    server.running = True  # Prefect's clients start a server that does not run.
+    try:
+        for attempts_left in reversed(range(START_ATTEMPTS)):
+            _launched, ahead = ahead or EmbeddedServer.launch(), None
+            server.port, server.server_process = _launched.port, _launched.process
+            try:
+                _launched.wait_until_ready(TIMEOUT.value())
+                break
+            except RuntimeError as error:
+                if not attempts_left or "address already in use" not in str(error):
+                    raise
+    except BaseException:
+        server.stop()
+        raise
+    atexit.register(server.stop)
+    # At the end of the process Prefect logs that it stops the server, also where the stream for that is closed, as in
+    # pytest: that is an error of logging on the terminal.
+    atexit.register(logging.getLogger("prefect").setLevel, logging.WARNING)
+    return server
 
 
 @contextmanager
 def _apply_server_settings() -> Iterator[None]:
-    """Within this our settings are in the environment, which the server's process inherits, and in Prefect's own.
+    """Have our settings in the environment, which the server's process inherits, until the context ends.
 
-    Prefect has read the environment long before: what it waits for the server's start is set there too.
+    Prefect has read the environment long before. So the time to wait for the server is set in its settings too.
     """
     from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS as TIMEOUT
     from prefect.settings import temporary_settings

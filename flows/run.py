@@ -14,7 +14,7 @@ from ..tasks.tracing import trace_flow_run
 from .engine.context import resolve_provider_with_volume
 from .engine.failures import raise_failures
 from .engine.job import execute_items, open_job
-from .engine.results.result_reference import with_reference
+from .engine.run_outcome import with_reference
 from .inputs.spilling import spill_long_parameters
 from .listener import FlowListener
 from .parameters import FlowParameters

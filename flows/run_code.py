@@ -26,7 +26,7 @@ from ..sandbox.wire.strict_json import NotJsonError, convert_fields
 from ..tasks.capacity.slots import open_slots
 from ..tasks.concurrency_tags import add_tags, build_tags
 from ..tasks.execution import Execution, assign_keys
-from ..tasks.lane import Lane, ProviderUnusable
+from ..tasks.lane import Lane, LaneSettings, ProviderUnusable
 from ..tasks.ledger.collected_files import CollectedFilesStore
 from ..tasks.ledger.ledger import Ledger
 from ..tasks.ledger.result_index import get_results_root
@@ -148,9 +148,10 @@ async def _execute(
 ) -> Result:
     server = await get_server_id()
     async with open_slots(provider, run_id, get_run_logger()) as slots:
-        lane = Lane(
-            provider, run_id, server=server, reuse=False, timeout=timeout, slots=slots, collect=collect, files=files
+        settings = LaneSettings(
+            provider=provider, run_id=run_id, server_id=server, timeout=timeout, collect=collect, files=files
         )
+        lane = Lane(settings, slots)
         try:
             return await lane.execute(execution, output.write)
         except ProviderUnusable as error:

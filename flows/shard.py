@@ -10,12 +10,12 @@ from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
 from ..tasks.ledger.ledger import Ledger
+from ..tasks.ledger.result_index import ResultCache
 from ..tasks.ledger.shard_files import ShardFiles
 from .engine.context import open_capacity, open_run_context, resolve_provider_with_volume
-from .engine.events import OutcomeRecorder
 from .engine.execution_labels import LABELS, execution_label
 from .engine.executor import LaneExecutor
-from .engine.results.result_cache import ResultCache
+from .engine.outcome_sink import OutcomeSink
 from .engine.termination import cancel_at_termination
 from .inputs.host_paths import locate_ledger
 from .parameters import Options, VolumeName
@@ -82,14 +82,14 @@ async def _run_executions(
         isolation,
         ledger.path,
     )
-    recorder = OutcomeRecorder(context, heartbeat.add_outcome)
+    sink = OutcomeSink(context, heartbeat)
     cache = ResultCache(ledger, lambda key: lines.pop(key, None))
     try:
         async with open_capacity(context) as slots:
-            executor = LaneExecutor(context=context, slots=slots, recorder=recorder)
+            executor = LaneExecutor(context=context, slots=slots, sink=sink)
             await executor.execute_all(executions, cache.find_result)
     except BaseException:
         await context.flush_ledger_after_error()
         raise
-    recorder.log_unlogged_failures()
+    sink.log_unlogged_failures()
     await asyncio.to_thread(ledger.close)

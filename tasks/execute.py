@@ -1,9 +1,10 @@
-"""The Prefect task: one execution, or several in a row, with retries by the type of the error."""
+"""The Prefect task of executions: one, or several in a row, with retries by the type of the error."""
 
 import asyncio
 import random
-from collections.abc import Callable
-from typing import Any, ParamSpec
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, Protocol
 
 from prefect import Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -11,18 +12,92 @@ from prefect.client.schemas.objects import State, TaskRun
 
 from ..sandbox.errors import PrepareError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ..sandbox.meta import Meta
-from ..sandbox.result import Failure, Result
+from ..sandbox.result import Failure, Outcome, Result
 from .cancellation import return_cancelled_state
 from .concurrency_tags import add_tags, build_tags, has_tag_limit
 from .execution import Execution
 from .lane import Lane, ProviderUnusable
 from .retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, compute_backoff, get_requested_wait
-from .task_batch import TaskBatch
-from .task_log import EXECUTE_TASK_NAME
+from .task_log import EXECUTE_TASK_NAME, LineBudget, OutputLog
 
 P = ParamSpec("P")
 
-KEEP_SANDBOX_SECONDS = 10.0  # of waiting through which a lane keeps its sandbox: a new one takes as long at worst
+KEEP_SANDBOX_SECONDS = 10.0  # A lane keeps its sandbox through a shorter wait: a new one takes as long at worst.
+
+
+class Sink(Protocol):
+    """The part of a flow run that takes the outcomes of its task runs."""
+
+    @property
+    def is_failure_limit_reached(self) -> bool:
+        """Whether so many executions failed that no further one is started."""
+        ...
+
+    def record(self, execution: Execution, outcome: Outcome) -> None:
+        """Record the outcome of an execution that ran. Raises OSError if the ledger cannot be written."""
+
+
+class TaskBatch:
+    """Executions that one task run runs, one after the other; as text it is the task run's name.
+
+    Prefect looks into parameters that are dataclasses, and this is the parameter of a task: it is none.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        executions: list[Execution],
+        policy: RetryPolicy,
+        sink: Sink,
+        *,
+        on_start: Callable[[], None],
+        on_output: Callable[[int, str, str], None],
+        line_budget: LineBudget | None,
+    ) -> None:
+        """Create the batch.
+
+        Args:
+            label: The task run's name.
+            executions: The executions, in order.
+            policy: Which errors are retried.
+            sink: Takes the outcomes.
+            on_start: Called once, when the task run begins its work.
+            on_output: Called with an execution's index, a stream and the text that its code wrote there.
+            line_budget: How many lines of output the flow run's log still takes; None if it takes none.
+        """
+        self._label = label
+        self._executions = executions
+        self.policy = policy
+        self.sink = sink
+        self.on_start = on_start
+        self._on_output = on_output
+        self._line_budget = line_budget
+        self.try_count = 0
+        self.last_error: RlmBatchError | None = None  # the error of the last execution that failed for good
+
+    def __str__(self) -> str:
+        return self._label
+
+    @property
+    def remaining_executions(self) -> list[Execution]:
+        """The executions that have no outcome yet."""
+        return [execution for execution in self._executions if not execution.is_done]
+
+    @contextmanager
+    def open_output_log(self, execution: Execution) -> Iterator[Callable[[str, str], None]]:
+        """Open a function that takes what the code of an attempt writes, for `on_output` and the task run's log."""
+        log = None if self._line_budget is None else OutputLog(self._line_budget, f"{execution.index}: ")
+
+        def write(stream: str, text: str) -> None:
+            self._on_output(execution.index, stream, text)
+            if log is not None:
+                log.write(stream, text)
+
+        try:
+            yield write
+        finally:
+            if log is not None:
+                log.close()
 
 
 @task(
@@ -34,18 +109,23 @@ KEEP_SANDBOX_SECONDS = 10.0  # of waiting through which a lane keeps its sandbox
 )
 @return_cancelled_state
 async def execute(lane: Lane, batch: TaskBatch) -> None:
-    """Runs the executions that have no outcome yet, in the lane's sandbox, and writes each outcome to the ledger.
+    """Run the batch's executions that have no outcome yet, in the lane's sandbox, and record each outcome.
 
-    Raises the error of the last that failed, so that the task run's state shows it; an error that is retried comes
-    before those. A retry runs only what has no outcome. A refusal for now ends the try, and so does a provider that has
-    opened no sandbox for its `start_timeout`: what comes after it would be refused too. PrepareError is no outcome of
-    an execution's: whatever has none then is left without one.
+    A retry of the task run runs only what has no outcome. A refusal for now ends the try, and so does a provider that
+    opened no sandbox within its `start_timeout`: it would refuse the next execution too. PrepareError is no outcome of
+    an execution: the rest of the batch is left without one.
+
+    Raises:
+        RlmBatchError: An error that is retried, or else the error of the last execution that failed, so that the task
+            run's state shows it.
     """
     add_tags(build_tags(lane.provider.provider_name))
-    batch.start_try()
+    batch.try_count += 1
+    if batch.try_count == 1:
+        batch.on_start()
     retry_error: RlmBatchError | None = None
     for number, execution in enumerate(batch.remaining_executions):
-        if batch.should_end():
+        if batch.sink.is_failure_limit_reached:
             retry_error = None
             break
         if number:
@@ -53,9 +133,9 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
         try:
             with batch.open_output_log(execution) as on_output:
                 result = await _attempt_execution(lane, batch, execution, on_output)
-            batch.record_outcome(execution, result)
+            batch.sink.record(execution, result)
         except PrepareError:
-            raise  # no execution's: it ends the flow run
+            raise  # It is no outcome of an execution, and ends the flow run.
         except RlmBatchError as error:
             execution.errors.append(error)
             if batch.policy.should_retry(error, len(execution.errors)):
@@ -64,7 +144,7 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
                     break
             else:
                 batch.last_error = error
-                batch.record_outcome(execution, Failure(error, error.meta or Meta(index=execution.index)))
+                batch.sink.record(execution, Failure(error, error.meta or Meta(index=execution.index)))
             if isinstance(error, SandboxStartError) and lane.is_start_timeout_over:
                 break
     if retry_error is not None:
@@ -82,7 +162,7 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
 async def _attempt_execution(
     lane: Lane, batch: TaskBatch, execution: Execution, on_output: Callable[[str, str], None] | None
 ) -> Result:
-    """The result of one attempt. A sandbox that is refused while the run has others does not count as one."""
+    """Return the result of one attempt. A sandbox that is refused while the run has others is no attempt."""
     while True:
         await lane.acquire_for_work()
         try:
@@ -95,25 +175,31 @@ async def _attempt_execution(
 
 
 async def configure_task(base: Task[P, Any], policy: RetryPolicy, provider: str, per_task: int = 1) -> Task[P, Any]:
-    """The task with a flow's retries, and with tags where the server has a limit on them.
+    """Return the task with a flow's retries, and with tags if the server has a limit on one of them.
 
-    `per_task` is the most executions that a task run has: each has its own retries.
+    Args:
+        base: The task.
+        policy: The flow's retries.
+        provider: The provider's name.
+        per_task: The most executions that a task run has: each has its own retries.
     """
 
-    # A plain function: Prefect takes a partial, or an object that can be called, for "never", and says nothing.
+    # Prefect never retries, without a word, if this is a partial or another callable object.
     async def should_retry_task(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
         error = await state.result(raise_on_failure=False)  # type: ignore[misc]
         attempt = error.meta.attempt if isinstance(error, RlmBatchError) and error.meta is not None else 1
         if not policy.should_retry(error, attempt) or policy.is_too_late(error):
             return False
-        await asyncio.sleep(get_requested_wait(error) * random.uniform(1.0, 1.1))  # not all come back at once
+        await asyncio.sleep(
+            get_requested_wait(error) * random.uniform(1.0, 1.1)
+        )  # Lanes that were refused together should not return together.
         return True
 
     tags = build_tags(provider)
     return base.with_options(
         tags=tags if await has_tag_limit(tags) else set(),
         retries=policy.retries * per_task,
-        # Prefect takes fifty at most, and goes on with the last of them.
+        # Prefect takes at most fifty delays, and repeats the last.
         retry_delay_seconds=[compute_backoff(number + 1) for number in range(min(policy.retries, len(BACKOFF_SECONDS)))]
         or 0,
         retry_jitter_factor=JITTER_FACTOR,

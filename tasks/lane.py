@@ -4,8 +4,8 @@ import asyncio
 import errno
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,70 +35,73 @@ from .tracing import trace_execution
 class ProviderUnusable(Exception):
     """The provider says that its configuration is wrong, in the error that is this one's cause.
 
-    Before the flow run has had a sandbox that ends it. Later no execution is begun any more.
+    It ends a flow run that has had no sandbox. Later it ends only the start of executions.
     """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneSettings:
+    """The settings that the lanes of a flow run share.
+
+    Attributes:
+        provider: Opens the sandboxes.
+        run_id: The flow run's id, for the sandboxes' labels.
+        server_id: The Prefect server's id, for the sandboxes' labels.
+        timeout: Seconds for each execution.
+        is_reused: Whether a sandbox stays open from one execution to the next.
+        state_context: The name of the process that all executions share with its state; None if each has its own.
+        model_access: What each execution may ask of language models.
+        uploads: Files that each execution finds, by their paths in the sandbox.
+        preparation: Code that runs in each sandbox before the first execution.
+        open_prepare_log: Opens the log of what the preparation writes.
+        tools: Functions of the host that code may call. The calls are counted in `meta`.
+        collect: Patterns of the files that each execution brings home.
+        files: Where those files go.
+    """
+
+    provider: SandboxProvider
+    run_id: str
+    server_id: str = ""
+    timeout: float
+    is_reused: bool = False
+    state_context: str | None = None
+    model_access: ModelAccess | None = None
+    uploads: dict[str, Path] = field(default_factory=dict[str, Path])
+    preparation: Preparation | None = None
+    open_prepare_log: Callable[[], OutputLog] | None = None
+    tools: dict[str, Tool] = field(default_factory=dict[str, Tool])
+    collect: list[str] | None = None
+    files: CollectedFilesStore | None = None
 
 
 class Lane:
     """Runs executions one after the other, each in a process of its own.
 
-    It opens sandboxes between `acquire`, which waits for one of the `slots` and then for a permit, and `release`. With
-    `reuse` a sandbox stays open from one execution to the next, and is replaced when it was lost or when what remains
-    of its lifetime is shorter than an execution may take; otherwise each execution has a sandbox of its own. With a
-    `context` they share one process and its state, and the sandbox is never replaced: when it is lost, so is the state,
-    and every later execution raises StateLost. `model_access` is what each execution may ask, `uploads` are files
-    that each finds, by their paths in the sandbox; `run` and `server` are for the sandbox's labels. `preparation` runs
-    in each sandbox before the first execution, and what it writes goes to the log that is opened for it.
-    `tools` are functions of the host that code may call; the calls are counted in `meta`. `collect` are
-    patterns of the files that each execution brings home, which go to `files`.
+    It opens sandboxes between `acquire`, which waits for one of the `slots` and then for a permit, and `release`. A
+    sandbox that is reused is replaced when it was lost, or when what remains of its lifetime is shorter than an
+    execution may take. With a `state_context` the sandbox is never replaced: when it is lost, so is the state, and
+    every later execution raises StateLost.
     """
 
-    def __init__(
-        self,
-        provider: SandboxProvider,
-        run: str,
-        *,
-        server: str = "",
-        reuse: bool,
-        timeout: float,
-        context: str | None = None,
-        slots: Slots,
-        model_access: ModelAccess | None = None,
-        uploads: dict[str, Path] | None = None,
-        preparation: Preparation | None = None,
-        open_prepare_log: Callable[[], OutputLog] | None = None,
-        tools: dict[str, Tool] | None = None,
-        collect: list[str] | None = None,
-        files: CollectedFilesStore | None = None,
-    ) -> None:
-        self.provider = provider
-        self._run = run
-        self._server = server
-        self._reuse = reuse
-        self._timeout = timeout
+    def __init__(self, settings: LaneSettings, slots: Slots) -> None:
+        self.provider = settings.provider
+        self._settings = settings
         self._slots = slots
         self._slot: Slot | None = None
-        self._permit: Permit | None = None  # of the sandbox that is open, or will be
+        self._permit: Permit | None = None  # of the sandbox that is open or will be opened
         self._opening: Permit | None = None  # of the sandbox that is being opened
-        self._model_access = model_access
-        self._uploads = uploads or {}
-        self._preparation = preparation
-        self._open_prepare_log = open_prepare_log
-        self._tools = {name: self._count_calls(name, tool) for name, tool in (tools or {}).items()}
-        self._tool_calls: Counter[str] = Counter()  # of the execution under way
-        self._collect = collect
-        self._files = files if collect else None
+        self._tools = {name: self._count_calls(name, tool) for name, tool in settings.tools.items()}
+        self._tool_calls: Counter[str] = Counter()  # of the current execution
         self._prepare_log: OutputLog | None = None
-        self._context = context
         self._has_state = False
         self._interpreter: Interpreter | None = None
         self._expires_at = 0.0
-        self._opened_at: float | None = None  # when the sandbox that is open was asked for, by the loop's clock
-        self.opened_count = 0  # sandboxes, and
-        self.open_seconds = 0.0  # how long those that are closed were open, together
+        self._opened_at: float | None = None  # when the open sandbox was requested, by the event loop's clock
+        self.opened_count = 0  # sandboxes
+        self.open_seconds = 0.0  # seconds that the closed sandboxes were open, together
 
     async def acquire(self, *, has_work: bool = False) -> bool:
-        """Waits for a slot and a permit, unless it has them; False where there is no more work to have them for."""
+        """Wait for a slot and a permit, unless the lane has them. Return False if no work is left for the lane."""
         if self._slot is None:
             self._slot = await self._slots.acquire()
         if self._slot is not None and self._permit is None:
@@ -106,9 +109,9 @@ class Lane:
         return self._permit is not None
 
     async def acquire_for_work(self) -> None:
-        """Waits for a slot and a permit, unless it has them, also where other lanes have found no more work.
+        """Wait for a slot and a permit, unless the lane has them, even if other lanes found no more work.
 
-        Raises ProviderUnusable where this run opens no sandbox any more.
+        Raises ProviderUnusable if this run opens no more sandboxes.
         """
         while self._permit is None:
             if (error := self._slots.admission.error) is not None:
@@ -116,12 +119,12 @@ class Lane:
             await self.acquire(has_work=True)
 
     async def release_if_wanted(self) -> None:
-        """Between two executions, gives up the slot and the sandbox where other runs have waited for it long enough."""
+        """Give up the slot and the sandbox between two executions, if other runs have waited long enough."""
         if self._slot is not None and not self._has_state and await self._slots.should_hand_over(self._slot):
             await self.release()
 
     async def release(self) -> None:
-        """Removes the sandbox, if one is open, and gives back the slot and the permit."""
+        """Remove the sandbox, if one is open, and give back the slot and the permit."""
         try:
             await self.close_sandbox()
         finally:
@@ -130,79 +133,72 @@ class Lane:
                 await self._slots.release(slot)
 
     async def execute(self, execution: Execution, on_output: Callable[[str, str], None] | None = None) -> Result:
-        """The result of one attempt at an execution. Raises what `Interpreter.execute` raises, with `meta` complete.
+        """Return the result of one attempt at an execution, in a span of its own.
 
-        Raises ProviderUnusable where the provider says that its configuration is wrong.
+        Raises what `Interpreter.execute` raises, with `meta` complete, and ProviderUnusable if the provider says that
+        its configuration is wrong.
         """
         run = partial(self._execute, execution, on_output)
         return await trace_execution(execution, self.provider.provider_name, run)
 
     async def _execute(self, execution: Execution, on_output: Callable[[str, str], None] | None) -> Result:
         self._tool_calls.clear()
+        objective = None if execution.pruning is None else execution.pruning.objective
         try:
             async with self._use_interpreter() as interpreter:
                 try:
-                    result = await self._execute_and_publish(interpreter, execution, on_output)
+                    result = await self._execute_and_collect(interpreter, execution, on_output)
                 except ConfigurationError as error:
                     if error is interpreter.start_error:
                         raise ProviderUnusable from error
                     raise
         except PrepareError:
-            raise  # no execution's
+            raise  # It is no outcome of an execution.
         except RlmBatchError as error:
             meta = error.meta or Meta(variables=execution.variables, provider=self.provider.provider_name)
             error.meta = self._complete_meta(meta, execution)
-            if meta.pruned and execution.pruning is not None:  # which is decided, however its code took that
-                return build_pruned_result(error.meta, execution.pruning.objective)
+            if objective is not None and error.meta.pruned:  # The trial was to end, however its code took that.
+                return build_pruned_result(error.meta, objective)
             raise
         finally:
-            if not self._reuse and self._context is None:
+            if not self._settings.is_reused and self._settings.state_context is None:
                 await self.close_sandbox()
         result.meta = self._complete_meta(result.meta, execution)
-        if result.meta.pruned and execution.pruning is not None:
-            return build_pruned_result(result.meta, execution.pruning.objective, result.outputs)
+        if objective is not None and result.meta.pruned:
+            return build_pruned_result(result.meta, objective, result.outputs)
         return result
 
-    async def _execute_and_publish(
+    async def _execute_and_collect(
         self, interpreter: Interpreter, execution: Execution, on_output: Callable[[str, str], None] | None
     ) -> Result:
-        """Executes, and puts the files that came home where the ledger has them, whatever the end was."""
-        if self._files is None:
-            return await self._prepare_and_execute(interpreter, execution, on_output)
-        files, name = self._files, execution.key[:12] if execution.index is None else str(execution.index)
-        async with files.open_partial() as partial:
+        """Run the execution and move collected files into the results folder, even if it failed."""
+        settings, access = self._settings, self._settings.model_access
+        files = settings.files if settings.collect else None
+        name = execution.key[:12] if execution.index is None else str(execution.index)
+        async with nullcontext() if files is None else files.open_partial() as folder:
             try:
-                result = await self._prepare_and_execute(interpreter, execution, on_output, partial)
+                for path, file in settings.uploads.items():
+                    await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
+                self._has_state = settings.state_context is not None
+                result = await interpreter.execute(
+                    execution.code,
+                    execution.variables,
+                    context=settings.state_context,
+                    encoded=execution.encoded_variables,
+                    on_output=on_output,
+                    queries=None if access is None else access.queries(interpreter, index=execution.index),
+                    index=execution.index,
+                    should_prune=None if execution.pruning is None else execution.pruning.should_prune,
+                    collect=None if files is None else settings.collect,
+                    collect_to=folder,
+                )
             except RlmBatchError as error:
-                if error.meta is not None:
-                    error.meta = await asyncio.to_thread(files.publish, partial, name, error.meta, is_final=False)
+                if files is not None and folder is not None and error.meta is not None:
+                    error.meta = await asyncio.to_thread(files.publish, folder, name, error.meta, is_final=False)
                 raise
-            result.meta = await asyncio.to_thread(files.publish, partial, name, result.meta, is_final=True)
+            if files is not None and folder is not None:
+                result.meta = await asyncio.to_thread(files.publish, folder, name, result.meta, is_final=True)
             return result
-
-    async def _prepare_and_execute(
-        self,
-        interpreter: Interpreter,
-        execution: Execution,
-        on_output: Callable[[str, str], None] | None,
-        collect_to: Path | None = None,
-    ) -> Result:
-        for path, file in self._uploads.items():
-            await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
-        self._has_state = self._context is not None
-        access = self._model_access
-        return await interpreter.execute(
-            execution.code,
-            execution.variables,
-            context=self._context,
-            encoded=execution.encoded_variables,
-            on_output=on_output,
-            queries=None if access is None else access.queries(interpreter, index=execution.index),
-            index=execution.index,
-            should_prune=None if execution.pruning is None else execution.pruning.should_prune,
-            collect=None if collect_to is None else self._collect,
-            collect_to=collect_to,
-        )
 
     def _complete_meta(self, meta: Meta, execution: Execution) -> Meta:
         return replace(
@@ -220,18 +216,9 @@ class Lane:
 
         return call
 
-    async def open_sandbox(self) -> Interpreter:
-        """The interpreter in this lane's sandbox, which is opened if it is not yet."""
-        async with self._use_interpreter() as interpreter:
-            await interpreter.start()
-        return interpreter
-
     @asynccontextmanager
     async def _use_interpreter(self) -> AsyncIterator[Interpreter]:
-        """Within this, the interpreter for this lane's sandbox, which is opened by what is first asked of it.
-
-        `admission` learns how that went.
-        """
+        """Open the interpreter for this lane's sandbox, which its first request opens, and tell `admission` the end."""
         interpreter = await self._get_interpreter()
         try:
             try:
@@ -243,9 +230,9 @@ class Lane:
         except BaseException as error:
             permit, self._opening = self._opening, None
             start_error = interpreter.start_error
-            if permit is None:  # it had started
+            if permit is None:  # The sandbox had started.
                 raise
-            if start_error is None:  # it was not asked to
+            if start_error is None:  # The sandbox was not requested.
                 self._permit = permit
                 raise
             admission, refusal = self._slots.admission, _find_refusal(start_error)
@@ -266,28 +253,32 @@ class Lane:
             if not self._interpreter.is_alive:
                 raise StateLost("the sandbox that held the state of the earlier steps has gone: start from the first")
             return self._interpreter
-        now = asyncio.get_running_loop().time()
+        settings, now = self._settings, asyncio.get_running_loop().time()
         if self._interpreter is not None and (
-            not self._interpreter.is_alive or now + 2 * self._timeout > self._expires_at
+            not self._interpreter.is_alive or now + 2 * settings.timeout > self._expires_at
         ):
             await self.close_sandbox()
-        if self._permit is None:
-            await self.acquire_for_work()
+        await self.acquire_for_work()
         if self._interpreter is None:
             await self._slots.wait_for_creation()
             self._interpreter = self._make_interpreter()
         return self._interpreter
 
     def _make_interpreter(self) -> Interpreter:
-        """An interpreter whose sandbox is not open yet; it has the lane's permit until then."""
+        """Return an interpreter whose sandbox is not open yet; it has the lane's permit until then."""
+        settings = self._settings
         interpreter = self.provider.interpreter(
-            run=self._run, server=self._server, timeout=self._timeout, tools=self._tools, prepare=self._preparation
+            run=settings.run_id,
+            server=settings.server_id,
+            timeout=settings.timeout,
+            tools=self._tools,
+            prepare=settings.preparation,
         )
-        if self._preparation is not None and self._open_prepare_log is not None:
-            self._prepare_log = self._open_prepare_log()
+        if settings.preparation is not None and settings.open_prepare_log is not None:
+            self._prepare_log = settings.open_prepare_log()
             interpreter.on_prepare_output = self._prepare_log.write
         now = asyncio.get_running_loop().time()
-        self._expires_at = now + max(self.provider.lifetime, 2 * self._timeout)
+        self._expires_at = now + max(self.provider.lifetime, 2 * settings.timeout)
         permit = self._opening = self._permit
         self._permit = None
         assert permit is not None
@@ -302,10 +293,10 @@ class Lane:
         return interpreter
 
     def should_wait_out(self, error: BaseException) -> bool:
-        """Whether a refusal does not count as a failed attempt, because the run has sandboxes and goes on.
+        """Return whether a refusal is no failed attempt, because the run has had sandboxes and goes on.
 
-        Whoever has had sandboxes with a configuration has no wrong one: providers answer 400 to 404 in troubles of
-        their own, and a key that was taken back ends what cannot be begun, not what runs.
+        A sandbox that opened proves the configuration, so a later 400 to 404 is taken for a trouble of the provider. A
+        key that was revoked ends executions that cannot start, and none that runs.
         """
         admission = self._slots.admission
         if self._permit is not None or admission.error is not None:
@@ -316,16 +307,16 @@ class Lane:
 
     @property
     def is_start_timeout_over(self) -> bool:
-        """Whether this run has had no sandbox for so long as one may take to start."""
+        """Whether this run has had no sandbox for as long as one may take to start."""
         return not self._slots.admission.had_sandbox_within(self.provider.start_timeout)
 
     async def release_while_waiting(self) -> None:
-        """Removes the sandbox and gives back its slot and permit, before a long wait, unless the sandbox has state."""
+        """Remove the sandbox and give back its slot and permit before a long wait, unless the sandbox has state."""
         if not self._has_state:
             await self.release()
 
     async def close_sandbox(self) -> None:
-        """Removes the sandbox, if one is open."""
+        """Remove the sandbox, if one is open."""
         interpreter, self._interpreter = self._interpreter, None
         try:
             if interpreter is not None:
@@ -340,7 +331,7 @@ class Lane:
 
 
 def _find_refusal(error: BaseException) -> QuotaExceeded | None:
-    """The refusal for now that an error is, or comes from: a process that has no descriptor left is one too."""
+    """Return the refusal that an error is or comes from. That a process has no descriptor left is a refusal too."""
     cause: BaseException | None = error if isinstance(error, Exception) else None
     while cause is not None and getattr(cause, "errno", None) not in (errno.EMFILE, errno.ENFILE):
         cause = cause.__cause__ or cause.__context__

@@ -147,7 +147,7 @@ def _is_owner_alive(info: SandboxInfo) -> bool | None:
 
 
 async def _explain_why_over(client: PrefectClient, run: FlowRun | None) -> str:
-    """Return why a flow run of this server is over; empty if the server does not say so."""
+    """Return why a flow run of this server has ended; empty if it has not, as far as the server knows."""
     if run is None:
         return "its flow run was deleted"
     if run.state is None or run.state.is_final():
@@ -208,10 +208,10 @@ def _describe_reap_there(boxes: list[SandboxInfo]) -> str:
 
 
 async def _find_outermost_caller(client: PrefectClient, run: FlowRun) -> FlowRun | None:
-    """Return the outermost of the flow runs in whose process a flow run is; None if it has a process of its own."""
+    """Return the outermost of the flow runs in whose process a flow run is; None if the process is its own."""
     caller: FlowRun | None = None
     with suppress(ObjectNotFound):
-        # A deployment's run has a process of its own.
+        # Each run of a deployment has a new process.
         while run.parent_task_run_id is not None and run.deployment_id is None:
             caller_id = (await client.read_task_run(run.parent_task_run_id)).flow_run_id
             if caller_id is None:

@@ -15,7 +15,6 @@ from prefect.artifacts import acreate_markdown_artifact, acreate_progress_artifa
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 
-from ...sandbox.result import Outcome
 from ...tasks.ledger.run_record import RunRecord
 from ..reporting.document import escape_markdown, render_markdown
 from ..reporting.report import build_report, build_table_records, describe_run
@@ -42,10 +41,6 @@ class ArtifactPublisher:
         self._progress_id: UUID | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_disabled = False
-
-    def add_outcome(self, outcome: Outcome) -> None:
-        """Counts the outcome of an execution."""
-        self.summary.add(outcome)
 
     async def __aenter__(self) -> Self:
         await self._publish(self._read_key)

@@ -21,7 +21,7 @@ from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Usage
 from ...tasks.capacity.slots import Slots, open_slots
 from ...tasks.host_tools import Tool, load_tools
-from ...tasks.lane import Lane
+from ...tasks.lane import Lane, LaneSettings
 from ...tasks.ledger.answer_ledger import AnswerLedger
 from ...tasks.ledger.collected_files import CollectedFilesStore
 from ...tasks.ledger.ledger import Ledger
@@ -82,24 +82,24 @@ class RunContext:
     prepare_lines: LineBudget = field(default_factory=LineBudget)
 
     def make_lane(self, slots: Slots, uploads: dict[str, Path] | None = None, state_context: str | None = None) -> Lane:
-        """A lane of this flow run. With a `state_context` its executions share one process and its state."""
+        """Return a lane of this flow run. With a `state_context` its executions share one process and its state."""
         has_log = self.options.log_output
-        return Lane(
-            self.provider,
-            self.run_id,
-            server=self.server_id,
-            reuse=self.options.reuse_sandboxes,
+        settings = LaneSettings(
+            provider=self.provider,
+            run_id=self.run_id,
+            server_id=self.server_id,
             timeout=self.options.timeout,
-            context=state_context,
-            slots=slots,
+            is_reused=self.options.reuse_sandboxes,
+            state_context=state_context,
             model_access=self.model_access,
-            uploads=uploads,
+            uploads=uploads or {},
             preparation=self.preparation,
+            open_prepare_log=(lambda: OutputLog(self.prepare_lines, "prepare: ", self.log)) if has_log else None,
             tools=self.tools,
             collect=self.options.collect,
             files=self.files,
-            open_prepare_log=(lambda: OutputLog(self.prepare_lines, "prepare: ", self.log)) if has_log else None,
         )
+        return Lane(settings, slots)
 
     async def flush_ledger_after_error(self) -> None:
         """Sees that what was written is in the ledger. An OSError is logged: the error that there is matters more."""

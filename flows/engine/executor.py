@@ -1,4 +1,4 @@
-"""The executor of a flow run's executions in this process: lanes that make task runs of them."""
+"""The executors of a flow run's executions: the interface, and the lanes of this process, which make task runs."""
 
 import asyncio
 import itertools
@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...sandbox.errors import RlmBatchError, SandboxStartError
-from ...sandbox.result import Outcome, Result
+from ...sandbox.result import Result
 from ...tasks.capacity.slots import Slots
-from ...tasks.execute import configure_task, execute
+from ...tasks.execute import TaskBatch, configure_task, execute
 from ...tasks.execution import Execution, with_index
 from ...tasks.lane import Lane, ProviderUnusable
-from ...tasks.task_batch import TaskBatch
 from ...tasks.task_log import LineBudget
 from ..parameters import MAX_TASK_RUNS
 from .context import RunContext
-from .events import OutcomeRecorder
-from .failures import FailureWatch, describe_rerun, find_first_error
+from .failures import describe_rerun, find_first_error
+from .outcome_sink import OutcomeSink
 
 FindResult = Callable[[Execution], Result | None]
 
@@ -40,58 +39,100 @@ class Executor(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class LaneExecutor:
-    """Executes in this process: `max_workers` lanes at most, each of which makes one task run after the other.
+    """Runs executions in this process: in at most `max_workers` lanes, each of which makes task runs in turn.
 
-    `slots` are what lanes wait for, `uploads` are files that each execution finds, by their paths there. With a
+    Lanes wait for `slots`. Each execution finds the files in `uploads`, by their paths in the sandbox. With a
     `state_context` all executions share one process and its state. With `stop_on_failure` no task run is made after one
-    that failed, and what is left has no outcome.
+    that failed, and the rest has no outcome.
     """
 
     context: RunContext
     slots: Slots
-    recorder: OutcomeRecorder
+    sink: OutcomeSink
     uploads: dict[str, Path] | None = None
     state_context: str | None = None
     stop_on_failure: bool = False
+    is_over: bool = False  # no further execution is started: the rest fails
     _line_budget: LineBudget = field(default_factory=LineBudget)
-    _in_flight: dict[int, Execution] = field(default_factory=dict[int, Execution])
-    _failures: FailureWatch = field(init=False)
-    is_over: bool = False  # nothing more is begun: what is left fails
-    _is_out_of_time: bool = False  # the provider asked a lane to wait for longer than there is time
-    _creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # until a task run that is being made started
-
-    def __post_init__(self) -> None:
-        self._failures = FailureWatch(self.context.options.max_failures, self.context.total)
+    _batches: Iterator[TaskBatch] = field(default_factory=lambda: iter(()))  # not taken by a lane yet
+    _next_batch: TaskBatch | None = None  # taken from `_batches` to see whether there is one
+    _unfinished: dict[TaskBatch, None] = field(default_factory=dict[TaskBatch, None])  # taken by a lane, in order
+    _is_out_of_time: bool = False  # the provider asked a lane to wait longer than the deadline allows
+    _creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a task run is being created
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
-        options = self.context.options
+        options, admission = self.context.options, self.slots.admission
         per_task = options.executions_per_task or max(1, math.ceil(self.context.total / MAX_TASK_RUNS))
-        batches = _Peekable(self._group_executions(self._skip_cached(executions, find_result), per_task))
+        self._batches = self._make_batches(executions, find_result, per_task)
         task = await configure_task(execute, self.context.policy, self.context.provider.provider_name, per_task)
         self._creation_lock = asyncio.Lock()
         try:
             async with asyncio.timeout_at(self.context.deadline.at), asyncio.TaskGroup() as group:
                 for _ in range(min(options.max_workers, math.ceil(self.context.total / per_task))):
-                    group.create_task(self._run_lane(task, batches))
+                    group.create_task(self._run_lane(task))
         except TimeoutError:
             reason = "passed before this execution had ended"
-            await self._fail_unfinished(batches, partial(self.context.deadline.build_error, reason=reason))
+            await self._fail_unfinished(partial(self.context.deadline.build_error, reason=reason))
         except BaseExceptionGroup as errors:
             raise find_first_error(errors) from None
         if self._is_out_of_time:
             reason = "is over before the provider opens more sandboxes"
-            await self._fail_unfinished(batches, partial(self.context.deadline.build_error, reason=reason))
-        if (refusal := self.slots.admission.error) is not None:
-            await self._fail_refused(batches, refusal)
-        if self._failures.is_limit_reached:
-            await self._fail_unfinished(batches, self._failures.build_error)
+            await self._fail_unfinished(partial(self.context.deadline.build_error, reason=reason))
+        if admission.error is not None:
+            await self._fail_unfinished(partial(self._build_refusal, admission.error), is_written=True)
+        if self.sink.failures.is_limit_reached:
+            await self._fail_unfinished(self.sink.failures.build_error)
 
-    async def _run_lane(self, task: Any, batches: "_Peekable") -> None:
+    def _make_batches(
+        self, executions: Iterator[Execution], find_result: FindResult, per_task: int
+    ) -> Iterator[TaskBatch]:
+        """Group the executions that have no result yet, and record the results of the others."""
+        group: list[Execution] = []
+        for execution in executions:
+            result = find_result(execution)
+            if result is not None:
+                self.sink.record_cached(execution, with_index(result, execution.index))
+                continue
+            group.append(execution)
+            if len(group) == per_task:
+                yield self._make_batch(group)
+                group = []
+        if group:
+            yield self._make_batch(group)
+
+    def _make_batch(self, group: list[Execution]) -> TaskBatch:
+        label = self.context.label(group[0])
+        return TaskBatch(
+            label if len(group) == 1 else f"{label} and {len(group) - 1} more",
+            group,
+            self.context.policy,
+            self.sink,
+            on_start=self._creation_lock.release,
+            on_output=self.sink.listener.on_output,
+            line_budget=self._line_budget if self.context.options.log_output else None,
+        )
+
+    def _has_batch(self) -> bool:
+        """Return whether a batch is left for a lane to take."""
+        if self._next_batch is None:
+            self._next_batch = next(self._batches, None)
+        return self._next_batch is not None
+
+    def _take_batch(self) -> TaskBatch | None:
+        """Take the next batch; None if no batch is left."""
+        if not self._has_batch():
+            return None
+        batch, self._next_batch = self._next_batch, None
+        assert batch is not None
+        self._unfinished[batch] = None
+        return batch
+
+    async def _run_lane(self, task: Any) -> None:
         lane = self.context.make_lane(self.slots, self.uploads, self.state_context)
         try:
-            # A slot first: a batch that is taken before would wait for it while other lanes have nothing to do.
-            while self._may_go_on() and batches.has_next() and await lane.acquire():
-                batch = batches.pop_next()
+            # The slot comes first: a batch taken before would wait for it while other lanes have nothing to do.
+            while self._may_start() and self._has_batch() and await lane.acquire():
+                batch = self._take_batch()
                 if batch is None:
                     break
                 if not await self._run_batch(task, lane, batch):
@@ -101,45 +142,48 @@ class LaneExecutor:
         finally:
             await self.context.usage.close_lane(lane)
 
-    def _may_go_on(self) -> bool:
-        if self.slots.admission.error is not None or self._failures.is_limit_reached:
+    def _may_start(self) -> bool:
+        """Return whether another task run may be made."""
+        failures = self.sink.failures
+        if self.slots.admission.error is not None or failures.is_limit_reached:
             return False
-        return not (self._failures.count and self.stop_on_failure)
+        return not (failures.count and self.stop_on_failure)
 
     async def _run_batch(self, task: Any, lane: Lane, batch: TaskBatch) -> bool:
-        """Makes the task run of a batch; False where the lane cannot go on in time. Raises what ends the flow run."""
+        """Make the task run of a batch. Return False if the lane cannot go on. Raises what ends the flow run."""
         for execution in batch.remaining_executions:
-            self.recorder.listener.on_execution_start(execution.index)
-        # Before a task run begins its work, Prefect asks the server for the limits of its tags. Where the server is
-        # away it does so for a minute for each that waits, one after the other, also for those that nobody wants any
-        # more: the process would not end before. So they are made one by one; one that does not begin is the end of
-        # the flow run, and no other is made after it.
+            self.sink.listener.on_execution_start(execution.index)
+        # Before a task run begins its work, Prefect asks the server for the limits of its tags. If the server is away,
+        # Prefect tries for a minute for each waiting task run, one after the other, even for those that are cancelled,
+        # and the process could not end. So task runs are created one by one; one that cannot begin ends the flow run.
         await self._creation_lock.acquire()
         state = await task(lane, batch, return_state=True)
         if state.is_cancelled():
             raise asyncio.CancelledError
-        if batch.remaining_executions and not self._failures.is_limit_reached:
-            error = await state.result(raise_on_failure=False)
-            if isinstance(error, RlmBatchError) and self.context.policy.is_too_late(error):
-                self._is_out_of_time = True
-                self.slots.dismiss_waiters()  # nor do those that wait for a sandbox get one in time
-                return False
-            if isinstance(error, ProviderUnusable) and isinstance(error.__cause__, RlmBatchError):
-                admission = self.slots.admission
-                if admission.error is None and (self.stop_on_failure or not admission.has_opened_sandbox):
-                    raise error.__cause__
-                self.slots.end(error.__cause__)
-                return False
-            if self._end_if_provider_is_away(lane, batch):
-                return False
-            if isinstance(error, BaseException):
-                raise error
-            raise RuntimeError(f"a task run ended as {state.name} with executions undone: {state.message}")
-        return not self._end_if_provider_is_away(lane, batch)
+        if not batch.remaining_executions:
+            del self._unfinished[batch]
+        if not batch.remaining_executions or self.sink.failures.is_limit_reached:
+            return not self._end_if_provider_is_away(lane, batch)
+        error = await state.result(raise_on_failure=False)
+        if isinstance(error, RlmBatchError) and self.context.policy.is_too_late(error):
+            self._is_out_of_time = True
+            self.slots.dismiss_waiters()  # They would not get a sandbox in time either.
+            return False
+        if isinstance(error, ProviderUnusable) and isinstance(error.__cause__, RlmBatchError):
+            admission = self.slots.admission
+            if admission.error is None and (self.stop_on_failure or not admission.has_opened_sandbox):
+                raise error.__cause__
+            self.slots.end(error.__cause__)
+            return False
+        if self._end_if_provider_is_away(lane, batch):
+            return False
+        if isinstance(error, BaseException):
+            raise error
+        raise RuntimeError(f"a task run ended as {state.name} with executions undone: {state.message}")
 
     def _end_if_provider_is_away(self, lane: Lane, batch: TaskBatch) -> bool:
-        """Whether a batch's last failure found no sandbox for so long; if so, the run opens none any more."""
-        # Of those that stop on a failure the rest is not begun anyway.
+        """Open no more sandboxes if the batch's last failure says that none starts any more. Return whether so."""
+        # A run that stops on a failure starts nothing more anyway.
         if self.stop_on_failure or not isinstance(batch.last_error, SandboxStartError):
             return False
         if not lane.is_start_timeout_over:
@@ -147,87 +191,28 @@ class LaneExecutor:
         self.slots.end(batch.last_error)
         return True
 
-    def _skip_cached(self, executions: Iterator[Execution], find_result: FindResult) -> Iterator[Execution]:
-        """The executions without a result; the others are recorded as they come by."""
-        for execution in executions:
-            result = find_result(execution)
-            if result is None:
-                self._in_flight[execution.index] = execution
-                yield execution
-            else:
-                self.recorder.record(execution, with_index(result, execution.index), cached=True)
-
-    def _group_executions(self, executions: Iterator[Execution], per_task: int) -> Iterator[TaskBatch]:
-        while group := list(itertools.islice(executions, per_task)):
-            label = self.context.label(group[0])
-            if len(group) > 1:
-                label = f"{label} and {len(group) - 1} more"
-            yield TaskBatch(
-                label,
-                group,
-                self.context.policy,
-                ledger=self.context.ledger,
-                on_outcome=self._record_ended,
-                should_end=lambda: self._failures.is_limit_reached,
-                on_start=self._creation_lock.release,
-                on_output=self.recorder.listener.on_output,
-                line_budget=self._line_budget if self.context.options.log_output else None,
-            )
-
-    def _record_ended(self, execution: Execution, outcome: Outcome) -> None:
-        """Records what a task run has brought about."""
-        self._record_outcome(execution, outcome)
-        if (warning := self._failures.add_outcome(outcome)) is not None:
-            self.recorder.warn(warning)
-
-    def _record_outcome(self, execution: Execution, outcome: Outcome) -> None:
-        del self._in_flight[execution.index]
-        self.recorder.record(execution, outcome)
-
-    async def _fail_unfinished(self, batches: "_Peekable", build_error: Callable[[Execution], RlmBatchError]) -> None:
-        """What has no outcome fails with that. It is not written to the ledger: it may be run yet."""
-        self.is_over = True
-        while (batch := batches.pop_next()) is not None:
-            for execution in batch.remaining_executions:
-                self.recorder.listener.on_execution_start(execution.index)
-        for execution in list(self._in_flight.values()):
-            self.recorder.record_failure(execution, build_error(execution))
-            await asyncio.sleep(0)  # there may be many, and others use this loop
-        self._in_flight.clear()
-
-    async def _fail_refused(self, batches: "_Peekable", refusal: RlmBatchError) -> None:
-        """What was not begun fails with what the provider said last; the ledger has it, so that a report tells."""
-        self.is_over = True
-        seconds = self.context.provider.start_timeout
-        text = (
-            f"not begun, for the provider has opened no sandbox for {seconds} s ({refusal.text}): "
-            f"when it does again, {describe_rerun()}"
+    def _build_refusal(self, refusal: RlmBatchError, _execution: Execution) -> RlmBatchError:
+        """Return the error of an execution that was not started, with what the provider said last."""
+        return type(refusal)(
+            f"not begun, for the provider has opened no sandbox for {self.context.provider.start_timeout} s "
+            f"({refusal.text}): when it does again, {describe_rerun()}"
         )
-        while (batch := batches.pop_next()) is not None:
+
+    async def _fail_unfinished(
+        self, build_error: Callable[[Execution], RlmBatchError], *, is_written: bool = False
+    ) -> None:
+        """Record that error for each execution without an outcome.
+
+        Args:
+            build_error: A function that returns the error of an execution.
+            is_written: Whether the ledger gets the failures, so that a report shows them.
+        """
+        self.is_over = True
+        started = [(batch, True) for batch in self._unfinished]
+        rest = ((batch, False) for batch in iter(self._take_batch, None))
+        for batch, is_started in itertools.chain(started, rest):
             for execution in batch.remaining_executions:
-                self.recorder.listener.on_execution_start(execution.index)
-        for execution in list(self._in_flight.values()):
-            failure = self.recorder.build_failure(execution, type(refusal)(text))
-            self.context.ledger.write_outcome(execution.key, failure)
-            self._record_outcome(execution, failure)
-            await asyncio.sleep(0)  # there may be many, and others use this loop
-
-
-class _Peekable:
-    """What is still to be done, and whether there is more of it."""
-
-    def __init__(self, batches: Iterator[TaskBatch]) -> None:
-        self._batches = batches
-        self._next: TaskBatch | None = None
-
-    def has_next(self) -> bool:
-        """Whether there is another."""
-        if self._next is None:
-            self._next = next(self._batches, None)
-        return self._next is not None
-
-    def pop_next(self) -> TaskBatch | None:
-        """The next, None where there is no other."""
-        batch = self._next if self.has_next() else None
-        self._next = None
-        return batch
+                error = build_error(execution)
+                self.sink.record_unrun(execution, error, is_started=is_started, is_written=is_written)
+                await asyncio.sleep(0)  # There may be many executions, and others use this event loop.
+        self._unfinished.clear()

@@ -30,7 +30,7 @@ class Deadline:
         return cls(seconds, None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
     def remaining_seconds(self) -> float | None:
-        """Return the seconds until the deadline, or None if there is none."""
+        """Return the seconds until the deadline, or None without a deadline."""
         return None if self.at is None else self.at - asyncio.get_running_loop().time()
 
     def build_error(self, execution: Execution, reason: str) -> DeadlineExceeded:
@@ -65,7 +65,7 @@ class FailureWatch:
 
     @property
     def is_limit_reached(self) -> bool:
-        """Whether no further execution may start."""
+        """The limit is reached: no further execution may start."""
         return self.limit is not None and self.count >= self.limit
 
     def add_outcome(self, outcome: Outcome) -> str | None:
@@ -123,7 +123,7 @@ def raise_failures(outcomes: Outcomes, noun: str, rerun_effect: str = "run only 
 
 
 def find_first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of the group, one of ours if there is any."""
+    """Return the first RlmBatchError of the group, or else its first error."""
     error: BaseException = errors.subgroup(RlmBatchError) or errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

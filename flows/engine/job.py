@@ -22,11 +22,10 @@ from ...sandbox.errors import ConfigurationError, NotRun
 from ...tasks.capacity.slots import Slots
 from ...tasks.execution import Execution, assign_keys
 from ...tasks.ledger.ledger import Ledger
-from ...tasks.ledger.result_index import ResultIndex, get_results_root
+from ...tasks.ledger.result_index import ResultCache, ResultIndex, get_results_root
 from ...tasks.ledger.run_record import RunRecord
 from ...tasks.ledger.shard_store import ShardStore
 from ...tasks.tracing import set_run_totals
-from ..inputs.host_paths import locate_ledger
 from ..listener import FlowListener
 from ..plan import Outcomes, Plan
 from ..run_state import RunState
@@ -34,12 +33,10 @@ from ..sharding.coordinator import ShardingExecutor
 from ..sharding.work_pool import plan_shards
 from .artifacts import ArtifactPublisher
 from .context import Log, RunContext, open_capacity, open_run_context, resolve_provider_with_volume
-from .events import OutcomeRecorder
 from .executor import Executor, LaneExecutor
 from .failures import describe_rerun
 from .notebook_progress import NotebookProgress, is_notebook
-from .results.outcome_store import MemoryStore
-from .results.result_cache import ResultCache
+from .outcome_sink import MemoryStore, OutcomeSink
 from .run_outcome import describe_outcome
 from .termination import cancel_at_termination
 
@@ -51,7 +48,7 @@ class Job:
     plan: Plan
     context: RunContext
     store: MemoryStore | ShardStore
-    recorder: OutcomeRecorder
+    sink: OutcomeSink
     cache: ResultCache
     slots: Slots
     executor: Executor
@@ -76,7 +73,7 @@ class Job:
         """Fails those without an outcome, which are not started because of others. No ledger has them."""
         for execution in executions:
             if execution.index not in self.store:
-                self.recorder.record_failure_before_start(execution, NotRun(f"not run: {reason}"))
+                self.sink.record_unrun(execution, NotRun(f"not run: {reason}"))
 
     def collect_outcomes(self) -> Outcomes:
         """Every outcome, in order. Raises ConfigurationError where there are not as many as there were inputs."""
@@ -113,9 +110,7 @@ async def open_job(plan: Plan, state: RunState) -> AsyncIterator[Job]:
         else:
             environment = f"isolation: {state.environment or await provider.check()}"
         is_own_ledger = options.results_path is None
-        ledger = Ledger(
-            get_results_root() / flow_run.id if is_own_ledger else locate_ledger(options.results_path or "")
-        )
+        ledger = Ledger(options.locate_ledger(get_results_root() / flow_run.id))
         context = await open_run_context(provider, options, plan.label, ledger, total)
         # Shards check the model's first call on their own machines.
         if context.model_access is not None and shard_plan is None and not state.is_model_checked:
@@ -128,31 +123,31 @@ async def open_job(plan: Plan, state: RunState) -> AsyncIterator[Job]:
         artifacts = ArtifactPublisher(record, log)
         if state.listener is None:
             state.listener = NotebookProgress(artifacts.describe_progress) if is_notebook() else FlowListener()
-        recorder = OutcomeRecorder(context, store.add_outcome, state.listener, artifacts)
-        recorder.listener.on_start(total, environment, state.results_path, plan.report_spec)
+        sink = OutcomeSink(context, store, state.listener, artifacts)
+        state.listener.on_start(total, environment, state.results_path, plan.report_spec)
         await asyncio.to_thread(record.write)
         try:
             if not ledger.register_writer():
                 text = f"another run is writing to {ledger.path} at this moment"
                 if plan.is_sole_writer:
                     raise ConfigurationError(f"{text}, and a search has one writer: wait for its end")
-                recorder.warn(f"{text}: what both have to do is done twice")
+                sink.warn(f"{text}: what both have to do is done twice")
             cache = await _open_cache(plan, context, store, is_own=is_own_ledger or flow_run.run_count > 1)
             async with artifacts, open_capacity(context) as slots:
                 if shard_plan is None or isinstance(store, MemoryStore):
                     executor: Executor = LaneExecutor(
                         context=context,
                         slots=slots,
-                        recorder=recorder,
+                        sink=sink,
                         uploads=dict(plan.uploads),
                         state_context=plan.state_context,
                         stop_on_failure=plan.stop_on_failure,
                     )
                 else:
                     executor = ShardingExecutor(
-                        plan=shard_plan, context=context, store=store, recorder=recorder, noun=record.what
+                        plan=shard_plan, context=context, store=store, sink=sink, noun=record.what
                     )
-                yield Job(plan, context, store, recorder, cache, slots, executor)
+                yield Job(plan, context, store, sink, cache, slots, executor)
                 _count_sandboxes(record, context)
                 record.ended = time.time()
                 # Before the report, because the ledger's last lines count too. Raises OSError.
@@ -169,7 +164,7 @@ async def open_job(plan: Plan, state: RunState) -> AsyncIterator[Job]:
             ledger.unregister_writer()
             _count_sandboxes(record, context)
             await asyncio.shield(asyncio.to_thread(record.finish))
-        recorder.log_unlogged_failures()
+        sink.log_unlogged_failures()
         set_run_totals(total, artifacts.summary.failed, artifacts.summary.usage)
         state.outcome = describe_outcome(record, artifacts.summary)
         log.info("%s", state.outcome.message)

@@ -1,19 +1,31 @@
-"""The outcome of a flow run: the message of its state, and an event for automations and other flows."""
+"""The end of a flow run: its state's message, an event for automations, and the reference that Prefect keeps."""
 
+import asyncio
 import itertools
 import json
 import math
 from dataclasses import dataclass
 from typing import Any
 
+from prefect import get_run_logger
+from prefect.context import FlowRunContext
 from prefect.events import emit_event
+from prefect.results import (  # These are public; only the type checker takes them for private.
+    ResultRecord,  # pyright: ignore[reportPrivateImportUsage]
+    ResultRecordMetadata,  # pyright: ignore[reportPrivateImportUsage]
+)
+from prefect.serializers import JSONSerializer
 
+from ...blocks.storage.location import write_file
+from ...tasks.ledger.result_index import get_results_root
 from ...tasks.ledger.run_record import RunRecord
 from ..reporting.report import describe_run
 from ..reporting.summary import RunSummary
 
 MAX_VALUES = 100  # variables, and fields, in an event, whose size Prefect limits
 MAX_VALUE_CHARACTERS = 1_000  # characters of the JSON of one of them
+
+DECODER = "rlm_batch.flows.run_report.load_reference"  # Prefect imports it to read a result.
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,30 @@ def describe_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:
         "results_path": record.results_path,
     }
     return RunOutcome(record, f"{describe_run(record, summary)}; results in {record.results_path}", payload)
+
+
+async def with_reference(value: Any, record: RunRecord) -> Any:
+    """Return the value, or for a deployment's run a record of Prefect's with the value and a reference to its ledger.
+
+    Other processes read the run's report by the reference. It is a file of some 400 bytes below the results root, and
+    not in the ledger, which may be on a volume: Prefect unpickles the result if the file says so, and code could have
+    exchanged the file. If the file cannot be written, other processes get no result.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
+        return value
+    path = get_results_root() / record.flow_run_id / f"result-{record.flow_run_id}.json"
+    metadata = ResultRecordMetadata(storage_key=str(path), serializer=JSONSerializer(object_decoder=DECODER))
+    reference = {"flow_run_id": record.flow_run_id, "results_path": record.results_path}
+    try:
+        data = ResultRecord[Any](metadata=metadata, result=reference).serialize()
+        await asyncio.to_thread(write_file, path, data)
+    except OSError as error:
+        get_run_logger().warning("%s cannot be written (%s): state.result() has nothing", path, error.strerror)
+        return value
+    kept = ResultRecord[Any](metadata=metadata, result=value)
+    kept.mark_persisted()
+    return kept
 
 
 def _keep_short(values: dict[str, Any]) -> dict[str, Any]:

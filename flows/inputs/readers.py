@@ -221,7 +221,7 @@ class _SlicedChunks:
 
     def __iter__(self) -> Iterator[Chunk]:
         rest = iter(self._items)
-        slices = iter(lambda: list(itertools.islice(rest, self._size)), [])  # until one is empty
+        slices = iter(lambda: list(itertools.islice(rest, self._size)), [])  # An empty one ends it.
         return ((str(number), items) for number, items in enumerate(slices))
 
 

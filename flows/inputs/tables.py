@@ -238,7 +238,7 @@ class CsvTable:
         csv.field_size_limit(max(csv.field_size_limit(), CELL_CHARACTERS))
         self._file, self._path, self._skips_blanks = TextFile(source, path), path, False
         header: list[str] = next(self._read_rows(), (1, []))[1]
-        self._skips_blanks = any(name.startswith(" ") for name in header)  # as in "x, y"
+        self._skips_blanks = any(name.startswith(" ") for name in header)  # The header is like "x, y".
         self.names = [name.strip() for name in header]
         self._check_header()
         self.types: dict[str, ColumnType] = {}

@@ -12,7 +12,7 @@ from .svg import draw_curves, draw_heat_map, draw_importances, draw_parallel_coo
 from .table import OUTPUTS
 
 MAX_CHART_VALUE = 1e200  # the greatest absolute value in a chart: axes have no room beyond it
-MIN_TRIALS = 4  # trials from which the importance of variables can be told
+MIN_TRIALS = 4  # trials needed to estimate the importance of variables
 
 
 def build_charts(summary: RunSummary) -> list[Part]:

@@ -128,7 +128,7 @@ def collect_columns(outcomes: Iterable[Outcome]) -> dict[str, Column]:
     A variable or field whose name is taken gets its source as a prefix. Raises ConfigurationError if there are more
     than `MAX_COLUMNS` of them.
     """
-    types: dict[tuple[str, str], set[str]] = {}  # of a column's values, by its source and key
+    types: dict[tuple[str, str], set[str]] = {}  # types of the values in a column, by its source and key
     for outcome in outcomes:
         for source in (VARIABLES, OUTPUTS):
             for name, value in get_values(outcome, source).items():

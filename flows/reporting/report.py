@@ -187,8 +187,7 @@ def _iterate_rows(
 def _build_display_parts(summary: RunSummary) -> list[Part]:
     """Return what executions displayed and the files that they brought home, beside each execution.
 
-    Code chose every byte. SVG is an image like others, which runs nothing. HTML has a frame of its own in which nothing
-    runs.
+    Code chose every byte. SVG is shown as an image, which runs nothing. HTML is shown in a frame that runs nothing.
     """
     metas, omitted_count, noun = summary.displays.metas, summary.displays.omitted_count, summary.spec.noun
     if not metas and not omitted_count:

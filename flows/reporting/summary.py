@@ -1,6 +1,6 @@
-"""A run's summary, made of one outcome at a time: counts, the best trials, rows and points of charts.
+"""The summary of a run: counts, the best trials, rows of the table and points of the charts.
 
-Its size is bounded, however many outcomes there are.
+It takes one outcome at a time. Its size is bounded, however many outcomes there are.
 """
 
 import math
@@ -36,7 +36,7 @@ class BestTrial:
     """The trial with the least (or greatest) objective among the trials considered so far, in any order.
 
     Of equals it is the trial with the lowest number. A score that is not finite comes after every finite score, in
-    both directions. A pruned trial is never the best. `result` and `score` are None while no trial had a score.
+    both directions. A pruned trial is never the best. Until a trial has a score there is no `result`.
     """
 
     objective: str | None
@@ -210,15 +210,15 @@ class RunSummary:
     not_run: int = 0
     silent: int = 0  # executions that succeeded without a call of SUBMIT
     retried: int = 0
-    seconds: float = 0.0  # of running code, in all executions together
+    seconds: float = 0.0  # for which code ran, in all executions together
     asked: int = 0  # queries
     cached: int = 0  # answers that came from the cache
-    usage: Usage = field(default_factory=Usage)  # of the language model
+    usage: Usage = field(default_factory=Usage)  # The calls, tokens and cost of the language model.
     providers: dict[str, None] = field(default_factory=dict[str, None])
     variables: dict[str, None] = field(default_factory=dict[str, None])
     fields: dict[str, None] = field(default_factory=dict[str, None])
-    has_hidden_columns: bool = False  # whether some variables or fields have no column
-    failure_groups: dict[str, FailureGroup] = field(default_factory=dict[str, FailureGroup])  # by type and message
+    has_hidden_columns: bool = False  # Some variables or fields have no column.
+    failure_groups: dict[str, FailureGroup] = field(default_factory=dict[str, FailureGroup])  # by message
     full_failures: list[Failure] = field(default_factory=list[Failure])
     first_result: Result | None = None
     points: Sample[ChartPoint] = field(default_factory=lambda: Sample[ChartPoint](MAX_POINTS))

@@ -21,8 +21,8 @@ MAX_CELLS = 30  # rows, and columns, of a heat map; more values of a number are 
 MAX_BARS = 12
 NAME_WIDTH = 130  # pixels of a bar's name, beside `LEFT`
 MAX_BAR_HEIGHT = 34.0
-MAX_AXES = 9  # of parallel coordinates, as the following
-MAX_LINES = 400
+MAX_AXES = 9  # axes of parallel coordinates
+MAX_LINES = 400  # lines of parallel coordinates
 MAX_NAMES = 30  # values of a variable that is not a number
 AXIS_LABEL_CHARACTERS = 9
 # Each colour is a variable in the picture's CSS. The page, or the browser, decides whether it is light or dark.
@@ -32,7 +32,7 @@ DARK = ("#dde3ea", "#39434f", "#161b22", "#6cb0f5", "#f0a742", "#ff7b72")
 INK, GRID, PAPER, DOT, LINE, FAILURE = (f"var(--{name})" for name in COLORS)
 # Viridis at five points, dark to light: even to the eye, and in print.
 COLOR_SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
-DARK_TEXT, LIGHT_TEXT = "#1c2430", "#fff"  # on a heat map's cell, whose colour is the same on light and dark pages
+DARK_TEXT, LIGHT_TEXT = "#1c2430", "#fff"  # colours of text in a heat map, on light pages and dark ones
 HALO = f' paint-order="stroke" stroke="{PAPER}" stroke-width="4"'  # keeps a label legible that lines cross
 XML_ESCAPES = {0xFFFE: "?", 0xFFFF: "?"}  # the only characters from `escape_text` that XML cannot contain
 
@@ -257,8 +257,8 @@ def draw_parallel_coordinates(
     """Return a chart with an axis for each variable and objective, and a line for each trial.
 
     A trial is its variables, its scores, and whether it is one of the best. The better a trial by the first objective,
-    the stronger its line. An objective is its name, and "minimize" or "maximize". The chart is None if there are no
-    variables, or one has too many values that are not numbers.
+    the stronger its line. An objective is its name, and "minimize" or "maximize". Without variables there is no
+    chart, nor if one has too many values that are not numbers.
     """
     names = names[: MAX_AXES - len(objectives)]
     if not names:

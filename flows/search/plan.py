@@ -31,7 +31,7 @@ class SearchPlan:
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the outcome of a trial influences the next points, or whether another trial is pruned."""
+        """The search is adaptive: a trial's outcome influences later points, or the pruning of other trials."""
         return self.sampler != "random" or self.pruner is not None
 
     def fingerprint(self) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from ...sandbox.result import Outcome, Result
 from ...tasks.execution import Execution, Pruning, assign_keys, build_pruned_result
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import AskedTrial, LedgerLine, TrialReport, encode_asked_trial, encode_trial_report
+from ...tasks.ledger.result_index import ResultCache
 from .plan import SearchPlan
 from .study import Point, TrialStudy
 
 if TYPE_CHECKING:
     from ..engine.job import Job
-    from ..engine.results.result_cache import ResultCache
 
 
 @dataclass(slots=True)
@@ -38,10 +38,10 @@ class Search:
     fingerprint: dict[str, Any]
     provider: str
     ledger: Ledger
-    cache: "ResultCache"
+    cache: ResultCache
     study: TrialStudy = field(init=False)
     _digest: str = field(init=False)
-    _recorded: list[AskedTrial] = field(default_factory=list[AskedTrial])  # of this search, by their numbers
+    _recorded: list[AskedTrial] = field(default_factory=list[AskedTrial])  # trials that the ledger has, by number
     _reports: dict[int, list[tuple[int, float]]] = field(default_factory=dict[int, list[tuple[int, float]]])
     _pruned: set[int] = field(default_factory=set[int])  # numbers of trials that the pruner ended
 
@@ -146,12 +146,12 @@ class Search:
 
 async def execute_search(plan: SearchPlan, code: str, job: "Job") -> None:
     """Execute a search's trials."""
-    executor: Any = job.executor  # a LaneExecutor: shards are handed their points
+    executor = job.executor
     fingerprint = {**await job.compute_fingerprint(), **plan.fingerprint()}
     provider = job.context.provider.provider_name
     search = Search(plan, code, fingerprint, provider, job.context.ledger, job.cache)
     await asyncio.to_thread(search.load_history)
-    job.recorder.observers.append(search.record_outcome)
+    job.sink.observers.append(search.record_outcome)
     await executor.execute_all(search.make_executions(lambda: executor.is_over), search.find_result)
 
 

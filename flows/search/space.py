@@ -49,7 +49,7 @@ Parameter = Range | Choices
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """The values of the variables. A trial takes one of the alternatives, each of which has variables of its own."""
+    """The values of the variables. A trial takes one of the alternatives, which may have different variables."""
 
     alternatives: tuple[dict[str, Parameter], ...]
     source: Any  # the JSON of the space

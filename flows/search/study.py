@@ -150,7 +150,7 @@ class TrialStudy:
 def check_sampler(plan: SearchPlan) -> None:
     """Draw two points with a sampler by import path. Raises ConfigurationError if that fails.
 
-    Some samplers import a package of theirs only for the second point, once there is a trial.
+    Some samplers import their packages only for the second point, once there is a trial.
     """
     if plan.sampler in SAMPLERS:
         return
@@ -268,7 +268,7 @@ def build_study(
 ) -> Any:
     """Return an Optuna study of these trials, in their order.
 
-    `space` is the JSON of the space that was searched. Without one, the space is made of the variables' values. A trial
+    `space` is the JSON of the space that was searched. Without one, it is inferred from the points. A trial
     that failed, or whose objective is not a number, is a failed trial there. A trial whose point is not in the space is
     left out. With a `storage` the study is a new one there. Raises ConfigurationError.
     """

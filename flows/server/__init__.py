@@ -1,1 +1,1 @@
-"""What a Prefect server of ours runs: its application, who may ask it, and where its garbage is collected."""
+"""Prefect servers that rlm-batch starts: how their processes are launched, and the application that they serve."""

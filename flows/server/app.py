@@ -1,28 +1,31 @@
-"""Prefect's server with our guard around it: what uvicorn serves in the servers that rlm-batch starts."""
+"""The application that uvicorn serves in the Prefect servers that rlm-batch starts: Prefect's own, closed to web pages.
+
+Whoever may use the API can run code, and a browser sends requests of any web page to a server on this machine.
+Prefect's settings for CORS and CSRF keep pages of other origins from reading answers and from changing anything by a
+request. The rest is here:
+
+- A page whose name is made to point to this machine (DNS rebinding) has the server's own origin. Its name is in `Host`,
+  which `TrustedHostMiddleware` checks.
+- Neither CORS nor CSRF tokens cover web sockets, by which a page could read events and logs, and send events that start
+  runs.
+- A page could show the UI in a frame and have a person click in it.
+"""
 
 import asyncio
-import atexit
 import fcntl
-import json
-import threading
-import time
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-import httpx
-from prefect.server.api.middleware import CsrfMiddleware
-from prefect.server.api.server import SubprocessASGIServer, create_app
+from prefect.server.api.server import create_app
 from prefect.server.database import alembic_commands
-from prefect.settings import PREFECT_HOME, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, get_current_settings
-from starlette.middleware import Middleware
-
-from ..child_process import read_failure_reason
-from .garbage_collector import collect_in_thread
-from .launch import LaunchedServer, get_log_path, launch_server
-from .origin_guard import EXTERNAL, OriginGuard, split_origins
+from prefect.settings import PREFECT_HOME, get_current_settings
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -30,23 +33,43 @@ if TYPE_CHECKING:
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 PREFECT_ALEMBIC_CONFIG = alembic_commands.alembic_config
-START_ATTEMPTS = 3  # for a port that somebody takes between the look and the start
 
 
-def create_guarded_app() -> OriginGuard:
-    """Prefect's application, as its settings in this process want it, behind the guard of its CORS origins.
+def create_closed_app() -> ASGIApp:
+    """Return Prefect's application, closed to web pages whose origins are not in Prefect's setting for CORS.
 
-    This process is the server's from then on: its garbage is collected in a thread of its own.
+    The server's automations call Prefect's application itself, in its own process.
     """
     alembic_commands.alembic_config = _build_alembic_config
     app = create_app(final=True)
     app.router.lifespan_context = _start_one_at_a_time(app.router.lifespan_context)
-    app.user_middleware = [
-        Middleware(ExternalCsrfMiddleware) if middleware.cls is CsrfMiddleware else middleware
-        for middleware in app.user_middleware
-    ]
-    collect_in_thread()
-    return OriginGuard(app, split_origins(get_current_settings().server.api.cors_allowed_origins))
+    origins = get_current_settings().server.api.cors_allowed_origins.split(",")
+    if "*" in origins:
+        return app
+    hosts = [re.sub(r":\d+$", "", urlsplit(origin).netloc) for origin in origins]
+    return TrustedHostMiddleware(PageMiddleware(app, origins), allowed_hosts=hosts, www_redirect=False)
+
+
+class PageMiddleware:
+    """Refuse web sockets of pages of other origins, and forbid such pages to show the server's pages in frames."""
+
+    def __init__(self, app: ASGIApp, origins: list[str]) -> None:
+        self._app = app
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a connection, or have it answered."""
+        origin = Headers(scope=scope).get("origin") if scope["type"] == "websocket" else None
+
+        async def send_unframed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).append("Content-Security-Policy", "frame-ancestors 'self'")
+            await send(message)
+
+        if origin is None or origin in self._origins:  # Programs send no origin.
+            await self._app(scope, receive, send_unframed)
+        else:
+            await WebSocketClose(code=1008)(scope, receive, send)
 
 
 def _start_one_at_a_time(lifespan: Lifespan) -> Lifespan:
@@ -82,98 +105,3 @@ def _build_alembic_config() -> "Config":
     config = PREFECT_ALEMBIC_CONFIG()
     config.set_main_option("prepend_sys_path", "")
     return config
-
-
-class ExternalCsrfMiddleware(CsrfMiddleware):
-    """Prefect's check of tokens, for what comes from outside: the server's own automations have none (Prefect 3.8)."""
-
-    async def dispatch(self, request: Any, call_next: Any) -> Any:
-        if request.scope.get(EXTERNAL):
-            return await super().dispatch(request, call_next)
-        return await call_next(request)
-
-
-class GuardedSubprocessServer(SubprocessASGIServer):
-    """The server that Prefect embeds in a program, with the guard around it. Prefect's clients find it as its own.
-
-    What it says goes to `embedded-server.log` in PREFECT_HOME, from the byte `log_offset` on.
-    """
-
-    log_offset = 0
-
-    def start(self, timeout: int | None = None, launched: LaunchedServer | None = None) -> None:
-        """Returns when it answers. Raises RuntimeError, with its own words, where it ends instead or takes too long.
-
-        `launched` is a process of it that has been started already, which this one ends if it is not needed. Prefect's
-        own starts a server that has ended with status 3, whose database cannot be opened, again and again, and waits
-        two minutes for one that has ended with another.
-        """
-        if self.running:
-            if launched is not None:
-                launched.process.kill()
-                launched.process.wait()
-            return
-        self.running = True  # Prefect's clients ask for it too, and start what does not run
-        seconds = timeout or PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value()
-        deadline, reason = time.monotonic() + seconds, ""
-        try:
-            for _ in range(START_ATTEMPTS):
-                launched = launched or launch_server()
-                self.port, self.server_process, self.log_offset = launched.port, launched.process, launched.log_offset
-                launched = None
-                while self.server_process.poll() is None and time.monotonic() < deadline:
-                    if self._answers():
-                        atexit.register(self.stop)
-                        return
-                    time.sleep(0.1)
-                if self.server_process.poll() is None:
-                    raise RuntimeError(f"it did not answer within {seconds} s")
-                reason = read_failure_reason(get_log_path(), self.log_offset)
-                if "address already in use" not in reason:  # by somebody who was faster
-                    break
-            raise RuntimeError(reason)
-        except BaseException:
-            self.stop()
-            raise
-
-    def _answers(self) -> bool:
-        try:
-            # It has no TLS: to read the certificates for one call takes a processor for 25 ms.
-            return httpx.get(f"{self.api_url}/health", timeout=5.0, verify=False).status_code == httpx.codes.OK
-        except httpx.HTTPError:
-            return False
-
-
-class _GoneHandler(BaseHTTPRequestHandler):
-    """Answers everything, web sockets too, with a status that no client tries again."""
-
-    def _answer(self) -> None:
-        body = json.dumps({"detail": "Prefect's embedded server has ended."}).encode()
-        self.send_response(HTTPStatus.GONE)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _answer
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing: whoever called the flow is told."""
-
-
-_ended_ports: set[int] = set()
-
-
-def answer_for_ended_server(server: SubprocessASGIServer) -> None:
-    """Answers at the address of an embedded server whose process has ended, for as long as this process lives.
-
-    Prefect's clients try again for minutes where nobody answers: for the run's last state, and at the end of the
-    process for each event and each line of the log that is still to be delivered.
-    """
-    if server.port is None or server.port in _ended_ports:
-        return
-    with suppress(OSError):  # somebody else has the port: then they are told nothing
-        gone = ThreadingHTTPServer(("127.0.0.1", server.port), _GoneHandler)
-        _ended_ports.add(server.port)
-        threading.Thread(target=gone.serve_forever, daemon=True).start()

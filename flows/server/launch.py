@@ -1,4 +1,4 @@
-"""How the process of an embedded server starts: without an import of Prefect's server here, which takes a second.
+"""How the process of a Prefect server is launched: without an import of Prefect's server here, which takes a second.
 
 The server's own process imports it at that time, on another processor.
 """
@@ -7,56 +7,104 @@ import os
 import random
 import socket
 import subprocess
+import sys
 import tempfile
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 from prefect.settings import PREFECT_HOME, get_current_settings
 
 from ...sandbox.errors import ConfigurationError
-from ..child_process import build_module_command, build_safe_environment
-from .origin_guard import APP_DIR, FACTORY, build_origin_settings
+from ..child_process import build_module_command, build_safe_environment, read_failure_reason
 
 PORTS = range(8000, 9000)  # Prefect's, for embedded servers
+START_ATTEMPTS = 3  # Another process may take the port between the look and the start.
+FACTORY = "rlm_batch.flows.server.app:create_closed_app"
+APP_DIR = sys.prefix  # uvicorn looks for modules here first, not in the working directory. It has none.
+# The names of one setting, the one that Prefect prefers first.
+ORIGIN_VARIABLES = ("PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS", "PREFECT_SERVER_CORS_ALLOWED_ORIGINS")
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass
-class LaunchedServer:
-    """A server's process that has been started, and may not answer yet."""
+class EmbeddedServer:
+    """The process of an embedded server. Its log in `get_log_path()` begins at the byte `log_offset`."""
 
     port: int
     process: subprocess.Popen[Any]
-    log_offset: int  # the byte of the log from which on it is this process's
+    log_offset: int
+
+    @classmethod
+    def launch(cls) -> "EmbeddedServer":
+        """Start the process, as Prefect does but for the application, the origins and the log; it ends with ours."""
+        port = _find_free_port()
+        environment = {
+            **build_safe_environment(os.environ),
+            "PREFECT_UI_ENABLED": "0",
+            "PREFECT__SERVER_EPHEMERAL": "1",
+            "PREFECT__SERVER_FINAL": "1",
+            **get_current_settings().to_environment_variables(exclude_unset=True),
+            **build_origin_settings(port),
+        }
+        environment.pop("PREFECT_SERVER_API_AUTH_STRING", None)  # It is of a server for others.
+        # The command line sets it for itself, and the log is where a person looks for what went wrong.
+        environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)
+        options = ("--port", port, "--log-level", "error", "--lifespan", "on")
+        path = get_log_path()
+        create_prefect_home(path.parent)
+        with path.open("ab") as log:
+            offset = log.tell()
+            command = build_module_command(*build_server_arguments(*options))
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return cls(port, process, offset)
+
+    def wait_until_ready(self, timeout: float) -> None:
+        """Wait until the server answers.
+
+        Raises:
+            RuntimeError: The server does not answer within `timeout` seconds, or its process ended instead.
+        """
+        deadline = time.monotonic() + timeout
+        while self.process.poll() is None:
+            if is_healthy(f"http://127.0.0.1:{self.port}/api"):
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"it did not answer within {timeout:g} s")
+            time.sleep(0.1)
+        raise RuntimeError(read_failure_reason(get_log_path(), self.log_offset))
 
 
-def launch_server() -> LaunchedServer:
-    """Starts the process, as Prefect does but for the application, the origins and the log; it ends with ours."""
-    port = _find_free_port()
-    environment = {
-        **build_safe_environment(os.environ),
-        "PREFECT_UI_ENABLED": "0",
-        "PREFECT__SERVER_EPHEMERAL": "1",
-        "PREFECT__SERVER_FINAL": "1",
-        **get_current_settings().to_environment_variables(exclude_unset=True),
-        **build_origin_settings(port),
-    }
-    environment.pop("PREFECT_SERVER_API_AUTH_STRING", None)  # of a server for others
-    # The command line sets it for itself, and the log is where a person looks for what went wrong.
-    environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)
-    command = build_module_command("uvicorn", "--factory", FACTORY, "--host", "127.0.0.1")
-    # As for the server of `rlm-batch up`.
-    options = ["--app-dir", APP_DIR, "--workers", "1", "--port", str(port)]
-    options += ["--log-level", "error", "--lifespan", "on"]
-    path = get_log_path()
-    create_prefect_home(path.parent)
-    with path.open("ab") as log:
-        offset = log.tell()
-        process = subprocess.Popen(
-            [*command, *options], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-    return LaunchedServer(port, process, offset)
+def build_server_arguments(*options: object) -> list[str]:
+    """Return uvicorn and its arguments for a server on loopback. It is one server, whatever WEB_CONCURRENCY says."""
+    fixed = ["uvicorn", "--factory", FACTORY, "--app-dir", APP_DIR, "--workers", "1", "--host", "127.0.0.1"]
+    return [*fixed, *map(str, options)]
+
+
+def build_origin_settings(port: int) -> dict[str, str]:
+    """Return the environment variables that tell a server on loopback its own origins, and those that a person allows.
+
+    A person allows origins with PREFECT_SERVER_CORS_ALLOWED_ORIGINS, a setting of Prefect's, in the environment or in a
+    profile. `*` allows every page.
+    """
+    own = [f"http://{name}" if port == 80 else f"http://{name}:{port}" for name in LOOPBACK_NAMES]
+    api = get_current_settings().server.api
+    profile = api.cors_allowed_origins if "cors_allowed_origins" in api.model_fields_set else ""  # The default is `*`.
+    setting = next((os.environ[name] for name in ORIGIN_VARIABLES if name in os.environ), profile)
+    allowed = [origin for item in setting.split(",") if (origin := item.strip().rstrip("/").lower())]
+    return dict.fromkeys(ORIGIN_VARIABLES, ",".join(dict.fromkeys([*own, *allowed])))
+
+
+def is_healthy(url: str) -> bool:
+    """Return whether a Prefect API answers at the address."""
+    try:
+        # It has no TLS: to read the certificates for one call takes a processor for 25 ms.
+        return httpx.get(f"{url}/health", timeout=5.0, verify=False).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
 
 
 def create_prefect_home(home: Path) -> None:
@@ -77,12 +125,12 @@ def create_prefect_home(home: Path) -> None:
 
 
 def get_log_path() -> Path:
-    """Where embedded servers write why they end."""
+    """Return the file to which embedded servers write why they end."""
     return PREFECT_HOME.value() / "embedded-server.log"
 
 
 def _find_free_port() -> int:
-    """A port that nobody has. Raises OSError where all are taken."""
+    """Return a free port. Raises OSError if all are taken."""
     for port in random.sample(PORTS, len(PORTS)):
         with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
             try:

@@ -25,9 +25,8 @@ from ...tasks.ledger.ledger import LedgerLine
 from ...tasks.ledger.shard_files import ShardHeader, find_last_attempts, load_or_create_cut
 from ...tasks.ledger.shard_store import ShardStore
 from ..engine.context import RunContext
-from ..engine.events import OutcomeRecorder
 from ..engine.executor import FindResult
-from ..engine.failures import FailureWatch
+from ..engine.outcome_sink import OutcomeSink
 from ..parameters import MAX_TASK_RUNS, Options
 from .attempt import AttemptRuns, Shard
 from .heartbeat import HEARTBEAT_TIMEOUT_SECONDS
@@ -54,21 +53,17 @@ class ShardingExecutor:
     plan: ShardPlan
     context: RunContext
     store: ShardStore
-    recorder: OutcomeRecorder
+    sink: OutcomeSink
     noun: str
     _read_new_lines: Callable[[], Iterator[LedgerLine]] | None = None
     _polled_at: float = 0.0  # the time of the last poll, by the event loop's clock
     _outages: dict[str, float] = field(default_factory=dict[str, float])  # the beginning of each outage
     _shards: list[Shard] = field(default_factory=list[Shard])
     _active: dict[int, Shard] = field(default_factory=dict[int, Shard])
-    _failures: FailureWatch = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._failures = FailureWatch(self.context.options.max_failures, self.context.total)
 
     @property
     def is_over(self) -> bool:
-        return self._failures.is_limit_reached
+        return self.sink.failures.is_limit_reached
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         ledger_id, job_id = await self._add_executions(executions, find_result)
@@ -115,7 +110,7 @@ class ShardingExecutor:
             self.store.add_execution(execution)
             if result is not None:
                 self.store.record_previous_result(execution)
-                self.recorder.publish(execution, result, cached=True)
+                self.sink.record_cached(execution, result, is_stored=True)
             if count % 500 == 0:
                 await asyncio.sleep(0)  # A million executions take half a minute, and Ctrl-C must work meanwhile.
         job_id = hashlib.sha256(f"{keys.hexdigest()} {first}".encode()).hexdigest()[:12]
@@ -147,10 +142,7 @@ class ShardingExecutor:
             outcome = self.store.record_line(line)
             if outcome is not None:
                 index = outcome.meta.index or 0
-                self.recorder.listener.on_execution_start(index)
-                self.recorder.publish(Execution(index, "", outcome.meta.variables, ""), outcome)
-                if (warning := self._failures.add_outcome(outcome)) is not None:
-                    self.recorder.warn(warning)
+                self.sink.record_gathered(Execution(index, "", outcome.meta.variables, ""), outcome)
 
     async def _run_shards(self, runs: AttemptRuns) -> None:
         """Start the shards, and watch them until all executions have an outcome."""
@@ -159,7 +151,7 @@ class ShardingExecutor:
         clock, pool = asyncio.get_running_loop().time, self.plan.work_pool
         counted_at = running_at = self._polled_at = clock()
         while True:
-            if self._failures.is_limit_reached:
+            if self.sink.failures.is_limit_reached:
                 await self._cancel_active(runs)
                 break
             await self._start_waiting(runs, waiting)
@@ -185,11 +177,11 @@ class ShardingExecutor:
                     counted_at, self.plan.online_workers = now, await pool.count_online_workers(runs.client)
             if now - running_at >= IDLE_WARNING_SECONDS:
                 running_at = now
-                self.recorder.warn(self._describe_idle_pool())
+                self.sink.warn(self._describe_idle_pool())
         await asyncio.to_thread(self.context.ledger.close)  # sends the results that were taken from elsewhere
         await self._gather_outcomes()
-        if self._failures.is_limit_reached:
-            await self._fail_unfinished(self._shards, self._failures.build_error)
+        if self.sink.failures.is_limit_reached:
+            await self._fail_unfinished(self._shards, self.sink.failures.build_error)
 
     async def _adopt_attempts(self, runs: AttemptRuns) -> None:
         """Take over the flow runs of an earlier process of this job that are still running."""
@@ -282,7 +274,7 @@ class ShardingExecutor:
             options,
             prepare=None if self.context.preparation is None else self.context.preparation.code,
             on_failure="return",
-            max_failures=self._failures.limit,
+            max_failures=self.sink.failures.limit,
             deadline=None if remaining is None else max(1.0, remaining),
             executions_per_task=options.executions_per_task or per_task,
             cache_results=False,
@@ -352,7 +344,7 @@ class ShardingExecutor:
         if heartbeat is not None:
             shard.ended_heartbeats.append(heartbeat)
         shard.fruitless_attempts = 0 if unfinished < shard.unfinished_at_start else shard.fruitless_attempts + 1
-        if not unfinished or self._failures.is_limit_reached:
+        if not unfinished or self.sink.failures.is_limit_reached:
             return
         if heartbeat is not None and heartbeat.error is not None:
             for kind in (ConfigurationError, PrepareError):  # These would be raised on every worker.
@@ -376,7 +368,7 @@ class ShardingExecutor:
     async def _fail_unfinished(self, shards: list[Shard], build_error: Callable[[Execution], RlmBatchError]) -> None:
         """Let the executions of consecutive shards that have no outcome fail."""
         for execution in self.store.iterate_unfinished(shards[0].start, shards[-1].stop):
-            self.recorder.record_failure_before_start(execution, build_error(execution))
+            self.sink.record_unrun(execution, build_error(execution))
             await asyncio.sleep(0)  # There may be many, and others use this event loop.
 
     def _build_deadline_error(self, reason: str) -> Callable[[Execution], RlmBatchError]:

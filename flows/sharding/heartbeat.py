@@ -34,11 +34,10 @@ class HeartbeatTask:
         self._group = asyncio.TaskGroup()
         self._task: asyncio.Task[None] | None = None
 
-    def add_outcome(self, _execution: Execution, outcome: Outcome) -> None:
+    def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
         """Count the outcome of an execution."""
-        if isinstance(outcome, Failure) and isinstance(
-            outcome.error, DeadlineExceeded | NotRun
-        ):  # The ledger has none of these.
+        # These are not in the ledger.
+        if isinstance(outcome, Failure) and isinstance(outcome.error, DeadlineExceeded | NotRun):
             self._heartbeat.late += isinstance(outcome.error, DeadlineExceeded)
             return
         self._heartbeat.done += 1

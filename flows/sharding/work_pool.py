@@ -32,8 +32,8 @@ class WorkPool:
     """The work pool that shards run in, and the deployment that they are runs of.
 
     `free_places` is the number of flow runs that it takes beside this one, None without a limit. `needs_workers` is
-    False if the service behind the pool starts runs itself. `runs_in_worker` is True if each worker runs them in
-    processes of its own; other workers start containers and the like, which takes longer.
+    False if the service behind the pool starts runs itself. `runs_in_worker` is True if the worker runs them as its
+    child processes; other workers start containers and the like, which takes longer.
     """
 
     deployment_id: UUID

@@ -17,9 +17,9 @@ from ...sandbox.errors import RlmBatchError
 Log = logging.Logger | logging.LoggerAdapter[Any]
 
 INITIAL_PERMITS = 20  # sandboxes that a run opens at once: four seconds of the lowest published limit, 300 a minute
-FIRST_OPENINGS_PER_SECOND = 20.0  # after the initial ones; each opened sandbox adds one, up to the maximum
+FIRST_OPENINGS_PER_SECOND = 20.0  # The rate after the initial ones. Each opened sandbox adds one.
 MAX_OPENINGS_PER_SECOND = 60.0  # the largest of Daytona's published limits is ten a second
-REFUSAL_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # before the next try, if a refusal names no time
+REFUSAL_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # The next try waits so long if a refusal names no time.
 REFUSAL_PATIENCE_SECONDS = 60.0  # A refusal is an error if the run has had no sandbox for so long.
 LOG_INTERVAL_SECONDS = 300.0  # between two log lines on refusals
 
@@ -56,11 +56,11 @@ class Admission:
         self.error: RlmBatchError | None = None  # the reason for which `end` was called
         self.max_permits = INITIAL_PERMITS if is_gradual else math.inf
         self.permit_count = 0  # issued permits
-        self.open_count = 0  # those of them with an open sandbox
+        self.open_count = 0  # issued permits with an open sandbox
         self.has_opened_sandbox = False  # ever
         self._period = 0
         self._refusal_count = 0  # since the last opening of a sandbox that was tried after a refusal
-        self._opened_count = 0  # in this period
+        self._opened_count = 0  # sandboxes opened since the last refusal
         self._grows_at = self._clock() + 1 / FIRST_OPENINGS_PER_SECOND
         self._resumes_at: float | None = None
         self._last_open_at = self._clock()

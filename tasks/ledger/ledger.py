@@ -50,7 +50,7 @@ class Ledger:
         """Open the ledger. Raises ConfigurationError if there is no such location.
 
         The names of this writer's parts begin with `part_prefix`, by which they are read alone. Lines of another
-        `part_kind` than outcomes are in files of their own.
+        `part_kind` than outcomes are in other files.
         """
         self.path = parse_location(path)
         self._kind = part_kind
@@ -237,7 +237,7 @@ def _send_part(location: Location, writer: str, number: int, data: bytes) -> Non
 
 
 class UploadBuffer:
-    """A buffer of lines for a location that cannot be appended to; a thread of its own sends them.
+    """A buffer of lines for a location that cannot be appended to; a background thread sends them.
 
     `send` is called with a sending's number, from 1, and its bytes. A sending that failed is tried again with the same
     number and bytes, so it arrives once. A writer does not wait for the network. A process that is killed loses the

@@ -16,7 +16,7 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json, restore_outcome
 from ...sandbox.result import Outcome, Result
 
-VERSION = 1  # of the format of ledger lines, run records and the files of shards
+VERSION = 1  # the version of the format of ledger lines, run records and the files of shards
 # The types that fields must have. A field that the program does not compute with has any type.
 LINE_TYPES: dict[str, Any] = {
     "key": str,

@@ -1,4 +1,4 @@
-"""The results root, where ledgers are made by default, and the indexes of its ledgers' lines by key.
+"""The results root, where ledgers are made by default, its indexes, and the cache of results of earlier runs.
 
 An index is made from the ledgers and can be deleted at any time. A refresh reads only the lines that are new.
 """
@@ -7,11 +7,15 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...blocks.storage.data_dirs import resolve_data_dir
 from ...blocks.storage.location_parsing import is_remote, parse_location, parse_scheme
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.result import Result
+from ..execution import Execution, with_index
+from .ledger import Ledger
 from .ledger_line import LedgerLine, LinePosition, read_line, read_part_lines
 
 SCHEMA = """
@@ -109,3 +113,35 @@ class ResultIndex(PartIndex):
 def _read_success_keys(part: Path, offset: int) -> Iterator[tuple[str | None, LinePosition]]:
     for line in read_part_lines(part, offset):
         yield (line.key if line.is_success else None), line.position
+
+
+@dataclass(frozen=True, slots=True)
+class ResultCache:
+    """The results of earlier runs by keys: first those of the run's own ledger, then those of every ledger.
+
+    `find_previous_line` returns the line that the ledger had for a key when the run was opened, or None. It is called
+    once for each execution.
+    """
+
+    ledger: Ledger
+    find_previous_line: Callable[[str], LedgerLine | None]
+    index: ResultIndex | None = None
+
+    def find_result(
+        self, execution: Execution, should_take: Callable[[Result], bool] = lambda _result: True
+    ) -> Result | None:
+        """Return the result that the execution has from an earlier run, if `should_take` accepts it."""
+        line = self.find_previous_line(execution.key)
+        outcome = line.to_outcome() if line is not None and line.is_success else None
+        if isinstance(outcome, Result) and should_take(outcome):
+            return outcome
+        line = None if self.index is None else self.index.find_result(execution.key)
+        outcome = None if line is None else line.to_outcome()
+        if isinstance(outcome, Result) and should_take(outcome):
+            self.adopt_result(execution, outcome)
+            return outcome
+        return None
+
+    def adopt_result(self, execution: Execution, result: Result) -> None:
+        """Write a result from elsewhere to this run's own ledger."""
+        self.ledger.write_outcome(execution.key, with_index(result, execution.index))

@@ -279,9 +279,9 @@ def test_what_cannot_be_reported_is_one_sentence(
         ([root / "empty"], "has no results"),
         ([root.parent / "newer"], "was written by a newer version of rlm-batch"),
         (["quick-fox", "--raw-csv"], "--raw-csv says how --csv is written"),
-        (["quick-fox", "--csv", ""], "--csv names no file"),
-        (["quick-fox", "--html", ""], "--html names no file"),
-        (["quick-fox", "--parquet", "s3://there/t.parquet"], "--parquet writes a file of this machine"),
+        (["quick-fox", "--csv", ""], "--csv is empty"),
+        (["quick-fox", "--html", ""], "--html is empty"),
+        (["quick-fox", "--parquet", "s3://there/t.parquet"], "--parquet writes to this machine"),
     ):
         assert reason in refused("report", *words)
     done = run("report", "quick-fox", "--html", root / "nosuch" / "page.html")

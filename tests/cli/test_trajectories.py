@@ -96,8 +96,8 @@ def test_what_cannot_be_exported_is_one_sentence(root: Path, run: Run, refused: 
     write_run(root / "run", [Result({"x": 1}, build_meta(0))])
     (root / "file").touch()
     for directory, text in (
-        ("", "--atif names no directory"),
-        ("s3://bucket/out", "fills a directory of this machine"),
+        ("", "--atif is empty"),
+        ("s3://bucket/out", "--atif writes to this machine"),
         (root / "file", "is no directory: name a new directory"),
         (root / "run", "is not empty: name a new directory"),
         (root / "file" / "out", f"{root}/file is no directory: name"),

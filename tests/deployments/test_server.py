@@ -70,54 +70,55 @@ FOREIGN_ORIGINS = [
 ]
 
 
-def test_a_web_page_of_another_address_is_refused_and_makes_no_run(server: str) -> None:
+def test_a_web_page_of_another_address_reads_nothing_and_makes_no_run(server: str) -> None:
     with SyncPrefectClient(server) as client:
         flow = client.request("POST", "/flows/", json={"name": str(uuid4())}).json()["id"]
     for origin in FOREIGN_ORIGINS:
-        headers = {**get_csrf_headers(server), "Origin": origin}
-        made = httpx.post(f"{server}/flow_runs/", json={"flow_id": flow}, headers=headers, timeout=60)
-        assert (made.status_code, "PREFECT_SERVER_CORS_ALLOWED_ORIGINS" in made.text) == (403, True), origin
-        assert "access-control-allow-origin" not in made.headers
-        wish = {"Access-Control-Request-Method": "POST", "Origin": origin}
-        assert httpx.options(f"{server}/flow_runs/", headers=wish, timeout=60).status_code == 403
-        token = httpx.get(f"{server}/csrf-token?client=x", headers={"Origin": origin}, timeout=60)
-        assert token.status_code == 403
+        page = {"Origin": origin}
+        # A browser hides an answer from a page that the answer does not name.
+        for path in ("flows/count", "admin/version", "csrf-token?client=x"):
+            assert "access-control-allow-origin" not in httpx.get(f"{server}/{path}", headers=page, timeout=60).headers
+        # The requests that it sends without asking the server first have none of Prefect's headers.
+        for kind in ("text/plain", "application/x-www-form-urlencoded"):
+            headers = {**page, "Content-Type": kind}
+            made = httpx.post(f"{server}/flow_runs/", content=f'{{"flow_id": "{flow}"}}', headers=headers, timeout=60)
+            assert (made.status_code, "CSRF" in made.text) == (403, True), origin
+        for method in ("POST", "PUT", "PATCH", "DELETE"):
+            wish = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": "prefect-csrf-token"}
+            refused = httpx.options(f"{server}/flow_runs/", headers={**page, **wish}, timeout=60)
+            assert (refused.status_code, refused.headers.get("access-control-allow-origin")) == (400, None), origin
     with SyncPrefectClient(server) as client:
-        found = client.request("POST", "/flow_runs/filter", json={"flows": {"id": {"any_": [flow]}}}).json()
-    assert found == []
+        runs = client.request("POST", "/flow_runs/filter", json={"flows": {"id": {"any_": [flow]}}}).json()
+    assert runs == []
 
 
-def test_another_page_shows_the_ui_in_no_frame_and_has_nothing_fetched_but_may_link_to_it(server: str) -> None:
-    ui = server.removesuffix("/api")
-    for site in ("cross-site", "same-site"):
-        for mode, kind, status in (
-            ("navigate", "iframe", 403),
-            ("no-cors", "image", 403),
-            ("navigate", "document", 200),
-        ):
-            page = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": kind}
-            assert httpx.get(f"{ui}/", headers=page, follow_redirects=True, timeout=60).status_code == status
-    shown = httpx.get(f"{ui}/", follow_redirects=True, timeout=60)
-    assert shown.headers["content-security-policy"] == "frame-ancestors 'self'"
+def test_another_page_shows_the_ui_in_no_frame(server: str) -> None:
+    shown = httpx.get(f"{server.removesuffix('/api')}/", follow_redirects=True, timeout=60)
+    assert (shown.status_code, shown.headers["content-security-policy"]) == (200, "frame-ancestors 'self'")
 
 
 def test_a_name_that_is_not_the_servers_is_refused_whoever_made_it_point_here(server: str) -> None:
     port = urlsplit(server).port
-    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", "localhost:1", f"a@localhost:{port}"):
+    names = ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", f"a@localhost:{port}", "")
+    for host in (*names, f"prefect-in-memory:{port}"):
         refused = httpx.get(f"{server}/admin/version", headers={"Host": host}, timeout=60)
-        assert (refused.status_code, "another name" in refused.text) == (403, True), host
+        assert (refused.status_code, refused.text) == (400, "Invalid host header"), host
+    address, connection = f"ws://evil.example:{port}/api/events/out", socket.create_connection(("127.0.0.1", port or 0))
+    with pytest.raises(InvalidStatus) as foreign:
+        connect(address, sock=connection, open_timeout=100)
+    assert foreign.value.response.status_code == 400
 
 
 def test_the_web_sockets_of_other_pages_are_refused_too(server: str) -> None:
-    address = server.replace("http", "ws", 1) + "/events/out"
-    with (
-        pytest.raises(InvalidStatus) as refused,
-        connect(address, origin=Origin("http://evil.example"), open_timeout=100),
-    ):
-        pass
-    assert refused.value.response.status_code == 403
+    address = server.replace("http", "ws", 1)
+    for path in ("events/in", "events/out", "logs/out", "task_runs/subscriptions/scheduled"):
+        for origin in FOREIGN_ORIGINS:
+            with pytest.raises(InvalidStatus) as refused:
+                connect(f"{address}/{path}", origin=Origin(origin), open_timeout=100)
+            assert refused.value.response.status_code == 403
     own = Origin(server.removesuffix("/api"))
-    with connect(address, origin=own, open_timeout=100), connect(address, open_timeout=100):
+    events = f"{address}/events/out"
+    with connect(events, origin=own, open_timeout=100), connect(events, open_timeout=100):
         pass
 
 
@@ -136,42 +137,31 @@ def test_the_ui_asks_as_it_always_did_by_whichever_name_it_was_opened_and_needs_
     assert httpx.get(f"http://127.0.0.1:{port}/ui-settings", timeout=60).json()["csrf_enabled"] is True
 
 
-def test_automations_of_the_server_still_reach_its_own_api_although_it_has_no_token_of_its_own(server: str) -> None:
-    """They ask in its own process, by the name prefect-in-memory, which nobody else may use."""
+def test_automations_of_the_server_still_reach_its_own_api(server: str) -> None:
+    """They ask in its own process, by the name prefect-in-memory, which no other client may use."""
     event = f"tests.{uuid4()}"
     trigger = {"type": "event", "expect": [event], "posture": "Reactive", "threshold": 1, "within": 0}
     with SyncPrefectClient(server) as client:
-
-        def make(name: str, action: dict[str, Any]) -> str:
-            automation = {"name": name, "trigger": trigger, "actions": [action]}
-            return client.request("POST", "/automations/", json=automation).json()["id"]
-
         flow = client.request("POST", "/flows/", json={"name": event}).json()["id"]
         wanted = {"name": "x", "flow_id": flow, "parameter_openapi_schema": {"type": "object", "properties": {}}}
         deployment = client.request("POST", "/deployments/", json=wanted).json()["id"]
-        other = make(f"{event} other", {"type": "do-nothing"})
-        automations = [
-            other,
-            make(f"{event} runs", {"type": "run-deployment", "source": "selected", "deployment_id": deployment}),
-            make(f"{event} pauses", {"type": "pause-automation", "source": "selected", "automation_id": other}),
-        ]
+        action = {"type": "run-deployment", "source": "selected", "deployment_id": deployment}
+        wanted = {"name": event, "trigger": trigger, "actions": [action]}
+        automation = client.request("POST", "/automations/", json=wanted).json()["id"]
 
         def send_and_look() -> list[dict[str, Any]]:
-            """Send the event once more, for the server may not know its new automations yet; return the runs."""
+            """Send the event once more, for the server may not know its new automation yet; return the runs."""
             now = datetime.now(UTC).isoformat()
             resource = {"prefect.resource.id": "tests"}
             happened = {"event": event, "resource": resource, "id": str(uuid4()), "occurred": now}
             client.request("POST", "/events", json=[happened])
-            paused = client.request("GET", "/automations/{id}", path_params={"id": other}).json()
-            runs = client.request("POST", "/flow_runs/filter", json={"flows": {"id": {"any_": [flow]}}}).json()
             time.sleep(0.5)  # Each event that it knows makes a run.
-            return [] if paused["enabled"] else runs
+            return client.request("POST", "/flow_runs/filter", json={"flows": {"id": {"any_": [flow]}}}).json()
 
         try:
-            runs = wait_until(send_and_look, "a run, and a paused automation")
+            runs = wait_until(send_and_look, "a run")
         finally:
-            for automation in automations:
-                client.request("DELETE", "/automations/{id}", path_params={"id": automation})
+            client.request("DELETE", "/automations/{id}", path_params={"id": automation})
             client.request("DELETE", "/deployments/{id}", path_params={"id": deployment})
     assert {run["deployment_id"] for run in runs} == {deployment}
 
@@ -183,9 +173,10 @@ def test_a_page_that_a_person_allows_is_answered_and_so_is_its_host(
     make_prefect_home(tmp_path)
     monkeypatch.setenv("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", " https://Prefect.example/ ")
     with PrefectServer(tmp_path) as running:
-        for origin, status in (("https://prefect.example", 200), ("https://evil.example", 403)):
+        for origin, status in (("https://prefect.example", 200), ("https://evil.example", 400)):
             page = {"Origin": origin, "Host": urlsplit(origin).netloc}
-            assert httpx.get(f"{running.url}/admin/version", headers=page, timeout=60).status_code == status
+            answer = httpx.get(f"{running.url}/admin/version", headers=page, timeout=60)
+            assert (answer.status_code, "access-control-allow-origin" in answer.headers) == (status, status == 200)
         own = {"Origin": running.url.removesuffix("/api")}
         assert (
             "access-control-allow-origin" in httpx.get(f"{running.url}/admin/version", headers=own, timeout=60).headers
@@ -247,33 +238,3 @@ def test_a_server_with_a_password_says_so_and_works_for_whoever_has_it(
         assert done.stdout == "1\n", done.stderr
         assert "a password: of the tests" not in running.log.read_text()
         assert "of the tests" not in Path(f"/proc/{running.pid}/cmdline").read_text()
-
-
-COLLECT = """
-import threading
-from rlm_batch.flows.server.app import create_guarded_app
-
-class Cycle:
-    def __init__(self):
-        self.itself = self
-
-    def __del__(self):  # waits, as a cursor does for its connection, and that for the event loop
-        is_collected.set()
-        print(has_gone_on.wait(60))
-        is_done.set()
-
-is_collected, has_gone_on, is_done = (threading.Event() for _ in range(3))
-app = create_guarded_app()
-Cycle()
-while not is_collected.is_set():
-    objects = [[] for _ in range(1000)]
-has_gone_on.set()
-is_done.wait()
-"""
-
-
-@pytest.mark.full
-def test_what_waits_as_it_is_collected_does_not_hold_up_a_server() -> None:
-    """Otherwise a server on SQLite now and then answered nobody for a minute."""
-    done = subprocess.run([sys.executable, "-c", COLLECT], capture_output=True, text=True, timeout=100, check=False)
-    assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)

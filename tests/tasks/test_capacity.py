@@ -21,7 +21,7 @@ from rlm_batch.tasks.capacity.admission import (
 )
 from rlm_batch.tasks.capacity.server_limits import LimitNames, ProcessLimits, build_limit_settings
 from rlm_batch.tasks.capacity.slots import Slots, open_slots
-from rlm_batch.tasks.lane import Lane
+from rlm_batch.tasks.lane import Lane, LaneSettings
 
 pytestmark = pytest.mark.anyio
 
@@ -239,7 +239,8 @@ async def test_a_lane_that_has_work_waits_for_its_slot_although_the_others_have_
     block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="stays")
     with temporary_settings({PREFECT_API_URL: None}):
         async with open_slots(block, "a run", LOG) as shared:
-            first, second = (Lane(block, "a run", reuse=False, timeout=100, slots=shared) for _ in range(2))
+            settings = LaneSettings(provider=block, run_id="a run", timeout=100)
+            first, second = Lane(settings, shared), Lane(settings, shared)
             assert await first.acquire()
             staying = asyncio.create_task(second.acquire_for_work())
             for _ in range(20):  # until it waits

@@ -114,7 +114,7 @@ async def test_a_server_that_is_away_fails_no_run_and_is_one_warning(
     with temporary_settings({PREFECT_API_URL: f"http://{closed_address}/api"}), caplog.at_level("WARNING", "test_told"):
         async with ArtifactPublisher(record, log) as artifacts:
             for outcome in outcomes:
-                artifacts.add_outcome(outcome)
+                artifacts.summary.add(outcome)
     (said,) = [record.getMessage() for record in caplog.records if record.name == "test_told"]
     assert "`rlm-batch report /a/ledger` makes one" in said
     assert "\n" not in said

@@ -10,10 +10,12 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from rlm_batch import ConfigurationError, batch, chunks, sequence, sweep
+from rlm_batch import CodeSyntaxError, ConfigurationError, Failure, batch, chunks, sequence, sweep
+from rlm_batch.deployments.server import PrefectServer
 from rlm_batch.flows.inputs.spilling import read_text_reference
 
 from ...infra.planning import plan_batch, plan_steps
+from ...infra.postgres import Postgres
 from ..conftest import find_run_id
 
 
@@ -185,3 +187,46 @@ def test_code_is_any_file_of_text_by_its_absolute_path_alone_or_in_a_list(
             with pytest.raises(ConfigurationError, match=reason) as refused:
                 read(f"@{place}")
             assert "\n" not in str(refused.value)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.requires("postgres")
+def test_values_names_code_and_what_code_says_may_have_a_nul(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Postgres, which Prefect may have, holds no NUL character."""
+    with Postgres() as postgres:
+        monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", postgres.url)
+        with PrefectServer(tmp_path / "server") as server, temporary_settings({PREFECT_API_URL: server.url}):
+            check_values()
+            check_code()
+
+
+def check_values() -> None:
+    inputs = [{"x": "a\0b"}, {"x": {"\0": "\ud7ff"}}]
+    found = batch.sync("print(x)\nSUBMIT(y=x, **{'a\\0': 1})", inputs, provider="local:none")
+    assert [result.outputs for result in found] == [{"y": item["x"], "a\0": 1} for item in inputs]
+    trials = sweep.sync(
+        "SUBMIT(loss=len(x))", points=[{"x": "\0"}, {"x": "a"}], objective="loss", provider="local:none"
+    )
+    assert [trial.meta.variables["x"] for trial in trials.trials] == ["\0", "a"]
+    parts = chunks.sync("SUBMIT(n=len(data))", chunks={"a\0": ["\0"]}, provider="local:none")
+    assert parts["a\0"].n == 1
+
+
+def check_code() -> None:
+    codes = ["SUBMIT(x='a\0b')", "raise ValueError('a\\0b')", "SUBMIT(x=1)"]
+    wrong, raising, right = batch.sync(codes, on_failure="return", provider="local:none")
+    assert isinstance(wrong, Failure)
+    assert type(wrong.error) is CodeSyntaxError
+    assert isinstance(raising, Failure)
+    assert "a\\x00b" in str(raising.error)
+    assert right.outputs == {"x": 1}
+    one = [
+        *batch.sync("SUBMIT(x='a\0b')", on_failure="return", provider="local:none"),
+        *sequence.sync(["x = 1", "# \0"], on_failure="return", provider="local:none")[1:],
+    ]
+    assert [type(outcome.error) for outcome in one if isinstance(outcome, Failure)] == [CodeSyntaxError] * 2
+    with pytest.raises(ConfigurationError, match="prepare has a NUL character"):
+        batch.sync("SUBMIT()", prepare="x = '\0'", provider="local:none")

@@ -12,7 +12,8 @@ import pytest
 from rlm_batch import DaytonaSandbox, QuotaExceeded, batch
 from rlm_batch.tasks.capacity.admission import Admission
 from rlm_batch.tasks.capacity.slots import Slots
-from rlm_batch.tasks.lane import Lane
+from rlm_batch.tasks.execution import Execution
+from rlm_batch.tasks.lane import Lane, LaneSettings
 
 from ...infra.waiting import wait_until_async
 
@@ -66,7 +67,8 @@ async def test_a_process_that_can_open_no_more_connections_is_told_what_to_do(da
     assert _sdk.AsyncDaytona
     block = DaytonaSandbox()
     slots = Slots(block, Admission(), logging.getLogger("slots"))
-    lane = Lane(block, "a run", reuse=True, timeout=100, slots=slots)
+    lane = Lane(LaneSettings(provider=block, run_id="a run", timeout=100, is_reused=True), slots)
+    execution = Execution(0, "SUBMIT(x=1)", {}, "00" * 32)
     await lane.acquire_for_work()
     before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 5, before[1]))
@@ -74,12 +76,12 @@ async def test_a_process_that_can_open_no_more_connections_is_told_what_to_do(da
     try:
         await asyncio.sleep(0)  # until it has taken what there was
         with pytest.raises(QuotaExceeded, match="ulimit -n"):
-            await lane.open_sandbox()
+            await lane.execute(execution)
     finally:
         taking.cancel()
         for descriptor in taken:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     await lane.acquire_for_work()
-    assert (await lane.open_sandbox()).is_alive
+    assert (await lane.execute(execution)).x == 1
     await lane.release()

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from markdown_it import MarkdownIt
 
 from rlm_batch import Result
-from rlm_batch.flows.reporting.document import Heading, Picture, Table, Text, Verbatim, render_markdown
+from rlm_batch.flows.reporting.document import Heading, Part, Picture, Table, Text, Verbatim, render_markdown
 from rlm_batch.flows.reporting.html import render_html
 from rlm_batch.flows.reporting.report import build_report
 from rlm_batch.flows.reporting.summary import RunSummary
@@ -57,7 +57,7 @@ class Parsed(HTMLParser):
         self.text += data
 
 
-def parts(text: str) -> list[object]:
+def build_parts(text: str) -> list[Part]:
     return [Heading(text), Text(text), Table([text, "b"], [[text, "x"], ["y", text]]), Verbatim(text)]
 
 
@@ -67,20 +67,22 @@ def test_what_code_chose_is_text_wherever_it_stands_and_no_address_that_a_reader
     ours = {"h2", "p", "table", "thead", "tbody", "tr", "th", "td", "pre", "code"}
     ours |= {"html", "head", "meta", "title", "style", "body"}
     for text in HOSTILE:
-        markdown = render_markdown(parts(text))  # type: ignore[arg-type]
-        for page in (reader.render(markdown), render_html(parts(text), text)):  # type: ignore[arg-type]
-            found = Parsed(page)
-            assert {tag for tag, _ in found.tags} <= ours
-            assert [tag for tag, _ in found.tags].count("td") == 4
-            assert not {name for _, given in found.tags for name in given} & {"onerror", "onclick", "href", "src"}
-            assert found.text.count(text.strip()) >= 4 if "\n" not in text else text in found.text
+        markdown = render_markdown(build_parts(text))
+        for page in (reader.render(markdown), render_html(build_parts(text), text)):
+            parsed = Parsed(page)
+            assert {tag for tag, _ in parsed.tags} <= ours
+            assert [tag for tag, _ in parsed.tags].count("td") == 4
+            attributes = {name for _, attributes in parsed.tags for name in attributes}
+            assert not attributes & {"onerror", "onclick", "href", "src"}
+            assert parsed.text.count(text.strip()) >= 4 if "\n" not in text else text in parsed.text
         if "\n" not in text:
             plain = render_markdown([Text(text), Table([text], [[text]])])
             assert not re.search(r"https?://|www\.[a-z]|[^\\]@", plain)
 
 
 def test_commands_for_a_terminal_and_signs_that_turn_text_around_are_shown_or_gone() -> None:
-    for page in (render_markdown(parts("a\x1b[31mb\u202egnp.exe")), render_html(parts("a\x1b[31mb\u202egnp.exe"), "t")):  # type: ignore[arg-type]
+    parts = build_parts("a\x1b[31mb\u202egnp.exe")
+    for page in (render_markdown(parts), render_html(parts, "t")):
         assert "\x1b" not in page
         assert "\u202e" not in page
 
@@ -95,11 +97,11 @@ def test_a_picture_is_in_the_page_itself_which_lets_nothing_be_fetched() -> None
     assert "default-src 'none'" in page
     assert not re.search(r"(src|href)=.?(?!data:)[a-z]+:", page)
     markdown = render_markdown([Picture.from_svg("<svg/>", "a | b")])
-    (found,) = re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", markdown)
-    assert base64.b64decode(found) == b"<svg/>"
+    (data,) = re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", markdown)
+    assert base64.b64decode(data) == b"<svg/>"
 
 
-def drawn(svg: str) -> tuple[ET.Element, str]:
+def parse_svg(svg: str) -> tuple[ET.Element, str]:
     root = ET.fromstring(svg)
     return root, " ".join(text for element in root.iter() if (text := element.text))
 
@@ -107,11 +109,11 @@ def drawn(svg: str) -> tuple[ET.Element, str]:
 def test_a_chart_is_xml_whatever_its_names() -> None:
     points = [(number, float(number)) for number in range(5)]
     for text in (*HOSTILE, "\x00\x1b\ud800\ufffe", "x" * 10_000):
-        root, _ = drawn(draw_series(points, title=text, across=text, up=text, failed=[7], best="minimize"))
+        root, _ = parse_svg(draw_series(points, title=text, across=text, up=text, failed=[7], best="minimize"))
         cells = [(first, second, float(first)) for first in range(3) for second in (text, "b")]
         other = draw_heat_map(cells, title=text, across=text, up=text, value=text, best="maximize")
         assert other is not None
-        tags = {element.tag.rpartition("}")[2] for element in (*root.iter(), *drawn(other)[0].iter())}
+        tags = {element.tag.rpartition("}")[2] for element in (*root.iter(), *parse_svg(other)[0].iter())}
         assert tags == {"svg", "style", "rect", "path", "text", "circle"}
 
 
@@ -120,7 +122,7 @@ def test_a_chart_has_every_point_inside_its_frame() -> None:
         *([1.0, 1.0], [0.0, 0.0], [-5.0, 5.0], [1e-9, 1e9], [1e150, -1e150], [3, 4], [123456789.0] * 3),
         *([5e-324, 1e-300], [0.0, 5e-324], [1e-320, 3e-320, -1e-320], [1e200, -1e200], [1e-300, 1e200]),
     ):
-        root, _ = drawn(draw_series(list(enumerate(values)), title="t", across="a", up="u", best="maximize"))
+        root, _ = parse_svg(draw_series(list(enumerate(values)), title="t", across="a", up="u", best="maximize"))
         circles = [element for element in root.iter() if element.tag.endswith("circle")]
         assert len(circles) == len(values)
         assert all(0 < float(c.attrib["cx"]) < 760 and 0 < float(c.attrib["cy"]) < 400 for c in circles), values
@@ -148,8 +150,8 @@ def test_a_heat_map_has_a_cell_for_each_pair_and_says_its_values() -> None:
     points = [(lr, size, lr * size) for lr in (0.1, 0.01) for size in (32, 64, 128)]
     svg = draw_heat_map(points, title="loss", across="lr", up="size", value="loss", best="minimize")
     assert svg is not None
-    _, said = drawn(svg)
-    assert {f"{value:.4g}" for _, _, value in points} <= set(said.split())
+    _, text = parse_svg(svg)
+    assert {f"{value:.4g}" for _, _, value in points} <= set(text.split())
 
 
 def test_many_values_of_numbers_are_put_together_and_of_text_are_no_heat_map() -> None:
@@ -175,7 +177,7 @@ def test_every_chart_is_xml_and_has_colours_for_light_and_dark() -> None:
     }
     for name, svg in charts.items():
         assert svg is not None
-        root, _ = drawn(svg)
+        root, _ = parse_svg(svg)
         assert root.tag.endswith("svg"), name
         assert "prefers-color-scheme:dark" in svg
     assert charts["front"].count('r="5"') == 2

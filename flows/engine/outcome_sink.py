@@ -1,0 +1,174 @@
+"""The outcome sink of a flow run: where every outcome goes."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ...sandbox.errors import NotRun, RlmBatchError
+from ...sandbox.meta import Meta
+from ...sandbox.result import Failure, Outcome
+from ...tasks.execution import Execution
+from .artifacts import ArtifactPublisher
+from .context import RunContext
+from .events import FlowListener
+from .failures import FailureWatch, describe_kind
+
+MAX_LOGGED_FAILURES = 20  # failures of a kind that have a line each in the log
+NOT_COLLECTED = "files that were not collected"  # counted like a kind of failure, but it fails nothing
+
+Observer = Callable[[Execution, Outcome], None]
+
+
+class OutcomeStore(Protocol):
+    """Keeps the outcomes of a flow run while it lasts."""
+
+    def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
+        """Store the outcome of an execution."""
+        ...
+
+
+class MemoryStore:
+    """The outcomes of a flow run in memory. Those of a job in shards are in `tasks/ledger/shard_store.py`."""
+
+    def __init__(self, total: int) -> None:
+        self._outcomes: list[Outcome | None] = [None] * total
+
+    def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
+        """Store the outcome of an execution."""
+        self._outcomes[execution.index] = outcome
+
+    def __contains__(self, index: int) -> bool:
+        return self._outcomes[index] is not None
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """The outcomes so far, in order."""
+        return [outcome for outcome in self._outcomes if outcome is not None]
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The failures so far, in order."""
+        return [outcome for outcome in self._outcomes if isinstance(outcome, Failure)]
+
+
+@dataclass(slots=True)
+class OutcomeSink:
+    """Takes every outcome of a flow run: to the ledger, then to the store, then to the observers.
+
+    The observers are the functions in `observers`, the run's log, its artifacts and its listener. `failures` counts
+    the executions that ran and failed.
+    """
+
+    context: RunContext
+    store: OutcomeStore
+    listener: FlowListener = field(default_factory=FlowListener)
+    artifacts: ArtifactPublisher | None = None
+    observers: list[Observer] = field(default_factory=list[Observer])
+    failures: FailureWatch = field(init=False)
+    _kind_counts: Counter[str] = field(default_factory=Counter[str])
+
+    def __post_init__(self) -> None:
+        self.failures = FailureWatch(self.context.options.max_failures, self.context.total)
+
+    @property
+    def is_failure_limit_reached(self) -> bool:
+        """Whether so many executions failed that no further one is started."""
+        return self.failures.is_limit_reached
+
+    def record(self, execution: Execution, outcome: Outcome) -> None:
+        """Record the outcome of an execution that ran here. Raises OSError if the ledger cannot be written."""
+        self.context.ledger.write_outcome(execution.key, outcome)
+        self._store(execution, outcome)
+        self._publish(execution, outcome)
+        self._count(outcome)
+
+    def record_unrun(
+        self, execution: Execution, error: RlmBatchError, *, is_started: bool = False, is_written: bool = False
+    ) -> None:
+        """Record the failure of an execution that did not run to its end, and does not count as a failed one.
+
+        Args:
+            execution: The execution, which may have failed attempts.
+            error: Why it has no outcome of its own.
+            is_started: Whether the listener knows that the execution has started.
+            is_written: Whether the failure goes to the ledger too.
+        """
+        if not is_started:
+            self.listener.on_execution_start(execution.index)
+        failure = Failure(
+            error,
+            Meta(
+                index=execution.index,
+                variables=execution.variables,
+                provider=self.context.provider.provider_name,
+                attempt=execution.attempt,
+                earlier_errors=execution.earlier_errors,
+            ),
+        )
+        if is_written:
+            self.context.ledger.write_outcome(execution.key, failure)
+        self._store(execution, failure)
+        self._publish(execution, failure)
+
+    def record_cached(self, execution: Execution, outcome: Outcome, *, is_stored: bool = False) -> None:
+        """Record the outcome that an execution has from an earlier run, and that its ledger has."""
+        if not is_stored:
+            self._store(execution, outcome)
+        self._publish(execution, outcome, cached=True)
+
+    def record_gathered(self, execution: Execution, outcome: Outcome) -> None:
+        """Record the outcome of an execution that ran in another process; ledger and store have it."""
+        self.listener.on_execution_start(execution.index)
+        self._publish(execution, outcome)
+        self._count(outcome)
+
+    def warn(self, text: str) -> None:
+        """Tell the log and the listener what a person should know."""
+        self.context.log.warning("%s", text)
+        self.listener.on_warning(text)
+
+    def log_unlogged_failures(self) -> None:
+        """Log how many failures of a kind there were, if not each has had a line."""
+        for kind, count in self._kind_counts.items():
+            if kind != NOT_COLLECTED and count > _get_log_limit(kind):
+                self.context.log.warning("%d executions failed with %s", count, kind)
+
+    def _store(self, execution: Execution, outcome: Outcome) -> None:
+        execution.is_done = True
+        self.store.add_outcome(execution, outcome)
+        for observe in self.observers:
+            observe(execution, outcome)
+
+    def _publish(self, execution: Execution, outcome: Outcome, *, cached: bool = False) -> None:
+        if isinstance(outcome, Failure):
+            self._log_failure(execution, outcome.error)
+        if outcome.meta.not_collected and not cached:
+            self._log_not_collected(execution, outcome.meta.not_collected)
+        if self.artifacts is not None:
+            self.artifacts.summary.add(outcome)
+        self.listener.on_outcome(outcome, cached=cached)
+
+    def _count(self, outcome: Outcome) -> None:
+        if (warning := self.failures.add_outcome(outcome)) is not None:
+            self.warn(warning)
+
+    def _log_failure(self, execution: Execution, error: RlmBatchError) -> None:
+        kind, log = describe_kind(error), self.context.log
+        self._kind_counts[kind] += 1
+        count, limit = self._kind_counts[kind], _get_log_limit(kind)
+        if count <= limit:
+            log.warning("%s failed: %s: %s", self.context.label(execution), type(error).__name__, error.summary)
+        if count == limit and limit > 1:
+            log.warning("Further failures with %s are counted, and told at the end", kind)
+
+    def _log_not_collected(self, execution: Execution, problems: Sequence[str]) -> None:
+        self._kind_counts[NOT_COLLECTED] += 1
+        if self._kind_counts[NOT_COLLECTED] <= MAX_LOGGED_FAILURES:
+            more = f" (and {len(problems) - 1:,} more)" if len(problems) > 1 else ""
+            self.warn(f"{self.context.label(execution)}: not collected: {problems[0]}{more}")
+
+
+def _get_log_limit(kind: str) -> int:
+    """Return how many failures of a kind have a line each: executions that were not run have one line for all."""
+    return 1 if kind == NotRun.__name__ else MAX_LOGGED_FAILURES

@@ -1,1 +1,0 @@
-"""Where a flow run has its outcomes: new ones, those from before, and what Prefect keeps of them."""
