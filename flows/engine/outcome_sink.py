@@ -9,9 +9,9 @@ from ...sandbox.errors import NotRun, RlmBatchError
 from ...sandbox.meta import Meta
 from ...sandbox.result import Failure, Outcome
 from ...tasks.execution import Execution
+from ..listener import FlowListener
 from .artifacts import ArtifactPublisher
 from .context import RunContext
-from .events import FlowListener
 from .failures import FailureWatch, describe_kind
 
 MAX_LOGGED_FAILURES = 20  # failures of a kind that have a line each in the log
