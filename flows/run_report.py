@@ -6,16 +6,16 @@ from typing import Any
 
 from ..sandbox.result import MaybeNone, Outcome, Result
 from ..tasks.ledger.run_record import Direction
-from .reporting.export import build_data_frame
 from .reporting.ledger_reader import open_run_ledger
 from .reporting.summary import BestTrial, ParetoFront
-from .reporting.table import BEST_MARK, MAX_SHOWN_ROWS, PARETO_MARK, align_rows, format_rows, render_outcomes
+from .reporting.table import BEST_MARK, MAX_SHOWN_ROWS, PARETO_MARK, align_rows
+from .reports import Report
 from .search.plan import parse_objectives
 from .search.study import build_study
 
 
 @dataclass(frozen=True, slots=True)
-class RunReport:
+class RunReport(Report):
     """A flow run's outcomes in order, and the best of them if it had an objective.
 
     `flow` and `name` are those of the flow and the run. With several objectives, `pareto_front` has the results that no
@@ -32,9 +32,10 @@ class RunReport:
     pareto_front: Sequence[Result] = ()
     space: Any = None
 
-    def to_dataframe(self) -> Any:
-        """Return a pandas DataFrame with a row for each execution. Raises ConfigurationError without pandas."""
-        return build_data_frame(self.results)
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """The outcomes, in order."""
+        return self.results
 
     @property
     def best_trials(self) -> Sequence[Result]:
@@ -51,11 +52,8 @@ class RunReport:
         objectives = parse_objectives(self.objective, self.direction)
         return build_study(self.results, objectives, self.space, storage=storage, name=name)
 
-    def _repr_html_(self) -> str:
-        return render_outcomes(self.results, self.best_trials, self.mark)
-
     def __str__(self) -> str:
-        return align_rows(format_rows(self.results, self.best_trials, MAX_SHOWN_ROWS, mark=self.mark))
+        return align_rows(self.rows(MAX_SHOWN_ROWS))
 
 
 def load_report(run: str) -> RunReport:
