@@ -1,4 +1,4 @@
-"""From words on the command line to a flow's parameters. What is wrong is a ConfigurationError, in one sentence."""
+"""The parsing of words on the command line into a flow's parameters. A wrong word is a ConfigurationError."""
 
 import ast
 import json
@@ -44,7 +44,7 @@ def read_code(file: str) -> str:
 
 
 def resolve_path(path: str | None) -> str | None:
-    """A path as this directory means it, for a flow that may run in another; a location as it is.
+    """Return a path as an absolute path, and a location unchanged.
 
     Raises ConfigurationError.
     """
@@ -54,7 +54,7 @@ def resolve_path(path: str | None) -> str | None:
 
 
 def build_provider(name: str, isolation: str | None) -> str:
-    """The flow's `provider`, with the isolation that was insisted on."""
+    """Return the flow's `provider` with this isolation."""
     if isolation is None:
         return name
     if name != "local":
@@ -63,13 +63,13 @@ def build_provider(name: str, isolation: str | None) -> str:
 
 
 def parse_grid(words: list[str]) -> dict[str, list[Any]]:
-    """Variables and their values, from words such as `lr=0.001,0.01` or `layers=[[64],[64,64]]`."""
-    found = _split_words("--grid", words, "a variable and its values, as in lr=0.001,0.01")
-    return {name: _parse_values("--grid", name, values) for name, values in found.items()}
+    """Return variables and their values, from words such as `lr=0.001,0.01` or `layers=[[64],[64,64]]`."""
+    texts = _split_words("--grid", words, "a variable and its values, as in lr=0.001,0.01")
+    return {name: _parse_values("--grid", name, values) for name, values in texts.items()}
 
 
 def parse_space(words: list[str]) -> Any:
-    """A search space from words such as `lr=log:1e-5..0.1`, `units=32..512:32` and `opt=adam,sgd`; or from a file's."""
+    """Return a search space, from words such as `lr=log:1e-5..0.1` and `opt=adam,sgd`, or from a file of JSON."""
     if len(words) == 1 and "=" not in words[0]:
         return _read_json(words[0])
     example = "a variable with its bounds or choices, as in lr=log:1e-5..0.1 or opt=adam,sgd, or one file of JSON"
@@ -85,18 +85,18 @@ def parse_space(words: list[str]) -> Any:
 
 
 def _split_words(option: str, words: list[str], form: str) -> dict[str, str]:
-    """Names and what stands after their signs."""
-    found: dict[str, str] = {}
+    """Return the texts after the signs by the names before them."""
+    texts: dict[str, str] = {}
     for word in words:
         name, equals, values = map(str.strip, word.partition("="))
         if not equals or not name:
             raise ConfigurationError(f"{option} {word}: it is {form}")
-        if name in found:
+        if name in texts:
             raise ConfigurationError(f"{option} has {name} twice: name all of its values in one")
         if not values:
             raise ConfigurationError(f"{option} {word}: there are no values after the sign; name at least one")
-        found[name] = values
-    return found
+        texts[name] = values
+    return texts
 
 
 def _parse_values(option: str, name: str, values: str) -> list[Any]:
@@ -108,13 +108,13 @@ def _parse_values(option: str, name: str, values: str) -> list[Any]:
     whole = read_word(values)
     if isinstance(whole, list):
         return whole  # type: ignore[reportUnknownVariableType]
-    found: list[Any] = []
+    parsed: list[Any] = []
     reasons: list[str] = []
     meant: list[str] | None = []  # None where a word's meaning does not show
     as_text: list[str] = []
     for piece in _split_values(values):
-        found.append(read_word(piece))
-        slip = _find_slip(option, name, piece, is_alone=piece == values) if found[-1] == piece else None
+        parsed.append(read_word(piece))
+        slip = _find_slip(option, name, piece, is_alone=piece == values) if parsed[-1] == piece else None
         spelled: list[str] | None = [piece]
         if slip is not None:
             reason, spelled = slip
@@ -123,7 +123,7 @@ def _parse_values(option: str, name: str, values: str) -> list[Any]:
         as_text.append(piece if slip is None else json.dumps(piece, ensure_ascii=False))
     if reasons:
         _refuse_values(option, name, values, reasons[0], meant, as_text)
-    return found
+    return parsed
 
 
 def _refuse_values(
@@ -188,7 +188,7 @@ def _find_slip(option: str, name: str, text: str, *, is_alone: bool) -> tuple[st
 
 
 def _replace_lookalikes(text: str) -> str:
-    """Return the text with ASCII's digits and minus in the place of other ones, and without invisible characters."""
+    """Return the text with ASCII's digits and minus, and without invisible characters."""
     plain = unicodedata.normalize("NFKC", text.replace("\u2026", "..").replace("\u2212", "-"))
     kinds = [(character, unicodedata.category(character)) for character in plain]
     return "".join("-" if kind == "Pd" else character for character, kind in kinds if kind != "Cf").strip()

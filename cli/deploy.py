@@ -65,7 +65,7 @@ def deploy_reap(
     work_pool: WorkPool = "rlm-batch",
     provider: str = "local",
 ) -> int:
-    """Make a deployment: remove the sandboxes that nobody uses any more.
+    """Make a deployment: remove orphaned sandboxes.
 
     Args:
         provider: local, container, daytona, modal, or a saved block such as daytona-sandbox/NAME.
@@ -126,10 +126,10 @@ def _deploy_flow(
 
 
 def _build_schedule(cron: str | None, timezone: str | None) -> dict[str, Any]:
-    """Return the schedule for Prefect.
+    """Return the schedule as Prefect takes it.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: `cron` or `timezone` is missing or invalid.
     """
     from prefect.client.schemas.schedules import CronSchedule
 

@@ -26,7 +26,7 @@ from ..sandbox.result import Outcome
 from .outcome_output import OutputFormat, print_json_lines, print_outputs
 from .table import print_table
 
-INDENT = "  "  # of a query below the query that asked it
+INDENT = "  "  # A query stands below the query that asked it.
 
 
 def show_report(

@@ -11,7 +11,7 @@ class StandardStream(io.TextIOWrapper):
     """Standard output or error in a command.
 
     A character that the encoding lacks is written as an escape. After the first error, such as a full disk, the rest
-    is discarded, and `error` has it. A reader of standard output that has gone raises BrokenPipeError.
+    is discarded, and `error` has it. Standard output without a reader raises BrokenPipeError.
     """
 
     error: OSError | None = None

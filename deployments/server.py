@@ -1,4 +1,4 @@
-"""A Prefect server as a process of ours, on loopback, with the settings that we ship."""
+"""A Prefect server in a subprocess, on loopback, with the settings that we ship."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ class PrefectServer:
         self.log = home / "server.log"
         self._home = home
         self._port = _find_free_port() if port is None else port
-        self.url = f"http://127.0.0.1:{self._port}/api"  # for PREFECT_API_URL
+        self.url = f"http://127.0.0.1:{self._port}/api"  # The value for PREFECT_API_URL.
         self._database = database
         self._auth = auth
         self._process: subprocess.Popen[bytes] | None = None

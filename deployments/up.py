@@ -24,7 +24,7 @@ from prefect.settings import (
 )
 
 from ..blocks.worker_consent import ALLOWED_PATHS
-from ..flows.child_process import describe_exit_status
+from ..flows.child_process import describe_exit_status, list_children
 from ..flows.server.launch import create_prefect_home
 from ..sandbox.errors import ConfigurationError
 from .deploy import deploy
@@ -150,7 +150,7 @@ def _end_flow_runs(server: PrefectServer, worker: subprocess.Popen[bytes]) -> No
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:  # Ended children would be listed.
                 pass
-        pids = {*_list_children(worker.pid), *_list_children(os.getpid())} - {server.pid, worker.pid}
+        pids = {*list_children(worker.pid), *list_children(os.getpid())} - {server.pid, worker.pid}
         if not pids:
             return
         is_late = time.monotonic() > deadline
@@ -159,18 +159,9 @@ def _end_flow_runs(server: PrefectServer, worker: subprocess.Popen[bytes]) -> No
             if is_late or (pid not in signalled and not _is_hook(pid)):
                 signalled.add(pid)
                 with suppress(ProcessLookupError, PermissionError):
-                    send = os.killpg if os.getpgid(pid) == pid else os.kill  # A flow run has a group of its own.
+                    send = os.killpg if os.getpgid(pid) == pid else os.kill  # A flow run leads a group.
                     send(pid, signal.SIGKILL if is_late else signal.SIGTERM)
         time.sleep(0.1)
-
-
-def _list_children(pid: int) -> list[int]:
-    """Return the ids of a process's children, none where there is no /proc."""
-    pids: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            pids += map(int, path.read_text().split())
-    return pids
 
 
 def _is_hook(pid: int) -> bool:

@@ -109,6 +109,15 @@ def _find_errors(lines: list[str]) -> list[str]:
     return [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Refused)\b", line)]
 
 
+def list_children(pid: int) -> list[int]:
+    """Return the ids of a process's children, none where there is no /proc."""
+    pids: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            pids += map(int, path.read_text().split())
+    return pids
+
+
 def describe_exit_status(status: int) -> str:
     """Return how a process ended, for people: `status 1`, `signal SIGKILL`."""
     return f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
@@ -125,11 +134,9 @@ def _end_with_parent(parent: int) -> None:
         time.sleep(POLL_INTERVAL_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(END_GRACE_SECONDS)
-    with suppress(OSError):
-        for children in Path("/proc/self/task").glob("*/children"):
-            for child in map(int, children.read_text().split()):
-                with suppress(ProcessLookupError):
-                    (os.killpg if os.getpgid(child) == child else os.kill)(child, signal.SIGKILL)
+    for child in list_children(os.getpid()):
+        with suppress(OSError):
+            (os.killpg if os.getpgid(child) == child else os.kill)(child, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
