@@ -3,8 +3,8 @@
 import asyncio
 import errno
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -145,13 +145,20 @@ class Lane:
         self._tool_calls.clear()
         objective = None if execution.pruning is None else execution.pruning.objective
         try:
-            async with self._use_interpreter() as interpreter:
-                try:
-                    result = await self._execute_and_collect(interpreter, execution, on_output)
-                except ConfigurationError as error:
-                    if error is interpreter.start_error:
-                        raise ProviderUnusable from error
-                    raise
+            interpreter = await self._get_interpreter()
+            try:
+                result = await self._execute_and_collect(interpreter, execution, on_output)
+            except BaseException as error:
+                refusal = await self._record_failed_start(interpreter)
+                if refusal is not None and refusal is not error:
+                    raise refusal from error
+                if isinstance(error, ConfigurationError) and error is interpreter.start_error:
+                    raise ProviderUnusable from error
+                raise
+            finally:
+                log, self._prepare_log = self._prepare_log, None
+                if log is not None:
+                    log.close()
         except PrepareError:
             raise  # It is no outcome of an execution.
         except RlmBatchError as error:
@@ -174,7 +181,7 @@ class Lane:
         """Run the execution and move collected files into the results folder, even if it failed."""
         settings, access = self._settings, self._settings.model_access
         files = settings.files if settings.collect else None
-        name = execution.key[:12] if execution.index is None else str(execution.index)
+        name = str(execution.index)
         async with nullcontext() if files is None else files.open_partial() as folder:
             try:
                 for path, file in settings.uploads.items():
@@ -216,37 +223,25 @@ class Lane:
 
         return call
 
-    @asynccontextmanager
-    async def _use_interpreter(self) -> AsyncIterator[Interpreter]:
-        """Open the interpreter for this lane's sandbox, which its first request opens, and tell `admission` the end."""
-        interpreter = await self._get_interpreter()
-        try:
-            try:
-                yield interpreter
-            finally:
-                log, self._prepare_log = self._prepare_log, None
-                if log is not None:
-                    log.close()
-        except BaseException as error:
-            permit, self._opening = self._opening, None
-            start_error = interpreter.start_error
-            if permit is None:  # The sandbox had started.
-                raise
-            if start_error is None:  # The sandbox was not requested.
-                self._permit = permit
-                raise
-            admission, refusal = self._slots.admission, _find_refusal(start_error)
-            if isinstance(start_error, ConfigurationError) and admission.has_opened_sandbox:
-                admission.record_refusal(permit, None, start_error.summary)
-            elif refusal is None:
-                admission.record_failure(permit)
-            else:
-                admission.record_refusal(permit, refusal.retry_after, refusal.summary)
-            self._has_state = False
-            await self.close_sandbox()
-            if refusal is None or refusal is error:
-                raise
-            raise refusal from error
+    async def _record_failed_start(self, interpreter: Interpreter) -> QuotaExceeded | None:
+        """Tell `admission` of a sandbox that did not start. Return the error if the provider refused it for now."""
+        permit, self._opening = self._opening, None
+        start_error = interpreter.start_error
+        if permit is None:  # The sandbox had started.
+            return None
+        if start_error is None:  # The sandbox was not requested.
+            self._permit = permit
+            return None
+        admission, refusal = self._slots.admission, _find_refusal(start_error)
+        if isinstance(start_error, ConfigurationError) and admission.has_opened_sandbox:
+            admission.record_refusal(permit, None, start_error.summary)
+        elif refusal is None:
+            admission.record_failure(permit)
+        else:
+            admission.record_refusal(permit, refusal.retry_after, refusal.summary)
+        self._has_state = False
+        await self.close_sandbox()
+        return refusal
 
     async def _get_interpreter(self) -> Interpreter:
         if self._has_state and self._interpreter is not None:

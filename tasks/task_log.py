@@ -6,7 +6,9 @@ database; hence the bounds. The result's `meta.stdout` and `meta.stderr`, and th
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from prefect.exceptions import MissingContextError
@@ -42,7 +44,7 @@ class OutputLog:
         self._logger = logger or _get_output_logger()
         self._remaining_lines = MAX_LINES
         self._omitted_count = 0
-        self._lines = {stream: RedrawnLines(MAX_LINE_CHARACTERS + 1) for stream in LEVELS}
+        self._lines = defaultdict[str, RedrawnLines](partial(RedrawnLines, MAX_LINE_CHARACTERS + 1))  # by stream
 
     def write(self, stream: str, text: str) -> None:
         """Logs the lines that are complete, and keeps the rest for later."""
