@@ -4,6 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from prefect import Flow, State, get_run_logger
+from prefect.logging import get_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
@@ -58,7 +59,7 @@ async def call_flow(
     """Plan and check a run, so that a wrong parameter starts no server, and then call the flow through Prefect."""
     state.parameters = parameters
     if state.plan is None and not parameters.reads_blocks():
-        state.plan = parameters.make_plan()
+        state.plan = parameters.make_plan(get_logger("rlm_batch").info)
     options = parameters.make_options() if state.plan is None else state.plan.options
     if options.shards is not None:
         # Shards check the provider and the model on their own machines.
