@@ -30,7 +30,7 @@ class Sink(Protocol):
 
     @property
     def is_failure_limit_reached(self) -> bool:
-        """Whether so many executions failed that no further one is started."""
+        """True if so many executions failed that no further one is started."""
         ...
 
     def record(self, execution: Execution, outcome: Outcome) -> None:
@@ -40,7 +40,7 @@ class Sink(Protocol):
 class TaskBatch:
     """Executions that one task run runs, one after the other; as text it is the task run's name.
 
-    Prefect looks into parameters that are dataclasses, and this is the parameter of a task: it is none.
+    It is a plain class because Prefect visits every field of a parameter that is a dataclass.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class TaskBatch:
 async def execute(lane: Lane, batch: TaskBatch) -> None:
     """Run the batch's executions that have no outcome yet, in the lane's sandbox, and record each outcome.
 
-    A retry of the task run runs only what has no outcome. A refusal for now ends the try, and so does a provider that
+    A refusal for now ends the try, and so does a provider that
     opened no sandbox within its `start_timeout`: it would refuse the next execution too. PrepareError is no outcome of
     an execution: the rest of the batch is left without one.
 

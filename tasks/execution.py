@@ -1,4 +1,4 @@
-"""An execution that is to be done, and the key that says whether it has been done before."""
+"""An execution, and the key by which its result is found again."""
 
 import hashlib
 import json
@@ -17,9 +17,9 @@ from ..sandbox.wire.nonfinite import replace_nonfinite, restore_number
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """How a trial's reports are judged: `should_prune` says of a step and a value whether it is to end there.
+    """The rule that prunes a trial: `should_prune` decides by a reported step and value whether the trial ends.
 
-    Then its last value is the result's field `objective`.
+    The last value of a pruned trial is its result's field `objective`.
     """
 
     objective: str
@@ -31,42 +31,44 @@ OutcomeT = TypeVar("OutcomeT", Result, Failure, Outcome)
 
 @dataclass(slots=True)
 class Execution:
-    """One piece of code with its variables, and its number in its flow run."""
+    """One piece of code with its variables, and its index in its flow run."""
 
     index: int
     code: str
     variables: dict[str, Any]
     key: str
-    encoded_variables: dict[str, EncodedVariable] = field(default_factory=dict[str, EncodedVariable])  # in no ledger
-    errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # one for each attempt that has failed
-    pruning: Pruning | None = None  # of a trial that may be pruned
+    encoded_variables: dict[str, EncodedVariable] = field(
+        default_factory=dict[str, EncodedVariable]
+    )  # not in the ledger
+    errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # of the failed attempts
+    pruning: Pruning | None = None  # None if it is never pruned
     is_done: bool = False
 
     @property
     def attempt(self) -> int:
-        """The number of the attempt that is next or under way, from 1."""
+        """The number of the current or next attempt, from 1."""
         return len(self.errors) + 1
 
     @property
     def earlier_errors(self) -> tuple[str, ...]:
-        """How the attempts so far have failed, a line for each."""
+        """The errors of the failed attempts, a line for each."""
         return tuple(f"{type(error).__name__}: {error.summary}" for error in self.errors)
 
 
 def with_index(outcome: OutcomeT, index: int) -> OutcomeT:
-    """The outcome, now with the number that its execution has in this flow run."""
+    """Set the index that an outcome has in this flow run, and return the outcome."""
     outcome.meta = replace(outcome.meta, index=index)
     return outcome
 
 
 def build_pruned_result(meta: Meta, objective: str, fields: dict[str, Any] | None = None) -> Result:
-    """The result of a pruned trial: its last reported value as the objective, and what it had submitted before."""
+    """Return a pruned trial's result: its last reported value as the objective, and the fields it had submitted."""
     _, value = max(meta.reports)
     return Result({objective: value, **(fields or {})}, replace(meta, pruned=True))
 
 
 def execution_to_json(execution: Execution) -> dict[str, Any]:
-    """What a shard's file has of an execution beside its number and its code, as a dict of JSON values."""
+    """Return an execution as JSON values for a shard's file, without its index and its code."""
     variables, nonfinite = replace_nonfinite(execution.variables)
     work: dict[str, Any] = {"key": execution.key, "variables": variables}
     if execution.encoded_variables:
@@ -79,7 +81,7 @@ def execution_to_json(execution: Execution) -> dict[str, Any]:
 
 
 def execution_from_json(index: int, code: str, work: dict[str, Any]) -> Execution:
-    """The execution of which `execution_to_json` made that."""
+    """Return the execution from the JSON values of `execution_to_json`."""
     encoded = {name: EncodedVariable(text.encode("utf-8")) for name, text in work.get("encoded", {}).items()}
     for pointer, number in work.get("nonfinite", {}).items():
         name, slash, rest = pointer[1:].partition("/")
@@ -95,12 +97,16 @@ def assign_keys(
     fingerprint: dict[str, Any],
     count_occurrence: Callable[[bytes], int] | None = None,
 ) -> Iterator[Execution]:
-    """The executions of pairs of code and variables, with their indices and keys.
+    """Yield the executions of pairs of code and variables, with their indices and keys.
 
     The key is a SHA-256 over canonical JSON of the code, the variables, the fingerprint of the provider and of the
-    language model, and the occurrence number among identical executions, so that replicates are executions of their
-    own. With a seed in the fingerprint it takes in the index too: an execution's own seed is made of both.
-    `count_occurrence` returns how often it was called with a digest; by default it counts in memory.
+    language model, and a number that tells identical executions apart. With a seed in the fingerprint the key depends
+    on the index too, as the execution's own seed does.
+
+    Args:
+        items: The pairs of code and variables.
+        fingerprint: What every result of the flow run depends on.
+        count_occurrence: Returns how often it was called with a digest; by default it counts in memory.
     """
     counts: Counter[bytes] = Counter()
 
@@ -116,14 +122,14 @@ def assign_keys(
 
 
 def add_index(fingerprint: dict[str, Any], index: int) -> dict[str, Any]:
-    """The fingerprint for the execution with that number."""
+    """Return the fingerprint of the execution with that index."""
     return {**fingerprint, "index": index} if "prepare_seed" in fingerprint else fingerprint
 
 
 def compute_key(
     code: str, variables: dict[str, Any], encoded_variables: dict[str, EncodedVariable], fingerprint: dict[str, Any]
 ) -> str:
-    """The key of an execution that has no identical ones in its flow run; `encoded` counts by its hash."""
+    """Return the key of an execution that has no identical ones in its flow run."""
     hashes = {name: value.compute_digest() for name, value in encoded_variables.items()}
     return _digest(code, variables, {**fingerprint, "encoded": hashes}).hex()
 

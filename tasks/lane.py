@@ -75,7 +75,7 @@ class LaneSettings:
 
 
 class Lane:
-    """Runs executions one after the other, each in a process of its own.
+    """Runs executions one after the other, each in its own process.
 
     It opens sandboxes between `acquire`, which waits for one of the `slots` and then for a permit, and `release`. A
     sandbox that is reused is replaced when it was lost, or when what remains of its lifetime is shorter than an
@@ -88,15 +88,15 @@ class Lane:
         self._settings = settings
         self._slots = slots
         self._slot: Slot | None = None
-        self._permit: Permit | None = None  # of the sandbox that is open or will be opened
-        self._opening: Permit | None = None  # of the sandbox that is being opened
+        self._permit: Permit | None = None  # for the open sandbox, or the next one
+        self._opening: Permit | None = None  # for a sandbox that is starting
         self._tools = {name: self._count_calls(name, tool) for name, tool in settings.tools.items()}
-        self._tool_calls: Counter[str] = Counter()  # of the current execution
+        self._tool_calls: Counter[str] = Counter()  # in the current execution
         self._prepare_log: OutputLog | None = None
         self._has_state = False
         self._interpreter: Interpreter | None = None
         self._expires_at = 0.0
-        self._opened_at: float | None = None  # when the open sandbox was requested, by the event loop's clock
+        self._opened_at: float | None = None  # the event loop's time when the open sandbox was requested
         self.opened_count = 0  # sandboxes
         self.open_seconds = 0.0  # seconds that the closed sandboxes were open, together
 
@@ -133,7 +133,7 @@ class Lane:
                 await self._slots.release(slot)
 
     async def execute(self, execution: Execution, on_output: Callable[[str, str], None] | None = None) -> Result:
-        """Return the result of one attempt at an execution, in a span of its own.
+        """Return the result of one attempt at an execution, and trace it in a span.
 
         Raises what `Interpreter.execute` raises, with `meta` complete, and ProviderUnusable if the provider says that
         its configuration is wrong.
@@ -288,7 +288,7 @@ class Lane:
         return interpreter
 
     def should_wait_out(self, error: BaseException) -> bool:
-        """Return whether a refusal is no failed attempt, because the run has had sandboxes and goes on.
+        """Return whether a refusal is no failed attempt, because the run has had sandboxes and continues.
 
         A sandbox that opened proves the configuration, so a later 400 to 404 is taken for a trouble of the provider. A
         key that was revoked ends executions that cannot start, and none that runs.
@@ -302,7 +302,7 @@ class Lane:
 
     @property
     def is_start_timeout_over(self) -> bool:
-        """Whether this run has had no sandbox for as long as one may take to start."""
+        """True if this run has had no sandbox for as long as one may take to start."""
         return not self._slots.admission.had_sandbox_within(self.provider.start_timeout)
 
     async def release_while_waiting(self) -> None:

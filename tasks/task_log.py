@@ -21,24 +21,24 @@ EXECUTE_TASK_NAME = "execute"
 QUERY_TASK_NAME = "query"
 TASK_NAMES = {EXECUTE_TASK_NAME, QUERY_TASK_NAME}
 CANCELLED_STATE = "Finished in state Cancelled("
-MAX_LINES = 200  # of one attempt at an execution
+MAX_LINES = 200  # lines of one attempt at an execution
 MAX_LINE_CHARACTERS = 1000
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 LEVELS = {"stdout": logging.INFO, "stderr": logging.WARNING}
 
 
 class LineBudget:
-    """How many lines a flow run may still log: ten thousand, more than anyone reads."""
+    """The number of lines that a flow run may still log, at first ten thousand."""
 
     def __init__(self, remaining_lines: int = 10_000) -> None:
         self.remaining_lines = remaining_lines
 
 
 class OutputLog:
-    """Logs what one attempt at an execution writes. `write` is its `on_output`; `close` logs how much was left out."""
+    """Logs what one attempt at an execution writes. `write` is its `on_output`; `close` logs how much was omitted."""
 
     def __init__(self, budget: LineBudget, prefix: str = "", logger: Logger | None = None) -> None:
-        """`logger` is by default the one for output of the run that this is called in."""
+        """Create the log. `logger` is by default the logger for the output of the current run."""
         self._budget = budget
         self._prefix = prefix
         self._logger = logger or _get_output_logger()
@@ -47,12 +47,12 @@ class OutputLog:
         self._lines = defaultdict[str, RedrawnLines](partial(RedrawnLines, MAX_LINE_CHARACTERS + 1))  # by stream
 
     def write(self, stream: str, text: str) -> None:
-        """Logs the lines that are complete, and keeps the rest for later."""
+        """Log the lines that are complete, and keep the rest for later."""
         for line in self._lines[stream].feed(text):
             self._log_line(stream, line)
 
     def close(self) -> None:
-        """Logs what came without a line's end, and how many lines were left out."""
+        """Log the text without a line's end, and how many lines were omitted."""
         for stream, lines in self._lines.items():
             for line in lines.finish():
                 self._log_line(stream, line)
@@ -82,7 +82,7 @@ class OutputLog:
 
 
 def _get_output_logger() -> logging.LoggerAdapter[Any] | None:
-    """A child of the task run's logger, so that its level can be set by itself; None outside a run."""
+    """Return a child of the task run's logger, whose level can be set separately; None outside a run."""
     try:
         logger: Any = get_run_logger()
     except MissingContextError:
@@ -92,7 +92,7 @@ def _get_output_logger() -> logging.LoggerAdapter[Any] | None:
 
 
 def install_task_run_log_filter() -> None:
-    """Keeps the start and the end of our task runs out of the log. Calling it again changes nothing."""
+    """Keep the start and the end of our task runs out of the log. Calling it again changes nothing."""
     logging.getLogger("prefect.task_runs").addFilter(_is_wanted)
 
 
@@ -109,5 +109,5 @@ def _is_wanted(record: logging.LogRecord) -> bool:
 
 
 def tells_of_cancellation(message: str) -> bool:
-    """Whether that is Prefect's line on a run that crashed because whoever called it was cancelled."""
+    """Return whether the message is Prefect's line on a run that crashed because its caller was cancelled."""
     return "Execution was cancelled by the runtime environment" in message

@@ -1,7 +1,7 @@
-"""What a flow run shows in Prefect's UI beside its task runs: a progress artifact, and at its end a report and a table.
+"""The artifacts of a flow run in Prefect's UI: its progress, and at its end a report and a table.
 
-An artifact costs some 10 to 25 ms, so there are three for a flow run and none for an execution; the progress is written
-once a second at most, and not at all in a run that is shorter. No run fails for want of one.
+An artifact costs some 10 to 25 ms, so a flow run has three and an execution has none. The progress is written at most
+once a second, and never in a shorter run. A run does not fail if an artifact cannot be written.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from ..reporting.report import build_report, build_table_records, describe_run
 from ..reporting.summary import RunSummary
 from .context import Log
 
-PROGRESS_INTERVAL_SECONDS = 1.0  # seconds between two looks at the progress
-MAX_TABLE_RECORDS = 100  # of the table for programs: the best, or the first; the ledger has all
+PROGRESS_INTERVAL_SECONDS = 1.0  # seconds between two checks of the progress
+MAX_TABLE_RECORDS = 100  # rows of the table: the best trials, or the first executions
 PUBLISH_TIMEOUT_SECONDS = 20.0  # seconds for the server to take an artifact
 
 
 class ArtifactPublisher:
     """Publishes the artifacts of one flow run. An async context manager, whose end publishes the report.
 
-    `summary` is what they are made of: the outcomes so far.
+    `summary` has the outcomes so far.
     """
 
     def __init__(self, record: RunRecord, log: Log) -> None:
@@ -53,7 +53,7 @@ class ArtifactPublisher:
         with suppress(asyncio.CancelledError):
             await self._task
         if kind is not None and issubclass(kind, (asyncio.CancelledError, KeyboardInterrupt, SystemExit)):
-            return  # whoever ended the run does not wait for a page on it; `rlm-batch report` makes one
+            return  # The run has to end now; `rlm-batch report` makes the report later.
         if self._progress_id is not None:
             await self._publish(self._publish_progress)
         await self._publish(self._publish_report)
@@ -65,7 +65,7 @@ class ArtifactPublisher:
                 await self._publish(self._publish_progress)
 
     async def _read_key(self) -> None:
-        """Each deployment has artifacts of its own, whose earlier versions are those of its earlier runs."""
+        """Set the key of a deployment's run: Prefect shows the artifacts of its earlier runs as earlier versions."""
         context = FlowRunContext.get()
         deployment_id = None if context is None or context.flow_run is None else context.flow_run.deployment_id
         if deployment_id is not None:
@@ -80,13 +80,13 @@ class ArtifactPublisher:
         if self._progress_id is None:
             self._progress_id = await acreate_progress_artifact(share, f"{self._key}-progress", text)
         else:
-            # Not with Prefect's own function: it also sends an event, which is a dot in the graph of the flow run.
+            # Prefect's own function also sends an event, which is a dot in the graph of the flow run.
             change = {"data": share, "description": text}
             async with get_client() as client:
                 await client.request("PATCH", "/artifacts/{id}", json=change, path_params={"id": self._progress_id})
 
     def describe_progress(self) -> str:
-        """How many executions are done and have failed, and the best so far."""
+        """Return the numbers of executions that are done and that failed, and the best score so far."""
         summary = self.summary
         failed = summary.done - summary.succeeded
         text = f"{summary.done:,} of {self._record.total:,} {self._record.what}s done, {failed:,} failed"
@@ -97,7 +97,7 @@ class ArtifactPublisher:
         summary = self.summary
         if summary.done:
             text = render_markdown(build_report(summary, [self._record]))
-            # Prefect's UI takes a description for Markdown, and values of the best trial are in it.
+            # Prefect's UI renders a description as Markdown, and it has values of the best trial.
             about = escape_markdown(describe_run(self._record, summary))
             records = build_table_records(summary, MAX_TABLE_RECORDS)
             await asyncio.gather(
@@ -106,7 +106,7 @@ class ArtifactPublisher:
             )
 
     async def _publish(self, publish_artifact: Callable[[], Awaitable[None]]) -> None:
-        """Does that, if the server takes artifacts; the first that it did not take is the last."""
+        """Publish an artifact. Stop publishing artifacts after the first failure."""
         if self._is_disabled:
             return
         try:
@@ -123,5 +123,5 @@ class ArtifactPublisher:
 
 
 def _build_key(name: str) -> str:
-    """What Prefect takes as the key of an artifact: small letters, digits and dashes."""
+    """Return a name as an artifact's key, which Prefect allows small letters, digits and dashes."""
     return re.sub("[^a-z0-9-]+", "-", name.lower()).strip("-") or "run"

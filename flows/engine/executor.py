@@ -29,7 +29,7 @@ class Executor(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether no further execution is started."""
+        """True if no further execution is started."""
         ...
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:

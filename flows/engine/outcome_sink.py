@@ -73,7 +73,7 @@ class OutcomeSink:
 
     @property
     def is_failure_limit_reached(self) -> bool:
-        """Whether so many executions failed that no further one is started."""
+        """True if so many executions failed that no further one is started."""
         return self.failures.is_limit_reached
 
     def record(self, execution: Execution, outcome: Outcome) -> None:
@@ -90,7 +90,7 @@ class OutcomeSink:
 
         Args:
             execution: The execution, which may have failed attempts.
-            error: Why it has no outcome of its own.
+            error: The reason.
             is_started: Whether the listener knows that the execution has started.
             is_written: Whether the failure goes to the ledger too.
         """

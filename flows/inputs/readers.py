@@ -1,12 +1,10 @@
 """Readers of a flow's inputs: lists, and files of JSON lines, CSV or Parquet, which are checked once and then read."""
 
 import itertools
-import json
 import math
-import weakref
 from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol
 
 from ...blocks.storage.location import Location, PathOrLocation
 from ...blocks.storage.mirror import LocalMirror
@@ -81,22 +79,6 @@ class InputFile:
             raise ConfigurationError(f"the input file {self.path} cannot be read: {error.strerror}") from None
         self.check_columns(self.table.names, f"the header of {self.path}")
 
-    @classmethod
-    def open(cls, path: str, types: TypesOfColumns = None, report: Report | None = None) -> Self:
-        """The file's reader: one that is still in use where the file is as it was, so that it is not checked again.
-
-        The command line checks a file before it starts a server, and then runs the flow that reads it.
-        """
-        file = locate_input(path)
-        status = file.stat() if isinstance(file, Path) and file.is_file() else None
-        version = None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
-        key = (cls, str(file), version, json.dumps(types, sort_keys=True))
-        reader = _open_files.get(key)
-        if reader is None:
-            reader = _open_files[key] = cls(path, types, report)
-        assert isinstance(reader, cls)
-        return reader
-
     @property
     def column_types(self) -> RuleOfTypes:
         """The rule by which the file's cells were read, for a run's record: each column's type, or "json"."""
@@ -127,10 +109,6 @@ class InputFile:
                 f"types names the column {unknown[0]!r}, which {self.path} has not: it has {', '.join(table.names)}"
             )
         return table
-
-
-# Readers that are still in use.
-_open_files: weakref.WeakValueDictionary[tuple[Any, ...], InputFile] = weakref.WeakValueDictionary()
 
 
 class VariablesFile(InputFile):
@@ -275,7 +253,7 @@ def _open_rows(kind: type[InputFile], source: Any, noun: str, types: TypesOfColu
 
 def _open_or_take(kind: type[InputFile], values: Any, types: TypesOfColumns, report: Report | None) -> Any:
     if isinstance(values, str):
-        return kind.open(values, types, report)
+        return kind(values, types, report)
     if types is not None:
         raise ConfigurationError("types are those of a CSV file's columns, and there is no file: leave them out")
     return values
