@@ -4,6 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from prefect import Flow, State, get_run_logger
+from prefect.exceptions import MissingResult
 from prefect.logging import get_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed
@@ -58,6 +59,7 @@ async def call_flow(
 ) -> Any:
     """Plan and check a run, so that a wrong parameter starts no server, and then call the flow through Prefect."""
     state.parameters = parameters
+    values = spill_long_parameters(parameters.list_values())
     if state.plan is None and not parameters.reads_blocks():
         state.plan = parameters.make_plan(get_logger("rlm_batch").info)
     options = parameters.make_options() if state.plan is None else state.plan.options
@@ -66,8 +68,14 @@ async def call_flow(
         require_server_url()
     elif state.plan is not None:
         await _check_before_start(state.plan, state)
-    values = spill_long_parameters(parameters.list_values())
-    return await enter_prefect(flow, values, state, **prefect_options)
+    try:
+        return await enter_prefect(flow, values, state, **prefect_options)
+    except MissingResult:
+        # A busy server answered the run's last state late, Prefect sent it again, and took the server's copy of it,
+        # which has no result.
+        if state.report is None:
+            raise
+        return parameters.get_result(state.report)
 
 
 async def _check_before_start(plan: Plan, state: RunState) -> None:
