@@ -91,8 +91,12 @@ def test_it_has_its_code_and_its_schedule_and_made_again_it_has_those_of_the_com
     ), err
     delete.append("sweep/nightly-lr")
     made = read("sweep/nightly-lr")
-    expected = {"code": CODE, "grid": {"lr": [0.1, 0.01]}, "objective": "loss", "max_workers": 2}
-    assert (made.parameters, made.entrypoint, made.work_pool_name) == (expected, "rlm_batch.flows.sweep.sweep", POOL)
+    searched = {"grid": {"lr": [0.1, 0.01]}, "objective": "loss", "direction": "minimize"}
+    assert (made.parameters, made.entrypoint, made.work_pool_name) == (
+        {"code": CODE, **searched, "max_workers": 2},
+        "rlm_batch.flows.sweep.sweep",
+        POOL,
+    )
     assert made.enforce_parameter_schema
     assert made.concurrency_options.collision_strategy == "CANCEL_NEW"
 
@@ -101,12 +105,7 @@ def test_it_has_its_code_and_its_schedule_and_made_again_it_has_those_of_the_com
     assert status == 0, err
     again = read("sweep/nightly-lr")
     assert again.id == made.id
-    assert again.parameters == {
-        "code": "SUBMIT(loss=lr)\n",
-        "grid": {"lr": [0.1, 0.01]},
-        "objective": "loss",
-        "retries": 0,
-    }
+    assert again.parameters == {"code": "SUBMIT(loss=lr)\n", **searched, "retries": 0}
     (schedule,) = again.schedules
     assert (schedule.schedule.cron, schedule.schedule.timezone, schedule.active) == ("0 3 * * *", "Europe/Berlin", True)
 
