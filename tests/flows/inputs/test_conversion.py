@@ -132,7 +132,7 @@ def test_the_remedy_for_a_value_is_taken_when_it_is_followed(flow: Any, name: st
     names[name] = eval(text, names)  # an iterator has been used
     exec(f"{place} = {remedy}", names)
     # No server is there, and all else was right, but for names such as "0", whose refusal has a remedy of its own.
-    with pytest.raises(ConfigurationError, match="PREFECT_API_URL|is no name that Python code could use: rename it"):
+    with pytest.raises(ConfigurationError, match=r"PREFECT_API_URL|is no name that Python code could use: rename it"):
         flow.sync(**options, **{name: names[name]})
 
 
