@@ -24,7 +24,8 @@ from .plan import Plan
 from .prefect_server import embedded_server
 from .reports import Report
 from .run_state import RunState, get_run_state, use_run_state
-from .sharding.work_pool import require_server_url
+from .sharding.coordinator import WorkPoolSharding
+from .sharding.work_pool import plan_shards, require_server_url
 
 if TYPE_CHECKING:
     from .prefect_flow import BatchFlow
@@ -116,7 +117,7 @@ async def execute_flow(model: type[FlowParameters[Any]], values: dict[str, Any])
     plan = state.plan or parameters.make_plan(get_run_logger().info, get_results_root() / flow_run.id)
     try:
         with trace_flow_run():
-            async with open_job(plan, state) as job:
+            async with open_job(plan, state, await _find_sharding(plan)) as job:
                 await (plan.execute or execute_items)(job)
                 outcomes = job.collect_outcomes()
             if plan.options.on_failure == "raise":
@@ -130,3 +131,11 @@ async def execute_flow(model: type[FlowParameters[Any]], values: dict[str, Any])
     state.outcome.emit("completed")
     result = await with_reference(parameters.get_result(state.report), state.outcome.record)
     return Completed(message=state.outcome.message, data=result)
+
+
+async def _find_sharding(plan: Plan) -> WorkPoolSharding | None:
+    """Return the work pool of a job in shards. Raises ConfigurationError where no shard can run."""
+    if plan.options.shards is None:
+        return None
+    shard_plan = await plan_shards(plan.options.shards, plan.total, get_run_logger())
+    return WorkPoolSharding(shard_plan, plan.report_spec.noun)

@@ -15,6 +15,7 @@ from ...tasks.capacity.slots import Slots
 from ...tasks.execute import TaskBatch, configure_task, execute
 from ...tasks.execution import Execution, with_index
 from ...tasks.lane import Lane, ProviderUnusable
+from ...tasks.ledger.shard_store import ShardStore
 from ...tasks.task_log import LineBudget
 from ..parameters import MAX_TASK_RUNS
 from .context import RunContext
@@ -34,6 +35,19 @@ class Executor(Protocol):
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         """Run the executions of which `find_result` finds no earlier result, until each has an outcome."""
+        ...
+
+
+class Sharding(Protocol):
+    """Makes the executor of a job in shards. `flows/sharding/` has it, and `flows/run.py` hands it to the job."""
+
+    @property
+    def description(self) -> str:
+        """The job's place of work, in words."""
+        ...
+
+    def make_executor(self, context: RunContext, store: ShardStore, sink: OutcomeSink) -> Executor:
+        """Return the executor."""
         ...
 
 

@@ -29,11 +29,9 @@ from ...tasks.tracing import set_run_totals
 from ..listener import FlowListener
 from ..plan import Outcomes, Plan
 from ..run_state import RunState
-from ..sharding.coordinator import ShardingExecutor
-from ..sharding.work_pool import plan_shards
 from .artifacts import ArtifactPublisher
 from .context import Log, RunContext, open_capacity, open_run_context, resolve_provider_with_volume
-from .executor import Executor, LaneExecutor
+from .executor import Executor, LaneExecutor, Sharding
 from .failures import describe_rerun
 from .notebook_progress import NotebookProgress, is_notebook
 from .outcome_sink import MemoryStore, OutcomeSink
@@ -93,8 +91,13 @@ async def execute_items(job: Job) -> None:
 
 
 @asynccontextmanager
-async def open_job(plan: Plan, state: RunState) -> AsyncIterator[Job]:
+async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> AsyncIterator[Job]:
     """Open the current flow run's job, and close it at the end whatever happened.
+
+    Args:
+        plan: The run's plan.
+        state: The run's state. What was checked before the run started is not checked again.
+        sharding: Makes the executor of a job in shards; None for a job in this process.
 
     Raises:
         ConfigurationError: The provider, the model or the ledger cannot be used; nothing has run.
@@ -104,22 +107,21 @@ async def open_job(plan: Plan, state: RunState) -> AsyncIterator[Job]:
     with cancel_at_termination():
         log = get_run_logger()
         provider = state.provider or await resolve_provider_with_volume(options, plan.volume_name)
-        shard_plan = None if options.shards is None else await plan_shards(options.shards, total, log)
-        if shard_plan is not None:
-            environment = shard_plan.description
+        if sharding is not None:
+            environment = sharding.description
         else:
             environment = f"isolation: {state.environment or await provider.check()}"
         is_own_ledger = options.results_path is None
         ledger = Ledger(options.locate_ledger(get_results_root() / flow_run.id))
         context = await open_run_context(provider, options, plan.label, ledger, total)
         # Shards check the model's first call on their own machines.
-        if context.model_access is not None and shard_plan is None and not state.is_model_checked:
+        if context.model_access is not None and sharding is None and not state.is_model_checked:
             await context.model_access.check_first_call(is_recursive=plan.is_recursive)
         await asyncio.to_thread(ledger.create)
         state.results_path = str(ledger.path)
         log.info("%d executions on %s; %s; results in %s", total, provider.provider_name, environment, ledger.path)
         record = _make_record(plan, provider.provider_name, state.results_path)
-        store = MemoryStore(total) if shard_plan is None else ShardStore(ledger=ledger)
+        store = MemoryStore(total) if sharding is None else ShardStore(ledger=ledger)
         artifacts = ArtifactPublisher(record, log)
         if state.listener is None:
             state.listener = NotebookProgress(artifacts.describe_progress) if is_notebook() else FlowListener()
@@ -134,7 +136,7 @@ async def open_job(plan: Plan, state: RunState) -> AsyncIterator[Job]:
                 sink.warn(f"{text}: what both have to do is done twice")
             cache = await _open_cache(plan, context, store, is_own=is_own_ledger or flow_run.run_count > 1)
             async with artifacts, open_capacity(context) as slots:
-                if shard_plan is None or isinstance(store, MemoryStore):
+                if sharding is None or isinstance(store, MemoryStore):
                     executor: Executor = LaneExecutor(
                         context=context,
                         slots=slots,
@@ -144,9 +146,7 @@ async def open_job(plan: Plan, state: RunState) -> AsyncIterator[Job]:
                         stop_on_failure=plan.stop_on_failure,
                     )
                 else:
-                    executor = ShardingExecutor(
-                        plan=shard_plan, context=context, store=store, sink=sink, noun=record.what
-                    )
+                    executor = sharding.make_executor(context, store, sink)
                 yield Job(plan, context, store, sink, cache, slots, executor)
                 _count_sandboxes(record, context)
                 record.ended = time.time()
