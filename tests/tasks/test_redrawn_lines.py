@@ -11,6 +11,7 @@ from rlm_batch import Result
 from rlm_batch.cli.progress import ProgressDisplay
 from rlm_batch.flows.reporting.table import format_rows
 from rlm_batch.sandbox.meta import Meta
+from rlm_batch.tasks.ledger.run_record import ReportSpec
 from rlm_batch.tasks.redrawn_lines import redraw_lines
 from rlm_batch.tasks.task_log import LineBudget, OutputLog
 
@@ -51,7 +52,7 @@ def test_the_log_and_the_terminal_show_the_last_state(
     output: str, last: list[str], size: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     display = ProgressDisplay()
-    display.on_start(1, "here", "/results")
+    display.on_start(1, "here", "/results", ReportSpec())
     with caplog.at_level(logging.INFO, "test_redrawn"):
         log = OutputLog(LineBudget(), logger=logging.getLogger("test_redrawn"))
         for start in range(0, len(output), size):
