@@ -1,5 +1,6 @@
 """Progress while a flow runs, on standard error: live on a terminal, in plain lines elsewhere."""
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -66,12 +67,12 @@ class ProgressDisplay(FlowListener):
         if self._total and (self._done or error_type is None):
             self._console.print(self._summary(), highlight=False, markup=False)
 
-    def show_start(self, what: str) -> None:
-        """What is waited for before the flow run begins."""
+    def on_prefect_start(self) -> None:
+        text = _describe_start()
         if self._live:
-            self._progress.update(self._task, description=what)
+            self._progress.update(self._task, description=text)
         else:
-            self._print(what)
+            self._print(text)
 
     def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec) -> None:
         self._total, self.results_path = total, results_path
@@ -154,3 +155,13 @@ class ProgressDisplay(FlowListener):
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _describe_start() -> str:
+    """What a flow run waits for before it begins: Prefect's server, which is its own where none is named."""
+    if os.environ.get("PREFECT_API_URL"):
+        return "waiting for the Prefect server"
+    from prefect.settings import get_current_settings
+
+    has_database = (get_current_settings().home / "prefect.db").exists()
+    return "starting Prefect" if has_database else "starting Prefect (half a minute the first time)"

@@ -164,7 +164,6 @@ def _run_with_display(
         return await start()
 
     with display:
-        display.show_start(describe_start())
         from prefect.exceptions import TerminationSignal
 
         try:
@@ -182,16 +181,6 @@ def _run_with_display(
                 f"the Prefect server failed or went away while the flow ran ({reason}){where}: look at it, and run "
                 "again with --results-path or --resume to run only the rest"
             ) from error
-
-
-def describe_start() -> str:
-    """What a flow run waits for before it begins: Prefect's server, which is its own where none is named."""
-    if os.environ.get("PREFECT_API_URL"):
-        return "waiting for the Prefect server"
-    from prefect.settings import get_current_settings
-
-    has_database = (get_current_settings().home / "prefect.db").exists()
-    return "starting Prefect" if has_database else "starting Prefect (half a minute the first time)"
 
 
 def _describe_interrupt(display: ProgressDisplay, values: dict[str, Any]) -> str:

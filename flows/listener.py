@@ -16,6 +16,9 @@ class FlowListener:
     `flows.run.run` takes a listener.
     """
 
+    def on_prefect_start(self) -> None:
+        """Handle the wait for Prefect's server, once the parameters, the provider and the model have been checked."""
+
     def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec) -> None:
         """The run is about to execute.
 

@@ -96,6 +96,8 @@ async def enter_prefect(
     flow: "BatchFlow[..., Any]", values: dict[str, Any], state: RunState, **prefect_options: Any
 ) -> Any:
     """Call the flow through Prefect, on an embedded server where none is configured."""
+    if state.listener is not None:
+        state.listener.on_prefect_start()
     try:
         with use_run_state(state):
             async with embedded_server(lambda: state.results_path):
