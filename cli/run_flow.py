@@ -141,10 +141,9 @@ def run_reap(*, is_json: bool, **parameters: Any) -> int:
 
 async def _start_reap(parameters: dict[str, Any], display: ProgressDisplay) -> None:
     from ..flows.reap import reap
-    from ..flows.run import enter_prefect
     from ..flows.run_state import RunState
 
-    await enter_prefect(reap, parameters, RunState(listener=display))
+    await reap.call_function(parameters, RunState(listener=display))
 
 
 def _run_with_display(

@@ -77,7 +77,10 @@ class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
             raise ConfigurationError("types are those of a CSV file of inputs, and there is none: leave them out")
         if isinstance(code, list):
             if self.inputs is not None:
-                raise ConfigurationError("inputs go with one piece of code: pass code as one text, not as a list")
+                raise ConfigurationError(
+                    "inputs go with one piece of code, on the command line one FILE: pass code as one text, not as a "
+                    "list"
+                )
             if not code:
                 raise ConfigurationError("the list of code is empty: there is nothing to run")
             return read_codes(code)  # type: ignore[reportUnknownArgumentType]

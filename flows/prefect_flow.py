@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from prefect import Flow
 from prefect.types.entrypoint import EntrypointType
+from pydantic import ValidationError, create_model
 
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.task_log import install_task_run_log_filter, tells_of_cancellation
 from ..tasks.tracing import trace_flow_run
 from .cleanup.orphans import remove_sandboxes
 from .docstrings import read_docstring
-from .inputs.conversion import CODE
-from .parameters import FlowParameters, build_signature, find_field
+from .inputs.conversion import CODE, convert_parameters
+from .parameters import FlowParameters, build_signature, describe_problems, find_field
 from .run import call_flow, enter_prefect, execute_flow
 from .run_state import RunState
 from .sharding.attempt import cancel_shards
@@ -93,11 +94,28 @@ class BatchFlow(Flow[P, T]):
         """Pickle the flow by its name, as a function is. cloudpickle would copy its code and all that it refers to."""
         return load_flow, (self.fn.__module__, self.fn.__name__, self._changed_options)
 
+    async def call_function(self, values: dict[str, Any], state: RunState, **prefect_options: Any) -> Any:
+        """Check the values of a flow that is made of a function, and call it through Prefect.
+
+        Raises:
+            ConfigurationError: A value has a wrong type or is out of its bounds.
+        """
+        converted = convert_parameters(values)
+        parameters = inspect.signature(self.fn).parameters.values()
+        fields: dict[str, Any] = {
+            item.name: (item.annotation, ... if item.default is item.empty else item.default) for item in parameters
+        }
+        try:
+            create_model(self.name, **fields)(**converted)
+        except ValidationError as error:
+            raise ConfigurationError(describe_problems(error)) from None
+        return await enter_prefect(self, converted, state, **prefect_options)
+
     async def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         prefect_options = {name: kwargs.pop(name) for name in ("return_state", "wait_for") if name in kwargs}
         values = _bind_arguments(self.fn, args, kwargs)
         if self.model is None:
-            return await enter_prefect(self, values, RunState(), **prefect_options)
+            return await self.call_function(values, RunState(), **prefect_options)
         return await call_flow(self, self.model.parse(values), RunState(), **prefect_options)
 
 

@@ -4,7 +4,7 @@ import inspect
 from typing import Any
 
 from rlm_batch.flows.listener import FlowListener
-from rlm_batch.flows.run import call_flow, enter_prefect
+from rlm_batch.flows.run import call_flow
 from rlm_batch.flows.run_state import RunState
 
 
@@ -13,5 +13,5 @@ async def run_with_listener(flow: Any, listener: FlowListener, *args: Any, **par
     values = dict(inspect.signature(flow.fn).bind(*args, **parameters).arguments)
     state = RunState(listener=listener)
     if flow.model is None:
-        return await enter_prefect(flow, values, state)
+        return await flow.call_function(values, state)
     return await call_flow(flow, flow.model.parse(values), state)
