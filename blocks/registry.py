@@ -147,14 +147,19 @@ def make_unsaved_provider(text: str, options: dict[str, Any] | None = None) -> S
     if "/" in text:
         return None
     name, colon, kind = text.partition(":")
-    kinds = [f"{entry.name}:{kind}" for entry in PROVIDERS.values() for kind in entry.kinds]
     entry = PROVIDERS.get(name)
     if entry is None:
+        kinds = [f"{entry.name}:{kind}" for entry in PROVIDERS.values() for kind in entry.kinds]
         known = ", ".join([*PROVIDERS, *kinds])
         raise ConfigurationError(
             f"unknown provider {text!r}: it is one of {known}, or a saved block such as local-sandbox/NAME"
         )
     if colon and kind not in entry.kinds:
-        raise ConfigurationError(f"unknown {entry.kind_setting} in {text!r}: it is one of {', '.join(kinds)}")
+        if not entry.kinds:
+            raise ConfigurationError(
+                f"the provider {name} has nothing to choose after a colon, as in {text!r}: leave it out"
+            )
+        choices = ", ".join(f"{name}:{kind}" for kind in entry.kinds)
+        raise ConfigurationError(f"unknown {entry.kind_setting} in {text!r}: it is one of {choices}")
     settings: dict[str, Any] = {entry.kind_setting: kind} if colon else {}
     return entry.load_provider()(**settings).with_options(options)

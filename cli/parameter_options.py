@@ -147,7 +147,7 @@ def build_flow_command(
         option = _make_parameter_option(parameter)
         if form.form.startswith("code") and form.is_argument:
             file_option = option.name
-        readers[option.name] = name, READERS.get(form.form)
+        readers[option.name] = name, None if form.form == "value" else READERS[form.form]
         signature.append(option)
     signature.append(inspect.Parameter("isolation", KEYWORD_ONLY, default=None, annotation=Isolation))
     signature += action_options
@@ -186,7 +186,7 @@ def _make_parameter_option(parameter: inspect.Parameter) -> inspect.Parameter:
     form = find_form(parameter.annotation)
     field = find_field(parameter.annotation)
     assert field is not None
-    reader = READERS.get(form.form)
+    reader = None if form.form == "value" else READERS[form.form]
     kind = get_args(parameter.annotation)[0] if reader is None else reader.kind
     text = f"{form.help or field.description}{reader.suffix if reader else ''}."
     if form.is_argument:

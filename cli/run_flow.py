@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from ..blocks.registry import make_unsaved_provider
 from ..flows.parameters import FlowParameters
 from ..flows.plan import Outcomes, Plan
 from ..flows.reports import Report
@@ -32,14 +33,15 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
 
     Args:
         model: The flow's parameter model.
-        files: The files of code, which name the rows where there are no inputs.
+        files: The files of code, which name the rows where each execution runs one of them.
         output: How the outcomes are printed.
         values: The parameters that the command line set.
     """
     if values.get("tools") is not None:
         _import_tools(values["tools"])
     parameters = model.parse(values)
-    # Prefect, which the engine imports, takes a second. A wrong input is refused before that.
+    # Prefect, which the engine imports, takes a second. A wrong input or provider is refused before that.
+    make_unsaved_provider(values.get("provider", "local"), values.get("provider_options"))
     plan = None if parameters.reads_blocks() else parameters.make_plan(print_reading)
     display = ProgressDisplay()
     failed: ExecutionsFailed | None = None
@@ -48,7 +50,7 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
     except ExecutionsFailed as error:
         failed = error
         report = parameters.build_report(Outcomes(error.results, error.failures, error.results_path))
-    _print_report(report, output, [] if values.get("inputs") else files)
+    _print_report(report, output, files if plan is not None and plan.runs_each_code else [])
     _print_failures(failed)
     collected = sum(len(outcome.meta.collected) for outcome in report.outcomes)
     if collected:
@@ -87,7 +89,7 @@ def _print_report(report: Report, output: OutputFormat, files: list[str]) -> Non
             print_json(line)
     else:
         rows = report.rows(MAX_TABLE_ROWS, shows_output=len(report.outcomes) > 1)
-        if len(files) == len(report.outcomes) and rows:
+        if files:
             for row, cell in zip(rows, ["file", *files], strict=False):
                 row.insert(1, cell)
         if rows:

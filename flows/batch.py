@@ -58,7 +58,8 @@ class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
         if not has_inputs:
             for code in codes:
                 check_variables(code, [()], needs_all=needs_all)
-            return Plan(options=options, total=len(codes), items=[(code, {}) for code in codes])
+            items = [(code, {}) for code in codes]
+            return Plan(options=options, total=len(codes), items=items, runs_each_code=True)
         source: Any = self.inputs
         types: Any = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))
         inputs = read_inputs(source, types, report)

@@ -51,6 +51,7 @@ class Plan:
         noun: What several executions are called in the error about failures.
         rerun_effect: What a second run with the same results does, for that error.
         report_spec: What the report calls an execution, and its objectives.
+        runs_each_code: Each execution runs a piece of code of its own, so a table can name the pieces.
         uploads: Files that each execution finds, by their paths in the sandbox.
         state_context: With a name, all executions share one process and its state.
         stop_on_failure: Start no execution after one that failed.
@@ -68,6 +69,7 @@ class Plan:
     noun: str = "executions"
     rerun_effect: str = "run only those that failed"
     report_spec: ReportSpec = field(default_factory=ReportSpec)
+    runs_each_code: bool = False
     uploads: Mapping[str, Path] = field(default_factory=dict[str, Path])
     state_context: str | None = None
     stop_on_failure: bool = False

@@ -69,6 +69,7 @@ class SequenceParameters(CodeParameters, FlowParameters[Sequence[Outcome]]):
             noun="steps",
             rerun_effect="begin again with the first step",
             report_spec=ReportSpec("step"),
+            runs_each_code=True,
             state_context="main",
             stop_on_failure=self.stop_on_error,
         )

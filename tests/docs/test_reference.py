@@ -11,13 +11,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import rlm_batch
+from rlm_batch.flows.registry import MODELS
 from rlm_batch.sandbox.errors import RlmBatchError
 from rlm_batch.sandbox.meta import Meta, QuerySummary
 
 from .pages import ROOT, names, sections, table_rows
 
 SECTIONS = sections("docs/reference.md")
-SHARING = ("batch", "sweep", "chunks", "sequence", "rlm")  # what "all" in the column of flows means
+SHARING = tuple(model.flow_name for model in MODELS)  # what "all" in the column of flows means
 FLOWS = (*SHARING, "reap")
 BLOCKS = ("LocalSandbox", "ContainerSandbox", "DaytonaSandbox", "ModalSandbox", "LanguageModel")
 RETRIED = {

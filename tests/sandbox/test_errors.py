@@ -7,6 +7,7 @@ import traceback
 
 import pytest
 
+import rlm_batch
 from rlm_batch import Failure, Result
 from rlm_batch.sandbox import errors
 from rlm_batch.sandbox.errors import RlmBatchError, error_from_json, error_to_json
@@ -83,6 +84,11 @@ def test_which_errors_are_retried() -> None:
     assert rules["always"] == {"SandboxStartError", "SandboxLost", "QuotaExceeded"}
     assert rules["if idempotent"] == {"OutcomeUnknown"}
     assert rules["if asked"] == {"CodeError", "CodeSyntaxError", "CodeCrashed", "ExecutionTimeout"}
+
+
+def test_every_error_is_public() -> None:
+    kinds = {kind.__name__ for kind in list_kinds() if kind.__module__ == errors.__name__}
+    assert kinds - {*rlm_batch.__all__} == set()
 
 
 def test_an_error_of_a_class_that_is_not_imported_here_keeps_its_text() -> None:
