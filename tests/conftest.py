@@ -1,4 +1,4 @@
-"""What every test runs under: a temporary directory and a Prefect home of its own, and nothing left behind."""
+"""Fixtures for all tests: a private temporary directory and Prefect home, and checks that nothing is left behind."""
 
 import asyncio
 import atexit
@@ -37,41 +37,41 @@ if TYPE_CHECKING:
 
 RUNGS = ("none", "landlock", "bubblewrap")
 PR_SET_CHILD_SUBREAPER = 36
-STARTED = 19  # the place of a process's start in `read_status`
+STARTED = 19  # index of the start time in `read_status`
 
-# Set before anything imports Prefect, which reads it once. Open to all, as /tmp is: code that runs as a user of its own
-# has to come through it.
+# These variables are set before anything imports Prefect, which reads them once. The directory is open to all, as /tmp
+# is, because code that runs as another user has to pass through it.
 HOME = tempfile.mkdtemp(prefix="tests-of-rlm-batch-")
 os.chmod(HOME, 0o1777)
 os.environ["TMPDIR"] = tempfile.tempdir = HOME
 os.environ["PREFECT_HOME"] = f"{HOME}/prefect"
 os.environ["XDG_DATA_HOME"] = f"{HOME}/data"
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing LiteLLM waits for the network
-# No test speaks TLS: a client that reads all authorities' certificates takes 25 ms of a processor for them, so it is
-# given the first.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise importing LiteLLM waits for the network
+# No test uses TLS. A client takes 25 ms of CPU time to read all authorities' certificates, so tests give it only the
+# first one.
 os.environ["SSL_CERT_FILE"] = f"{HOME}/certificate.pem"
 os.environ.pop("SSL_CERT_DIR", None)
 certificate, end, _ = Path(certifi.where()).read_text(encoding="utf-8").partition("-----END CERTIFICATE-----\n")
 Path(os.environ["SSL_CERT_FILE"]).write_text(certificate + end, encoding="utf-8")
 use_own_storage(Path(HOME))
-# No test signs in anywhere with what this machine's user has.
+# No test signs in to a provider with the credentials of this machine's user.
 os.environ["MODAL_CONFIG_PATH"] = f"{HOME}/modal.toml"
 for name in ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "MODAL_ENVIRONMENT", "MODAL_PROFILE"):
     os.environ.pop(name, None)
-ZYGOTE = b"# rlm-batch: zygote of local sandboxes"  # in its command line, and in those of what is forked from it
-STANDINS: set[int] = set()  # processes of servers that serve all tests
-atexit.register(shutil.rmtree, HOME, ignore_errors=True)  # the first to be registered, so after Prefect's own
+ZYGOTE = b"# rlm-batch: zygote of local sandboxes"  # in the command line of a zygote and of its forks
+STANDINS: set[int] = set()  # ids of the server processes that serve all tests
+atexit.register(shutil.rmtree, HOME, ignore_errors=True)  # registered first, so it runs after Prefect's own handlers
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.set_threshold(GARBAGE_THRESHOLD)  # before the tests import what they test
+    gc.set_threshold(GARBAGE_THRESHOLD)  # before the tests import the package
     config.addinivalue_line("markers", "requires(*names): what the test needs, of tests/infra/requirements.py")
     strongest = "strongest_first: on the strongest level of isolation that is here, on the others at full size"
     config.addinivalue_line("markers", strongest)
-    # A shell starts what is in its background with SIGINT ignored, and what we start would inherit that.
+    # A shell starts background processes with SIGINT ignored, and the processes that tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.path.exists("/proc/self"):
-        # What outlives its parent becomes a child of the tests, where `no_process_left` finds it.
+        # A process that outlives its parent becomes a child of the tests, where `no_process_left` finds it.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -82,7 +82,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     mark_programs(item)
 
 
-@pytest.hookimpl(trylast=True)  # only the tests that were asked for can lack something
+@pytest.hookimpl(trylast=True)  # last, so that only selected tests can lack a requirement
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     leave_out_tests(config, items)
     # Workers take tests from the front of the list in blocks, and steal from the ends of other workers' blocks. Tests
@@ -91,14 +91,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What collecting has imported stays: no collection of garbage goes through it again."""
+    """Freeze the objects that collection has created, so that garbage collections skip them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
-    """The address of a Prefect server of the tests' own, which flows here and in processes below use."""
+    """Yield the address of a private Prefect server, which flows in this process and in its children use."""
     from prefect.logging.handlers import APILogWorker
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -106,18 +106,18 @@ def server() -> Iterator[str]:
     from rlm_batch.deployments.server import PrefectServer
 
     home = make_prefect_home(Path(HOME) / "server")
-    # Four workers may start theirs at the same time, beside all else that the machine does.
+    # Four workers may start their servers at the same time, on a busy machine.
     server_module.START_TIMEOUT_SECONDS = 500.0
     with PrefectServer(home) as running, temporary_settings({PREFECT_API_URL: running.url}):
         os.environ["PREFECT_API_URL"] = running.url
         yield running.url
-        APILogWorker.drain_all()  # or its thread asks for a server that is gone
+        APILogWorker.drain_all()  # otherwise its thread sends to a server that has ended
         del os.environ["PREFECT_API_URL"]
 
 
 @pytest.fixture(scope="session")
 def modal_process() -> Iterator[Any]:
-    """A stand-in for Modal, which clients made in these tests talk to."""
+    """Yield a stand-in for Modal, which the clients of these tests connect to."""
     with StandinProcess("modal") as standin:
         os.environ["MODAL_SERVER_URL"] = standin.hello["url"]
         STANDINS.add(standin.pid)
@@ -127,7 +127,7 @@ def modal_process() -> Iterator[Any]:
 
 @pytest.fixture
 def modal_standin(modal_process: Any) -> Iterator[Any]:
-    """The same, with its counts and faults reset; fails a test that leaves a sandbox at it."""
+    """Yield the Modal stand-in with its counts and faults reset; fail a test that leaves a sandbox there."""
     modal_process.ask("reset")
     before = set(modal_process.ask("state")["sandboxes"])
     yield modal_process
@@ -140,7 +140,7 @@ def modal_standin(modal_process: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def s3_process() -> Iterator[Any]:
-    """An S3 of the tests' own."""
+    """Yield a private S3 server."""
     with StandinProcess("s3") as standin:
         STANDINS.add(standin.pid)
         yield standin
@@ -148,7 +148,7 @@ def s3_process() -> Iterator[Any]:
 
 @pytest.fixture
 def s3(s3_process: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The same with one empty bucket, `results`; the environment leads clients there."""
+    """Return the S3 server with one empty bucket, `results`; the environment directs clients to it."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_process.hello["url"])
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key-of-the-environment")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-the-environment")
@@ -159,14 +159,14 @@ def s3(s3_process: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def chat() -> Iterator[ChatServer]:
-    """A server that answers as a language model would, and counts."""
+    """Yield a server that answers like a language model and counts requests."""
     with ChatServer() as server:
         yield server
 
 
 @pytest.fixture
 def openai(chat: ChatServer, monkeypatch: pytest.MonkeyPatch) -> ChatServer:
-    """The same, in the place of OpenAI's."""
+    """Return the chat server as the OpenAI endpoint of the environment."""
     monkeypatch.setenv("OPENAI_API_BASE", chat.url)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
     return chat
@@ -174,7 +174,10 @@ def openai(chat: ChatServer, monkeypatch: pytest.MonkeyPatch) -> ChatServer:
 
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Lets a server here answer whoever signs in to a provider of these names; the others want no account."""
+    """Return a function that directs clients of the named providers to local stand-ins.
+
+    Providers that need no account are ignored.
+    """
 
     def sign_in(*providers: str) -> None:
         if "daytona" in providers:
@@ -189,29 +192,29 @@ def account(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 
 @pytest.fixture
 def volumes(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A root for volumes of the test's own, which is gone with the tests."""
+    """Return an empty root for volumes, which is deleted after the tests."""
     root = Path(tempfile.mkdtemp(prefix="volumes-"))
-    root.chmod(0o755)  # code that runs as a user of its own has to come through it
+    root.chmod(0o755)  # code that runs as another user passes through it
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(root))
     return root
 
 
 @pytest.fixture
 def counter() -> Iterator[ExecutionCounter]:
-    """A server that counts the executions of each name, as their code tells it."""
+    """Yield a server that counts the executions by name; the executed code calls it."""
     with ExecutionCounter() as counter:
         yield counter
 
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """The event loop that asynchronous tests run on."""
+    """Return the event loop that asynchronous tests run on."""
     return "asyncio"
 
 
 @pytest.fixture(autouse=True)
 def no_setting_left() -> Iterator[None]:
-    """Takes back what the command line, run in this process, sets for all of it."""
+    """Restore the environment variables and settings that the command line sets for the whole process."""
     before = {name: os.environ.get(name) for name in QUIET_PREFECT}, logging.raiseExceptions
     yield
     settings, logging.raiseExceptions = before
@@ -223,7 +226,7 @@ def no_setting_left() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_folder_left() -> Iterator[None]:
-    """Fails a test that leaves the folder of a local sandbox."""
+    """Fail a test that leaves the folder of a local sandbox."""
 
     def folders() -> set[Path]:
         return set(Path(tempfile.gettempdir()).glob("rlm-batch[-.]*"))
@@ -231,7 +234,7 @@ def no_folder_left() -> Iterator[None]:
     before = folders()
     yield
     if folders() - before:
-        gc.collect()  # copies of what is at locations go with the objects that have them
+        gc.collect()  # copies of files are deleted with the objects that own them
     left = folders() - before
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
@@ -240,7 +243,7 @@ def no_folder_left() -> Iterator[None]:
 
 @pytest.fixture
 def no_container_left() -> Iterator[None]:
-    """Fails a test whose process leaves a container."""
+    """Fail a test whose process leaves a container."""
     yield
     from rlm_batch.blocks.container.provider import ContainerProvider
 
@@ -253,7 +256,7 @@ def no_container_left() -> Iterator[None]:
 
 @pytest.fixture
 def no_process_left() -> Iterator[None]:
-    """Fail a test that leaves a process; what has been killed has the time to end."""
+    """Fail a test that leaves a process; killed processes get time to end."""
     begun = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
     yield
     left = wait_until_empty(lambda: {pid: name for pid, name in descendants(begun).items() if pid not in STANDINS})
@@ -265,7 +268,7 @@ def no_process_left() -> Iterator[None]:
 
 @pytest.fixture(params=[pytest.param(level, marks=mark_level(level)) for level in RUNGS])
 def local(request: pytest.FixtureRequest) -> "LocalSandbox":
-    """The local provider on each level of isolation that this machine has."""
+    """Return the local provider, once for each isolation level that this machine supports."""
     from rlm_batch import LocalSandbox
 
     provider = LocalSandbox(isolation=request.param)
@@ -275,7 +278,10 @@ def local(request: pytest.FixtureRequest) -> "LocalSandbox":
 
 @pytest.fixture(scope="session")
 def running_daytona() -> Iterator[DaytonaStandin]:
-    """A local Daytona for the whole run, so that its process is there before any test looks for what was left."""
+    """Yield a Daytona stand-in for the whole run.
+
+    It starts before any test that checks for processes left behind.
+    """
     with DaytonaStandin(boot_s=0.0) as running:
         STANDINS.add(running.process.pid)
         yield running
@@ -283,9 +289,9 @@ def running_daytona() -> Iterator[DaytonaStandin]:
 
 @pytest.fixture
 def daytona(running_daytona: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The local Daytona, with its usual settings and nothing in it; the environment leads the SDK there.
+    """Yield the empty Daytona stand-in with its usual settings; the environment directs the SDK to it.
 
-    Fails a test that leaves a sandbox.
+    A test that leaves a sandbox fails.
     """
     for name, value in running_daytona.environment.items():
         monkeypatch.setenv(name, value)
@@ -298,23 +304,23 @@ def daytona(running_daytona: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
 
 @pytest.fixture
 def processes() -> Callable[[], dict[int, str]]:
-    """Tells the command lines of the processes below this one, by their ids."""
+    """Return a function that maps the ids of this process's descendants to their command lines."""
     return descendants
 
 
 def list_children() -> dict[int, list[int]]:
-    """The ids of every process's children."""
-    # By everybody's parent: the kernel's lists of children lack some while one of them ends.
+    """Map the id of each process to the ids of its children."""
+    # This reads every process's parent, because the kernel's lists of children omit some while one of them ends.
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # the process ended meanwhile
             children.setdefault(int(read_status(name)[1]), []).append(int(name))
     return children
 
 
 def read_status(pid: int | str) -> list[bytes]:
-    """What the kernel says of a process after its name: its state, its parent, ... (proc(5), /proc/pid/stat)."""
-    # Not by Path, which takes four times as long: most tests read this of every process.
+    """Return the fields of /proc/PID/stat that follow the name: state, parent, and so on (see proc(5))."""
+    # `Path` would take four times as long, and most tests read this for every process.
     stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     try:
         return os.read(stat, 1024).rpartition(b")")[2].split()
@@ -323,7 +329,7 @@ def read_status(pid: int | str) -> list[bytes]:
 
 
 def find_zygotes(host: int, children: dict[int, list[int]] | None = None) -> set[int]:
-    """The processes of a host's zygotes, which stay for as long as it does; not those that have become sandboxes."""
+    """Return the ids of a host's zygotes, which live as long as the host, without the forks that became sandboxes."""
     children = list_children() if children is None else children
     found, below = set[int](), list(children.get(host, ()))
     while below:
@@ -337,10 +343,9 @@ def find_zygotes(host: int, children: dict[int, list[int]] | None = None) -> set
 
 
 def descendants(since: int = 0) -> dict[int, str]:
-    """The command lines of the processes below this one, by their ids.
+    """Map the ids of this process's descendants to their command lines.
 
-    Without those that have ended, without our own zygotes, and without those that were there before: `since` is in the
-    kernel's ticks from the machine's start.
+    Processes that have ended, our own zygotes, and processes older than `since` (kernel ticks since boot) are left out.
     """
     children = list_children()
     found: dict[int, str] = {}
@@ -352,7 +357,7 @@ def descendants(since: int = 0) -> dict[int, str]:
                 if int(read_status(pid)[STARTED]) < since:
                     continue
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if command:  # a process that has ended, and whose parent has not asked, has none
+                if command:  # empty for a zombie
                     found[pid] = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
     for pid in find_zygotes(os.getpid(), children) if found else ():
         found.pop(pid, None)

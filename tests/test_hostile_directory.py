@@ -22,7 +22,8 @@ def test_no_process_of_a_batch_runs_a_file_of_the_working_directory(tmp_path: Pa
         "PYTHONPATH": ":",  # Empty entries mean the working directory.
         "PATH": f":.:{os.environ['PATH']}",
     }
-    # The user starts the command itself. -I keeps PYTHONPATH from it, and its children inherit the variable.
+    # The user starts the command itself. The option -I makes this process ignore PYTHONPATH; its children inherit the
+    # variable.
     command = [sys.executable, "-I", COMMAND, "batch", "calendar.py"]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250, check=False

@@ -1,4 +1,4 @@
-"""Processes that the package starts end with the process that started them, however that one ends."""
+"""Tests that child processes of the package end when their parent ends, however it ends."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from .infra.machine import is_alive, list_descendants
 from .infra.waiting import wait_until
 
-# It starts a module as the package starts its servers and workers, in a thread that ends before it does.
+# This program starts a module as the package starts its servers and workers. The thread that starts it ends first.
 PROGRAM = """
 import os, subprocess, sys, threading, time
 from rlm_batch.flows.child_process import build_module_command

@@ -1,4 +1,4 @@
-"""What a person gets who installs rlm-batch: every room, a light import, rooms that import downwards only."""
+"""Tests of the installed package: all of its directories, a light import, and imports in one direction only."""
 
 import ast
 import json
@@ -24,12 +24,12 @@ from rlm_batch.sandbox.driver_bundle import MODULES
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-# An import stays on its floor or goes down.
+# Floor of each package directory. A module may import from its own floor or a lower one.
 FLOORS = {"cli": 4, "deployments": 4, "flows": 3, "tasks": 2, "blocks": 1, "sandbox": 0}
 
 
 def git_files() -> list[str]:
-    """The checkout's files that git tracks or would track; empty where there is no git checkout."""
+    """List the files that git tracks or would track; empty if this is no git checkout."""
     if not (ROOT / ".git").exists():
         return []
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -38,7 +38,7 @@ def git_files() -> list[str]:
 
 
 def module_files() -> dict[str, Path]:
-    """Every module of the package by its dotted name."""
+    """Map the dotted name of every module of the package to its file."""
     files = {"rlm_batch": ROOT / "__init__.py"}
     for room in FLOORS:
         for path in sorted((ROOT / room).rglob("*.py")):
@@ -48,7 +48,7 @@ def module_files() -> dict[str, Path]:
 
 
 def run_isolated(program: str, *arguments: str, cwd: Path) -> str:
-    """What a Python prints that sees neither the working directory nor the environment's paths."""
+    """Run a program with neither the working directory nor the environment's paths, and return what it prints."""
     environment = os.environ | {"PREFECT_HOME": str(cwd / "prefect"), "PREFECT_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(
         [sys.executable, "-I", "-c", textwrap.dedent(program), *arguments],
@@ -68,7 +68,7 @@ def run_isolated(program: str, *arguments: str, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built offline from a copy: in the checkout an old build/lib could hide a missing room."""
+    """Build the wheel offline from a copy, because an old build/lib in the checkout could hide a missing directory."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "LICENSE", "README.md", "py.typed", "__init__.py"):
         if (ROOT / name).exists():
@@ -149,7 +149,7 @@ def test_every_public_name_loads() -> None:
         assert getattr(rlm_batch, name).__name__ == name
     assert set(rlm_batch.__all__) <= set(dir(rlm_batch))
     with pytest.raises(AttributeError, match="no attribute 'nothing_like_it'"):
-        getattr(rlm_batch, "nothing_like_it")  # noqa: B009  # a type checker refuses the attribute, as it should
+        getattr(rlm_batch, "nothing_like_it")  # noqa: B009  # type checkers reject the attribute
 
 
 def test_editors_see_the_names_that_load() -> None:
@@ -173,7 +173,7 @@ def test_editors_see_the_names_that_load() -> None:
 
 
 def imports(module: str, is_package: bool, source: str) -> Iterator[tuple[str, bool]]:
-    """What a module imports, with names made absolute, and whether it was written as a relative import."""
+    """Yield each import of a module: its absolute name, and whether the import is relative."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, False) for alias in node.names)
@@ -188,7 +188,7 @@ def imports(module: str, is_package: bool, source: str) -> Iterator[tuple[str, b
                 yield from ((".".join((*base, alias.name)), True) for alias in node.names)
 
 
-# What is sent to sandboxes, and the names and frames that the host shares with it.
+# Modules that are sent to sandboxes, and modules that the host shares with them.
 IN_SANDBOX = ("rlm_batch.sandbox.driver.", "rlm_batch.sandbox.wire.")
 
 
@@ -245,7 +245,7 @@ def test_no_file_names_a_registry_or_a_place_on_one_machine() -> None:
     if not names:
         pytest.skip("not a git checkout: nothing says which files are the project's")
     hosts = r"pypi[.]org|pythonhosted[.]org|registry[.]npmjs|(deb|security)[.]debian[.]org"
-    # /home/daytona is a place in Daytona's own sandboxes.
+    # Daytona's own sandboxes have the folder /home/daytona.
     places = r"(?<![\w.])/(root|work|Users|home/(?!daytona\b)\w+)/"
     pattern = re.compile(rf"{hosts}|{places}|{re.escape(str(ROOT))}/")
     found = [

@@ -1,4 +1,4 @@
-"""The project's own files agree with each other: the workflow, the licence, and what Contributing names."""
+"""Tests that the project's files agree: the workflow, the licence, and the names in CONTRIBUTING.md."""
 
 import re
 import tomllib

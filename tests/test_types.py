@@ -1,4 +1,4 @@
-"""What a type checker tells whose program uses the package: nothing where it is right, and which line is wrong."""
+"""Tests of type checkers on programs that use the package: no error in a correct one, each wrong line in the other."""
 
 import json
 import os
@@ -165,7 +165,7 @@ again: Sequence[Result | Failure] = asyncio.run(patient("SUBMIT(x=1)", max_worke
 batch.serve("nightly", cron="0 3 * * *", parameters={"code": "SUBMIT(x=1)"})
 """
 
-# What follows `# wrong: ` is in what a checker says of that line.
+# The checker's message for a line contains the text after `# wrong: `.
 WRONG = """
 import asyncio
 
@@ -230,9 +230,10 @@ with LocalInterpreter() as interpreter:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `right.py` and `wrong.py`, beside an environment that the package is installed in."""
+    """Return a folder with `right.py` and `wrong.py`, next to an environment in which the package is installed."""
     folder = tmp_path_factory.mktemp("types")
-    # A checker does not run the finder of an editable install. The link is what a wheel would have put there.
+    # A type checker does not run the finder of an editable install. The link replaces it, at the place where a wheel
+    # would install the package.
     environment = folder / "environment"
     venv.create(environment)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -248,18 +249,21 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_checker(folder: Path, *command: str) -> str:
-    """What a checker prints that is run on both programs."""
+    """Run a type checker on both programs and return what it prints."""
     python = str(folder.parent / "environment" / "bin" / "python")
     words = [sys.executable, "-m", *command, python, "right.py", "wrong.py"]
-    # It has no other settings than those of its command.
+    # The checker gets its settings from the command line only.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MYPY", "PYTHONPATH"))}
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=590, check=False)
-    assert done.returncode == 1, done.stdout + done.stderr  # there are errors, and the checker itself had none
+    assert done.returncode == 1, done.stdout + done.stderr  # the checker found errors and did not crash
     return done.stdout
 
 
 def check_findings(findings: list[tuple[str, int, str]]) -> None:
-    """Fails unless the wrong lines are told, each with what is wrong, and no others. A finding has its line from 1."""
+    """Fail unless the findings are exactly the wrong lines of `wrong.py`, each with its expected text.
+
+    A finding is a file name, a line number from 1 and a message.
+    """
     assert [finding for finding in findings if finding[0] != "wrong.py"] == []
     told: dict[int, str] = {}
     for _, line, message in findings:

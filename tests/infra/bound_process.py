@@ -1,7 +1,7 @@
-"""Programs that are not ours as processes that end with whoever started them, were it by SIGKILL.
+"""Foreign programs that end with the process that started them, even if SIGKILL ended it.
 
-This file is also what runs between the two: `bound_process.py PARENT SIGNAL USER GROUP COMMAND...`. It starts the
-command, hands signals on to it, and ends as it does; nothing of its process group is left then.
+This file is also the intermediate process: `bound_process.py PARENT SIGNAL USER GROUP COMMAND...`. It starts the
+command, forwards signals to it, and exits with its status. Then it ends all processes of its group.
 """
 
 import os
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-POLL_INTERVAL = 0.2  # seconds between two looks at who the parent is
-GRACE = 0.5  # seconds from the signal to SIGKILL, once the parent is gone
+POLL_INTERVAL = 0.2  # seconds between checks of the parent
+GRACE = 0.5  # seconds from the signal to SIGKILL after the parent's end
 
 
 def start_bound_process(
@@ -27,10 +27,17 @@ def start_bound_process(
     group: int | None = None,
     **options: Any,
 ) -> subprocess.Popen[Any]:
-    """Starts the command in a session of its own; it is gone within a second of this process.
+    """Start the command in a new session; it ends within a second of this process.
 
-    It is told by `end_signal` first. `options` are Popen's, which gives the process in between: a signal to that
-    reaches the command, and SIGKILL to its group ends both.
+    Args:
+        command: The program and its arguments.
+        end_signal: The signal that the command gets first when this process ends. SIGKILL follows.
+        user: The user id of the command; by default this process's own.
+        group: The group id of the command; by default this process's own.
+        options: Arguments of `subprocess.Popen`.
+
+    Returns:
+        The intermediate process. It forwards signals to the command, and SIGKILL to its group ends both.
     """
     ids = [os.getuid() if user is None else user, os.getgid() if group is None else group]
     between = [sys.executable, "-I", "-S", __file__, *map(str, (os.getpid(), int(end_signal), *ids))]
@@ -38,7 +45,7 @@ def start_bound_process(
 
 
 def main() -> int:
-    """Runs the command to its end, or the parent's."""
+    """Run the command until it or the parent ends, and return its exit status."""
     parent, end_signal, user, group = map(int, sys.argv[1:5])
     is_other = user != os.getuid()
     child = subprocess.Popen(
@@ -61,7 +68,7 @@ def main() -> int:
     status = child.wait()
     for number in HANDED_ON:
         signal.signal(number, signal.SIG_IGN)
-    os.killpg(0, signal.SIGTERM)  # what the command has left in its group
+    os.killpg(0, signal.SIGTERM)  # remaining processes of the group
     return 128 - status if status < 0 else status
 
 

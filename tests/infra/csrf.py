@@ -1,4 +1,4 @@
-"""The headers that a server of ours wants of whoever changes something, or asks with a POST."""
+"""Headers that a Prefect server of ours requires for a request that changes something, or for a POST."""
 
 from functools import cache
 from uuid import uuid4
@@ -8,9 +8,10 @@ import httpx
 
 @cache
 def get_csrf_headers(api_url: str, auth: tuple[str, str] | None = None) -> dict[str, str]:
-    """A token's headers for plain requests to that server; Prefect's clients have their own. It holds for an hour.
+    """Return the headers of a token for plain HTTP requests to that server; the token is valid for an hour.
 
-    Each address has a client of its own: a second token of the same one would make the first invalid.
+    Prefect's clients get their own tokens. Each address gets its own client id, because a second token for the same id
+    would invalidate the first.
     """
     client = str(uuid4())
     answer = httpx.get(f"{api_url}/csrf-token", params={"client": client}, auth=auth, timeout=60).raise_for_status()

@@ -22,7 +22,7 @@ class Deployed:
 
     @classmethod
     async def made(cls, pool: str | None = None, **parameters: Any) -> "Deployed":
-        """A run with these parameters, not yet begun; for workers of that pool, if any."""
+        """Create a scheduled run with these parameters, for workers of the pool if one is named."""
         async with get_client() as client:
             deployment = await client.create_deployment(
                 await client.create_flow_from_name("batch"),
@@ -33,7 +33,7 @@ class Deployed:
             return cls(await client.create_flow_run_from_deployment(deployment, parameters=parameters))
 
     async def execute(self) -> State[Any]:
-        """Executes it; its final state."""
+        """Execute the run and return its final state."""
         return await run_flow_async(
             batch,  # type: ignore[arg-type]
             self.run,
@@ -42,7 +42,7 @@ class Deployed:
         )  # type: ignore[return-value]
 
     async def retry(self) -> SetStateStatus:
-        """What the button in the UI does; whether the server accepted it."""
+        """Retry the run as the button in the UI does, and return the server's answer."""
         async with get_client() as client:
             state = State(type=StateType.SCHEDULED, name="AwaitingRetry", message="Retry from the UI")
             answer = await client.set_flow_run_state(self.run.id, state, force=False)
@@ -50,7 +50,7 @@ class Deployed:
             return answer.status
 
     async def ended(self) -> State[Any]:
-        """Its final state, once a worker has executed it."""
+        """Wait until a worker has executed the run, and return its final state."""
         async with get_client() as client:
             for _ in range(1200):
                 self.run = await client.read_flow_run(self.run.id)
@@ -60,13 +60,13 @@ class Deployed:
         raise AssertionError(f"it did not end: {self.run.state}")
 
     async def read_deployment_name(self) -> str:
-        """The name of its deployment."""
+        """Return the name of the run's deployment."""
         assert self.run.deployment_id is not None
         async with get_client() as client:
             return (await client.read_deployment(self.run.deployment_id)).name
 
     async def list_artifacts(self, kind: str) -> list[tuple[str | None, str | None]]:
-        """Its artifacts of that type, the first first: keys and descriptions."""
+        """List keys and descriptions of the run's artifacts of that type, oldest first."""
         async with get_client() as client:
             wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[self.run.id]))
             found = await client.read_artifacts(artifact_filter=wanted)

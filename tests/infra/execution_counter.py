@@ -1,4 +1,4 @@
-"""A server that counts executions: their code tells it their names."""
+"""A server that counts executions by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-# For the code: `count_execution(name)` is how often that name has been counted, this time included.
+# `count_execution(name)`, for the executed code: counts an execution and returns its number, starting at 1.
 COUNT_EXECUTION = """
 import urllib.request
 
@@ -18,9 +18,9 @@ def count_execution(name):
 
 
 class ExecutionCounter:
-    """Counts the executions of each name, a GET of /NAME each, and answers with their number. A context manager.
+    """A context manager for a server that counts each GET of /NAME and answers with the count of that name.
 
-    While `may_go_on` is cleared, those that have been counted wait for it, 95 s at most.
+    While `may_go_on` is cleared, counted requests wait for it, up to 95 s.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class ExecutionCounter:
                 with lock:
                     counter.counts[name] += 1
                     body = str(counter.counts[name]).encode()
-                counter.may_go_on.wait(95)  # less than their code waits for an answer
+                counter.may_go_on.wait(95)  # seconds, less than the client's time-out
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

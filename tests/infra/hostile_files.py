@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-# As code in a sandbox it submits; imported by a process of the host it leaves its name, and ends that process.
+# In a sandbox this code submits. If a host process imports it, it records its name and ends that process.
 MODULE = """
 try:
     SUBMIT(x=1)
@@ -14,7 +14,7 @@ except NameError:
         file.write(__name__ + "\\n")
     raise SystemExit("a module of the working directory was imported: " + __name__)
 """
-# They make a directory a bare repository, whose configuration names a program in the place of any address.
+# With these settings the directory is a bare repository, and git runs a program instead of opening any address.
 REPOSITORY = """
 [core]
     bare = true
@@ -29,11 +29,11 @@ PROGRAMS = ("bwrap", "chmod", "chown", "cp", "git", "python3", "rm", "sh")
 def fill_with_hostile_files(folder: Path) -> Path:
     """Write files into the folder that Python, Prefect, git and a shell would run there.
 
-    They are modules named as those of the standard library and of every installed distribution, Prefect's settings, a
+    They are modules named like those of the standard library and of every installed distribution, Prefect's settings, a
     bare repository, and programs.
 
     Returns:
-        The file that has the names of those that ran on the host. It exists only where there was one.
+        The file in which each file that ran on the host records its name. It is missing if none ran.
     """
     mark = folder.with_name(f"{folder.name}-ran")
     names = {*sys.stdlib_module_names, *importlib.metadata.packages_distributions(), "sitecustomize", "usercustomize"}

@@ -1,6 +1,6 @@
-"""The levels of isolation that this machine has, found out without the project's code.
+"""Detection of this machine's isolation levels without the project's code.
 
-What the project refuses although the machine has it is a failure, and no reason to skip the tests that would show it.
+If the project rejects a level that the machine supports, its tests must fail and not be skipped.
 """
 
 import ctypes
@@ -17,12 +17,12 @@ LANDLOCK_CREATE_RULESET_VERSION = 1
 
 
 def find_strongest_level() -> str:
-    """The level that a user gets who names none; empty where there is neither."""
+    """Return the isolation level that a user gets by default; empty if the machine supports none."""
     return next((level for level in ("bubblewrap", "landlock") if not find_missing_support(level)), "")
 
 
 def find_missing_support(level: str, uid: int | None = None) -> str:
-    """What this machine lacks for the level, in words; empty where it has all. `uid` is the user, by default ours."""
+    """Return what this machine lacks for the level, in words; empty if nothing. `uid` defaults to the current user."""
     if level == "none":
         return ""
     if level == "auto":
@@ -37,7 +37,7 @@ def find_missing_support(level: str, uid: int | None = None) -> str:
 
 @cache
 def landlock() -> int:
-    """The version of the kernel's Landlock, as the kernel says it; below 1 there is none."""
+    """Return the kernel's Landlock version; a value below 1 means that Landlock is missing."""
     libc = ctypes.CDLL(None, use_errno=True)
     return int(libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_CREATE_RULESET_VERSION))
 

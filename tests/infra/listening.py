@@ -9,7 +9,7 @@ from rlm_batch.flows.run_state import RunState
 
 
 async def run_with_listener(flow: Any, listener: FlowListener, *args: Any, **parameters: Any) -> Any:
-    """Return what the flow returns; the listener receives the run's events."""
+    """Run the flow and return its result; the listener receives the run's events."""
     values = dict(inspect.signature(flow.fn).bind(*args, **parameters).arguments)
     state = RunState(listener=listener)
     if flow.model is None:

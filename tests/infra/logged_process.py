@@ -1,4 +1,4 @@
-"""Processes that serve while a test runs: a port for them, and what they said, where it fails."""
+"""Server processes for the duration of a test: a free port, and their log if the test fails."""
 
 import secrets
 import socket
@@ -8,19 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-END_SECONDS = 60.0  # for one that was asked to end: a worker sees to its flow runs
-# Below those that the kernel gives away by itself (net.ipv4.ip_local_port_range, from 32768 on): one of those may be
-# anybody's by the time that the process listens.
+END_SECONDS = 60.0  # seconds for a process to end after SIGTERM: a worker ends its flow runs first
+# These ports are below those that the kernel assigns by itself (net.ipv4.ip_local_port_range, from 32768). Another
+# process could have such a port before ours listens.
 PORTS = range(20000, 32000)
 
 
 def choose_port() -> int:
-    """A port of loopback that is free, and that only who asks for it by number gets.
+    """Return a free loopback port that the kernel does not assign by itself.
 
     Raises RuntimeError if none is found.
     """
     for _ in range(100):
-        port = secrets.choice(PORTS)  # the tests of other processes may have seeded `random` alike
+        port = secrets.choice(PORTS)  # not `random`, which other test processes may have seeded with the same value
         with socket.socket() as listener:
             try:
                 listener.bind(("127.0.0.1", port))
@@ -32,7 +32,7 @@ def choose_port() -> int:
 
 @contextmanager
 def run_logged_process(command: Sequence[str], log: Path, **options: Any) -> Iterator[subprocess.Popen[Any]]:
-    """The process, which is asked to end and then ended. `options` are Popen's; the end of its log is printed."""
+    """Yield the process, and terminate it afterwards. `options` are Popen's; the end of its log is printed."""
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, **options)
     try:
@@ -44,4 +44,4 @@ def run_logged_process(command: Sequence[str], log: Path, **options: Any) -> Ite
         finally:
             process.kill()
             process.wait()
-            print(log.read_text()[-5000:])  # pytest shows it where the test fails
+            print(log.read_text()[-5000:])  # pytest shows it if the test fails

@@ -1,15 +1,15 @@
-"""A command that runs as if on a machine of its own: Linux namespaces, a relay into them, and an end for all of it.
+"""A command that runs as if on a separate machine, in Linux namespaces with a relay; it can be killed as a whole.
 
-    python tests/machine.py < REQUEST      a line of JSON, the fields of `Request`
+    python tests/infra/machine.py < REQUEST      a line of JSON, the fields of `Request`
 
-It answers with a line: `pid`, the id of the process that everything hangs on, and `refused`, why there are no
-namespaces, null where there are. Then `kill` on standard input, or the end of the input, kills everything with SIGKILL.
-When nothing is left it ends with the command's status.
+The program answers with a line of JSON. `pid` is the id of the root process, which all other processes of the command
+depend on. `refused` is the reason why there are no namespaces, or null. Then a `kill` on standard input, or the end of
+the input, kills everything with SIGKILL. The program ends after all of these processes, with the command's status.
 
-The command finds itself in user, process, mount, network, IPC and host name namespaces. It reaches nothing but
-loopback, and there nothing but the ports that were asked for, under the numbers that they have outside: the listening
-socket is made inside and handed out to this process, which carries the bytes between it and the port outside. Where the
-kernel gives no namespaces the command shares this machine, and everything that it starts is found by its parents.
+The command runs in user, process, mount, network, IPC and host name namespaces. It reaches only the requested loopback
+ports, under the same numbers as outside. The root process creates a listening socket for each port and sends it to this
+process, which copies the bytes between that socket and the port outside. If the kernel provides no namespaces, the
+command shares this machine, and its processes are found by their parents.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ NEW_NAMESPACES = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLO
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 2, 4, 8, 0x4000, 1 << 18
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-MAX_UNSENT_BYTES = 1 << 20  # bytes that one side may be behind before the other is not read from
+MAX_UNSENT_BYTES = 1 << 20  # unsent bytes of one side, above which reading from the other side pauses
 
 
 @dataclass
 class Request:
-    """What to run: `ports` are those of loopback outside that the command is to reach."""
+    """A command to run; `ports` are the loopback ports outside that it may reach."""
 
     command: list[str]
     environment: dict[str, str]
     cwd: str
     log: str
     ports: list[int] = field(default_factory=list)
-    name: str = "machine"  # of its host
+    name: str = "machine"  # host name of the machine
     apart: bool = True
 
 
@@ -55,7 +55,7 @@ class Request:
 
 
 def call_libc(name: str, *arguments: Any) -> None:
-    """A function of the C library. Raises OSError, whose message has its name."""
+    """Call a function of the C library. Raises OSError, whose message contains the function's name."""
     library = ctypes.CDLL(None, use_errno=True)
     if getattr(library, name)(*arguments) != 0:
         number = ctypes.get_errno()
@@ -63,7 +63,7 @@ def call_libc(name: str, *arguments: Any) -> None:
 
 
 def enter_namespaces(link: socket.socket) -> None:
-    """Leaves this machine, but for its files; the child that is forked next is process 1."""
+    """Leave this machine's namespaces but keep its files; the child that is forked next is process 1."""
     call_libc("unshare", NEW_NAMESPACES)
     link.send(b"map")
     if link.recv(16) != b"mapped":
@@ -71,7 +71,7 @@ def enter_namespaces(link: socket.socket) -> None:
 
 
 def set_up_namespaces(request: Request) -> list[socket.socket]:
-    """What process 1 does first: its own /proc, loopback, a name, and the sockets that others will serve."""
+    """Set up /proc, loopback and the host name as process 1, and return the listening sockets of the ports."""
     call_libc("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
     call_libc("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
     socket.sethostname(request.name)
@@ -89,7 +89,7 @@ def set_up_namespaces(request: Request) -> list[socket.socket]:
 
 
 def run_command(request: Request) -> int:
-    """What everything hangs on: runs the command, takes in orphans, and returns the command's status."""
+    """Run the command as the root process, which adopts orphans, and return the command's status."""
     child = 0
     call_libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: child and os.kill(child, signal.SIGTERM))
@@ -111,7 +111,7 @@ def run_command(request: Request) -> int:
 
 
 def run_inside(request: Request, link: socket.socket) -> None:
-    """The process between: it enters the namespaces, forks what is process 1 in them, and ends as that does."""
+    """Enter the namespaces as the intermediate process, fork process 1, and exit as it does."""
     end_with_parent(signal.SIGKILL if request.apart else signal.SIGHUP)
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
@@ -125,7 +125,7 @@ def run_inside(request: Request, link: socket.socket) -> None:
         if child:
             link.close()
             exit_as(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        # As this machine counts, whose /proc is still there.
+        # This is the id on this machine, because /proc is still the outer one.
         pid = int(os.readlink("/proc/self"))
         if request.apart:
             end_with_parent(signal.SIGKILL)
@@ -147,12 +147,12 @@ def run_inside(request: Request, link: socket.socket) -> None:
 
 
 def exit_as(status: int) -> None:
-    """Ends this process, as one that was ended by a signal does where the status is negative."""
+    """Exit with this status; a negative one, for a signal, becomes 128 plus the signal's number."""
     os._exit(128 - status if status < 0 else status)
 
 
 def end_with_parent(number: int) -> None:
-    """This process is told by that signal when its parent ends."""
+    """Ask the kernel to send this process that signal when its parent ends."""
     call_libc("prctl", PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
@@ -160,30 +160,30 @@ def end_with_parent(number: int) -> None:
 
 
 def list_descendants(pid: int) -> list[int]:
-    """The ids of all processes below that one, parents first."""
+    """List the ids of all descendants of a process, parents first."""
     found = [pid]
     for parent in found:
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # the process ended meanwhile
             for thread in os.listdir(f"/proc/{parent}/task"):
-                with contextlib.suppress(OSError):  # so did the thread
+                with contextlib.suppress(OSError):  # the thread ended meanwhile
                     found += map(int, Path(f"/proc/{parent}/task/{thread}/children").read_text().split())
     return found[1:]
 
 
 def read_parent(pid: int) -> int:
-    """The id of its parent."""
+    """Return the id of a process's parent."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it has not ended."""
+    """Check that a process exists and is neither a zombie nor dead."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
 
 
 def kill_descendants(pid: int) -> None:
-    """Kills everything below, for as long as there is something: what has just been started is found next time."""
+    """Kill all descendants of a process; repeat until none is alive, since new ones may start meanwhile."""
     while left := [child for child in list_descendants(pid) if is_alive(child)]:
         for child in left:
             with contextlib.suppress(ProcessLookupError):
@@ -191,7 +191,7 @@ def kill_descendants(pid: int) -> None:
 
 
 def map_ids(pid: int) -> None:
-    """Every id is itself inside, as far as this user may say so: all of them for root, its own for anybody else."""
+    """Map every id to itself in the namespace: all ids for root, only the user's own ids otherwise."""
     place = Path(f"/proc/{pid}")
     if os.geteuid() == 0:
         uids, gids = Path("/proc/self/uid_map").read_text(), Path("/proc/self/gid_map").read_text()
@@ -207,7 +207,7 @@ def map_ids(pid: int) -> None:
 
 @dataclass
 class RunningCommand:
-    """A command that runs: `pid` is what everything hangs on, `between` the child of ours."""
+    """A running command; `pid` is the root process and `between` is the intermediate process, our child."""
 
     pid: int
     between: int
@@ -216,7 +216,7 @@ class RunningCommand:
 
 
 def start_command(request: Request) -> RunningCommand:
-    """Forks what runs the command. Raises OSError where there are no namespaces."""
+    """Fork the process that runs the command. Raises OSError if there are no namespaces."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     between = os.fork()
     if not between:
@@ -240,7 +240,7 @@ def start_command(request: Request) -> RunningCommand:
 
 
 class RelayEnd(asyncio.Protocol):
-    """One end of a connection that is carried on; `other` is where its bytes go."""
+    """One end of a relayed connection; its bytes go to `other`."""
 
     other: RelayEnd | None = None
     transport: asyncio.Transport
@@ -274,13 +274,11 @@ class RelayEnd(asyncio.Protocol):
 
 
 class InnerRelayEnd(RelayEnd):
-    """The end inside: it is read from once the port outside has taken the connection."""
+    """The inner end of a relayed connection: it reads only after the port outside has accepted."""
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._early = (
-            b""  # what comes all the same: some releases of Python 3.11 read although they were told not to yet
-        )
+        self._early = b""  # early data: some 3.11 releases read although reading was paused
         self._ended_early = False
 
     def data_received(self, data: bytes) -> None:
@@ -304,7 +302,7 @@ class InnerRelayEnd(RelayEnd):
         try:
             _, other = await asyncio.get_running_loop().create_connection(RelayEnd, "127.0.0.1", self._port)
         except OSError:
-            self.transport.abort()  # nobody listens there: inside it looks as if somebody did, and hung up
+            self.transport.abort()  # nothing listens outside, so inside the connection opens and closes
             return
         other.other, self.other = self, other
         if self._early:
@@ -318,7 +316,7 @@ class InnerRelayEnd(RelayEnd):
 
 
 async def serve(started: RunningCommand) -> int:
-    """Relays, and does what it is told, until everything has ended; the command's status."""
+    """Relay connections and obey the input until everything has ended; return the command's status."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
     servers = [
@@ -345,15 +343,15 @@ async def serve(started: RunningCommand) -> int:
 
 
 def list_attempts(request: Request) -> Iterator[Request]:
-    """With namespaces, if they are wanted, and without."""
+    """Yield the request with namespaces, if wanted, and then without."""
     if request.apart:
         yield request
     yield Request(**{**vars(request), "apart": False})
 
 
 def main() -> None:
-    """Reads the request, and serves."""
-    with open(0, "rb", buffering=0, closefd=False) as asked:  # what comes after the line is read elsewhere
+    """Read the request and serve it."""
+    with open(0, "rb", buffering=0, closefd=False) as asked:  # unbuffered: others read the rest
         request = Request(**json.loads(asked.readline()))
     refused, started = None, None
     for attempt in list_attempts(request):

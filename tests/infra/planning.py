@@ -1,4 +1,4 @@
-"""What flows would execute, without executing it."""
+"""Functions that plan a flow's executions without running them."""
 
 from typing import Any
 

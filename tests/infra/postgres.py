@@ -1,4 +1,4 @@
-"""A private Postgres on loopback, from the programs that the machine has, for Prefect servers of the tests."""
+"""A private Postgres on loopback for the tests' Prefect servers, from the programs of this machine."""
 
 import os
 import pwd
@@ -13,13 +13,13 @@ from typing import Self
 from .bound_process import start_bound_process
 from .logged_process import choose_port
 
-END_SIGNAL = signal.SIGQUIT  # an immediate end, whoever is connected; its shared memory goes with it
+END_SIGNAL = signal.SIGQUIT  # immediate shutdown despite open connections; it frees the shared memory
 
 
 def find_programs() -> Path | None:
-    """The directory of `initdb` and `postgres`, None where there is none.
+    """Return the directory of `initdb` and `postgres`, or None.
 
-    Debian has them beside PATH. Where RLM_BATCH_TESTS_PATH_ONLY is set, as .ci/hide-programs sets it, only PATH counts.
+    Debian installs them outside PATH. If RLM_BATCH_TESTS_PATH_ONLY is set, as .ci/hide-programs does, only PATH counts.
     """
     found = [Path(path).resolve() for path in [shutil.which("initdb")] if path]
     if not os.environ.get("RLM_BATCH_TESTS_PATH_ONLY"):
@@ -28,9 +28,9 @@ def find_programs() -> Path | None:
 
 
 class Postgres:
-    """A context manager; `url` is what `PREFECT_API_DATABASE_CONNECTION_URL` is set to.
+    """A context manager for a Postgres server; `url` is a value for `PREFECT_API_DATABASE_CONNECTION_URL`.
 
-    It will not run as root: then it runs as `nobody`. Raises RuntimeError where there is no Postgres.
+    Postgres does not run as root, so root's tests run it as `nobody`. Raises RuntimeError if Postgres is missing.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Postgres:
 
     @property
     def pid(self) -> int:
-        """The id of its process, while it runs; the server's every connection is a process below it."""
+        """Return the id of the running server; each connection has its own child process of it."""
         return int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
 
     def __enter__(self) -> Self:
@@ -90,7 +90,7 @@ class Postgres:
             time.sleep(0.05)
 
     def _is_ready(self) -> bool:
-        """Whether it takes connections, as it notes in the last line of its file."""
+        """Return whether the server accepts connections; the last line of its pid file says so."""
         try:
             return (self._folder / "data" / "postmaster.pid").read_text().split()[-1] == "ready"
         except (OSError, IndexError):

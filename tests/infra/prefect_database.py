@@ -1,4 +1,4 @@
-"""A database of Prefect's that is made once for each version of it: making one takes 12 s of a processor."""
+"""An empty Prefect database, made once per Prefect version because making one takes 12 s of CPU time."""
 
 import fcntl
 import os
@@ -12,12 +12,12 @@ BUILD = Path(__file__).parents[2] / "build"
 
 
 def make_prefect_home(home: Path) -> Path:
-    """The folder, with an empty database of Prefect's in it, as the PREFECT_HOME of a server that is to start."""
+    """Create the folder with an empty Prefect database, as the PREFECT_HOME of a new server, and return it."""
     home.mkdir(parents=True, exist_ok=True)
     template = BUILD / f"prefect-{version('prefect')}"
     template.mkdir(parents=True, exist_ok=True)
     with (template / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the processes of one run of tests come here at the same time
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may arrive here at the same time
         if not (template / "done").exists():
             subprocess.run(
                 [Path(sys.executable).with_name("prefect"), "server", "database", "upgrade", "--yes"],

@@ -1,4 +1,4 @@
-"""A private Redis on loopback, from the program that the machine has, for Prefect servers of the tests."""
+"""A private Redis on loopback for the tests' Prefect servers, from the program of this machine."""
 
 import shutil
 import socket
@@ -13,9 +13,9 @@ from .logged_process import choose_port
 
 
 class RedisServer:
-    """A context manager; `port` is where it listens.
+    """A context manager for a Redis server; `port` is where it listens.
 
-    It keeps what it has in a file of its own folder, as the one in compose.yaml does.
+    The server keeps its data in a file of its own folder, like the one in compose.yaml.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class RedisServer:
         return self
 
     def start(self) -> None:
-        """Starts it, also after `end`, with what it had."""
+        """Start the server, also again after `end`, with the data that it had."""
         where = ("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self._folder))
         with (self._folder / "log").open("ab") as log:
             self._process = start_bound_process(
@@ -40,7 +40,7 @@ class RedisServer:
             time.sleep(0.05)
 
     def end(self) -> None:
-        """Ends it; what it has stays in its folder."""
+        """Terminate the server; its data stays in its folder."""
         self._process.terminate()
         self._process.wait(30)
 

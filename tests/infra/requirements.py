@@ -1,7 +1,7 @@
-"""What tests need and a machine may not have: the tests that lack one are left out, and told by one skip for each.
+"""Requirements of tests that a machine may lack. Tests without theirs are left out, and one skip reports each lack.
 
-A test names what it needs by `@pytest.mark.requires("bubblewrap")`, on itself or on one of its parameters, or by a
-fixture that is in `FIXTURES`.
+A test names its requirements by `@pytest.mark.requires("bubblewrap")`, on itself or on one of its parameters, or by a
+fixture in `FIXTURES`.
 """
 
 import functools
@@ -21,11 +21,11 @@ from .isolation_levels import find_missing_support
 from .podman.store import find_missing_podman
 from .postgres import find_programs
 
-# Whom a host is run as that is an ordinary user although the tests run as root: a user whom no system hands out, and
-# another one for each worker, for a user's limits, priorities and signals reach all of that user's processes.
+# If the tests run as root, a host that needs an ordinary user runs with this id, which no system assigns. Each worker
+# has its own id, because limits, priorities and signals affect all processes of a user.
 ORDINARY_UID = 54321 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-# Fixtures, and what every test that asks for one needs.
+# Fixtures and the requirement of every test that uses one.
 FIXTURES = {
     "ui": "chromium",
     "modal_sandbox": "namespaces",
@@ -33,8 +33,8 @@ FIXTURES = {
     "small_volume": "root",
     "small_disk": "root",
 }
-# What apt or pip installs and a fresh machine lacks. The tests that need one of these are marked `programs`, and those
-# of a service are few and have no short form: they are marked `services` too.
+# Programs that apt or pip installs and a fresh machine lacks. Tests that need one are marked `programs`. Tests of a
+# service are few and have no short form, so they are marked `services` too.
 SERVICES = {"chromium", "postgres", "redis", "haproxy", "ray"}
 PROGRAMS = {"bubblewrap", "bubblewrap for users", "podman", *SERVICES}
 
@@ -48,7 +48,7 @@ def _find_missing_controller(name: str) -> str:
 
 
 def _find_missing_pip() -> str:
-    """The stand-in's sandboxes have the Python below ours."""
+    """Check for the pip of the base Python, which the stand-in's sandboxes use."""
     own = Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
     library = own.parents[1] / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     return "" if (library / "pip").is_dir() else f"{own} has no pip of its own, which Daytona's sandboxes have"
@@ -58,7 +58,7 @@ def _find_missing_user_level(level: str) -> str:
     return find_missing_support(level, os.getuid() or ORDINARY_UID)
 
 
-# What can be needed, and what says in words what this machine lacks for it: empty where it has it.
+# Requirements and functions that return what this machine lacks for them, in words; empty if nothing.
 REQUIREMENTS: dict[str, Callable[[], str]] = {
     "linux": lambda: "" if sys.platform == "linux" else "machines of their own are Linux's",
     "root": lambda: "" if os.getuid() == 0 else "the tests run as an ordinary user, and these need root",
@@ -93,7 +93,7 @@ REQUIREMENTS: dict[str, Callable[[], str]] = {
 
 
 def mark_level(level: str) -> tuple[pytest.MarkDecorator, ...]:
-    """The marks of a parameter that is a level of isolation."""
+    """Return the marks of a test parameter that is an isolation level."""
     return () if level == "none" else (pytest.mark.requires(level),)
 
 
@@ -107,13 +107,13 @@ def mark_programs(item: pytest.Item) -> None:
 
 
 def list_requirements(item: pytest.Item) -> list[str]:
-    """What that test needs, by its marks and its fixtures."""
+    """List the requirements of a test, by its marks and its fixtures."""
     names = [name for mark in item.iter_markers("requires") for name in mark.args]
     return names + [need for fixture, need in FIXTURES.items() if fixture in getattr(item, "fixturenames", ())]
 
 
 def leave_out_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Takes from `items` the tests that lack something, but one for each thing, which is skipped and says so."""
+    """Remove tests with a missing requirement from `items`, except one per requirement, whose skip reports it."""
     find_missing = functools.cache(lambda name: REQUIREMENTS[name]())
     left_out: dict[str, list[pytest.Item]] = {}
     for item in items:

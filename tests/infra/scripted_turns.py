@@ -1,4 +1,4 @@
-"""What a recursive language model would write: turns in the form that DSPy reads."""
+"""Scripted turns of a recursive language model, in the form that DSPy reads."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from textwrap import dedent
 
 from ..standins.openai_chat import Reply, Request, Script
 
-MARK = "[[ ## code ## ]]"  # stands in each request for a turn, and in no flat query
+MARK = "[[ ## code ## ]]"  # in each request for a turn, and in no flat query
 
 
 def format_turn(code: str) -> str:
-    """An answer whose code is run."""
+    """Return an answer whose code DSPy runs."""
     return (
         f"[[ ## reasoning ## ]]\nLet me see.\n\n{MARK}\n```python\n{dedent(code).strip()}\n```\n\n[[ ## completed ## ]]"
     )
 
 
 def make_script(*turns: tuple[str, str | Reply]) -> Script:
-    """A script for recursive models: the first pair whose text is in the request gives the code of the turn.
+    """Return a script for recursive models: the first pair whose text the request contains provides the turn's code.
 
     Flat queries are left to the server's rules.
     """

@@ -1,4 +1,4 @@
-"""The server side of compose.yaml as processes on loopback: its commands and its settings, with other addresses."""
+"""The services of compose.yaml as processes on loopback, with its commands and settings but other addresses."""
 
 import os
 import re
@@ -26,11 +26,10 @@ START_SECONDS = 120.0
 
 
 class Servers:
-    """A context manager: Postgres, Redis, `count` API servers, the background services apart, and the balancer.
+    """A context manager for Postgres, Redis, `count` API servers, the background services, and the balancer.
 
-    `urls` are those of the API servers, one by one; `url` is the balancer's, or None where there is no haproxy here.
-    `auth` is what the API asks its clients for; `settings` are added to
-    those of the file.
+    `urls` has the address of each API server. `url` is the balancer's address, or None without haproxy. `auth` is the
+    API's required credentials. `settings` are added to those of the file.
     """
 
     def __init__(
@@ -76,31 +75,31 @@ class Servers:
         self._stack.close()
 
     def log(self, name: str) -> str:
-        """What that process has written."""
+        """Return the log of that process."""
         return (self._home / f"{name}.log").read_text(errors="replace")
 
     def kill(self, name: str) -> None:
-        """Ends a process at once, as a machine that fails does."""
+        """Kill a process with SIGKILL, as if its machine failed."""
         os.killpg(self.processes[name].pid, signal.SIGKILL)
         self.processes[name].wait()
 
     def start(self, name: str) -> None:
-        """Starts one of the API servers, or the services, that was killed."""
+        """Restart a killed API server, or the background services."""
         number = int(name.removeprefix("server-")) if name.startswith("server-") else None
         self._run(name, "services" if number is None else "server", None if number is None else self._ports[number])
         if number is not None:
             self._wait(self.urls[number], name)
 
     def _run(self, name: str, service: str, port: int | None = None) -> subprocess.Popen[bytes]:
-        """Starts a process with the command and the environment of that service."""
+        """Start a process with the command and environment of that service."""
         there = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         redis = f"redis://127.0.0.1:{self.redis.port}/0"
         given = {
             setting: re.sub(r"\$\{\w+:-(.*)\}", r"\1", value).replace("redis://redis:6379/0", redis)
             for setting, value in SERVICES[service]["environment"].items()
-            if value is not None and ":?" not in value  # what a person has to give
+            if value is not None and ":?" not in value  # settings that a user must provide
         }
-        # A container has a home of its own.
+        # Each container has its own home.
         given["PREFECT_HOME"] = str(self._home / name)
         given["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = self.postgres.url
         given |= self._settings
@@ -111,7 +110,7 @@ class Servers:
         return self._spawn(name, [sys.executable, "-m", program, *arguments], {**there, **given})
 
     def _balance(self) -> None:
-        """Starts the balancer with its own file, but for the addresses, which an engine's names stand for there."""
+        """Start the balancer with its own file, but with loopback addresses instead of the container engine's names."""
         lines = (DEPLOYMENTS / "haproxy.cfg").read_text()
         lines, binds = re.subn(r"bind :4200", f"bind 127.0.0.1:{self._front}", lines)
         servers = "\n".join(f"    server server-{port} 127.0.0.1:{port}" for port in self._ports)
@@ -129,9 +128,9 @@ class Servers:
         return process
 
     def _wait(self, url: str, name: str) -> None:
-        """Returns when it answers. A server that ends is started again, as an engine does with `restart`, twice.
+        """Wait until the server answers; restart an ended API server up to twice, like an engine with `restart`.
 
-        On a new database those that start at the same time make the same block types, and one of them gives up.
+        API servers that start at the same time on a new database create the same block types, and one of them may fail.
         """
         starts, until = 1, time.monotonic() + START_SECONDS
         while time.monotonic() < until:

@@ -1,6 +1,6 @@
-"""Waiting for events: the only place in which tests on the host poll.
+"""Functions that wait for events; tests on the host poll nowhere else.
 
-A limit here guards against a hang and says nothing about speed: only a test that fails anyway reaches it.
+A limit here guards against a hang and does not check speed: only a test that fails anyway reaches it.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sized
 from typing import TypeVar
 
-HANG_SECONDS = 150.0  # below the time-out of pytest, so that a wait ends with its own message
+HANG_SECONDS = 150.0  # seconds, below pytest's time-out, so that a wait fails with its own message
 POLL_SECONDS = 0.02
 
 T = TypeVar("T")
@@ -20,9 +20,9 @@ def wait_until(condition: Callable[[], T], description: str = "", *, timeout: fl
     """Wait until the condition returns something true, and return that.
 
     Args:
-        condition: Called again and again; an exception of it ends the wait.
-        description: What is waited for, for the message of a failure.
-        timeout: Seconds after which the wait has hung; at least 30.
+        condition: Called repeatedly; an exception from it ends the wait.
+        description: What the wait is for, shown if it fails.
+        timeout: Seconds after which the wait counts as hung; at least 30.
 
     Raises:
         TimeoutError: The condition was still false after `timeout` seconds.
@@ -38,12 +38,12 @@ def wait_until(condition: Callable[[], T], description: str = "", *, timeout: fl
 async def wait_until_async(
     condition: Callable[[], T | Awaitable[T]], description: str = "", *, timeout: float = HANG_SECONDS
 ) -> T:
-    """Wait as `wait_until` does, and let the event loop run meanwhile.
+    """Wait as `wait_until` does, but let the event loop run meanwhile.
 
     Args:
-        condition: Called again and again, and awaited if it is a coroutine function; an exception of it ends the wait.
-        description: What is waited for, for the message of a failure.
-        timeout: Seconds after which the wait has hung; at least 30.
+        condition: Called repeatedly; an awaitable result is awaited, and an exception from it ends the wait.
+        description: What the wait is for, shown if it fails.
+        timeout: Seconds after which the wait counts as hung; at least 30.
 
     Raises:
         TimeoutError: The condition was still false after `timeout` seconds.
@@ -60,11 +60,11 @@ async def wait_until_async(
 
 
 def wait_until_empty(find: Callable[[], C], *, timeout: float = 90.0) -> C:
-    """Wait until the function finds nothing, and return what it found last: something only where that stays.
+    """Wait until the function finds nothing, and return what it found last, which is empty unless the time ran out.
 
     Args:
-        find: Called again and again; returns a collection.
-        timeout: Seconds after which what is still found counts as left behind; at least 30.
+        find: Called repeatedly; returns a collection.
+        timeout: Seconds after which the remaining items count as left behind; at least 30.
     """
     deadline = time.monotonic() + timeout
     while (found := find()) and time.monotonic() < deadline:

@@ -1,8 +1,8 @@
-"""Workers and other commands as other machines would run them.
+"""Workers and other commands that run as if on other machines.
 
-Each has a host name, a home, a PREFECT_HOME and a temporary directory of its own, and where the kernel allows it
-(`worker.apart`) Linux namespaces of its own, in which it reaches the server, and the ports that were asked for, and
-nothing else: see machine.py. Files are what all of them share, as on a network's file system.
+Each has its own host name, home, PREFECT_HOME and temporary directory. If the kernel allows it (`worker.apart`), it
+also has its own Linux namespaces, in which it reaches only the server and the requested ports: see machine.py. All of
+them share files, like machines on a network file system.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from rlm_batch.flows.prefect_server import SERVER_SETTINGS
 from .machine import list_descendants
 
 MACHINE = Path(__file__).with_name("machine.py")
-ONLINE_TIMEOUT = 180.0  # seconds until a worker has been heard of: it imports Prefect first, on cores that are shared
-# Of this process's environment: what a worker finds on its own machine, or gets from its test.
+ONLINE_TIMEOUT = 180.0  # seconds for a worker to come online: it first imports Prefect, on shared cores
+# Variables of this process that a worker does not inherit: its own machine or its test sets them.
 OURS = ("PREFECT_", "RLM_BATCH_", "XDG_", "DAYTONA_", "MODAL_TOKEN", "HOME", "TMPDIR", "PYTEST_")
 
 
 class Machine:
-    """A command on a machine of its own, and everything that it starts. A context manager, which ends in `kill`.
+    """A command and all of its processes on a separate machine; a context manager that ends them with `kill`.
 
-    `ports` are those of loopback that it reaches; what it says goes to `log`. `pid` is the process that everything
-    hangs on, as this machine counts; `relay` that of the relay, which is no part of it; `refused` why it has no
-    namespaces, None where it has.
+    `ports` are the loopback ports that it may reach; its output goes to `log`. `pid` is the root process, as numbered
+    on this machine. `relay` is the relay's process, which is no part of the machine. `refused` is the reason why it has
+    no namespaces, or None.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Machine:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C in the terminal is the tests' to handle
+            start_new_session=True,  # a Ctrl-C in the terminal reaches only the tests
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -82,20 +82,20 @@ class Machine:
         self.pid: int = hello["pid"]
         self.relay = self._process.pid
         self.refused: str | None = hello["refused"]
-        while not list_descendants(self.pid) and self.status() is None:  # a look at what runs is to find the command
+        while not list_descendants(self.pid) and self.status() is None:  # wait for the command itself
             time.sleep(0.005)
 
     @property
     def apart(self) -> bool:
-        """Whether it has namespaces of its own."""
+        """Return whether the machine has its own namespaces."""
         return self.refused is None
 
     def status(self) -> int | None:
-        """The command's status, 128 and its number where a signal ended it; None while it runs."""
+        """Return the command's status, 128 plus its number for a signal; None while it runs."""
         return self._process.poll()
 
     def kill(self) -> None:
-        """Ends it as a machine that loses its power: nothing in it gets to do anything. Returns when all is gone."""
+        """Kill everything with SIGKILL, as if the machine lost its power, and wait until all is gone."""
         assert self._process.stdin is not None
         with suppress(OSError, ValueError):
             self._process.stdin.write(b"kill\n")
@@ -120,7 +120,7 @@ class Machine:
 
 
 class Worker(Machine):
-    """A worker of the pool, with `limit` runs at one time, on a machine of its own with folders of its own."""
+    """A worker of the pool on a separate machine with its own folders; it runs up to `limit` flow runs at a time."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Worker(Machine):
         )
 
     def flow_runs(self) -> dict[int, str]:
-        """The flow runs that it runs now: their ids by those of their processes."""
+        """Map process ids to the ids of the flow runs that the worker runs now."""
         found: dict[int, str] = {}
         for worker in list_descendants(self.pid)[:1]:
             for pid in list_descendants(worker):
@@ -159,11 +159,11 @@ class Worker(Machine):
 
 
 def its_own(folder: Path, api_url: str) -> dict[str, str]:
-    """Makes the folder, with a home and a temporary directory; the environment of a process that lives there."""
+    """Create the folder with a home and a temporary directory, and return the environment for a process there."""
     home, temporary = folder / "home", folder / "tmp"
     for path in (folder, home, temporary):
         path.mkdir(exist_ok=True)
-        path.chmod(0o755)  # the code of its sandboxes comes through as a user of its own
+        path.chmod(0o755)  # sandboxed code passes through it as another user
     return {
         **SERVER_SETTINGS,
         **{key: value for key, value in os.environ.items() if not key.startswith(OURS)},
@@ -176,7 +176,7 @@ def its_own(folder: Path, api_url: str) -> dict[str, str]:
 
 
 async def wait_until_online(name: str) -> None:
-    """Returns once the server has heard of that worker. Raises TimeoutError if it has not by `ONLINE_TIMEOUT`."""
+    """Wait until the server lists the worker. Raises TimeoutError after `ONLINE_TIMEOUT`."""
     async with get_client() as client, asyncio.timeout(ONLINE_TIMEOUT):
-        while name not in {worker.name for worker in await client.read_workers_for_work_pool(WORK_POOL)}:  # noqa: ASYNC110 - the server tells nobody
+        while name not in {worker.name for worker in await client.read_workers_for_work_pool(WORK_POOL)}:  # noqa: ASYNC110 - the server sends no event
             await asyncio.sleep(0.2)
