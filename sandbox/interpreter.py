@@ -1,6 +1,6 @@
 """The interpreter: the host's handle on the Python inside one open sandbox.
 
-The core is async. Its synchronous face, for scripts, is in `sync_interpreter`.
+It is async. `sync_interpreter` has the synchronous version for scripts.
 """
 
 from __future__ import annotations
@@ -43,23 +43,30 @@ if TYPE_CHECKING:
     from .sandbox_api import Channel, Sandbox
 
 
-REFUSED_GRACE_SECONDS = 3.0  # in which a driver is told to end an execution
+REFUSED_GRACE_SECONDS = 3.0  # seconds to send the driver the cancellation of a refused execution
 
-# The contexts that wait for the tool that is running here, with the interpreters that they are in.
+# The interpreters and contexts that wait for the tool running in this task or thread.
 _waiting_for_tool: contextvars.ContextVar[tuple[tuple[Interpreter, str | None], ...]]
 _waiting_for_tool = contextvars.ContextVar("_waiting_for_tool", default=())
 
 
 class Interpreter:
-    """Runs code in one sandbox; `open_sandbox` is called once, by `start`, and what it opened is removed by `shutdown`.
+    """A handle that runs code in one sandbox. `start` opens the sandbox, `shutdown` removes it.
 
-    `timeout` is the default for each execution, in seconds; None means none. `tools` are functions of the host, plain
-    or async, that the code may call by name; plain ones run in threads of their own. Of one execution 256 calls run at
-    a time, and the others wait for their turn.
-    Executions may run at the same time, those of one context one after the other. `on_start` is called when the sandbox
-    is open and its driver ready, which the first execution may have been sent along with; `start_error` is what that
-    failed with. `prepare` is code that runs then, before any execution, and that each of them is a fork of;
-    `on_prepare_output` gets what it writes, as `execute` has it.
+    Executions may run concurrently, but those of one context run one after another. Of one execution's tool calls, 256
+    run at a time and the others wait.
+
+    Args:
+        open_sandbox: Opens the sandbox; called once.
+        timeout: Default for each execution, in seconds; None means no limit.
+        tools: Functions of the host that the code may call by name. Plain functions run in threads, async ones on the
+            event loop.
+        prepare: Code that runs before the first execution. Each execution is a fork of its process.
+
+    Attributes:
+        on_start: Called when the sandbox is open and its driver ready. The first execution may have been sent by then.
+        start_error: The error of a failed start.
+        on_prepare_output: Receives the output of `prepare`, like `on_output` of `execute`.
     """
 
     def __init__(
@@ -79,9 +86,9 @@ class Interpreter:
         self._context_locks: dict[str, asyncio.Lock] = {}
         self._start_lock = asyncio.Lock()
         self._refresh_lock = asyncio.Lock()
-        self._waiters: dict[int, asyncio.Event] = {}  # by execution; 0 for the driver's own start
+        self._waiters: dict[int, asyncio.Event] = {}  # keys are execution numbers; 0 is the driver's start
         self._calls: dict[int, CallQueue] = {}
-        self._call_lock = asyncio.Lock()  # whoever has it may leave the event loop to others before the next call
+        self._call_lock = asyncio.Lock()  # held while a body is decoded or encoded, and while the event loop catches up
         self._calls_since_pause = 0
         self._heartbeat: asyncio.Task[None] | None = None
         self._is_shut_down = False
@@ -94,34 +101,35 @@ class Interpreter:
 
     @property
     def sandbox(self) -> Sandbox:
-        """The open sandbox. Raises SandboxLost where there is none."""
+        """Return the open sandbox. Raise SandboxLost if no sandbox is open."""
         if self._protocol is None:
             raise SandboxLost("there is no open sandbox: start the interpreter first")
         return self._protocol.sandbox
 
     @property
     def is_alive(self) -> bool:
-        """Whether the next execution can be sent to this sandbox."""
+        """Return True if the next execution can be sent to this sandbox."""
         protocol = self._protocol
         return self._channel is not None and protocol is not None and not (protocol.closed_reason or protocol.is_spent)
 
     @property
     def is_shut_down(self) -> bool:
-        """Whether it can be used no more."""
+        """Return True if the interpreter was shut down and cannot be used again."""
         return self._is_shut_down
 
     # -- opening and closing
 
     async def start(self) -> None:
-        """Opens the sandbox, starts the driver and prepares it; the second time does nothing.
+        """Open the sandbox, start the driver and run the preparation. A second call does nothing.
 
-        Raises SandboxStartError, QuotaExceeded, ConfigurationError or PrepareError; whatever was created has been
-        removed then.
+        Raises:
+            SandboxStartError, QuotaExceeded, ConfigurationError, PrepareError: The start failed; the sandbox was
+            removed.
         """
         await self._start(lambda _: b"")
 
     async def _start(self, encode_more: Callable[[DriverProtocol], bytes]) -> None:
-        """Starts as `start` does; `encode_more` gives what the driver is sent along with its settings."""
+        """Start the sandbox; `encode_more` returns bytes to send together with the driver's settings."""
         async with self._start_lock:
             if self._channel is not None:
                 return
@@ -138,7 +146,7 @@ class Interpreter:
                 await self._wait_until_prepared()
 
     async def _wait_until_prepared(self) -> None:
-        """Waits for the preparation's end. Raises what it failed with; the sandbox has been removed then."""
+        """Wait for the end of the preparation. If it failed, remove the sandbox and raise its error."""
         protocol, channel = self._protocol, self._channel
         try:
             if protocol is None or channel is None or protocol.preparation is None:
@@ -181,7 +189,7 @@ class Interpreter:
         first = protocol.encode_start()
         if self._prepare is None:
             first += encode_more(protocol)
-        else:  # what is sent along would wait there, as long as that takes
+        else:  # An execution sent now would wait in the driver until the preparation ends.
             preparation, frame = protocol.add_preparation(self._prepare, self.on_prepare_output)
             self._waiters[preparation.id] = asyncio.Event()
             first += frame
@@ -191,7 +199,7 @@ class Interpreter:
             async with asyncio.timeout(START_TIMEOUT_SECONDS):
                 await ready.wait()
         except SandboxLost:
-            if protocol.is_ready:  # what it was to have besides did not reach it
+            if protocol.is_ready:  # The driver started, but the frame after its settings was not delivered.
                 raise
             protocol.close_at_hangup()
         except TimeoutError:
@@ -203,7 +211,7 @@ class Interpreter:
             self._heartbeat = asyncio.create_task(heartbeat)
 
     async def shutdown(self) -> None:
-        """Removes the sandbox, whatever it is doing; what runs ends with an error. The second time does nothing."""
+        """Remove the sandbox. Running executions fail. A second call does nothing."""
         self._is_shut_down = True
         self._close("it was shut down")
         self._threads.close()
@@ -239,30 +247,37 @@ class Interpreter:
         collect: Sequence[str] | None = None,
         collect_to: str | os.PathLike[str] | None = None,
     ) -> Result:
-        """Runs the code in the sandbox, which is opened if it is not yet, and returns what it submitted.
+        """Run the code in the sandbox and return what it submitted. Open the sandbox if it is not open.
 
-        `variables` are JSON values that exist as top-level names when the code starts. Of a function its source is the
-        code: they are its parameters, and what it returns is submitted. `timeout` is in seconds; None
-        takes the interpreter's. Without a `context` the code finds fresh globals in a process of its own; with one, it
-        finds what earlier executions of that context have left. With `output_fields` (name, and optionally type: str,
-        int, float, bool, list, dict) SUBMIT takes just those, also by position. `on_output` gets ("stdout" or
-        "stderr", text) as the code writes it, on the event loop. `encoded` are more variables, as JSON: those
-        over 256 KiB are handed over as files, and none of them stands in the result's meta. `queries` are what the code
-        may ask of a model. `index` is the number, or the numbers, that a seed of the preparation's makes this one's
-        seed with; by default executions are counted. `should_prune` is asked after each report,
-        with the step and the value, whether the execution is to end there. With `refuse_exit` code that calls exit()
-        has failed, also with status 0.
+        The limits on collected files are 1 GiB, 10,000 files and 600 seconds after the execution's timeout. Files are
+        collected even if the execution failed, as long as the sandbox exists. A missing file is not an error:
+        `meta.collected` has the paths, `meta.not_collected` the reason for each missing file.
 
-        `collect` are patterns of files in the working folder (`*.png`, `out/model.bin`, `out/**`): those that the code
-        has made or changed come home below the directory `collect_to`, with the directories that they are in; files of
-        the same names there are replaced. By default that is a new temporary directory, which nobody else removes.
-        `meta.collected` are their paths, and `meta.not_collected` says which are not there, and why, for no file makes
-        an execution fail. They come whatever its end was, for as long as its sandbox is there: 1 GiB and 10,000 files
-        at most, in 600 seconds after its timeout.
+        Args:
+            code: Python text, or a function. A function's source is run with `variables` as its arguments, and its
+                return value is submitted.
+            variables: JSON values, available as top-level names.
+            timeout: Seconds; None means the interpreter's default.
+            context: Name of a process that keeps its state between executions. None runs the code in a fresh process.
+            output_fields: The fields that SUBMIT accepts, in order: dicts with `name` and an optional `type` (str, int,
+                float, bool, list, dict).
+            on_output: Called with ("stdout" or "stderr", text) on the event loop while the code writes.
+            encoded: More variables, already encoded as JSON. Those over 256 KiB are uploaded as files. `meta.variables`
+                does not contain them.
+            queries: Gives the code access to a language model.
+            index: Number or numbers from which the execution's seed is derived, if the preparation has one. By default
+                executions are counted.
+            should_prune: Called with the step and value of each report; returns True to end the execution.
+            refuse_exit: Treat `exit()` as a failure, even with status 0.
+            collect: Patterns of files in the working folder (`*.png`, `out/model.bin`, `out/**`). Files that the code
+                created or changed are copied to the host, with their directories.
+            collect_to: Target directory; existing files of the same name are replaced. By default a new temporary
+                directory, which the caller should remove.
 
-        Raises CodeError and its kinds, ExecutionTimeout, SubmitError, StateLost, SandboxStartError, PrepareError,
-        SandboxLost, OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold, or where a tool asks
-        for the context that waits for it. Those of the code have `meta`.
+        Raises:
+            CodeError, ExecutionTimeout, SubmitError, StateLost: The code failed. These errors have `meta`.
+            SandboxStartError, PrepareError, SandboxLost, OutcomeUnknown: The sandbox failed.
+            ConfigurationError: A variable is not JSON, or a tool uses the context that waits for it.
         """
         if context is not None and (self, context) in _waiting_for_tool.get():
             raise ConfigurationError("a tool cannot run code in the interpreter that waits for it: give it another one")
@@ -316,20 +331,20 @@ class Interpreter:
             contextlib.nullcontext() if context is None else self._context_locks.setdefault(context, asyncio.Lock())
         )
         async with context_lock:
-            # The first execution goes with what starts the driver: one call less at a provider, and one answer less to
-            # wait for.
+            # Sending the first execution with the driver's settings saves a call to the provider and a round trip.
             await self._start(encode_execution)
-            # Where it went along, it may have run, whatever has become of the sandbox since.
+            # If the execution was sent at the start, it may have run, even if the sandbox is gone now.
             protocol, channel, frame = sent_by or self._protocol, self._channel, b""
             if protocol is None or channel is None:
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
             if pending is None:
-                async with self._refresh_lock:  # none begins meanwhile: what it saves would be lost
+                # An execution that starts during the refresh could lose the files it saves.
+                async with self._refresh_lock:
                     if not protocol.pending:
                         await protocol.sandbox.refresh_volume()
                     frame = encode_execution(protocol)
             elif queries is not None and queries.is_top_level:
-                queries.session.set_deadline(seconds)  # of the code, and not of the driver's start
+                queries.session.set_deadline(seconds)  # The deadline counts from here, without the driver's start.
             assert pending is not None
             await self._wait(protocol, channel, pending, frame)
             if queries is not None:
@@ -340,7 +355,7 @@ class Interpreter:
             return await finish_in_turns(protocol.take_result(pending))
 
     async def _wait(self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution, frame: bytes) -> None:
-        """Sends the frame, unless it is empty, and waits for the execution's end."""
+        """Send the frame, unless it is empty, and wait for the execution's end."""
         ended = self._waiters[pending.id]
         try:
             if frame:
@@ -366,25 +381,25 @@ class Interpreter:
                 calls.cancel()
 
     async def _cancel_refused(self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution) -> None:
-        """Has the driver end it; not waited for any longer than our own drivers take."""
+        """Tell the driver to end the execution. Wait at most `REFUSED_GRACE_SECONDS`."""
         protocol.pending.pop(pending.id, None)
         sending = asyncio.create_task(self._send(channel, protocol.encode_cancel(pending)))
         sending.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.wait([sending], timeout=REFUSED_GRACE_SECONDS)
 
     async def upload(self, path: str, data: bytes) -> None:
-        """Writes a file in the sandbox; see `Sandbox.upload`. Opens the sandbox if it is not yet."""
+        """Write a file in the sandbox (see `Sandbox.upload`). Open the sandbox if it is not open."""
         await self.start()
         if self._protocol is None:
             raise SandboxLost("the sandbox was shut down before the file was sent: run the code in a new one")
         await self._protocol.sandbox.upload(path, data)
 
     def is_busy(self, context: str) -> bool:
-        """Whether an execution of that context is under way."""
+        """Return True if an execution of that context is running."""
         return context in self._context_locks and self._context_locks[context].locked()
 
     async def forget_context(self, context: str) -> None:
-        """Ends a context; its name begins anew with the next execution."""
+        """End a context. The next execution under its name starts fresh."""
         protocol, channel = self._protocol, self._channel
         if protocol is not None and channel is not None and not protocol.closed_reason:
             await self._send(channel, protocol.encode_forget(context))
@@ -420,8 +435,9 @@ class Interpreter:
     async def _call_tool(
         self, protocol: DriverProtocol, pending: PendingExecution, call: Call, limit: CallLimit
     ) -> None:
-        """Calls a tool for the code, and sends what it returned or raised."""
-        _waiting_for_tool.set((*_waiting_for_tool.get(), (self, pending.context)))  # this task's own, and its thread's
+        """Call a tool for the code and send its return value or exception."""
+        # copied to the thread that runs the tool
+        _waiting_for_tool.set((*_waiting_for_tool.get(), (self, pending.context)))
         running_call.set(call)
         try:
             async with self._call_lock:
@@ -436,23 +452,23 @@ class Interpreter:
                 await self._pause_after(len(body))
         except asyncio.CancelledError as error:
             if pending.end is not None or pending.refusal or pending.id not in protocol.pending:
-                raise  # the call's own execution has ended, or is about to: nobody waits for the reply
+                raise  # The execution has ended or is about to, so the reply is not needed.
             body = encode_exception(error)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the code's to handle
+        except BaseException as error:  # noqa: BLE001 - the code that called the tool handles it
             body = encode_exception(error)
         if self._channel is not None and not protocol.closed_reason:
-            with contextlib.suppress(SandboxLost):  # the execution that asked learns of it by its own end
+            with contextlib.suppress(SandboxLost):  # the execution reports the loss itself
                 await self._send(self._channel, protocol.encode_reply(call, body))
 
     async def _pause_after(self, size: int) -> None:
-        """Lets the event loop do other things after a large body, or some small ones: the next waits for the lock."""
+        """Let the event loop run after a large body, or after several small ones. The next call waits for the lock."""
         self._calls_since_pause += 1
         if size > QUICK_BYTES or self._calls_since_pause >= CALLS_AT_ONCE:
             self._calls_since_pause = 0
             await asyncio.sleep(0)
 
     def _close(self, reason: str) -> None:
-        """Notes why the wire has ended; with it, everything that waits on it has."""
+        """Record why the connection ended, and wake everything that waits for it."""
         if self._protocol is not None:
             self._protocol.close(reason)
             self._wake_all()

@@ -1,7 +1,7 @@
-"""The protocol over two descriptors, on the thread that asks: for a sandbox on this machine, called from a script.
+"""The protocol over two descriptors, run on the calling thread: for sandboxes on this machine used from scripts.
 
-An event loop in another thread would cost two changes of thread for each execution, which is as long as everything
-else that a short one takes (benchmarks/interpreter.py).
+An event loop in another thread would cost two thread switches for each execution. They take as long as the rest of a
+short execution (benchmarks/interpreter.py).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from .result import Result
     from .sessions.output_listener import OutputQueue
 
-# In one system call: a signal that comes just before it does not end it, and Ctrl-C is to be heard nonetheless.
+# Limits the delay of Ctrl-C: a signal that arrives just before a system call does not interrupt it.
 MAX_WAIT_SECONDS = 1.0
-CANCEL_GRACE_SECONDS = 3.0  # for an execution that Ctrl-C has ended to say so
+CANCEL_GRACE_SECONDS = 3.0  # seconds for an execution that Ctrl-C ended to report its end
 REENTERED = "a tool, or on_output, cannot run code in the interpreter that waits for it: give it another one"
 INTERRUPTED = "it was interrupted in the middle of a frame"
 
 
 class PipeTransport:
-    """Speaks with one driver. `run` runs a coroutine elsewhere and waits for it: for tools that are async.
+    """A connection to one driver. `run` runs a coroutine elsewhere and waits for it; async tools need it.
 
-    A driver that takes none of its input for `stall_seconds` is given up.
+    A driver that reads no input for `stall_seconds` counts as lost.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class PipeTransport:
         self._send_lock = threading.Lock()
         self._execute_lock = threading.Lock()
         self._threads = ThreadPool()
-        self._thread = threading.local()  # `is_waited_for` on those that run a tool, or hear output
+        self._thread = threading.local()  # `is_waited_for` is True on threads that run a tool or deliver output
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(reads, select.POLLIN)
         self._writable.register(writes, select.POLLOUT)
 
     def start(self, prepare: Preparation | None = None) -> None:
-        """Starts the driver, and prepares it. Raises SandboxStartError, and PrepareError."""
+        """Start the driver and run the preparation. Raise SandboxStartError or PrepareError."""
         protocol = self._protocol
-        with suppress(SandboxLost):  # why it is not ready is known below
+        with suppress(SandboxLost):  # `check_ready` below raises the reason
             self._send(protocol.encode_start)
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not protocol.is_ready and not protocol.closed_reason and time.monotonic() < deadline:
@@ -106,9 +106,9 @@ class PipeTransport:
         output: OutputQueue | None = None,
         collected: CollectedFiles | None = None,
     ) -> Result:
-        """One execution; see `Interpreter.execute`. From another thread it waits for the one that is under way.
+        """Run one execution (see `Interpreter.execute`). A call from another thread waits for the running execution.
 
-        What is put into `output` is heard on this thread.
+        This thread delivers what is put into `output`.
         """
         if getattr(self._thread, "is_waited_for", False):
             raise ConfigurationError(REENTERED)
@@ -126,7 +126,7 @@ class PipeTransport:
                 self._wait(pending, None if seconds is None else time.monotonic() + seconds, output)
                 if pending.refusal:
                     self._cancel(pending)
-            except BaseException:  # Ctrl-C, or whatever else a signal handler of the script's raises
+            except BaseException:  # Ctrl-C, or an exception of a signal handler
                 if collected is not None:
                     collected.end()
                 self._cancel(pending)
@@ -136,9 +136,9 @@ class PipeTransport:
             return finish(protocol.take_result(pending))
 
     def forget_context(self, context: str) -> bool:
-        """Ends a context, whose name begins anew with the next execution; False while one is under way.
+        """End a context; the next execution under its name starts fresh. Return False while an execution is running.
 
-        Raises SandboxLost.
+        Raise SandboxLost if the sandbox is gone.
         """
         if not self._execute_lock.acquire(blocking=False):
             return False
@@ -149,7 +149,7 @@ class PipeTransport:
         return True
 
     def close(self) -> None:
-        """Lets go of the threads; the descriptors are the sandbox's."""
+        """End the threads. The sandbox owns the descriptors and closes them."""
         self._protocol.close("it was shut down")
         self._threads.close()
 
@@ -170,9 +170,9 @@ class PipeTransport:
         *,
         is_cancelled: bool = False,
     ) -> None:
-        """Receives until the execution has ended, or the wire, or until the deadline (monotonic seconds).
+        """Receive until the execution or the connection ends, or until the deadline (monotonic seconds).
 
-        The time in which its output is heard does not count.
+        The time spent delivering output does not count.
         """
         while not pending.is_over and not self._protocol.closed_reason and (is_cancelled or not pending.refusal):
             if deadline is not None and time.monotonic() >= deadline:
@@ -188,7 +188,7 @@ class PipeTransport:
                 deadline = None if deadline is None else deadline + seconds
 
     def _receive(self, deadline: float | None) -> None:
-        """Waits for the driver until the deadline (monotonic seconds), and takes what it sends."""
+        """Wait for the driver until the deadline (monotonic seconds), and process what it sends."""
         wait = MAX_WAIT_SECONDS if deadline is None else min(max(0.0, deadline - time.monotonic()), MAX_WAIT_SECONDS)
         if not self._readable.poll(wait * 1000):
             return
@@ -204,10 +204,10 @@ class PipeTransport:
             calls = self._protocol.receive(data)
             is_complete = True
         finally:
-            if not is_complete:  # a signal handler has raised meanwhile: a part of what the driver sent may be lost
+            if not is_complete:  # A signal handler raised: frames of the driver may be lost.
                 self._protocol.close(INTERRUPTED)
-        # A signal handler that raises here loses at most calls of the execution that it ends. Starting a thread takes
-        # long on a busy machine, so an interrupt often comes just then: it must not cost the sandbox.
+        # A signal handler that raises here loses only calls of the execution that it ends, so the sandbox stays usable.
+        # Interrupts often come here, because starting a thread is slow on a busy machine.
         for pending, frame in calls:
             if pending.end is None and not pending.refusal:
                 call = Call(*frame)
@@ -215,13 +215,13 @@ class PipeTransport:
                 self._threads.submit(partial(self._call_tool, pending, call, self._call_limit))
 
     def _call_tool(self, pending: PendingExecution, call: Call, limit: CallLimit) -> None:
-        """Calls a tool for the code, and sends what it returned or raised."""
+        """Call a tool for the code and send its return value or exception."""
         has_room: SimpleQueue[None] = SimpleQueue()
         while not limit.has_ended and not limit.begin(call, partial(has_room.put, None)):
             has_room.get()
         if limit.has_ended or pending.end is not None or pending.refusal or self._protocol.closed_reason:
             limit.release(call)
-            return  # it has waited for its turn until nobody waited for it any more
+            return  # the execution ended while the call waited for its turn
         self._thread.is_waited_for = True
         running_call.set(call)
         try:
@@ -231,14 +231,14 @@ class PipeTransport:
             if inspect.isawaitable(value):
                 value = self._run(partial(_await, value))
             body = encode_value(call.header["name"], value)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the code's to handle
+        except BaseException as error:  # noqa: BLE001 - the code that called the tool handles it
             body = encode_exception(error)
-        with suppress(SandboxLost):  # the execution that asked learns of it by its own end
+        with suppress(SandboxLost):  # the execution reports the loss itself
             self._send(lambda: self._protocol.encode_reply(call, body))
         limit.release(call)
 
     def _send(self, make_frame: Callable[[], bytes]) -> None:
-        """Makes a frame and sends it whole, so that frames go out in the order of their numbers."""
+        """Encode and send a frame under one lock, so that frames are sent in the order of their numbers."""
         with self._send_lock:
             self._write(make_frame())
 
@@ -251,7 +251,7 @@ class PipeTransport:
                 left = write_available(self._writes, parts)
                 if left is not parts:
                     stalled_at = time.monotonic() + self._stall_seconds
-                else:  # only now: it is this process that may have stood still
+                else:  # Check the time only after a failed write: this process itself may have been stopped.
                     if time.monotonic() >= stalled_at:
                         self._protocol.close(f"it has taken none of its input for {self._stall_seconds:g} s")
                     self._writable.poll(MAX_WAIT_SECONDS * 1000)
@@ -262,7 +262,7 @@ class PipeTransport:
         except SandboxLost:
             raise
         except BaseException:
-            self._protocol.close(INTERRUPTED)  # half a frame is on the wire, and nothing can follow it
+            self._protocol.close(INTERRUPTED)  # a partial frame was sent, so no other can follow
             raise
 
 

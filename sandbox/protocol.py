@@ -1,6 +1,6 @@
-"""The host's end of the wire to one driver, without the reading and writing: frames in, frames out, outcomes.
+"""The host's side of the protocol with one driver, without I/O: it encodes and decodes frames and builds results.
 
-`interpreter` reads and writes on an event loop, `pipe_transport` on a pair of descriptors.
+`interpreter` does the I/O on an event loop, `pipe_transport` on a pair of descriptors.
 """
 
 from __future__ import annotations
@@ -34,19 +34,18 @@ if TYPE_CHECKING:
     from .intake.calls import Call, CallLimit
     from .sandbox_api import Sandbox
 
-START_TIMEOUT_SECONDS = 60.0  # for the driver to answer in a sandbox that its provider calls started
-STALL_SECONDS = (
-    60.0  # in which a driver on this machine takes some of its input, unless it is frozen: it does nothing else
-)
-ANSWER_GRACE_SECONDS = 30.0  # beyond a timeout, after which a driver that has not reported it is taken for lost
+START_TIMEOUT_SECONDS = 60.0  # seconds for the driver to answer after the provider started it
+# Seconds in which a driver on this machine reads some of its input, unless it is frozen: it does nothing else.
+STALL_SECONDS = 60.0
+ANSWER_GRACE_SECONDS = 30.0  # seconds after a timeout until a driver that has not reported it counts as lost
 SIGKILL = 9
 
-# A driver hands on 64 KiB of output at a time, of which JSON may make six times that.
+# A driver sends at most 64 KiB of output in a frame. JSON escapes can make that six times as long.
 MAX_OUTPUT_BODY_BYTES = 512 * 1024
 
-MAX_ARGUMENTS = 1_000  # of a call: Python binds them one by one, and holds the event loop meanwhile
+MAX_ARGUMENTS = 1_000  # per call: Python binds arguments one by one, which blocks the event loop
 
-NO_FILES = b"[]"  # as a driver names those that were written
+NO_FILES = b"[]"  # the driver's message for "no files written"
 
 Tools = Mapping[str, Callable[..., Any]]
 Frame = tuple[dict[str, Any], bytes]
@@ -54,10 +53,10 @@ Frame = tuple[dict[str, Any], bytes]
 
 @dataclass(slots=True, eq=False)
 class PendingExecution:
-    """An execution that has been sent, with its output so far.
+    """An execution that was sent, and its output so far.
 
-    `end` is its last frame, once it is there; `refusal` says what its code has overdone, upon which the host ends it.
-    `queries` is what it has asked of a model, once that is known.
+    `end` is the driver's last frame for it, None until then. `refusal` says which limit its code exceeded; the host
+    then ends the execution. `queries` summarizes its queries to a model and is set when it has ended.
     """
 
     id: int
@@ -78,31 +77,32 @@ class PendingExecution:
     refusal: str = ""
     reports: Reports = field(default_factory=Reports)
     listener_error: Exception | None = None
-    caller_context: contextvars.Context = field(default_factory=contextvars.copy_context)  # that its tools see
-    _output_sizes: dict[str, int] = field(default_factory=lambda: {"stdout": 0, "stderr": 0})  # in characters
+    # the context in which its tools run
+    caller_context: contextvars.Context = field(default_factory=contextvars.copy_context)
+    _output_sizes: dict[str, int] = field(default_factory=lambda: {"stdout": 0, "stderr": 0})  # characters
     _display_bytes: int = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether its driver has said all of it: its end, and where it brings files home those."""
+        """Return True if the driver has sent everything: the end, and the collected files if it collects any."""
         if self.end is None:
             return False
         return self.collected is None or self.collected.has_ended or self.end[0].get("collects") is not True
 
     def end_collection(self) -> None:
-        """Takes no more of its files, of which not all have come where it is not over."""
+        """Stop taking collected files. The result reports the missing ones if the execution was not over."""
         if self.collected is not None:
             self.collected.end("" if self.is_over else LOST)
 
     @property
     def has_shown(self) -> bool:
-        """Whether the code has shown anything beside its output."""
+        """Return True if the code showed anything besides its output."""
         return self.value is not None or bool(self.displays)
 
     def add_output(self, stream: str, text: str, dropped: int) -> None:
-        """Notes what the code has written, and hands it to the listener; one that fails is not called again.
+        """Add output of the code and pass it to the listener. A listener that raises is not called again.
 
-        What is more than its driver would hand on is passed over: it is not our driver any more.
+        Output over the driver's own cap is dropped: only a driver that was tampered with sends it.
         """
         text = text[: max(0, self.sandbox.settings.output_cap - self._output_sizes[stream])]
         if not text:
@@ -114,17 +114,17 @@ class PendingExecution:
         if self.on_output is not None:
             try:
                 self.on_output(stream, text)
-            except Exception as error:  # noqa: BLE001 - it is raised where the execution was asked for
+            except Exception as error:  # noqa: BLE001 - `take_result` raises it for the caller
                 self.on_output, self.listener_error = None, error
 
     def add_display(self, body: bytes) -> None:
-        """Notes what the code has displayed. Raises BadFrameError for more than its driver would hand on."""
+        """Add a display of the code. Raise BadFrameError if the displays exceed the driver's own limits."""
         self._display_bytes += len(body)
         check_displays(len(self.displays) + 1, self._display_bytes)
         self.displays.append(body)
 
     def build_meta(self, **more: Any) -> Meta:
-        """The meta, with the output that has come; `more` are fields that its end tells. Made once: it is not cheap."""
+        """Build the meta from the output so far and `more` fields. This is slow, so call it once."""
         sandbox = self.sandbox
         if self.collected is not None:
             more |= {"collected": tuple(self.collected.paths), "not_collected": tuple(self.collected.problems)}
@@ -143,7 +143,7 @@ class PendingExecution:
         )
 
     def bind_tool(self, call: Call, limit: CallLimit) -> Parts[Callable[[], Any]]:
-        """The tool that the code calls, with its arguments. The code may have written them: any error is possible."""
+        """Bind the tool that the code calls to its arguments. The code can forge them, so expect any error."""
         arguments = yield from read_json(call.take_body())
         limit.measure(call, arguments)
         args: list[Any] = arguments["args"]
@@ -156,10 +156,10 @@ class PendingExecution:
 
 
 class DriverProtocol:
-    """The state of one driver's wire: numbers for what is sent, executions for what comes back.
+    """The state of one driver's connection: frame numbers, pending executions and the reason for its end.
 
-    `closed_reason` is why nothing more can be sent, empty for as long as it can. `preparation` is the code that runs
-    before the first execution, as if it were one, None where there is none.
+    `closed_reason` says why nothing more can be sent; it is empty while sending is possible. `preparation` is the code
+    that runs before the first execution, kept like an execution, or None.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -168,25 +168,25 @@ class DriverProtocol:
         self.pending: dict[int, PendingExecution] = {}
         self.is_ready = False
         self.closed_reason = ""
-        self.is_spent = False  # what runs goes on, and nothing else can be begun
+        self.is_spent = False  # no execution can start, but running ones continue
         self._frames = FrameReader(MAX_CALL_BYTES)
         self._execution_numbers = itertools.count(1)
         self._frame_numbers = itertools.count(0)
-        self._last_number = 0  # of the driver's frames
+        self._last_number = 0  # number of the driver's latest frame
 
     def close(self, reason: str) -> None:
-        """Notes why nothing more can be sent; the first reason stays."""
+        """Record why nothing more can be sent. The first reason is kept."""
         self.closed_reason = self.closed_reason or reason
 
     def close_at_hangup(self) -> None:
-        """Closes, because the driver has ended its wire."""
+        """Close the connection because the driver has ended it."""
         stderr = self.sandbox.read_stderr_tail()
         self.close(f"its process has ended: {stderr}" if stderr else "its process has ended")
 
     # -- to the driver
 
     def encode(self, header: dict[str, Any], body: bytes | None = None) -> bytes:
-        """A frame's bytes, with the number that makes a repetition known. They must be sent in this order."""
+        """Encode a frame. Its number lets the driver ignore a repetition, so send frames in the order of encoding."""
         return b"".join(self._encode_in_parts(header, body))
 
     def _encode_in_parts(self, header: dict[str, Any], body: bytes | list[bytes] | None = None) -> list[bytes]:
@@ -194,7 +194,7 @@ class DriverProtocol:
         return encode_frame_parts(header, body)
 
     def encode_start(self) -> bytes:
-        """The first frame: the settings of the sandbox's driver."""
+        """Encode the first frame: the settings of the driver."""
         settings = self.sandbox.settings
         body = {item.name: getattr(settings, item.name) for item in fields(settings)}
         return self.encode({"op": "start", "id": 0}, encode_fields(body))
@@ -202,7 +202,7 @@ class DriverProtocol:
     def add_preparation(
         self, preparation: Preparation, on_output: Callable[[str, str], None] | None = None
     ) -> tuple[PendingExecution, bytes]:
-        """The code that runs before the first execution, and its frame."""
+        """Register the code that runs before the first execution, and encode its frame."""
         self.sandbox.expect_execution(is_preparation=True)
         pending = self.preparation = self._add_pending({}, preparation.timeout, None, {}, on_output)
         body = encode_fields({"code": clean_code(preparation.code)})
@@ -220,7 +220,7 @@ class DriverProtocol:
         should_prune: ShouldPrune | None = None,
         collected: CollectedFiles | None = None,
     ) -> tuple[PendingExecution, list[bytes]]:
-        """An execution, and its frame in parts. Raises SandboxLost where nothing more can be sent."""
+        """Register an execution and encode its frame in parts. Raise SandboxLost if nothing more can be sent."""
         if self.closed_reason:
             raise SandboxLost(
                 f"the sandbox had gone before the code was sent ({self.closed_reason}): run it in a new one"
@@ -252,23 +252,23 @@ class DriverProtocol:
         return pending
 
     def encode_cancel(self, pending: PendingExecution) -> bytes:
-        """The frame that ends an execution."""
+        """Encode the frame that ends an execution."""
         return self.encode({"op": "cancel", "id": pending.id})
 
     def encode_forget(self, context: str) -> bytes:
-        """The frame that ends a context, whose name begins anew with the next execution."""
+        """Encode the frame that ends a context. The next execution under its name starts fresh."""
         return self.encode({"op": "forget", "id": 0, "context": context})
 
     def encode_reply(self, call: Call, body: bytes) -> bytes:
-        """The frame that answers a call of the code's."""
+        """Encode the frame that answers a tool call."""
         return self.encode({"op": "reply", "id": call.header["id"], "call": call.header["call"]}, body)
 
     # -- from the driver
 
     def receive(self, data: bytes) -> list[tuple[PendingExecution, Frame]]:
-        """Takes the driver's bytes; returns the calls and ends in them. Bytes that are no frame close the wire.
+        """Decode the driver's bytes and return the calls and ends in them. Invalid bytes close the connection.
 
-        Of a wire that is closed nothing is taken. Bodies are not read here, but for those of output, which are short.
+        A closed connection ignores all bytes. Only output bodies are decoded here, because they are short.
         """
         events: list[tuple[PendingExecution, Frame]] = []
         if self.closed_reason:
@@ -294,7 +294,7 @@ class DriverProtocol:
             return
         pending = self.pending.get(number)
         if pending is None:
-            return  # a beat, or of an execution that nobody waits for any more
+            return  # a heartbeat, or a frame of an execution that was abandoned
         if op == "output":
             stream, dropped, text = header.get("stream"), header.get("dropped"), _read_output(body or b'""')
             if stream not in ("stdout", "stderr") or type(dropped) is not int or type(text) is not str:
@@ -328,11 +328,12 @@ class DriverProtocol:
             events.append((pending, end))
 
     def take_result(self, pending: PendingExecution) -> Parts[Result]:
-        """The result of an execution that nobody waits for any longer. Raises its error, with `meta`.
+        """Return the result of an execution after its end or its abandonment.
 
-        OutcomeUnknown where the driver has not answered.
+        Raises:
+            RlmBatchError: The execution's error, with `meta`; OutcomeUnknown if the driver has not answered.
         """
-        self.pending.pop(pending.id, None)  # where it is there yet: nothing more is taken of it
+        self.pending.pop(pending.id, None)  # An abandoned execution is still registered.
         pending.end_collection()
         if pending.refusal:
             meta = pending.build_meta()
@@ -344,7 +345,7 @@ class DriverProtocol:
         if pending.listener_error is not None:
             raise pending.listener_error
         header, body = self._note_limit(pending.end)
-        if header["status"] == "unprepared" or "loss" in header:  # contexts that there are go on
+        if header["status"] == "unprepared" or "loss" in header:  # existing contexts still work
             self.is_spent = True
         files = () if pending.files == NO_FILES else (yield from _read_file_names(pending.files))
         shown = (yield from decode_shown(pending.value, pending.displays)) if pending.has_shown else {}
@@ -356,7 +357,7 @@ class DriverProtocol:
         return result
 
     def check_prepared(self) -> Parts[None]:
-        """Raises PrepareError where the preparation failed, and SandboxStartError where the driver has not said so."""
+        """Raise PrepareError if the preparation failed, and SandboxStartError if the driver did not report its end."""
         pending = self.preparation
         if pending is None:
             return
@@ -371,20 +372,20 @@ class DriverProtocol:
         yield from check_preparation(header, body, pending.build_meta(), pending.timeout)
 
     def _note_limit(self, end: Frame) -> Frame:
-        """An execution's end, with the sandbox's limit that it was killed for if so, and the option for more memory."""
+        """Add to the end frame: the sandbox's limits, the exceeded one if any, and the option for more memory."""
         header, body = end
         if header["status"] != "crashed":
             return {**header, "memory_option": self.sandbox.memory_option, "limits": self.sandbox.limits}, body
         limit = self.sandbox.find_exceeded_limit() if header.get("signal") == SIGKILL else ""
-        if limit == "disk_mib":  # its files are still there, and whoever comes next would be killed
+        if limit == "disk_mib":  # The files remain, so the next execution would be killed too.
             self.close("its files took more than its disk_mib")
         memory_option = self.sandbox.kill_memory_option
         return {**header, "limit": limit, "memory_option": memory_option, "limits": self.sandbox.limits}, body
 
     def check_ready(self, is_sent: bool = False) -> None:
-        """Raises SandboxStartError for a driver that has ended, or not answered in time, before it was ready.
+        """Raise SandboxStartError if the driver ended or timed out before it was ready.
 
-        OutcomeUnknown where it was sent an execution, and may have begun that.
+        Raise OutcomeUnknown if an execution was sent to it and may have begun.
         """
         if self.is_ready:
             return
@@ -402,14 +403,14 @@ class DriverProtocol:
         return unknown
 
     def compute_answer_timeout(self, pending: PendingExecution) -> float | None:
-        """Seconds after which a driver that has not reported an execution's end is taken for lost."""
+        """Return the seconds after which the driver counts as lost if it has not reported the execution's end."""
         if pending.timeout is None:
             return None
         collecting = 0.0 if pending.collected is None else COLLECT_TIMEOUT_SECONDS
         return pending.timeout + self._compute_grace() + collecting
 
     def close_at_silence(self, pending: PendingExecution) -> None:
-        """Closes, because an execution has outlived its timeout by far."""
+        """Close the connection because the driver did not report the execution's timeout in time."""
         self.close(f"it has not answered {self._compute_grace():.0f} s after the timeout of {pending.timeout or 0:g} s")
 
     def _compute_grace(self) -> float:
@@ -426,7 +427,7 @@ def _read_output(body: bytes) -> Any:
 
 
 def _describe_unfinished(body: bytes) -> str:
-    """Why not all files of an execution have come, as its driver says; empty where they have."""
+    """Describe why the driver did not send all collected files. Return "" if it sent them all."""
     reason = _read_output(body)
     if reason == "":
         return ""
@@ -436,7 +437,7 @@ def _describe_unfinished(body: bytes) -> str:
 
 
 def _read_file_names(body: bytes) -> Parts[tuple[str, ...]]:
-    """Names of files; the code may have written them, and anything else is none."""
+    """Decode file names. The code may have forged them, so ignore everything but strings."""
     try:
         value = yield from read_json(body)
     except (ValueError, RecursionError):
@@ -446,7 +447,7 @@ def _read_file_names(body: bytes) -> Parts[tuple[str, ...]]:
 
 
 def resolve_timeout(timeout: float | None, default: float | None) -> float | None:
-    """The timeout that is in force, in seconds; None is none. Raises ConfigurationError."""
+    """Return the timeout in force, in seconds; None means no limit. Raise ConfigurationError if it is invalid."""
     seconds = default if timeout is None else timeout
     if seconds == math.inf:
         return None
@@ -456,7 +457,7 @@ def resolve_timeout(timeout: float | None, default: float | None) -> float | Non
 
 
 def encode_value(name: str, value: Any) -> bytes:
-    """A reply's body for what a tool returned."""
+    """Encode the reply for a value that a tool returned."""
     try:
         return encode_fields({"value": value})
     except NotJsonError as error:
@@ -464,11 +465,11 @@ def encode_value(name: str, value: Any) -> bytes:
 
 
 def encode_exception(error: BaseException) -> bytes:
-    """A reply's body for what a tool raised."""
+    """Encode the reply for an exception that a tool raised."""
     try:
-        # A KeyError's text is the repr of its key, and the code is raised a KeyError with this for its key.
+        # `str` of a KeyError is the repr of its key. The driver raises a KeyError with this message as its key.
         text = str(error.args[0] if type(error).__str__ is KeyError.__str__ and len(error.args) == 1 else error)
         message = text.encode("utf-8", "replace").decode("utf-8")
-    except Exception:  # noqa: BLE001 - an exception may do anything when it is asked for its text
+    except Exception:  # noqa: BLE001 - `str` of a user's exception can raise anything
         message = "(its message could not be read)"
     return encode_fields({"error": {"type": type(error).__name__, "message": message}})

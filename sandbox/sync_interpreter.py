@@ -1,4 +1,4 @@
-"""The synchronous interpreter, for scripts: the same as `interpreter`, for threads that have no event loop."""
+"""The synchronous interpreter: `interpreter` for scripts and threads without an event loop."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ T = TypeVar("T")
 FORKED = (
     "the sandbox was opened by another process, of which this one is a fork: shutdown() and start() open one of its own"
 )
-# A signal that comes just before a wait does not end it, and Ctrl-C is to be heard nonetheless.
+# Limits the delay of Ctrl-C: a signal that arrives just before a wait does not interrupt the wait.
 MAX_WAIT_SECONDS = 1.0
 
 
 class _Outcome(Generic[T]):
-    """What work on the loop came to, for the one thread that waits for it.
+    """The result or error of work on the event loop, for the one thread that waits for it.
 
-    No `concurrent.futures.Future`: its lock is taken by Python code, so an interrupt of the thread that waits can leave
-    it locked for ever, and the loop's thread, which settles it, with it. `on_settle` is called on that thread.
+    `concurrent.futures.Future` would not do: Python code takes its lock, so an interrupt of the waiting thread can
+    leave the lock held for ever and block the loop's thread. `on_settle` is called on the loop's thread.
     """
 
     def __init__(self, on_settle: Callable[[], None]) -> None:
@@ -76,22 +76,22 @@ class _Outcome(Generic[T]):
 
 
 class _BackgroundLoop:
-    """One event loop in one daemon thread, for every interpreter of the process; made when it is first needed."""
+    """One event loop in a daemon thread, shared by all interpreters of the process and created on first use."""
 
     def __init__(self) -> None:
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Begins anew: a fork of this process has the loop, and no thread that runs it."""
+        """Reset the loop. A fork of this process has the loop object, but not the thread that runs it."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]], output: OutputQueue | None = None) -> T:
-        """Runs it on the loop and waits. What interrupts the wait (Ctrl-C) cancels the work, and waits for its end.
+        """Run the work on the loop and wait. An interrupt of the wait (Ctrl-C) cancels the work and waits for its end.
 
-        The coroutine is made on the loop's thread: here an interrupt could come before anybody had it. What is put into
-        `output` is heard on this thread.
+        The loop's thread creates the coroutine, so an interrupt here cannot leave it without an owner. This thread
+        delivers what is put into `output`.
         """
         with self._lock:
             if self._loop is None:
@@ -108,7 +108,7 @@ class _BackgroundLoop:
         async def run_and_settle() -> None:
             try:
                 outcome.set_result(await work())
-            except BaseException as error:  # noqa: BLE001 - also what would end the loop, such as a tool's SystemExit
+            except BaseException as error:  # noqa: BLE001 - includes a tool's SystemExit, which would end the loop
                 outcome.set_error(error)
 
         def start() -> None:
@@ -117,7 +117,7 @@ class _BackgroundLoop:
                 tasks[0].add_done_callback(lambda _: settle_unstarted())
 
         def settle_unstarted() -> None:
-            """A task that is cancelled before its first step runs nothing of `run_and_settle`."""
+            """Settle the outcome of a task that was cancelled before it entered `run_and_settle`."""
             if not outcome.is_settled:
                 outcome.set_error(asyncio.CancelledError())
 
@@ -142,17 +142,22 @@ class _BackgroundLoop:
             raise
 
 
-run_sync = _BackgroundLoop().run  # of the synchronous face
+run_sync = _BackgroundLoop().run
 
 
 class SyncInterpreter:
-    """Runs code in one sandbox, step by step: names that one execution defines are there in the next.
+    """A handle that runs code in one sandbox; names defined by one execution exist in the next.
 
-    A context manager; or `start`, `execute` and `shutdown` by hand. Safe to use from several threads, one execution at
-    a time. `timeout` is the default for each execution, in seconds. `tools` are functions of the host, plain or async,
-    that the code may call by name; each call has a thread of its own, and 256 run at a time. `make_queries` makes what
-    an execution may ask of a model, for code at a depth; None where there is no model. `prepare` is code that runs when
-    the sandbox is open, in a process of its own, of which the executions' one is a fork.
+    Use it as a context manager, or call `start`, `execute` and `shutdown`. Threads may share it: executions run one
+    at a time.
+
+    Args:
+        open_sandbox: Opens the sandbox.
+        timeout: Default for each execution, in seconds; None means no limit.
+        tools: Functions of the host, plain or async, that the code may call by name. Each call has its own thread; 256
+            run at a time.
+        make_queries: Creates the queries of an execution for an interpreter and a depth; None without a model.
+        prepare: Code that runs when the sandbox opens. The process of the executions is a fork of its process.
     """
 
     def __init__(
@@ -172,19 +177,20 @@ class SyncInterpreter:
         self._open = open_sandbox
         self._start_lock = threading.Lock()
         self._sandbox: Sandbox | None = None
-        self._process_id = os.getpid()  # of the process that has opened it
-        self._pipe: PipeTransport | None = None  # where the sandbox is on this machine
-        self._session: AsyncInterpreter | None = None  # where it is elsewhere
+        self._process_id = os.getpid()  # id of the process that opened the sandbox
+        self._pipe: PipeTransport | None = None  # set if the sandbox is on this machine
+        self._session: AsyncInterpreter | None = None  # set if the sandbox is elsewhere
 
     @property
     def can_query(self) -> bool:
-        """Whether its code may ask a model."""
+        """Return True if the code may query a model."""
         return self._make_queries is not None
 
     def start(self) -> Self:
-        """Opens the sandbox; the second time does nothing, and after `shutdown` it opens a new one.
+        """Open the sandbox. A second call does nothing; after `shutdown` it opens a new sandbox.
 
-        Raises SandboxStartError, QuotaExceeded, ConfigurationError or PrepareError.
+        Raises:
+            SandboxStartError, QuotaExceeded, ConfigurationError, PrepareError: The start failed.
         """
         with self._start_lock:
             if self._sandbox is None:
@@ -234,9 +240,9 @@ class SyncInterpreter:
         collect: Sequence[str] | None = None,
         collect_to: str | os.PathLike[str] | None = None,
     ) -> Result:
-        """Runs the code and returns what it submitted. Parameters and errors are those of `Interpreter.execute`.
+        """Run the code and return what it submitted. See `Interpreter.execute` for the parameters and errors.
 
-        `on_output` is called on the thread that waits here; what it raises is logged, and changes nothing else.
+        `on_output` is called on the calling thread. Its exceptions are logged and otherwise ignored.
         """
         text: str = convert_code(code, self.tools, variables or ())
         output = None if on_output is None else OutputQueue(on_output)
@@ -248,7 +254,7 @@ class SyncInterpreter:
         if pipe is not None:
             collected = CollectedFiles(patterns, collect_to) if patterns else None
             variables, tools = convert_variables(variables), dict(self.tools)
-            seed = None if self._prepare is None else self._prepare.derive_seed(0)  # of the one process
+            seed = None if self._prepare is None else self._prepare.derive_seed(0)  # all executions share one process
             body = encode_request(text, variables, tools, output_fields, seed=seed, refuse_exit=refuse_exit)
             seconds = resolve_timeout(timeout, self.timeout)
             return pipe.execute(body, variables, seconds, CONTEXT, tools, output_fields, output, collected)
@@ -268,10 +274,13 @@ class SyncInterpreter:
         )
 
     def reset(self) -> None:
-        """Forgets all names: the next execution begins in a new process. Files, the volume and the sandbox stay.
+        """Forget all names: the next execution starts in a new process. Files, the volume and the sandbox remain.
 
-        It is no error where there is no state, or where that was lost. Raises ConfigurationError while an execution is
-        under way, in another thread or around a tool, and SandboxLost where the sandbox has gone.
+        Resetting a sandbox without state, or with lost state, is not an error.
+
+        Raises:
+            ConfigurationError: An execution is running in another thread, or waits for the calling tool.
+            SandboxLost: The sandbox is gone.
         """
         self._check_process()
         pipe, session = self._pipe, self._session
@@ -281,24 +290,30 @@ class SyncInterpreter:
             raise ConfigurationError(BUSY)
 
     def upload(self, path: str, data: FileData) -> None:
-        """Writes a file in the sandbox's working folder, with the directories above it; `path` is relative to that.
+        """Write a file in the sandbox, and the directories above it.
 
-        `data` is bytes, text (as UTF-8), or the `pathlib.Path` of a file of this machine, of at most 256 MiB. Raises
-        VolumeError, SandboxLost and ConfigurationError, and what `start` raises.
+        Args:
+            path: Relative to the sandbox's working folder.
+            data: Bytes, text (written as UTF-8), or the `pathlib.Path` of a local file; at most 256 MiB.
+
+        Raises:
+            VolumeError, SandboxLost, ConfigurationError: The file was not written. Errors of `start` are raised too.
         """
         sandbox = self._get_sandbox()
         run_sync(lambda: upload_file(sandbox, path, data))
 
     def download(self, path: str) -> bytes:
-        """The bytes of a file in the sandbox's working folder, of at most 256 MiB; `path` is relative to that.
+        """Return the bytes of a file in the sandbox, at most 256 MiB. `path` is relative to the working folder.
 
-        Raises VolumeError for what is no file, a link among it, and SandboxLost, and what `start` raises.
+        Raises:
+            VolumeError: The path is not a regular file; a link is not one.
+            SandboxLost: The sandbox is gone. Errors of `start` are raised too.
         """
         sandbox = self._get_sandbox()
         return run_sync(lambda: download_file(sandbox, path))
 
     def _check_process(self) -> None:
-        """Raises ConfigurationError in a fork of the process that has opened the sandbox: both would read one wire."""
+        """Raise ConfigurationError in a fork of the process that opened the sandbox: both would read one connection."""
         if self._sandbox is not None and self._process_id != os.getpid():
             raise ConfigurationError(FORKED)
 
@@ -311,15 +326,15 @@ class SyncInterpreter:
         return sandbox
 
     def share_query_limits(self) -> None:
-        """Counts further executions as one against the limits on queries, at the depth of a recursive model's code."""
+        """Count all further executions as one against the query limits, as a recursive model's code needs."""
         self._shares_limits = True
         if self._session is not None:
             self._session.share_query_limits()
 
     def shutdown(self) -> None:
-        """Removes the sandbox, whatever it is doing; the second time does nothing.
+        """Remove the sandbox, even if it is running code. A second call does nothing.
 
-        In a fork of the process that has opened it the sandbox stays, for that one.
+        In a fork of the process that opened it, the sandbox stays open for the original process.
         """
         if self._process_id != os.getpid():
             self._sandbox = self._pipe = self._session = None
@@ -345,7 +360,7 @@ class SyncInterpreter:
         sandbox = await self._open()
         try:
             if self._make_queries is not None:
-                return sandbox, None  # a query's own code runs while the code that asked it does: on an event loop
+                return sandbox, None  # a query's own code runs during the code that asked it, which needs an event loop
             return sandbox, await sandbox.attach()
         except BaseException:
             await run_shielded(sandbox.remove())
