@@ -1,4 +1,4 @@
-"""A child, seen from the supervisor: how it is made, the pipes to it, and the execution that it has."""
+"""A child process as the supervisor sees it: how to fork it, the pipes to it, and the execution that it runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from .confinement import Confinement
     from .event_loop import EventLoop
 
-CHANNEL_PIPE_BYTES = 1024 * 1024  # of pipe to a child, the most that an ordinary user may ask for
+CHANNEL_PIPE_BYTES = 1024 * 1024  # bytes of a pipe to a child: the largest pipe that an ordinary user may request
 CHILD_FRAMES: tuple[str, ...] = ("submit", "call", "files", "value", "display", "end")
 NEVER = float("inf")  # a moment
-CPU_GRACE_SECONDS = 10.0  # beyond its timeout that an execution has to be interrupted, and to be ended
-MAX_CPU_SECONDS = 1e9  # above which there is no limit
-INHERIT_EXIT = 70  # a child that could not even report why it failed (EX_SOFTWARE)
+CPU_GRACE_SECONDS = 10.0  # seconds beyond its timeout in which an execution is interrupted and killed
+MAX_CPU_SECONDS = 1e9  # seconds; longer timeouts get no CPU limit
+INHERIT_EXIT = 70  # EX_SOFTWARE: a child that could not even report why it failed
 
 
 class Execution:
@@ -39,45 +39,45 @@ class Execution:
 
     def __init__(self, number: int, timeout: float | None, output_cap: int) -> None:
         self.id = number
-        # Drawn anew, so that what runs in one execution of a context cannot tell that of a later one.
-        self.token = os.urandom(16).hex()  # of what ends it
-        self.call_token = os.urandom(16).hex()  # of calls, also from threads that earlier executions have left
+        # New random tokens for each execution, so that code in a context cannot guess the tokens of a later execution.
+        self.token = os.urandom(16).hex()  # authenticates the frames that end this execution
+        self.call_token = os.urandom(16).hex()  # authenticates calls, also those from threads of earlier executions
         self.timeout = NEVER if timeout is None else timeout
-        self.started_at = 0.0  # monotonic seconds, as below
-        self.due_at = NEVER  # when its timeout is over; once it `is_ending`, when it is killed
+        self.started_at = 0.0  # monotonic seconds, as in `due_at`
+        self.due_at = NEVER  # when the timeout expires; once `is_ending`, when the child is killed
         self.is_ending = False
-        self.has_second_interrupt = False  # to come before it is killed
-        self.end_cause = ""  # why we ended it: timeout, cancelled, channel
+        self.has_second_interrupt = False  # interrupt a second time before the kill
+        self.end_cause = ""  # why the supervisor ended it: timeout, cancelled, channel, replies
         self.submitted: bytes | None = None
-        self.status = ""  # the child's last word
+        self.status = ""  # the status that the child reported
         self.outcome: bytes | None = None
-        self.files: bytes | None = None  # that it wrote on the volume
-        self.value: bytes | None = None  # of its last expression
-        self.collection: Collection | None = None  # of the files that it brings home
-        self._displays = self._displays_bytes = 0  # that were handed on
-        self.streams: dict[str, OutputStream] = {}  # of those that it has written to
+        self.files: bytes | None = None  # JSON: files that the code wrote on the volume
+        self.value: bytes | None = None  # JSON: value of the last expression
+        self.collection: Collection | None = None  # the files to send to the host
+        self._displays = self._displays_bytes = 0  # displays sent to the host
+        self.streams: dict[str, OutputStream] = {}  # only streams that have output
         self._output_cap = output_cap
 
     def start_clock(self) -> None:
-        """Has its timeout run from now on."""
+        """Start the timeout now."""
         self.started_at = time.monotonic()
         self.due_at = self.started_at + self.timeout
 
     def set_end(self, grace: float) -> None:
-        """Has it killed if it has not ended after `grace` seconds."""
+        """Schedule the kill of the execution after `grace` seconds."""
         self.is_ending, self.due_at = True, time.monotonic() + grace
 
     def set_interrupted_end(self, grace: float, process: ChildProcess) -> None:
-        """The same of one that has been interrupted. In a context it is interrupted once more before it is killed.
+        """Schedule the kill of an execution that was just interrupted. In a context a second interrupt comes first.
 
-        Python drops what is raised in a finalizer, and sleeps on where the signal came just before it slept; and the
-        state is worth a second try.
+        The first interrupt can be lost: Python drops exceptions raised in a finalizer, and keeps sleeping if the signal
+        came just before the sleep. The state of a context is worth a second try.
         """
         self.set_end(grace)
         self.has_second_interrupt = process.context is not None
 
     def encode_end(self, code: int | None, number: int | None) -> tuple[dict[str, Any], bytes]:
-        """Its end's frame; `code` and `number` are its process's exit status and signal, where that has ended."""
+        """Return the end frame; `code` and `number` are the exit status and signal of an ended process."""
         header: dict[str, Any] = {"op": "end", "id": self.id, "seconds": time.monotonic() - self.started_at}
         if self.submitted is not None:
             header["status"] = "submitted"
@@ -88,7 +88,7 @@ class Execution:
         return header, self.outcome or b"null"
 
     def count_display(self, body: bytes) -> None:
-        """Raises BadFrameError for more than our child sends."""
+        """Raise BadFrameError if the child sends more displays than the driver's own code does."""
         self._displays += 1
         self._displays_bytes += len(body)
         check_displays(self._displays, self._displays_bytes)
@@ -100,10 +100,11 @@ class Execution:
 
 
 class ChildProcess:
-    """A child that is confined and waits for an execution, or has one.
+    """A confined child that waits for an execution or runs one.
 
-    `waiting` are the executions of its context that come next; `unconfined` is why it could not be confined, if so;
-    `is_broken` says that what it wrote to its channel was wrong, `is_collector` that it runs no code, and sends files.
+    `waiting` holds the next executions of its context. `unconfined` is the error if the child could not be confined.
+    `is_broken` is true after an invalid frame from the child. `is_collector` is true for a child that runs no code and
+    sends files.
     """
 
     def __init__(self, pid: int, reads: int, writes: int, outputs: dict[str, int], loop: EventLoop) -> None:
@@ -111,13 +112,13 @@ class ChildProcess:
         self.context: str | None = None
         self.execution: Execution | None = None
         self.waiting: list[tuple[Execution, bytes]] = []
-        self.reads, self.writes = reads, writes  # our ends of its channel
+        self.reads, self.writes = reads, writes  # the supervisor's ends of the channel
         self.outputs = outputs
         self.unconfined: bytes | None = None
         self.frames = FrameReader(MAX_CALL_BYTES)
         self.is_broken = self.is_collector = False
-        self.frame_kinds = CHILD_FRAMES  # that it may send
-        self.executions = 0  # that it was handed
+        self.frame_kinds = CHILD_FRAMES  # frames that the child may send
+        self.executions = 0  # number of executions started in the child
         self._backlog = bytearray()
         self._loop = loop
 
@@ -126,16 +127,16 @@ class ChildProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the kernel says so; it stays unreaped."""
+        """Return whether the child has ended, according to the kernel; do not reap it."""
         return has_ended(self.pid)
 
     @property
     def backlog_bytes(self) -> int:
-        """Those that it has been sent and has not taken yet."""
+        """Return the number of bytes that wait to be written to the child."""
         return len(self._backlog)
 
     def begin(self, execution: Execution, body: bytes) -> None:
-        """Hands an execution to the child, which is free."""
+        """Send an execution to a free child."""
         self.execution = execution
         self.executions += 1
         execution.start_clock()
@@ -146,17 +147,18 @@ class ChildProcess:
         header: dict[str, Any] = {"op": "execute", "token": execution.token, "call_token": execution.call_token}
         header["once"] = self.context is None
         if self.context is None and execution.timeout < MAX_CPU_SECONDS:
-            # What all processors can do in that time: for what outlives it although it should not.
+            # All processors' time within the timeout: this limit ends a process that escapes the kill.
             header["cpu_seconds"] = int((execution.timeout + CPU_GRACE_SECONDS) * (os.cpu_count() or 1)) + 1
         self.send(header, body)
 
     def has_ended_with_all(self, execution: Execution) -> bool:
-        """Whether nothing that an execution of a context has started goes on, if it was for us to end it.
+        """Kill what an ended execution in a context started, and return whether all of it is dead.
 
-        Where something does, and forks as fast as we kill, the context ends too, and with it all that it has.
+        Only executions that the supervisor ended are cleaned up. If the processes fork as fast as they are killed, kill
+        the child too: the context ends.
         """
         if not execution.end_cause:
-            return True  # what it leaves is of the state
+            return True  # processes that the code left running belong to the context's state
         since = time.clock_gettime(time.CLOCK_BOOTTIME) - (time.monotonic() - execution.started_at)
         if kill_descendants(self.pid, since):
             return True
@@ -165,19 +167,19 @@ class ChildProcess:
 
     def send(self, header: dict[str, Any], body: bytes) -> None:
         parts = encode_frame_parts(header, body)
-        if not self._backlog:  # most of the time: then nothing large is copied
+        if not self._backlog:  # the usual case; avoids copying a large body
             try:
                 parts = write_available(self.writes, parts)
             except OSError:
-                return  # it is dead or dying: the kernel will say so
+                return  # a dead or dying child: SIGCHLD follows
         if parts:
             self._backlog += b"".join(parts)
             self._flush()
 
     def send_settings(self, settings: dict[str, Any], body: bytes) -> None:
-        """Hands the settings, of which `body` is the JSON, to a child that was forked before they were known.
+        """Send the settings (`body` is their JSON) to a child that was forked before they were known.
 
-        Where the limit on processes goes beyond those that the user had, the child was among these: it is lowered.
+        If the process limit counts the user's other processes, this child was among them, so lower the limit by one.
         """
         if settings["confinement"].get("counts_user"):
             settings["confinement"]["limits"]["NPROC"] -= 1
@@ -185,12 +187,12 @@ class ChildProcess:
         self.send({"op": "start"}, body)
 
     def _flush(self) -> None:
-        # One that takes no more is dead or dying: the kernel will say so.
+        # A failed write means a dead or dying child: SIGCHLD follows.
         self._loop.flush(self.writes, self._backlog, self._flush)
 
 
 def open_pipes() -> tuple[list[int], list[int]]:
-    """A child's ends of its pipes (its channel's two, standard output and error), and ours. Raises OSError."""
+    """Open a child's pipes; return the child's ends (channel in and out, stdout, stderr) and ours. Raises OSError."""
     pipes: list[tuple[int, int]] = []
     try:
         while len(pipes) < 4:
@@ -211,7 +213,7 @@ def close_all(fds: list[int]) -> None:
 
 
 def build_child(pid: int, ours: list[int], loop: EventLoop) -> ChildProcess:
-    """The child that has that id and the other ends of our pipes."""
+    """Return the `ChildProcess` for a process id and our ends of its pipes."""
     in_writes, out_reads, stdout, stderr = ours
     return ChildProcess(pid, out_reads, in_writes, {"stdout": stdout, "stderr": stderr}, loop)
 
@@ -224,10 +226,10 @@ def fork_child(
     requests: int | None = None,
     start_file: int | None = None,
 ) -> ChildProcess:
-    """Forks a child that does the work, as confined, and exits with status 0 where that came to its end.
+    """Fork a confined child that runs `work` and then exits with status 0. Raises OSError.
 
-    It closes the supervisor's descriptors. With a socket for `requests` it is itself forked when it is asked to. It has
-    `start_file` behind the descriptors that have a place. Raises OSError.
+    The child closes the supervisor's descriptors. With `requests`, a socket, the child serves requests to fork itself.
+    `start_file` becomes the first descriptor after the child's fixed ones.
     """
 
     def run(supervisor: int, ends: list[int], ours: list[int]) -> None:
@@ -254,10 +256,10 @@ def fork_runner(
     requests: int | None = None,
     start_file: int | None = None,
 ) -> ChildProcess:
-    """Forks a child that runs code, and waits for an execution. Raises OSError.
+    """Fork a child that waits for an execution and runs its code. Raises OSError.
 
-    With a socket for `requests` it runs the code that executions build on, and is forked for them. With `start_file` it
-    starts a Python of its own.
+    With `requests`, a socket, the child runs the code of `prepare` and is then forked for each execution. With
+    `start_file` the child starts a new Python interpreter.
     """
     supervisor = os.getpid()
 
@@ -275,9 +277,9 @@ def fork_runner(
 
 
 def fork_process(run: Callable[[int, list[int], list[int]], None]) -> tuple[int, list[int]]:
-    """The id of a new process, and our ends of the pipes to it. Raises OSError.
+    """Fork a process that calls `run` and exits; return its id and our ends of its pipes. Raises OSError.
 
-    It runs the function, and ends with it: with the caller's id, its own ends, and ours, which it is to close.
+    `run` gets the caller's process id, the child's ends of the pipes, and our ends, which `run` must close.
     """
     ends, ours = open_pipes()
     supervisor = os.getpid()
@@ -298,17 +300,17 @@ def fork_process(run: Callable[[int, list[int], list[int]], None]) -> tuple[int,
 
 
 def leave_supervisor(ends: list[int], supervisor_fds: list[int]) -> int:
-    """Leaves everything of the supervisor's behind; returns the highest descriptor that is not the child's own."""
+    """Detach the calling child from the supervisor; return the highest descriptor that is not the child's own."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
-    close_all(supervisor_fds)  # first, so that there are some left for what follows
+    close_all(supervisor_fds)  # first, so that descriptors are free for the next steps
     return max(*place_descriptors(ends), *supervisor_fds, *ends)
 
 
 def confine(confinement: Confinement, supervisor: int, *, is_forked_on: bool = False) -> None:
-    """Confines the calling process, a child. Ends it where that cannot be had, which its supervisor is told."""
+    """Confine the calling child. On failure report the error to the supervisor and exit."""
     try:
         confinement.confine(supervisor, is_forked_on=is_forked_on)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a child does to itself before it runs code: limits, another user, Landlock, seccomp."""
+"""Confinement that a child applies to itself before it runs code: limits, another user, Landlock, seccomp."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ _libc: Any = None
 
 
 def _find_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
-    """The system call, and what reads its error number; both are made once, with their types."""
+    """Return `prctl` and a function that reads its errno; both are built once."""
     global _prctl
     _prctl = _prctl or _make_prctl()
     return _prctl
 
 
 def _load_libc() -> Any:
-    """The C library's functions, which are looked up once."""
+    """Return the C library, loaded once."""
     global _libc
     if _libc is None:
         import ctypes
 
         _libc = ctypes.CDLL(None, use_errno=True)
-        for name in ("syscall", "capset"):  # each is made when it is first asked for, which a child would do anew
+        for name in ("syscall", "capset"):  # Looking a function up here spares each fork the lookup.
             getattr(_libc, name)
     return _libc
 
 
 def _make_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
-    """From what ctypes is made of: ctypes itself takes longer to import than the driver."""
+    """Build `prctl` from `_ctypes`: importing `ctypes` takes longer than importing the driver."""
     try:
         import _ctypes
 
@@ -65,44 +65,48 @@ def _make_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
 
 
 class SeccompFilter:
-    """A filter as the kernel takes it, laid out once: what a child does for it then touches few pages of memory.
+    """A seccomp filter in the kernel's layout, built once so that a child that applies it touches few pages.
 
     `address` is that of its struct sock_fprog.
     """
 
-    OWN_PID = (0x7E57A11D).to_bytes(4, sys.byteorder)  # stands for the id of the process that it confines
+    OWN_PID = (0x7E57A11D).to_bytes(4, sys.byteorder)  # placeholder for the id of the confined process
 
     def __init__(self, ctypes: Any, program: bytes) -> None:
         self._program = bytearray(program)
-        self._places: list[int] = []  # of that id
+        self._places: list[int] = []  # offsets of OWN_PID
         while (place := program.find(self.OWN_PID, self._places[-1] + 1 if self._places else 0)) >= 0:
             self._places.append(place)
-        self._start = ctypes.c_char.from_buffer(self._program)  # by which it stays where it is
+        self._start = ctypes.c_char.from_buffer(self._program)  # a reference that keeps the buffer at its address
         length = len(program) // 8 << (0 if sys.byteorder == "little" else 48)
         fields = (length, ctypes.addressof(self._start))
         self._fields = ctypes.c_char_p(b"".join(field.to_bytes(8, sys.byteorder) for field in fields))
         self.address: int = ctypes.cast(self._fields, ctypes.c_void_p).value
 
     def set_own_pid(self, pid: int) -> None:
-        """Puts the id where it has to stand."""
+        """Write the process id into the filter."""
         own = pid.to_bytes(4, sys.byteorder)
         for place in self._places:
             self._program[place : place + 4] = own
 
 
 class Confinement:
-    """The system calls that confine a child. The policy is the host's (``sandbox/confinement/policy.py``).
+    """The system calls that confine a child. The host decides the policy (``sandbox/confinement/policy.py``).
 
-    Settings: ``limits`` (names of RLIMIT_* to numbers), ``counts_user`` (its NPROC goes beyond what the user had),
-    ``uid`` (to become, where the supervisor is root), ``gid`` (of the files that it makes, by default the uid's
-    number), ``umask``, ``search`` (keep the capability to reach the interpreter under a closed home), ``landlock``,
-    ``seccomp``, and ``mounts``: the path of each, the device and inode that have to be there, and what Landlock is to
-    allow.
+    Settings:
+        ``limits``: names of RLIMIT_* to numbers.
+        ``counts_user``: the NPROC limit counts the user's other processes.
+        ``uid``: user id to switch to if the supervisor is root.
+        ``gid``: group id of the files that code makes; by default the number of the uid.
+        ``umask``: umask of the code.
+        ``search``: keep the capability to reach the interpreter under a closed home.
+        ``landlock``, ``seccomp``: ruleset and filter.
+        ``mounts``: for each, its path, expected device and inode, and the access that Landlock allows.
     """
 
     CAP_DAC_READ_SEARCH = 2
     SECBIT_NO_SETUID_FIXUP = 1 << 2
-    LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same number on every architecture
+    LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same numbers on every architecture
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._prctl_call, self._errno = _find_prctl()
@@ -116,7 +120,7 @@ class Confinement:
             (getattr(resource, "RLIMIT_" + name), int(value)) for name, value in settings.get("limits", {}).items()
         ]
         self._ruleset = -1
-        self._has_domain = bool(settings.get("landlock"))  # of Landlock, for each child
+        self._has_domain = bool(settings.get("landlock"))  # each child enters a Landlock domain
         self._filter: SeccompFilter | None = None
         if settings.get("landlock"):
             self._ruleset = self._build_ruleset(settings["landlock"])
@@ -143,19 +147,19 @@ class Confinement:
         self._call("prctl " + name, self._prctl_call(PRCTL_OPTIONS[name], *values, *([0] * (4 - len(values)))))
 
     def _build_ruleset(self, settings: dict[str, Any]) -> int:
-        """A ruleset, made once: each child that enters it gets a domain of its own, as the kernel counts them."""
+        """Build the ruleset once. Each child that enters it gets a separate domain in the kernel."""
         struct = b"".join(int(settings[attribute]).to_bytes(8, sys.byteorder) for attribute in settings["attributes"])
         made = self._call(
             "landlock_create_ruleset",
             self._libc.syscall(self.LANDLOCK_CREATE, struct, self._ctypes.c_size_t(len(struct)), 0),
         )
-        ruleset = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 10)  # clear of where a child puts what is its own
+        ruleset = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 10)  # above the descriptors that a child has in fixed places
         os.close(made)
         for path, access in settings["rules"]:
             try:
                 path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
             except OSError:
-                continue  # not every system has every one of the paths
+                continue  # paths that this system lacks
             self._add_rule(ruleset, path, path_fd, access)
             os.close(path_fd)
         return ruleset
@@ -165,9 +169,9 @@ class Confinement:
         self._call("landlock_add_rule " + path, self._libc.syscall(self.LANDLOCK_ADD, ruleset, 1, rule, 0))
 
     def _admit_mount(self, path: str, identity: tuple[int, int], access: int) -> None:
-        """Lets children read what is at a path, if it is what the host has judged. Raises OSError.
+        """Let children read a mount if it is still the one that the host checked. Raises OSError.
 
-        Who made it so may have exchanged it meanwhile, or a directory above it, for a link to something else.
+        The owner may meanwhile have replaced the mount, or a directory above it, with a link to something else.
         """
         path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
@@ -180,64 +184,64 @@ class Confinement:
             os.close(path_fd)
 
     def adopt_orphans(self) -> None:
-        """Descendants whose parent has died become children of this process, whatever session they moved to."""
+        """Make this process the parent of descendants whose parent dies, whatever session they moved to."""
         self._prctl("PR_SET_CHILD_SUBREAPER", 1)
 
     def release_orphans(self) -> None:
-        """Ends that: they become children of the nearest process above this one that adopts them."""
+        """Stop adopting orphans: the next subreaper above this process gets them."""
         self._prctl("PR_SET_CHILD_SUBREAPER", 0)
 
     def request_term_on_parent_end(self) -> None:
-        """SIGTERM when the parent ends, and not SIGKILL: there is something to take along."""
+        """Request SIGTERM when the parent ends. SIGKILL would leave no time to kill other processes first."""
         self._prctl("PR_SET_PDEATHSIG", signal.SIGTERM)
 
     def outlive_parent(self) -> None:
-        """Takes that back: no signal comes when the parent ends."""
+        """Cancel the request: no signal when the parent ends."""
         self._prctl("PR_SET_PDEATHSIG", 0)
 
     def end_with_parent(self, parent: int) -> None:
-        """Has the kernel kill the calling process when its parent ends."""
+        """Request that the kernel kill the calling process when its parent ends."""
         self._prctl("PR_SET_PDEATHSIG", signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(0)  # it ended just before that call
+            os._exit(0)  # the parent ended just before `prctl`
 
     def become_supervisor(self) -> None:
-        """Makes the calling process a supervisor: told of its parent's end, parent of orphans, closed to others."""
-        if os.getpid() != 1:  # the first process of a namespace has bubblewrap's own request, for SIGKILL
+        """Make the calling process a supervisor: signalled when its parent ends, adopts orphans, closed to others."""
+        if os.getpid() != 1:  # bubblewrap already requests SIGKILL for the first process of a namespace
             self.request_term_on_parent_end()
         self.adopt_orphans()
         self.close_to_others()
 
     def close_to_others(self) -> None:
-        """Closes the calling process's /proc/PID/fd and /proc/PID/mem to others of its user."""
+        """Close the calling process's /proc/PID/fd and /proc/PID/mem to others of its user."""
         self._prctl("PR_SET_DUMPABLE", 0)
 
     def close_to_forks(self) -> None:
-        """The same to forks of the calling process, which a domain of their own holds off where there is Landlock.
+        """Close the calling process to its forks, unless a Landlock domain per fork does that.
 
-        It stays open there: who sums a sandbox's memory has to see which of it the forks share.
+        With Landlock it stays open: the host that sums a sandbox's memory must see which of it the forks share.
         """
         if not self._has_domain:
             self.close_to_others()
 
     def confine(self, parent: int, *, is_forked_on: bool = False) -> None:
-        """Confines the calling process, a child of `parent`, for good. Raises OSError; the code must not run then.
+        """Confine the calling process, a child of `parent`, for good. Raises OSError; then no code may run.
 
-        A filter stays with every fork of the process. So where it `is_forked_on` for executions, the filter knows no
-        process by its id, only by the 0 that names whoever calls: each fork could signal it otherwise.
+        Every fork inherits the seccomp filter. So if this process `is_forked_on` for executions, the filter accepts
+        only process id 0, which names the caller. With this process's id in it, each fork could signal this process.
         """
         self._prctl("PR_SET_DUMPABLE", 1)
         try:
             adjust = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-            os.write(adjust, b"1000")  # where memory runs out, the kernel takes this process and not the supervisor
+            os.write(adjust, b"1000")  # if memory runs out, the kernel kills this process and not the supervisor
             os.close(adjust)
         except OSError:
-            pass  # no /proc, or not ours to change: the order in which the kernel kills is not a promise
+            pass  # /proc is missing or not writable: the order of the kernel's kills is no promise
         self.adopt_orphans()
         for limit, value in self._limits:
             hard = resource.getrlimit(limit)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            # At the soft limit of CPU seconds the signal says what it is about; at the hard one it is SIGKILL.
+            # SIGXCPU at the soft limit names the cause; at the hard limit the kernel sends SIGKILL.
             more = 1 if limit == resource.RLIMIT_CPU and hard in (resource.RLIM_INFINITY, max(hard, value + 1)) else 0
             resource.setrlimit(limit, (value, value + more))
         if self._settings.get("umask") is not None:
@@ -252,34 +256,34 @@ class Confinement:
         if self._filter is not None:
             self._filter.set_own_pid(0 if is_forked_on else os.getpid())
             self._prctl("PR_SET_SECCOMP", 2, self._filter.address)
-        self.close_to_others()  # until it has an execution of its own
+        self.close_to_others()  # until it gets an execution
 
     def confine_fork(self, rulesets: list[int]) -> None:
-        """Confines a fork of a confined process, which has all of that but a domain of its own. Raises OSError.
+        """Give a fork of a confined process its own Landlock domain; all other walls are inherited. Raises OSError.
 
-        In a domain below the forked process's it can neither signal nor read that, nor any other fork.
+        From this inner domain the fork can neither signal nor read the forked process or any other fork.
         """
         self.adopt_orphans()
         for ruleset in rulesets:
             self._enter_domain(ruleset)
 
     def limit_cpu_seconds(self, seconds: int) -> None:
-        """Limits the calling process, and each that it starts, for good; a lower limit that it has stays."""
+        """Limit the CPU time of the calling process and its children for good; keep a lower limit."""
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         if hard == resource.RLIM_INFINITY or hard > seconds:
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
     def open_own_proc(self) -> None:
-        """Opens the calling process's own /proc/self to the code that it is about to run."""
+        """Open the calling process's own /proc/self to the code that it will run."""
         self._prctl("PR_SET_DUMPABLE", 1)
 
     @property
     def rulesets(self) -> list[int]:
-        """The descriptor of the ruleset that children enter a domain with; none without Landlock."""
+        """Return the ruleset's descriptor in a list, which is empty without Landlock."""
         return [] if self._ruleset < 0 else [self._ruleset]
 
     def close(self) -> None:
-        """Lets go of the ruleset: no other child can be confined."""
+        """Close the ruleset: no other child can be confined after this."""
         for ruleset in self.rulesets:
             os.close(ruleset)
         self._ruleset = -1
@@ -291,12 +295,12 @@ class Confinement:
         if self._settings.get("search"):
             self._prctl("PR_SET_KEEPCAPS", 1)
             try:
-                # Or access(2), and so `shutil.which`, would look without the capability.
+                # Otherwise access(2), which `shutil.which` uses, would check without the capability.
                 self._prctl("PR_SET_SECUREBITS", self.SECBIT_NO_SETUID_FIXUP)
             except OSError:
-                pass  # a root without CAP_SETPCAP
+                pass  # root without CAP_SETPCAP
         gid = uid if gid is None else gid
-        os.setgroups([] if gid == uid else [uid])  # the way to its own folder is open to the group of that number
+        os.setgroups([] if gid == uid else [uid])  # its folder is open to the group with the uid's number
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
         if self._settings.get("search"):

@@ -1,4 +1,4 @@
-"""The end of what ended executions have left running: the children that this process adopted, and all below them."""
+"""Cleanup of processes that ended executions left running: the supervisor's adopted children and their descendants."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container
 
-END_TIMEOUT_SECONDS = 4.0  # in which all that a driver leaves is ended, or said by name
-ORPHANS_TIMEOUT_SECONDS = 10.0  # in which all that an execution has left is
-SCAN_SECONDS = 0.02  # between two looks at all processes
-ROUND_SECONDS = 0.001  # between two rounds, for those that were killed to end
-LATE_ROUND_SECONDS = 0.25  # between two rounds once that time is over
-MAX_LISTS = 50  # of children, in one round: without a limit on processes new ones may end as fast as they are listed
-MAX_ROUNDS = 10  # for what an execution of a context has started, until the context is ended with it
-MAX_HELD = 4096  # of the dead, for there is a limit on processes that is the machine's
-MAX_NAMES = 10  # in a sentence
+END_TIMEOUT_SECONDS = 4.0  # time to end all that a driver leaves; then the rest is reported by name
+ORPHANS_TIMEOUT_SECONDS = 10.0  # time to end all that an execution leaves
+SCAN_SECONDS = 0.02  # between two scans of all processes
+ROUND_SECONDS = 0.001  # between two rounds, so that killed processes can end
+LATE_ROUND_SECONDS = 0.25  # between two rounds after ORPHANS_TIMEOUT_SECONDS
+MAX_LISTS = 50  # lists of children per round: without a process limit, new ones may end as fast as they are listed
+MAX_ROUNDS = 10  # rounds for what an execution of a context started; then the context is ended too
+MAX_HELD = 4096  # unreaped dead processes: the machine limits its processes too
+MAX_NAMES = 10  # names in a message
 NEVER = float("inf")
 
 
 class OrphanKiller:
-    """Kills the children of this process that it did not fork, whatever they fork meanwhile.
+    """A killer of adopted children (orphans), even if they fork faster than it can kill them.
 
-    Who has lost its parent is a child of ours (PR_SET_CHILD_SUBREAPER), and nobody else reaps it. So the dead are left
-    unreaped for as long as one of them lives: each keeps one of the places that the code may have (RLIMIT_NPROC), and
-    each round takes away those of all the oldest, killed or ended. Code that forks as fast as we kill, or forks and
-    ends before it can be killed, is out of places after at most as many rounds as it had places. What is below the
-    oldest is killed too: each generation would have to be given time to end before the next one is ours.
+    A process that loses its parent becomes a child of this process (PR_SET_CHILD_SUBREAPER), and only this process
+    reaps it. The killer leaves dead orphans unreaped while another one lives, because each still counts against the
+    code's RLIMIT_NPROC. Code that keeps forking therefore reaches that limit after at most as many rounds as the limit
+    allows processes. The killer also kills the orphans' descendants: otherwise each generation would have to end
+    before the next one is adopted.
     """
 
     def __init__(self) -> None:
-        self.next_at = NEVER  # monotonic seconds: when `kill` is to be called again
-        self.is_late = False  # some live on although the time that they have had is over
+        self.next_at = NEVER  # monotonic seconds: when to call `kill` again
+        self.is_late = False  # some orphans outlived ORPHANS_TIMEOUT_SECONDS
         self._dead: set[int] = set()
         self._living: list[int] = []
         self._until = NEVER
-        self._scan_at = NEVER  # not at once, for most have nothing below them
+        self._scan_at = NEVER  # the first round does not scan: most orphans have no descendants
 
     def kill(self, *known: Container[int]) -> bool:
-        """Kills the orphans, which are the children that none of these knows; whether none is left."""
+        """Kill the orphans, which are children not in any of `known`, and return whether none is left."""
         new: list[int] = [0]
         self._living = []
         for _ in range(MAX_LISTS):
             orphans = [pid for pid in list_children() if not any(pid in pids for pids in known)]
             new = [pid for pid in orphans if pid not in self._dead]
-            # What one that has just ended had below it is ours since then, and not in this list.
+            # If one of them just ended, its children were adopted only after this list was made.
             self._living = [pid for pid in new if not self._has_ended(pid)]
             if not new or len(self._dead) > MAX_HELD:
                 self._reap()
@@ -83,14 +83,14 @@ class OrphanKiller:
         return False
 
     def wait(self, seconds: float) -> None:
-        """Waits until one of those that were killed has ended, for that time at most."""
+        """Wait until one of the killed processes has ended, for at most `seconds`."""
         if self._living:
             wait_for_end(self._living[0], seconds)
         else:
             time.sleep(seconds)
 
     def describe(self) -> str:
-        """Those that live, by their ids and names."""
+        """Return the ids and names of the living orphans."""
         names = [f"{pid} ({read_name(pid)})" for pid in self._living[:MAX_NAMES]]
         more = len(self._living) - len(names)
         return ", ".join(names) + (f" and {more} more" if more else "")
@@ -114,22 +114,22 @@ class OrphanKiller:
 
 
 def kill_all_children() -> str:
-    """Kills every child of this process, with all below it; those that could not be ended, by name."""
+    """Kill all children and descendants of this process; return the names of those that did not end, or ""."""
     killer, until = OrphanKiller(), time.monotonic() + END_TIMEOUT_SECONDS
     while time.monotonic() < until:
         if killer.kill():
             try:
                 os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return ""  # as the kernel says, and not its list
+                return ""  # the kernel confirms that no child is left; `list_children` alone may miss some
         killer.wait(ROUND_SECONDS)
     return killer.describe()
 
 
 def kill_descendants(pid: int, since: float) -> bool:
-    """Kills what a process has started after that moment (CLOCK_BOOTTIME); whether all of it has been killed.
+    """Kill what a process started after `since` (CLOCK_BOOTTIME seconds); return whether all of it was killed.
 
-    The process reaps them itself, or does not: unlike orphans of ours, they may fork for ever.
+    Orphans of that process are its own to reap, not the caller's. So they keep no places, and may fork forever.
     """
     first = since * os.sysconf("SC_CLK_TCK") - 1
     killed: dict[int, int] = {}
@@ -137,7 +137,7 @@ def kill_descendants(pid: int, since: float) -> bool:
         below = list_descendants(pid).items()
         new = {child: started for child, started in below if started >= first and killed.get(child) != started}
         if not new:
-            return True  # who has been killed forks no more, whenever it ends
+            return True  # a killed process forks no more, whenever it ends
         for child, started in new.items():
             kill_exactly(child, started)
         killed.update(new)

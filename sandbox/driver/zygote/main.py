@@ -1,11 +1,11 @@
 """The zygote: a process with the driver loaded, from which each new sandbox on this machine is forked.
 
-It runs nothing but this program. It hears its host over a socket on descriptor 0, and ends when that closes. A request
-is a packet of JSON with descriptors: the wire to read and to write, standard error, and a socket of the new sandbox's
-own. On that socket the sandbox says that it stands, with a handle on its first process (pidfd), or why it does not, and
-the zygote how it ended. Of one without a process namespace that was killed it ends what is left. When it is idle, a
-process is forked ahead, with the walls that are the same for all, and waits for a request together with its first child
-(`child_ahead`).
+It runs nothing but this program. Its host is connected through a socket on descriptor 0, and the zygote ends when that
+socket closes. A request is a JSON packet with descriptors: the wire to read and to write, standard error, and a status
+socket of the new sandbox. On the status socket the sandbox reports either success, with a handle on its first process
+(pidfd), or the error; later the zygote reports how the sandbox ended. If a killed sandbox has no process namespace, the
+zygote kills the processes it left. When idle, the zygote forks a process ahead of the next request. That process sets
+up the walls that are the same for all sandboxes and forks its first child (`child_ahead`).
 """
 
 from __future__ import annotations
@@ -39,21 +39,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
-MAX_REQUEST_BYTES = 64 * 1024  # as its host knows
-DESCRIPTORS = 4  # of a request
-# Since it was last asked, or a sandbox ended: a process forked at once would take time from the one that was asked for.
-# So would that one's first child, which takes another 3 ms, in which it is not asked: as long once more.
+MAX_REQUEST_BYTES = 64 * 1024  # the host knows this limit
+DESCRIPTORS = 4  # descriptors in a request
+# Idle time since the last request or sandbox end. A process forked at once would slow down the sandbox just requested.
+# The first child of the spare process takes another 3 ms of CPU, so the spare process waits as long again before it.
 IDLE_MILLISECONDS = 10
-FAILED = 71  # EX_OSERR, of a sandbox whose walls could not be put up
+FAILED = 71  # EX_OSERR: the sandbox's walls could not be set up
 
 
 def main(folders: str | None, user: tuple[int, int] | None = None) -> None:
-    """Serves the host. `folders` is where the zygote has those of all sandboxes; None outside of bubblewrap.
+    """Serve the host.
 
-    `user` are the ids that sandboxes have in user namespaces of their own; None where the host is root.
+    Args:
+        folders: Directory with the folders of all sandboxes; None without bubblewrap.
+        user: User and group id of each sandbox in its user namespace; None if the host is root.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what its host has blocked is not what sandboxes have
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # sandboxes do not inherit the signals that the host blocks
     control = socket.socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 10))
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -69,7 +71,7 @@ def main(folders: str | None, user: tuple[int, int] | None = None) -> None:
     rehearse_driver(runner, confinement)
     gc.collect()
     gc.disable()
-    gc.freeze()  # a collection touches every page that a sandbox would otherwise share
+    gc.freeze()  # a collection touches every page that sandboxes would share
     _send_with_handle(control, b"ready")
     _Zygote(control, folders, user, confinement, runner).serve()
 
@@ -88,10 +90,10 @@ class _Zygote:
         self._folders = folders
         self._user = user
         self._runner = runner
-        self._sandboxes: dict[int, socket.socket] = {}  # by the ids of their first processes
+        self._sandboxes: dict[int, socket.socket] = {}  # keys: ids of the sandboxes' first processes
         self._wake, self._wake_writes = os.pipe()
         self._spare: tuple[int, socket.socket] | None = None
-        self._orphans = OrphanKiller()  # of sandboxes that were killed: a process namespace ends its own
+        self._orphans = OrphanKiller()  # left by killed sandboxes without a process namespace
         self._own_namespace = -1 if folders is None else os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         for fd in (self._wake, self._wake_writes):
             os.set_blocking(fd, False)
@@ -108,11 +110,11 @@ class _Zygote:
             if time.monotonic() >= self._orphans.next_at:
                 self._kill_orphans()
             if not events and is_spare_due:
-                is_spare_due = False  # one that ends is not replaced: what it failed of would fail of the next
+                is_spare_due = False  # never replaced after it ends: the next one would probably fail too
                 try:
                     self._spare = self._fork_spare()
                 except OSError:
-                    pass  # who asks for a sandbox is told, if it is still the case
+                    pass  # the next request for a sandbox reports the error if it persists
             for fd, _ in events:
                 if fd == self._wake:
                     os.read(self._wake, 4096)
@@ -124,27 +126,27 @@ class _Zygote:
                 if not data:
                     self._end()
                 if len(fds) != DESCRIPTORS:
-                    for cut in fds:  # of more than this process may have open; who asked sees them closed
+                    for cut in fds:  # too few arrived: this process's file limit; the host sees them closed
                         os.close(cut)
                     continue
                 self._open_sandbox(data, fds)
                 is_spare_due = True
 
     def _find_wait(self, is_spare_due: bool) -> float | None:
-        """Milliseconds until something is due; None: nothing is."""
+        """Return the milliseconds until the next timer, or None without a timer."""
         waits: list[float] = [IDLE_MILLISECONDS] if is_spare_due else []
         if self._orphans.next_at != NEVER:
             waits.append(max(0.0, self._orphans.next_at - time.monotonic()) * 1000)
         return min(waits, default=None)
 
     def _end(self) -> NoReturn:
-        """Ends, for the host has gone, and with it all that it has forked."""
-        if self._folders is None:  # process namespaces end with their first processes, and these with this one
+        """Kill all forked processes and exit, because the host has closed the socket."""
+        if self._folders is None:  # sandboxes with process namespaces end with this process
             kill_all_children()
         os._exit(0)
 
     def _open_sandbox(self, data: bytes, fds: list[int]) -> None:
-        """Hands the request to the process that waits for one."""
+        """Pass the request to the waiting process; fork one if none waits."""
         status = socket.socket(fileno=fds[3])
         self._tell_ends()
         spare, self._spare = self._spare, None
@@ -154,7 +156,7 @@ class _Zygote:
                 if not _hand_over(spare[1], data, fds):
                     raise OSError(errno.ESRCH, "the new process was ended")
             self._sandboxes[spare[0]] = status
-            os.kill(spare[0], signal.SIGCONT)  # somebody may have stopped it while it waited
+            os.kill(spare[0], signal.SIGCONT)  # it may have been stopped by a signal while it waited
         except OSError as error:
             _send_words(status, f"failed {error.errno} {error}")
             status.close()
@@ -162,9 +164,9 @@ class _Zygote:
             os.close(fd)
 
     def _fork_spare(self, asked: Sequence[int] = ()) -> tuple[int, socket.socket]:
-        """A process that is on its way to be a sandbox, and where it waits for its request. Raises OSError.
+        """Fork a process that will become a sandbox; return its id and the socket for its request. Raises OSError.
 
-        `asked` are the descriptors of a request that is there already.
+        `asked` holds the descriptors of a request that has already arrived.
         """
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         zygote = os.getpid()
@@ -178,18 +180,18 @@ class _Zygote:
                 return pid, ours
             try:
                 ours.close()
-                for fd in asked:  # it gets its own with the request; what is known of nowhere would stay in the code's
+                for fd in asked:  # its own copies come with the request; unlisted ones would stay open for code
                     os.close(fd)
                 self._become_sandbox(its, zygote, has_time=not asked)
             except BaseException as error:
-                sys.excepthook(type(error), error, error.__traceback__)  # on its own standard error
+                sys.excepthook(type(error), error, error.__traceback__)  # goes to its own standard error
             finally:
                 os._exit(FAILED)
 
     def _become_sandbox(self, waiting: socket.socket, zygote: int, *, has_time: bool) -> None:
-        """Leaves everything of the zygote's and of other sandboxes behind, and becomes the driver, once it is asked.
+        """Detach from the zygote and the other sandboxes, wait for a request, and become the driver.
 
-        What is worth it only while nobody waits is done where it `has_time`.
+        With `has_time`, no request is waiting, so also rehearse and fork the first child.
         """
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -211,15 +213,15 @@ class _Zygote:
                 rehearse_start(self._runner)
         except OSError as error:
             failure = error
-            waiting.shutdown(socket.SHUT_RD)  # who has asked is told; who asks later gets one that tries anew
+            waiting.shutdown(socket.SHUT_RD)  # this request gets the error; the next one gets a new process
         if has_time and failure is None and not _is_asked_within(IDLE_MILLISECONDS, waiting):
             with suppress(OSError):
                 child = ChildAhead(self._runner, waiting.fileno(), self._user, has_namespaces=self._folders is not None)
-                rehearse_start(self._runner)  # once more: by the fork all pages are shared again
+                rehearse_start(self._runner)  # again, because the fork made all pages shared again
         data, fds, _, _ = socket.recv_fds(waiting, MAX_REQUEST_BYTES, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         waiting.close()
         if not data or len(fds) != DESCRIPTORS:
-            os._exit(0)  # the zygote has ended, or this process may open no more files
+            os._exit(0)  # the zygote ended, or this process reached its limit on open files
         status = socket.socket(fileno=fds.pop())
         try:
             if failure is not None:
@@ -230,15 +232,15 @@ class _Zygote:
             return
         status.close()
         del data, fds, status
-        # What the host wants to do with the process comes before its first words to it.
+        # The host may act on the process before it sends its first frame.
         _is_asked_within(None, 0)
         run_driver(runner=self._runner, child=None if child is None else child.handle)
 
     def _stand(self, request: dict[str, Any], wire: list[int], status: socket.socket, child: ChildAhead | None) -> None:
-        """Does what is this sandbox's own, and says that it stands. Raises OSError."""
+        """Set up what is specific to this sandbox and report success. Raises OSError."""
         for pid in (os.getpid(), *(() if child is None else (child.handle[0],))):
             resource.prlimit(pid, resource.RLIMIT_RSS, (request["mark"], request["mark"]))
-            os.kill(pid, signal.SIGCONT)  # somebody may have stopped the child while it waited
+            os.kill(pid, signal.SIGCONT)  # the child may have been stopped by a signal while it waited
         if self._folders is not None:
             self._confinement.open_own_proc()  # until it becomes the supervisor
             take_folder(self._folders, request)
@@ -253,7 +255,7 @@ class _Zygote:
         _send_with_handle(status, b"stands")
 
     def _tell_ends(self) -> None:
-        """Says of sandboxes that have ended how they did, and ends what those without a namespace have left."""
+        """Report how sandboxes ended, and kill what those without a process namespace left."""
         while self._orphans.next_at == NEVER:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -262,7 +264,7 @@ class _Zygote:
             if pid == 0:
                 return
             self._on_end(pid, status)
-        for known in self._list_known():  # orphans are not for us to reap
+        for known in self._list_known():  # The orphan killer reaps the orphans.
             pid, status = os.waitpid(known, os.WNOHANG)
             if pid:
                 self._on_end(pid, status)
@@ -275,11 +277,11 @@ class _Zygote:
         if sandbox is not None:
             _send_words(sandbox, f"ended {os.waitstatus_to_exitcode(status)}")
             sandbox.close()
-            if status and self._folders is None:  # others have ended all that was theirs, or it ended with them
+            if status and self._folders is None:  # else the driver or the namespace has ended all
                 self._kill_orphans()
 
     def _list_known(self) -> list[int]:
-        """The ids of its children that are no orphans."""
+        """Return the ids of children that are not orphans."""
         return [*self._sandboxes, *(() if self._spare is None else self._spare[:1])]
 
     def _kill_orphans(self) -> None:
@@ -287,21 +289,21 @@ class _Zygote:
 
 
 def _send_with_handle(to: socket.socket, words: bytes) -> None:
-    """Send words, and a handle on the calling process (pidfd)."""
+    """Send words with a handle on the calling process (pidfd)."""
     process = os.pidfd_open(os.getpid())
     to.sendmsg([words], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [process]))])
     os.close(process)
 
 
 def _is_asked_within(milliseconds: float | None, fd: int | socket.socket) -> bool:
-    """Whether there is something to read within that time, or its other end has closed; None waits until then."""
+    """Return whether the descriptor is readable or closed within that time; None waits without limit."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(milliseconds))
 
 
 def _hand_over(waiting: socket.socket, data: bytes, fds: list[int]) -> bool:
-    """Whether the process that waits at a socket's other end got a request: not where it has ended. Raises OSError."""
+    """Send a request to the waiting process; return False if it has ended. Raises OSError."""
     with waiting:
         try:
             socket.send_fds(waiting, [data], fds)
@@ -314,4 +316,4 @@ def _send_words(status: socket.socket, words: str) -> None:
     try:
         status.send(words.encode("utf-8", "replace"), socket.MSG_DONTWAIT)
     except OSError:
-        pass  # who asked has gone
+        pass  # the host has closed the socket
