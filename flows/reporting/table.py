@@ -76,10 +76,15 @@ def format_rows(
     With a `limit` these are the first rows, and those of the `best`, whose note is `mark`. `shows_output` adds a column
     with the last line that the code printed, if any code printed anything.
     """
-    numbered = list(enumerate(outcomes if limit is None else outcomes[:limit]))
-    best_numbers = {result.meta.index or 0 for result in best}
-    if limit is not None:
-        numbered += [(number, result) for result in best if (number := result.meta.index or 0) >= limit]
+    first = outcomes if limit is None else outcomes[:limit]
+    # The ledger of a run that was interrupted lacks executions, so a position may differ from the execution's number.
+    numbered: list[tuple[int, Outcome]] = [
+        (position if outcome.meta.index is None else outcome.meta.index, outcome)
+        for position, outcome in enumerate(first)
+    ]
+    best_numbers = {result.meta.index or 0: result for result in best}
+    shown_numbers = {number for number, _ in numbered}
+    numbered += [(number, result) for number, result in best_numbers.items() if number not in shown_numbers]
     shown = [outcome for _, outcome in numbered]
     variables = dict.fromkeys(name for outcome in shown for name in get_values(outcome, VARIABLES))
     fields = dict.fromkeys(name for outcome in shown for name in list_new_fields(outcome))

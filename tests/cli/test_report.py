@@ -151,6 +151,14 @@ def test_no_two_columns_have_one_name_in_whatever_order_code_submits_its_fields(
     assert (row["x"], row["outputs.x"], row["outputs.outputs.x"]) == ("9", "2", "1")
 
 
+def test_rows_have_the_numbers_of_executions_also_where_some_have_no_outcome() -> None:
+    results = [Result({"loss": -number}, Meta(index=number, variables={})) for number in (1, 4, 7)]
+    for limit in (None, 1):
+        rows = format_rows(results, results[1:2], limit)
+        assert [row[0] for row in rows[1:]] == (["1", "4", "7"] if limit is None else ["1", "4"])
+        assert [row[0] for row in rows if row[-1] == "best"] == ["4"]
+
+
 @pytest.mark.parametrize(
     "record", [{"objective": "f20"}, {"objectives": [asdict(Objective("f20")), asdict(Objective("f19"))]}]
 )
