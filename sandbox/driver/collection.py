@@ -1,8 +1,8 @@
-"""Brings files of the working folder home: what an execution has made there or changed, and its patterns name.
+"""Collection: sends to the host the working folder's files that an execution made or changed and its patterns match.
 
-The folder is the code's, and something of it may still run: no link is followed on the way to a file, nothing is opened
-that is no file, and of what is opened it is looked at once more what it is. That is done in a process of its own,
-confined as the code's are, so that it reaches nothing that the code could not have read.
+Code owns the folder and may still be running. So collection follows no link on the way to a file, opens only regular
+files, and checks again what it has opened. A separate process does this, confined as the code is, so it reaches nothing
+that the code could not have read.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from ..wire.collection import Steps
 
-MAX_ENTRIES = 100_000  # of the folder that are looked at
-PIECE_BYTES = 180_000  # of a file that are sent at a time: as base64 what a wire takes, and no file of its own
+MAX_ENTRIES = 100_000  # entries of the folder to scan
+PIECE_BYTES = 180_000  # bytes of a file per frame; as base64 they fit the wire without a file
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 KINDS = {
@@ -46,28 +46,28 @@ KINDS = {
 
 
 class Refused(Exception):
-    """A file that is not brought home; the text says why, after its name."""
+    """A file that is not collected; the message continues the file's name with the reason."""
 
 
 class Collection:
-    """The files that one execution brings home, of the calling process's working folder.
+    """The files to collect from the calling process's working folder after one execution.
 
-    It is made before the execution begins, and notes what is there by then. `max_bytes` are those of its files.
+    Create it before the execution starts: it records the files that exist then. `max_bytes` limits their total size.
     """
 
     def __init__(self, patterns: list[str], max_bytes: int) -> None:
         self._patterns = [parse_pattern(pattern) for pattern in patterns]
         self._max_bytes = max_bytes
-        self._is_cut = False  # there are more entries than are looked at
+        self._is_cut = False  # the folder has more entries than MAX_ENTRIES
         self._before = {path: _describe(status) for path, status in self._find_matches().items()}
 
     def send(self, token: str) -> None:
-        """Sends each file that is new or has changed, in pieces, and of others why not: on a child's channel."""
+        """Send each new or changed file in pieces on a child's channel, and the reason for each refused file."""
         sender = _Sender(token, self._max_bytes)
         matches = self._find_matches()
         for pattern in self._patterns:
             path = "/".join(pattern)
-            # Of a pattern that stands for one file: a mistyped name is to be seen.
+            # A pattern without wildcards names one file, so report it if missing: it may be mistyped.
             if all(map(is_literal, pattern)) and not any(path == at or path.startswith(at + "/") for at in matches):
                 sender.refuse(path, "is not there")
         changed = [path for path, status in sorted(matches.items()) if self._before.get(path) != _describe(status)]
@@ -85,7 +85,7 @@ class Collection:
         sender.finish()
 
     def _find_matches(self) -> dict[str, os.stat_result]:
-        """What the patterns name, by paths: files, and what is none; directories only where one names just that."""
+        """Return what the patterns match, by path: files and other entries; directories only if named exactly."""
         matches: dict[str, os.stat_result] = {}
         self._left = MAX_ENTRIES
         try:
@@ -96,7 +96,7 @@ class Collection:
         return matches
 
     def _look_into(self, fd: int, prefix: str, steps: Steps, matches: dict[str, os.stat_result]) -> None:
-        """Adds what is matched in a directory and below it, and closes its descriptor."""
+        """Add the matches in a directory and below it, and close its descriptor."""
         try:
             wanted = {step[0] for step in steps if step and is_literal(step[0])}
             names = set(wanted)
@@ -109,10 +109,10 @@ class Collection:
                 try:
                     status = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 except OSError:
-                    continue  # it is not there, or is not any more
+                    continue  # missing, or removed meanwhile
                 self._take_entry(fd, prefix, name, status, below, name in wanted, matches)
         except OSError:
-            pass  # a directory that is closed to the code is closed to us
+            pass  # a directory that the code cannot open
         finally:
             os.close(fd)
 
@@ -128,7 +128,7 @@ class Collection:
     ) -> None:
         path = prefix + name
         if not stat.S_ISDIR(status.st_mode):
-            if is_match(below) or stat.S_ISLNK(status.st_mode):  # which may stand for a directory
+            if is_match(below) or stat.S_ISLNK(status.st_mode):  # a link may point to a directory
                 matches[path] = status
             return
         if is_match(below) and is_wanted:
@@ -157,7 +157,7 @@ class Collection:
 
 
 class _Sender:
-    """Sends files, and what is said of those that are not sent, as long as there is room for them."""
+    """A sender of files and refusals, within the limits."""
 
     def __init__(self, token: str, max_bytes: int) -> None:
         self._token = token
@@ -166,7 +166,7 @@ class _Sender:
         self._max_bytes = self.room_bytes = max_bytes
 
     def begin_file(self, path: str, size: int) -> None:
-        """Takes in that a file is sent. Raises Refused where there is no room for it."""
+        """Count a file to send. Raises Refused if it exceeds a limit."""
         if self._files >= MAX_COLLECTED_FILES:
             raise Refused(f"is one too many: an execution brings {MAX_COLLECTED_FILES:,} files home at most")
         if size > self.room_bytes:
@@ -187,7 +187,7 @@ class _Sender:
         self._send({"path": path, "data": binascii.b2a_base64(data, newline=False).decode("ascii"), "last": is_last})
 
     def refuse(self, path: str, reason: str) -> None:
-        """Says why a file is not sent; what was sent of it is void."""
+        """Report why a file is not sent; the host discards pieces already sent."""
         self._refusals += 1
         if self._refusals <= MAX_REFUSALS:
             self._send({"path": path.encode("utf-8", "backslashreplace").decode("utf-8"), "reason": reason})
@@ -204,12 +204,12 @@ class _Sender:
 
 
 def _describe(status: os.stat_result) -> tuple[int, ...]:
-    """What differs once a file is another, or was written to."""
+    """Return values that change when a file is replaced or written to."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _send_file(root: int, path: str, listed: os.stat_result, sender: _Sender) -> None:
-    """Sends one file. Raises Refused, and OSError where it cannot be read."""
+    """Send one file. Raises Refused, or OSError if it cannot be read."""
     kind = KINDS.get(stat.S_IFMT(listed.st_mode))
     if kind is not None:
         is_deep = path.count("/") >= MAX_DEPTH
@@ -242,7 +242,7 @@ def _send_file(root: int, path: str, listed: os.stat_result, sender: _Sender) ->
 
 
 def _open_file(root: int, path: str) -> int:
-    """A descriptor of a file, to which no link leads. Raises Refused, and OSError."""
+    """Open a file without following links and return its descriptor. Raises Refused and OSError."""
     *directories, name = path.split("/")
     at = os.dup(root)
     try:

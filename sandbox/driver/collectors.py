@@ -1,4 +1,4 @@
-"""The processes that send the files of executions, seen from the supervisor: confined as those of code are."""
+"""The processes that send the files of executions, as the supervisor sees them; they are confined as code is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fork_collector(
     loop: EventLoop,
     supervisor_fds: list[int],
 ) -> ChildProcess:
-    """Forks a child that sends the files of the execution with that number. Raises OSError."""
+    """Fork a child that sends the files of the execution with this number. Raises OSError."""
     sending = Execution(number, COLLECT_TIMEOUT_SECONDS, output_cap)
 
     def send() -> None:
@@ -40,14 +40,14 @@ def fork_collector(
 
 
 def encode_collected(number: int, reason: str) -> tuple[dict[str, Any], bytes]:
-    """The frame after which no more files of an execution come: all that there were, or else why not."""
+    """Return the frame that ends an execution's files; `reason` says why some are missing, or is empty."""
     return {"op": "collected", "id": number}, dumps(reason).encode("utf-8", "replace")
 
 
 def encode_collector_end(
     process: ChildProcess, sending: Execution, code: int | None, number: int | None
 ) -> tuple[dict[str, Any], bytes]:
-    """That frame, for a child that has ended with that exit status or signal."""
+    """Return that frame for a child that ended with this exit status or signal."""
     reason = ""
     if process.unconfined is not None:
         reason = loads(process.unconfined.decode("utf-8"))["message"]

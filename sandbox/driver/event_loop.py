@@ -1,4 +1,4 @@
-"""The loop's half of the supervisor: descriptors that are waited for, and what is called when they are ready."""
+"""The supervisor's event loop: it waits for descriptors and calls their handlers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class EventLoop:
-    """Waits for descriptors on an epoll, and calls the handlers of those that are ready."""
+    """An epoll that calls the handlers of ready descriptors."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -22,7 +22,7 @@ class EventLoop:
         self._poll.close()
 
     def watch(self, fd: int, handler: Callable[[], None]) -> None:
-        """Calls the handler when there is something to read."""
+        """Call the handler when the descriptor is readable."""
         self._handlers[fd] = handler
         self._poll.register(fd, select.EPOLLIN)
 
@@ -31,9 +31,9 @@ class EventLoop:
             self._poll.unregister(fd)
 
     def flush(self, fd: int, backlog: bytearray, handler: Callable[[], None]) -> bool:
-        """Writes what the other side takes, and removes it from the backlog; false where the other side is gone.
+        """Write as much of the backlog as the descriptor takes and remove it. Return False if the other side is closed.
 
-        For as long as a backlog is left, the handler is called when the descriptor takes more.
+        While a backlog is left, the handler is called when the descriptor takes more.
         """
         is_open, written = True, 0
         view = memoryview(backlog)
@@ -55,7 +55,7 @@ class EventLoop:
         return is_open
 
     def run_once(self, timeout: float) -> bool:
-        """Waits that many seconds at most, and calls the handlers; whether there were any to call."""
+        """Wait at most `timeout` seconds and call the handlers; return whether any descriptor was ready."""
         events = self._poll.poll(timeout)
         for fd, _event in events:
             handler = self._handlers.get(fd)

@@ -1,4 +1,4 @@
-"""The process that has run the code which executions build on, seen from the supervisor: each execution is its fork."""
+"""The process that ran `prepare`, as the supervisor sees it: each execution is a fork of that process."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from .confinement import Confinement
     from .event_loop import EventLoop
 
-FORK_TIMEOUT_SECONDS = 10.0  # for a fork that takes a millisecond, unless there are gigabytes to be mapped
-LOOK_SECONDS = 0.1  # between two looks at whether the process still lives
-END_SECONDS = 1.0  # for one that was killed; others wait meanwhile
+FORK_TIMEOUT_SECONDS = 10.0  # a fork takes a millisecond, or longer with gigabytes to map
+LOOK_SECONDS = 0.1  # between two checks that the process still lives
+END_SECONDS = 1.0  # wait for a killed process; other executions wait meanwhile
 
 
 class ForkServer:
-    """Makes children that are forks of one `process`, once that `is_ready`. `loss` says why it makes no more, if so.
+    """A source of children that are forks of one `process`. It `is_ready` after `prepare`; `loss` says why it stopped.
 
-    The supervisor waits for each fork: until it knows its id, it could not tell it from what code has left running.
+    The supervisor waits for each fork: until it knows the id, it could not tell the fork from an orphan.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ForkServer:
         supervisor_fds: list[int],
         start_file: int | None = None,
     ) -> None:
-        """Forks the process, which waits for its code. Raises OSError."""
+        """Fork the process, which then waits for its code. Raises OSError."""
         import _socket
 
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -55,7 +55,7 @@ class ForkServer:
             theirs.close()
         self.is_ready = False
         self.loss = ""
-        self._kept: set[int] = set()  # what was left running and is the supervisor's, and all below that
+        self._kept: set[int] = set()  # adopted processes that `prepare` left running, and their descendants
         self._may_have_children = True
         self._requests = ours
         self._confinement = confinement
@@ -66,10 +66,9 @@ class ForkServer:
         return int(self._requests.fileno())
 
     def list_kept(self) -> set[int]:
-        """What the code had left running, and a child of the supervisor since it lost its parent during a fork.
+        """Return the living processes that `prepare` left running and that the supervisor adopted during a fork.
 
-        It ends with the process; those that have ended are the supervisor's to reap. What they have below them stays
-        as they do, as far as the last look has seen it.
+        They are killed after the prepared process has ended. Their descendants stay too, if the last scan saw them.
         """
         if self.loss or not self._kept:
             return set()
@@ -78,10 +77,10 @@ class ForkServer:
         return living
 
     def fork(self, known: Container[int]) -> ChildProcess:
-        """A child that has what the process had, and waits for an execution; none that is `known`. Raises OSError."""
+        """Return a new fork of the process that waits for an execution and is not in `known`. Raises OSError."""
         if self.loss or not self.is_ready:
             raise OSError(errno.ESRCH, self.loss or "prepare has not ended yet")
-        # For a list of all processes, which most have no need of.
+        # This scan of all processes is rarely needed.
         below = list_descendants(self.process.pid) if self._may_have_children else {}
         ends, ours = open_pipes()
         try:
@@ -102,7 +101,7 @@ class ForkServer:
         return build_child(pid, ours, self._loop)
 
     def _request_fork(self, fds: list[int]) -> tuple[int, int]:
-        """The id of a child that has these descriptors, or the number of the error for which there is none."""
+        """Request a child with these descriptors; return its id and 0, or an error number or negative signal."""
         poll, until = select.poll(), time.monotonic() + FORK_TIMEOUT_SECONDS
         poll.register(self.fd, select.POLLIN)
         pid = failure = 0
@@ -119,7 +118,7 @@ class ForkServer:
                     else:
                         pid = int(number)
         except (OSError, ValueError, IndexError):
-            pass  # the process has gone, or what it had run has written there
+            pass  # the process has ended, or its code wrote to the socket
         raise self._give_up()
 
     def _give_up(self) -> OSError:
@@ -127,7 +126,7 @@ class ForkServer:
         until = time.monotonic() + END_SECONDS
         while (end := read_end(self.process.pid)) is None and time.monotonic() < until:
             time.sleep(0.001)
-        # It may have been about to end by itself.
+        # It may already have been ending by itself.
         why = "makes no more forks" if end is None or end[1] == signal.SIGKILL else describe_end(*end)
         self.loss = self.loss or f"the process that prepare had run in {why}"
         return OSError(errno.ESRCH, self.loss)
@@ -136,6 +135,6 @@ class ForkServer:
 def _is_child(pid: int) -> bool:
     try:
         has_ended(pid)
-    except (OSError, OverflowError):  # another's, or none at all
+    except (OSError, OverflowError):  # not a child of this process, or no such process
         return False
     return True

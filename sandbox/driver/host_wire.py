@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
     from .event_loop import EventLoop
 
-FILE_ABOVE_BYTES = 256 * 1024  # of a body that goes to the host as a file, where the settings name a place for it
-MAX_BACKLOG_BYTES = 8 * 1024 * 1024  # waiting for the host, above which no more is read from children
+FILE_ABOVE_BYTES = 256 * 1024  # larger bodies go to the host as a file, if the settings name a folder
+MAX_BACKLOG_BYTES = 8 * 1024 * 1024  # waiting for the host; above this, children are not read
 
 
 class HostWire:
-    """Frames to and from the host. `pause` is called with whether the host has fallen behind, when that changes.
+    """The frames to and from the host.
 
-    `is_closed` says that the host has gone; `last_sent` and `last_heard` are monotonic seconds. `files_folder` is where
-    large bodies are left for the host, None where all goes over the wire.
+    `pause` is called with True when the host falls behind, and with False when it has caught up.
+    `is_closed` is true once the host has closed the wire. `last_sent` and `last_heard` are monotonic seconds.
+    `files_folder` is the folder for large bodies; None sends all bodies over the wire.
     """
 
     def __init__(self, reads: int, writes: int, secret: str, loop: EventLoop, pause: Callable[[bool], None]) -> None:
@@ -38,7 +39,7 @@ class HostWire:
         self._frames = FrameReader()
         self._backlog = bytearray()
         self._frames_sent = 0
-        self._last_number = -1  # of what the host has sent
+        self._last_number = -1  # number of the last frame from the host
 
     def send(self, header: dict[str, Any], body: bytes | None = None) -> None:
         self._frames_sent += 1
@@ -46,7 +47,7 @@ class HostWire:
         self.last_sent = time.monotonic()
         if body is not None:
             if len(body) < 2:
-                body += b" "  # a wire that marks lines may hold one back that is shorter than its marks
+                body += b" "  # a wire that marks lines may hold back one that is shorter than its marks
             elif len(body) > FILE_ABOVE_BYTES and self.files_folder:
                 body = self._write_file(header, body)
         self._backlog += encode_frame(header, body)
@@ -61,7 +62,7 @@ class HostWire:
         return self.parse(data)
 
     def parse(self, data: bytes) -> list[tuple[dict[str, Any], bytes | None]]:
-        """The frames that these bytes complete, without those that came before."""
+        """Return the frames that these bytes complete, without repeated ones."""
         frames: list[tuple[dict[str, Any], bytes | None]] = []
         for header, body in self._frames.feed(data):
             if header["n"] <= self._last_number:
@@ -73,13 +74,13 @@ class HostWire:
         return frames
 
     def _write_file(self, header: dict[str, Any], body: bytes) -> bytes | None:
-        """Leaves the body in a file that the header names; returns what has to go on the wire nonetheless."""
+        """Write the body to a file named in the header and return None; return the body if that fails."""
         path = f"{self.files_folder}/out.{self._secret}.{self._frames_sent}"
         try:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
                 file.write(body)
         except OSError:
-            return body  # a full disk: slower, not wrong
+            return body  # a full disk: the wire is slower but works
         header["file"] = path
         return None
 

@@ -1,4 +1,4 @@
-"""The driver's start: the wire is moved out of the code's reach, and the supervisor begins."""
+"""The driver's start: it moves the wire out of the code's reach, and runs the supervisor."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ def main(
     runner: CodeRunner | None = None,
     child: tuple[int, list[int]] | None = None,
 ) -> None:
-    """Runs the driver on descriptors 0 and 1; `watched` by a process that outlives it, `first` frames given at once.
+    """Run the driver on descriptors 0 and 1.
 
-    `runner` is one that was made when what most code needs had been imported. `child` was forked ahead (its id, and our
-    ends of the pipes to it), and waits for the settings.
+    Args:
+        watched: Fork, so that the parent process cleans up if the supervisor dies.
+        first: Frames that arrived with the start of the driver.
+        runner: A runner made by the zygote, which has imported the common modules.
+        child: A child forked ahead, which waits for the settings: its id and our ends of its pipes.
     """
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a host may have blocked some, and this process inherits that
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # inherited from a host that blocks some
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the host's terminal is the host's to handle
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     if watched:
         fork_supervisor()
-    # What reads or writes later where the wire was finds /dev/null.
+    # Any later read or write on descriptors 0 and 1 reaches /dev/null.
     reads, writes = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (0, 1))
     _close_wire(os.open(os.devnull, os.O_RDWR))
     try:
@@ -41,20 +44,20 @@ def main(
     except BrokenPipeError:
         pass
     finally:
-        # The first process of a namespace takes all others with it.
+        # The kernel kills all other processes of a namespace with its first one.
         left = "" if os.getpid() == 1 else kill_all_children()
     _end(left)
 
 
 def _end(left: str) -> None:
-    """Ends the process, with a status that says whether something of the sandbox is left."""
+    """Exit with a status that says whether processes of the sandbox are left."""
     if left:
         os.write(2, f"these processes could not be ended: {left}\n".encode())
     os._exit(EXIT_LEFT if left else 0)
 
 
 def _close_wire(null: int) -> None:
-    """Puts /dev/null, which is open there, in the wire's place."""
+    """Replace descriptors 0 and 1 with /dev/null, which is open as `null`."""
     os.dup2(null, 0)
     os.dup2(null, 1)
     if null > 2:
@@ -62,23 +65,23 @@ def _close_wire(null: int) -> None:
 
 
 def fork_supervisor() -> None:
-    """Forks. The child returns, as the supervisor; the parent stays, and ends what that leaves behind if it is killed.
+    """Fork; the child returns as the supervisor, and the parent kills the processes that a killed supervisor leaves.
 
-    For a driver that is a program of its own without a process namespace, where what code has moved to a session of its
-    own would live on; elsewhere the zygote does so. Raises OSError.
+    For a driver that is a program by itself and has no process namespace: code's processes in a new session would
+    survive it. In other sandboxes the zygote does this. Raises OSError.
     """
     confinement = Confinement({})
     confinement.request_term_on_parent_end()
     confinement.adopt_orphans()
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # what fails does so while this is one process
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # before the fork, so that an error ends only one process
     pid = os.fork()
     if pid == 0:
         os.close(null)
         return
-    # Comes once for each thread of the host that this process was handed on to when they ended.
+    # Arrives once for each of the host's threads that was this process's parent when it ended.
     signal.signal(signal.SIGTERM, lambda _number, _frame: send_signal(pid, signal.SIGKILL))
-    _close_wire(null)  # it is the supervisor's: its end has to be seen
+    _close_wire(null)  # only the supervisor keeps the wire, so its end closes it
     while os.waitpid(-1, 0)[0] != pid:
         pass
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its id may be another's from now on
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the supervisor's id may belong to another process from now on
     _end(kill_all_children())

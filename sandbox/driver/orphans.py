@@ -129,7 +129,7 @@ def kill_all_children() -> str:
 def kill_descendants(pid: int, since: float) -> bool:
     """Kill what a process started after `since` (CLOCK_BOOTTIME seconds); return whether all of it was killed.
 
-    Orphans of that process are its own to reap, not the caller's. So they keep no places, and may fork forever.
+    That process reaps its children, not the caller. So the process limit does not stop them: they may fork forever.
     """
     first = since * os.sysconf("SC_CLK_TCK") - 1
     killed: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What an execution prints, up to the cap: the first half as it comes, the last half at its end."""
+"""The output of an execution up to the cap: the first half at once, the last half at the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from codecs import getincrementaldecoder
 
 
 class OutputStream:
-    """One of an execution's output streams: its first half goes out as it comes, its last half is kept."""
+    """One of an execution's output streams: it passes the first half of the cap on at once and keeps the last half."""
 
     def __init__(self, cap: int) -> None:
         self._decoder = getincrementaldecoder("utf-8")("replace")
@@ -16,7 +16,7 @@ class OutputStream:
         self.dropped = 0  # characters
 
     def feed(self, data: bytes, final: bool = False) -> str:
-        """What may be sent now."""
+        """Add output and return the text to send now."""
         text = self._decoder.decode(data, final)
         now = text[: self._head]
         self._head -= len(now)
@@ -26,7 +26,7 @@ class OutputStream:
         return now
 
     def finish(self) -> tuple[str, str]:
-        """What the decoder still held that belongs to the first half, and the last half."""
+        """Return the rest of the first half from the decoder, and the last half."""
         now = self.feed(b"", final=True)
         self._trim()
         return now, self._tail

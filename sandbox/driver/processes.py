@@ -1,4 +1,4 @@
-"""Processes of a sandbox: signals to them, and what the kernel says of them."""
+"""Processes of a sandbox: signals to them, and their state according to the kernel."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 else:
     try:
         import _signal as signal  # `signal` itself imports `enum`
-    except ImportError:  # another Python than CPython
+    except ImportError:  # a Python other than CPython
         import signal
 
-KILL_GRACE_SECONDS = 1.0  # that an interrupted execution has to unwind before it is killed
+KILL_GRACE_SECONDS = 1.0  # time for an interrupted execution to unwind before the kill
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Sends a signal; a process that has gone is no error."""
+    """Send a signal. A missing process is not an error."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -29,7 +29,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def kill_session(pid: int) -> None:
-    """Kills a child and its process group: a child is the leader of a session of its own."""
+    """Kill a child and its process group, which it leads."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -38,9 +38,9 @@ def kill_session(pid: int) -> None:
 
 
 def read_end(pid: int) -> tuple[int | None, int | None] | None:
-    """The exit status of a child that has ended, or its signal; None while it has not. It stays unreaped.
+    """Return a child's exit status and signal, one of them None; None while it runs. The child stays unreaped.
 
-    Raises ChildProcessError for what is no child of this process.
+    Raises ChildProcessError if `pid` is not a child of this process.
     """
     end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if end is None:
@@ -49,12 +49,12 @@ def read_end(pid: int) -> tuple[int | None, int | None] | None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child of this process has ended; it stays unreaped. Raises ChildProcessError for what is no child."""
+    """Return whether a child has ended, without reaping it. Raises ChildProcessError if `pid` is not a child."""
     return read_end(pid) is not None
 
 
 def wait_for_end(pid: int, seconds: float) -> None:
-    """Waits until a child of this process has ended, which stays unreaped, for that time at most."""
+    """Wait until a child has ended, for at most `seconds`. The child stays unreaped."""
     try:
         handle = os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -69,9 +69,10 @@ def wait_for_end(pid: int, seconds: float) -> None:
 
 
 def list_children() -> list[int]:
-    """The ids of this process's children, adopted ones among them.
+    """Return the ids of this process's children, including adopted ones.
 
-    Complete, because nobody else reaps them: the kernel's list may lack some where others leave it while it is read.
+    The list is complete only because nothing else reaps them: the kernel may skip some if others leave the list during
+    the read.
     """
     me = os.getpid()
     try:
@@ -82,7 +83,7 @@ def list_children() -> list[int]:
 
 
 def list_descendants(*pids: int) -> dict[int, int]:
-    """What is below some processes, the oldest generation first: ids, and the clock ticks when each was started."""
+    """Return all descendants of the processes, oldest generation first: ids with start times in clock ticks."""
     processes = read_processes()
     below: dict[int, list[int]] = {}
     for pid, (parent, _) in processes.items():
@@ -94,7 +95,7 @@ def list_descendants(*pids: int) -> dict[int, int]:
 
 
 def kill_exactly(pid: int, started: int) -> None:
-    """Kills the process that had this id when it was listed, and no other that has got the id since."""
+    """Kill a process only if it still has this start time: the id may belong to another process by now."""
     try:
         process = os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -109,7 +110,7 @@ def kill_exactly(pid: int, started: int) -> None:
 
 
 def read_name(pid: int) -> str:
-    """A process's name, which it may have chosen itself; a question mark where it has ended."""
+    """Return a process's name, which its code may have set, or "?" if the process has ended."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
             return "".join(c if c.isprintable() else "?" for c in file.read().decode("utf-8", "replace").strip())
@@ -118,7 +119,7 @@ def read_name(pid: int) -> str:
 
 
 def count_memory_kills() -> int:
-    """How often this kernel has killed for want of memory; 0 where it does not say."""
+    """Return how often this kernel has killed a process for lack of memory; 0 if it does not say."""
     try:
         with open("/proc/vmstat") as file:
             return int(file.read().partition("oom_kill ")[2].partition("\n")[0])
@@ -127,5 +128,5 @@ def count_memory_kills() -> int:
 
 
 def describe_end(code: int | None, number: int | None) -> str:
-    """How a process has ended, by its exit status or its signal: what stands after its name."""
+    """Return a clause that says how a process ended, to follow its name in a message."""
     return f"was killed by signal {number}" if number else f"exited with status {code}"

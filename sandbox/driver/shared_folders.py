@@ -1,4 +1,4 @@
-"""The folders that the executions of a sandbox share: what one has done to them is undone before the next begins."""
+"""Repair of the folders that a sandbox's executions share: each execution finds them as at the sandbox's start."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-REPAIR_SECONDS = 10.0  # for a process to put the folders right, before the sandbox is given up
-# It removes what is closed to its own user, too. Nothing reads what it writes, and a full pipe would stop it.
+REPAIR_SECONDS = 10.0  # time for the repair process; then the sandbox is given up
+# It also removes what its own user cannot open. Nothing reads its output, and a full pipe would block it.
 REMOVER = 'exec >/dev/null 2>&1; rm -rf -- "$@" || { chmod -R u+rwX -- "$@"; rm -rf -- "$@"; }'
-REMOVED_AT_ONCE = 1000  # paths; the kernel limits the arguments of a program to 2 MiB, by default
+REMOVED_AT_ONCE = 1000  # paths per call; the kernel limits a program's arguments to 2 MiB by default
 
 
 class SharedFolders:
-    """The working folder, the home and the folder for temporary files, as they were when the sandbox started.
+    """The state of the working folder, the home and the folder for temporary files at the sandbox's start.
 
-    Files of the working folder are shared on purpose. Those that an execution leaves in `temporary` folders are not.
+    Executions share the files of the working folder on purpose, but not those that they leave in `temporary` folders.
     """
 
     def __init__(self, folder: str, temporary: Iterable[str]) -> None:
         self._folder = folder
         self._temporary = tuple(temporary)
-        self._kept: dict[str, set[str]] = {}  # what was in those before an execution
-        self._starts: tuple[str, ...] = ()  # how the names of files begin that processes may have left
+        self._kept: dict[str, set[str]] = {}  # by temporary folder: names to keep
+        self._starts: tuple[str, ...] = ()  # prefixes of code files that may be left
         self._is_idle = False
         paths = dict.fromkeys((folder, os.environ.get("TMPDIR", "/tmp"), os.environ.get("HOME", folder)))
         self._states = {path: state for path in paths if (state := self._read_state(path)) is not None}
 
     def note_contents(self) -> None:
-        """Takes what is in the temporary folders now for what is to stay there."""
+        """Record the contents of the temporary folders, which `repair` keeps."""
         self._kept = {path: set(_list_names(path)) for path in self._temporary}
 
     def note_end(self, process_id: int, *, is_killed: bool) -> None:
-        """Note a process that may not have removed the files of its code (`child/main_module.py`), if this is one."""
+        """Record a process that may not have removed the files of its code (`child/main_module.py`)."""
         if is_killed or self._list_changed():
             start = f"{CODE_FILE_PREFIX}{process_id}"
             self._starts += f"{start}.", f"{start}-"
 
     def is_damaged(self, *, is_idle: bool) -> bool:
-        """Whether there is something to undo. In a sandbox that `is_idle` nothing that runs needs temporary files."""
+        """Return whether `repair` has work. If the sandbox `is_idle`, all new temporary files count as leftovers."""
         self._is_idle = is_idle
         if self._list_changed() or self._list_left():
             return True
@@ -51,21 +51,21 @@ class SharedFolders:
         return False
 
     def repair(self) -> None:
-        """Undoes it, as the code's own user: for a process of its own, which ends with this."""
+        """Undo the damage with the code's user id. Runs in a separate process, which exits after it."""
         for path in self._list_changed():
             try:
                 if path != self._folder and not os.path.lexists(path):
                     os.mkdir(path)
                 os.chmod(path, self._states[path][0] & 0o7777)
             except OSError:
-                pass  # who has asked for this looks again
+                pass  # the caller checks again
         left = [path for path in self._list_left() if not _remove_file(path)]
         for start in range(0, len(left), REMOVED_AT_ONCE):
             paths = left[start : start + REMOVED_AT_ONCE]
             os.waitpid(os.posix_spawn("/bin/sh", ["sh", "-c", REMOVER, "rm", *paths], os.environ), 0)
 
     def describe_damage(self) -> str:
-        """What could not be undone; empty where all is well."""
+        """Return what could not be repaired, or ""."""
         changed = self._list_changed()
         if self._folder in changed:
             return f"an earlier execution has removed or closed its working folder ({self._folder})"
@@ -83,7 +83,7 @@ class SharedFolders:
         return left
 
     def _read_state(self, path: str) -> tuple[Any, ...] | None:
-        """The folder's mode and owner, and of the working folder which one it is; None where there is none."""
+        """Return a folder's mode and owner, plus device and inode for the working folder; None if it is missing."""
         try:
             status = os.stat(path)
         except OSError:

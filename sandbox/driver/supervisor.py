@@ -1,4 +1,4 @@
-"""The supervisor: keeps the wire to the host, and sees each execution from its beginning to the end of its child."""
+"""The supervisor: serves the wire to the host, and follows each execution from its start to the end of its child."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_OUTCOME_BYTES = MAX_SUBMIT_BYTES + 256 * 1024  # an error's traceback, or the fields and what stands around them
-MAX_REPLIES_BYTES = 64 * 1024 * 1024  # for a child to take, before the next; what reads takes it as it comes
-SUBMIT_GRACE_SECONDS = 5.0  # for `finally` blocks after SUBMIT; the result stands already
-IDLE_SECONDS = 1.0  # without anything to do, after which more executions are taken to be coming
-MAX_WAIT_SECONDS = 3600.0  # in one system call, whose own limit is some 24 days
+MAX_OUTCOME_BYTES = MAX_SUBMIT_BYTES + 256 * 1024  # bytes: a traceback, or the fields and their framing
+MAX_REPLIES_BYTES = 64 * 1024 * 1024  # bytes of replies that a child has not read; a larger backlog ends it
+SUBMIT_GRACE_SECONDS = 5.0  # time for `finally` blocks after SUBMIT; the result is already recorded
+IDLE_SECONDS = 1.0  # idle time after which the driver prepares for more executions
+MAX_WAIT_SECONDS = 3600.0  # per system call, whose own limit is some 24 days
 
 
 class Supervisor:
@@ -55,21 +55,21 @@ class Supervisor:
         self._loop = EventLoop()
         self._wire = HostWire(reads, writes, os.urandom(12).hex(), self._loop, self._pause_children)
         self._processes: dict[int, ChildProcess] = {}
-        self._contexts: dict[str, ChildProcess] = {}  # children that stay, whose globals persist
-        self._losses: dict[str, str] = {}  # why those that held a context ended
+        self._contexts: dict[str, ChildProcess] = {}  # children that keep their globals, by context
+        self._losses: dict[str, str] = {}  # by context: why its process ended
         self._commits = VolumeCommits([], self._wire.send)
-        self._fork_server: ForkServer | None = None  # of which executions are forks, where there is code to prepare
-        self._spare: ChildProcess | None = None  # confined and waiting, for the next execution
-        self._start_file: int | None = None  # of which children start a Python of their own, where they have to
+        self._fork_server: ForkServer | None = None  # forks each execution, if there is code to prepare
+        self._spare: ChildProcess | None = None  # a confined child that waits for the next execution
+        self._start_file: int | None = None  # the program of children that must start a new Python
         self._orphans = OrphanKiller()
-        # Of children that have ended, with their exit status and signal: what they have left is ended first.
+        # Ended children with their exit status and signal. Their orphans are killed before the end is reported.
         self._ended: list[tuple[ChildProcess, Execution, int | None, int | None]] = []
         self._confinement: Confinement | None = None
         self._folders: SharedFolders | None = None
         self._settings: dict[str, Any] = {}
         self._wake: tuple[int, ...] = ()
         self._beat_seconds = self._silence_seconds = self._expires_at = NEVER
-        self._is_warm = runner is not None  # what most code needs has been imported
+        self._is_warm = runner is not None  # common modules have been imported
         self._runner = runner or CodeRunner()
         if child is not None:
             self._spare = build_child(*child, self._loop)
@@ -78,13 +78,13 @@ class Supervisor:
         self._executions = self._memory_kills = 0
 
     def run(self, first: bytes = b"") -> None:
-        """Serves until the host says stop, closes the wire or falls silent. `first` came before the wire was there."""
+        """Serve until the host sends stop, closes the wire or falls silent. `first` holds bytes received before."""
         wake_reads, wake_writes = os.pipe()
         for fd in (wake_reads, wake_writes, self._wire.reads, self._wire.writes):
             os.set_blocking(fd, False)
-        gc.disable()  # a collection touches every page that a child would otherwise share
+        gc.disable()  # a collection touches every page that children would share
         signal.set_wakeup_fd(wake_writes, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # the wake-up descriptor says it to the loop
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # the wake-up descriptor tells the loop
         signal.signal(signal.SIGTERM, self._op_stop)
         self._wake = (wake_reads, wake_writes)
         self._loop.watch(wake_reads, self._on_signal)
@@ -97,7 +97,7 @@ class Supervisor:
                 self._warm_up()
 
     def close(self) -> None:
-        """Closes what it has opened for itself, before any child: not the wire."""
+        """Close the descriptors that this object opened, but not the wire. Call it before any child exists."""
         self._loop.close()
         for fd in self._wake:
             os.close(fd)
@@ -105,9 +105,9 @@ class Supervisor:
             self._confinement.close()
 
     def _warm_up(self) -> None:
-        """Imports, while nothing else is to be done, what children inherit.
+        """Import, while idle, the modules that children inherit.
 
-        Where a sandbox runs one execution it would cost as much as the rest of the driver's life.
+        In a sandbox that runs one execution this would take as long as the rest of the driver's life.
         """
         self._is_warm = True
         import_common_modules()
@@ -117,7 +117,7 @@ class Supervisor:
     # -- time
 
     def _find_wait(self) -> float:
-        """Seconds until something is due."""
+        """Return the seconds until the next timer."""
         now = time.monotonic()
         moments = [
             self._expires_at, self._wire.last_sent + self._beat_seconds, self._wire.last_heard + self._silence_seconds,
@@ -130,10 +130,10 @@ class Supervisor:
         return min(max(0.0, min(moments) - now), MAX_WAIT_SECONDS)
 
     def _end_overdue(self) -> None:
-        """Beats, and ends what has outlived its time: executions, commits, the driver itself."""
+        """Send the heartbeat, and end what is past its deadline: executions, commits, the driver itself."""
         now = time.monotonic()
         if now >= min(self._expires_at, self._wire.last_heard + self._silence_seconds):
-            self._is_done = True  # a host that is gone: the sandbox must become idle for its provider to end it
+            self._is_done = True  # the host is gone; some providers end a sandbox only when it is idle
         elif now >= self._wire.last_sent + self._beat_seconds:
             self._wire.send({"op": "beat", "id": 0})
         for process in list(self._processes.values()):
@@ -141,7 +141,7 @@ class Supervisor:
             if execution is None or now < execution.due_at:
                 continue
             if not execution.is_ending:
-                # What it said in time counts: while the host falls behind, it waits there.
+                # Output sent in time counts: it may wait in the pipe while the host falls behind.
                 self._on_channel(process)
                 if process.execution is execution and not execution.is_ending:
                     self._stop(process, execution, "timeout")
@@ -157,7 +157,7 @@ class Supervisor:
             self._kill_orphans()
 
     def _stop(self, process: ChildProcess, execution: Execution, cause: str) -> None:
-        """Interrupts an execution, so that it can say where it was and a context keeps its state; then kills it."""
+        """Interrupt an execution, so that it reports its line and a context keeps its state; later kill it."""
         execution.end_cause = execution.end_cause or cause
         execution.set_interrupted_end(KILL_GRACE_SECONDS, process)
         if cause == "cancelled" and process.context is None:
@@ -177,14 +177,14 @@ class Supervisor:
         if starts_python:
             self._end_spare()
         if self._spare is not None:
-            self._spare.send_settings(settings, body)  # first: it gets ready beside this process
+            self._spare.send_settings(settings, body)  # first, so that the child gets ready in parallel
         if settings["heartbeat"] is not None:
             self._beat_seconds, self._silence_seconds = settings["heartbeat"], settings["silence"]
         if settings["lifetime"] is not None:
             self._expires_at = time.monotonic() + settings["lifetime"]
         self._wire.files_folder = settings.get("files")
         self._commits = VolumeCommits(settings["commit"], self._wire.send)
-        enter_environment(settings)  # here once, and inherited
+        enter_environment(settings)  # once here; children inherit it
         if starts_python:
             self._start_file = write_start_file(settings)
         self._folders = SharedFolders(settings["cwd"], settings["temporary"])
@@ -193,20 +193,20 @@ class Supervisor:
         self._memory_kills = count_memory_kills()
         self._wire.send({"op": "ready", "id": 0, "pid": os.getpid(), "python": sys.version.split()[0]})
         if not self._is_warm:
-            # The first compilation of a process makes a hundred types, a millisecond that each child would take.
+            # The first compilation of a process makes a hundred types; this saves each child a millisecond.
             compile("0", CODE_NAME, "exec")
 
     def _op_beat(self, _header: dict[str, Any], _body: bytes | None) -> None:
-        pass  # any frame counts as a sign of life
+        pass  # any frame is a sign of life
 
     def _op_stop(self, _header: object, _body: object) -> None:
         self._is_done = True
 
     def _op_prepare(self, header: dict[str, Any], body: bytes) -> None:
         assert self._confinement is not None
-        self._is_warm = True  # executions are no forks of this process
+        self._is_warm = True  # executions are not forks of this process
         execution = Execution(header["id"], header["timeout"], self._settings["output_cap"])
-        self._end_spare()  # its place is free before the process is made that executions are forks of
+        self._end_spare()  # frees its place under the process limit first
         try:
             server = ForkServer(
                 self._runner, self._settings, self._confinement, self._loop, self._list_fds(), self._start_file
@@ -231,7 +231,7 @@ class Supervisor:
             execution.collection = Collection(header["collect"], header["collect_bytes"])
         process = None if context is None else self._contexts.get(context)
         if process is not None and process.execution is not None:
-            process.waiting.append((execution, body))  # the last was cancelled, and is about to end
+            process.waiting.append((execution, body))  # the last execution was cancelled and is about to end
             return
         if process is None and self._executions > 1:
             loss = self._put_folders_right()
@@ -239,7 +239,7 @@ class Supervisor:
                 self._refuse(execution, "unprepared", loss)
                 return
         if self._spare is not None and self._spare.has_ended:
-            self._on_signal()  # it has run nothing, and the signal that says so may not have come yet
+            self._on_signal()  # it ran nothing, and its SIGCHLD may not have arrived yet
         try:
             process = process or self._spare or self._fork()
         except OSError as error:
@@ -253,16 +253,16 @@ class Supervisor:
         if context is not None:
             process.context = context
             self._contexts[context] = process
-        self._drain(process)  # what earlier executions have left running wrote that before this one
+        self._drain(process)  # earlier executions' processes wrote this
         if self._folders is not None and self._is_idle:
             self._folders.note_contents()
         process.begin(execution, body)
         if context is None and self._executions > 1 and self._spare is None:
-            # While this one runs: the making of its process is half of what a short execution takes.
+            # Forking takes half the time of a short execution, so fork the next child while this one runs.
             try:
                 self._spare = self._fork()
             except OSError:
-                pass  # the next execution says so, if it is still the case
+                pass  # the next execution reports the error if it persists
 
     def _refuse(self, execution: Execution, status: str, message: str) -> None:
         body = dumps({"message": message}).encode("utf-8")
@@ -298,7 +298,7 @@ class Supervisor:
     # -- children
 
     def _fork(self) -> ChildProcess:
-        """A child that is confined and waits for an execution. Raises OSError."""
+        """Fork a confined child that waits for an execution, add it and return it. Raises OSError."""
         assert self._confinement is not None
         if self._fork_server is not None:
             process = self._fork_server.fork(self._processes)
@@ -312,7 +312,7 @@ class Supervisor:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no code runs, and no context has state."""
+        """Return whether no code runs and no context has state."""
         server = None if self._fork_server is None else self._fork_server.process
         return all(
             process is server or (process.execution is None and process.context is None)
@@ -320,7 +320,7 @@ class Supervisor:
         )
 
     def _put_folders_right(self) -> str:
-        """Undoes what executions have done to the folders that all share; why that cannot be, empty where it could."""
+        """Repair the folders that all executions share; return why that failed, or "" on success."""
         folders, confinement = self._folders, self._confinement
         assert folders is not None
         assert confinement is not None
@@ -337,12 +337,12 @@ class Supervisor:
         return folders.describe_damage()
 
     def _note_end(self, process: ChildProcess, *, is_killed: bool) -> None:
-        """Have the files of its code removed that a process may leave."""
+        """Schedule the removal of the code's files if the process may have left some."""
         if self._folders is not None and process.executions:
             self._folders.note_end(process.pid, is_killed=is_killed)
 
     def _end_spare(self) -> None:
-        """Ends the child that waits for the next execution, if there is one."""
+        """Kill the child that waits for the next execution, if there is one."""
         if self._spare is not None:
             kill_session(self._spare.pid)
             self._on_child_end(self._processes.pop(self._spare.pid), os.waitpid(self._spare.pid, 0)[1])
@@ -362,7 +362,7 @@ class Supervisor:
         return fds + [commit.stderr for commit in self._commits.running.values()]
 
     def _pause_children(self, is_paused: bool) -> None:
-        """Reads no more from children while the host has fallen behind."""
+        """Stop reading from children while the host has fallen behind."""
         for process in self._processes.values():
             if is_paused:
                 self._loop.unwatch(process.reads)
@@ -370,9 +370,9 @@ class Supervisor:
                 self._loop.watch(process.reads, lambda process=process: self._on_channel(process))
 
     def _drain(self, process: ChildProcess) -> None:
-        """Reads what is in the output pipes. What comes between two executions of a context belongs to neither.
+        """Read the output pipes. Output between two executions of a context is dropped.
 
-        Never more at a time than a pipe holds: who writes without end shall not keep the others waiting.
+        A round reads at most one full pipe, so that endless output does not block other children.
         """
         for stream, fd in process.outputs.items():
             for _ in range(16):
@@ -389,8 +389,8 @@ class Supervisor:
                     break
 
     def _send_output(self, execution: Execution, stream: str, text: str, dropped: int = 0) -> None:
-        """Hands on what the code has written; `dropped` characters before it are not."""
-        for begin in range(0, len(text), READ_BYTES):  # the host takes no more in one frame
+        """Send the code's output to the host; `dropped` characters before it were cut."""
+        for begin in range(0, len(text), READ_BYTES):  # the host's limit for one frame
             header = {"op": "output", "id": execution.id, "stream": stream, "dropped": 0 if begin else dropped}
             self._wire.send(header, dumps(text[begin : begin + READ_BYTES]).encode("utf-8", "replace"))
 
@@ -399,12 +399,12 @@ class Supervisor:
         if data:
             self._read_channel(process, data)
         elif data is not None:
-            self._loop.unwatch(process.reads)  # not an end: the kernel tells when the child has ended
+            self._loop.unwatch(process.reads)  # not yet the end: SIGCHLD reports that
 
     def _read_channel(self, process: ChildProcess, data: bytes) -> None:
         if process.is_broken:
             return
-        self._drain(process)  # it had written that before it sent what was just read: its end, perhaps
+        self._drain(process)  # output that the child wrote before this frame, which may be its end
         try:
             for header, body in process.frames.feed(data):
                 self._take_child_frame(process, header, body)
@@ -413,7 +413,7 @@ class Supervisor:
             self._end_child(process, str(error), "channel")
 
     def _end_child(self, process: ChildProcess, message: str, cause: str) -> None:
-        """Kills a child whose code has misused its channel; the host is told how."""
+        """Kill a child whose code misused its channel, and report the message to the host."""
         execution = process.execution
         if execution is not None and not execution.end_cause:
             execution.end_cause, execution.outcome = cause, dumps({"message": message}).encode("utf-8", "replace")
@@ -426,14 +426,14 @@ class Supervisor:
         if op not in ("call", "display") and len(body) > (MAX_SUBMIT_BYTES if op == "submit" else MAX_OUTCOME_BYTES):
             raise BadFrameError(f"an outcome of {len(body):,} bytes")
         if op == "end" and header.get("status") == "setup" and process.executions <= 1:
-            # The child's own word, and it may be the code that speaks: nothing is tried again because of it.
+            # The code may have sent this frame, so the child's report causes no retry.
             process.unconfined = body
             if execution is not None and not execution.status:
                 execution.status, execution.outcome = "unconfined", body
             return
         token = header.get("token")
         if execution is None or (token != execution.token and (op != "call" or token != execution.call_token)):
-            return  # from a thread that an earlier execution left behind
+            return  # from a thread of an earlier execution
         if op == "call":
             number, name = header.get("call"), header.get("name")
             if type(number) is not int or type(name) is not str:
@@ -467,7 +467,7 @@ class Supervisor:
     # -- ends
 
     def _end_preparation(self, server: ForkServer, execution: Execution) -> None:
-        """Says its end, for the process stays. That of code which has failed ends by itself."""
+        """Report the end of the preparation, whose process stays. If the code failed, the process ends by itself."""
         if execution.end_cause:
             kill_session(server.process.pid)
         elif execution.status == "finished":
@@ -477,7 +477,7 @@ class Supervisor:
     def _on_signal(self) -> None:
         while read_available(self._wake[0]):
             pass
-        for pid in [*self._processes, *self._commits.running]:  # and no others: those are held, dead as they are
+        for pid in [*self._processes, *self._commits.running]:  # only these: the orphan killer reaps the others
             ended, status = os.waitpid(pid, os.WNOHANG)
             if not ended:
                 continue
@@ -489,7 +489,7 @@ class Supervisor:
         self._kill_orphans()
 
     def _kill_orphans(self) -> None:
-        """Ends what ended executions have left, and says their ends once it has ended or its time is over."""
+        """Kill what ended executions left; report these ends once all is dead or the time is up."""
         kept = () if self._fork_server is None else self._fork_server.list_kept()
         if self._orphans.kill(self._processes, self._commits.running, kept) or self._orphans.is_late:
             ended, self._ended, left = self._ended, [], self._orphans.describe()
@@ -500,7 +500,7 @@ class Supervisor:
                 self._finish(process, execution, code, number)
 
     def _on_child_end(self, process: ChildProcess, status: int) -> None:
-        """The kernel says that a child has ended: with it, its execution."""
+        """Handle the end of a child, and of the execution that it ran."""
         while data := read_available(process.reads):
             self._read_channel(process, data)
         self._drain(process)
@@ -527,7 +527,7 @@ class Supervisor:
     def _finish(
         self, process: ChildProcess, execution: Execution, code: int | None = None, number: int | None = None
     ) -> None:
-        """Sends an execution's end. `code` and `number` are the child's exit status and signal where it has ended."""
+        """Send an execution's end. `code` and `number` are the exit status and signal if the child has ended."""
         process.execution = None
         if process.is_collector:
             return self._wire.send(*encode_collector_end(process, execution, code, number))
@@ -559,7 +559,7 @@ class Supervisor:
             process.begin(*process.waiting.pop(0))
 
     def _collect(self, number: int, collection: Collection) -> None:
-        """Has a process of its own send the files of an execution."""
+        """Fork a process that sends the execution's files."""
         cap, confinement = self._settings["output_cap"], self._confinement
         assert confinement is not None
         try:

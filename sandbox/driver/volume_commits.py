@@ -1,4 +1,4 @@
-"""The command that commits the volume after an execution, and the ends that wait for it."""
+"""The command that commits the volume after an execution; the execution's end is sent after it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-MAX_COMPLAINT_CHARACTERS = 2000  # of what the command said before it failed
+MAX_COMPLAINT_CHARACTERS = 2000  # characters of the command's stderr
 
 
 class Commit:
-    """One run of the command, and the end that waits for it."""
+    """One run of the command, with the execution's end that waits for it."""
 
     def __init__(self, header: dict[str, Any], body: bytes) -> None:
         self.header, self.body = header, body
-        self.stderr = -1  # our end of its standard error
+        self.stderr = -1  # our end of the command's standard error
         self.deadline = time.monotonic() + COMMIT_TIMEOUT_SECONDS
         self.is_late = False
 
 
 class VolumeCommits:
-    """Runs the command; `running` are its processes. `send` sends an execution's end when its files are committed."""
+    """A runner of the commit command. `running` holds its processes; `send` sends the end of a committed execution."""
 
     def __init__(self, command: list[str], send: Callable[[dict[str, Any], bytes], None]) -> None:
         self.running: dict[int, Commit] = {}
@@ -37,7 +37,7 @@ class VolumeCommits:
         self._send = send
 
     def send_when_committed(self, header: dict[str, Any], body: bytes) -> None:
-        """Sends an execution's end, once the command has ended where there is one."""
+        """Send an execution's end after the commit command, or at once if there is no command."""
         if not self._command:
             self._send(header, body)
             return
@@ -68,7 +68,7 @@ class VolumeCommits:
         self._finish(commit, (complaint or f"it ended with status {status}") if status else "")
 
     def _finish(self, commit: Commit, complaint: str) -> None:
-        """Sends an execution's end. One that has failed says why it did, whatever became of its files."""
+        """Send an execution's end. A failed commit replaces a successful status; a failed execution keeps its error."""
         if commit.stderr >= 0:
             os.close(commit.stderr)
         header, body = commit.header, commit.body
