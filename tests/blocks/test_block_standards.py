@@ -1,6 +1,6 @@
-"""What a person finds in a block's form: every field explained, secrets hidden, an example, where to read on.
+"""Standards for Prefect block forms: every field has an explanation and an example, and secrets are hidden.
 
-And what type checkers know of its fields.
+The tests also compare the fields' type hints for callers with what the blocks accept.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ OURS: list[type[Block]] = [LocalSandbox, ContainerSandbox, DaytonaSandbox, Modal
 
 
 class TestEveryBlock(BlockStandardTestSuite):
-    # No logo would reach the UI offline, and the suite's own test would fetch it over the network. A data: URL is none:
-    # Prefect's server and UI take it, and then no client of its can read the block's type any more.
+    # The suite's own test fetches the logo over the network, and an offline UI could not show it. A data: URL does not
+    # work: Prefect's server and UI take it, but then Prefect's clients can no longer read the block type.
     test_has_a_valid_image: ClassVar[None] = None  # type: ignore[assignment]
 
     @pytest.fixture(params=OURS, ids=lambda block: block.__name__)
@@ -82,7 +82,7 @@ def test_no_block_that_prefect_registers_is_left_out_here() -> None:
 
 @pytest.mark.full
 def test_prefect_registers_them_by_the_name_of_their_room() -> None:
-    """What `prefect block register --module rlm_batch.blocks` looks through, with no Prefect for who needs none."""
+    """Find the blocks where `prefect block register --module rlm_batch.blocks` looks, without importing Prefect."""
     program = (
         "import inspect, sys, rlm_batch.blocks as blocks; assert 'prefect' not in sys.modules; "
         "print([name for name, value in inspect.getmembers(blocks) if inspect.isclass(value)])"
@@ -97,7 +97,7 @@ def _parts(annotation: object) -> set[object]:
 
 
 def widen(hint: Any) -> Any:
-    """What a caller may pass for a field of that type: pydantic makes secrets of texts, and lists and dicts."""
+    """Return the type that callers may pass for a field: pydantic also converts text to secrets, lists and dicts."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is SecretStr:
         return SecretStr | str

@@ -1,4 +1,4 @@
-"""DSPy's protocol over our interpreters: what `dspy.RLM` does with them."""
+"""DSPy's interpreter protocol on this project's interpreters, as `dspy.RLM` uses it."""
 
 import asyncio
 import math
@@ -24,7 +24,7 @@ def clean(no_process_left):
 
 @pytest.fixture
 def protocol() -> Any:
-    """DSPy's protocol of interpreters, imported here because that takes seconds."""
+    """Import and return DSPy's interpreter protocol; the import takes seconds."""
     from dspy.primitives import code_interpreter
 
     return code_interpreter
@@ -32,7 +32,7 @@ def protocol() -> Any:
 
 @pytest.fixture
 def dspy(chat):
-    """DSPy, with the test's server as its language model."""
+    """Return DSPy with the test's server as its language model."""
     import dspy
 
     with dspy.context(lm=dspy.LM(NAME, api_key="sk-x", api_base=chat.url, cache=False)):
@@ -172,7 +172,7 @@ def test_code_that_exits_has_failed_and_its_session_goes_on(protocol):
 
 def test_dspys_rlm_runs_on_it_with_its_own_model_tools_and_sub_agents(chat, dspy):
     def population(city: str) -> int:
-        """Return how many live there."""
+        """Return how many people live in a city."""
         return {"Ghent": 265_000}[city]
 
     chat.rule("Which city", "Ghent")
@@ -188,7 +188,7 @@ def test_dspys_rlm_runs_on_it_with_its_own_model_tools_and_sub_agents(chat, dspy
 
 @pytest.mark.full
 def test_with_a_language_model_our_queries_are_kept_and_what_goes_around_the_budget_is_refused(chat, dspy):
-    """DSPy puts its own llm_query there, and a module `dspy` whose models would count for nothing."""
+    """DSPy injects its own `llm_query`, and a module `dspy` whose models bypass the budget."""
     chat.script = make_script(
         ("[[ ## iteration ## ]]\n2/20", "SUBMIT(answer=str(said))"),
         ("[[ ## iteration ## ]]\n1/20", """

@@ -1,4 +1,4 @@
-"""Interpreters of scripts: each imports its provider and no Prefect, and takes the same keywords."""
+"""Interpreters for scripts: each imports its provider without Prefect, and all take the same keywords."""
 
 import asyncio
 import inspect
@@ -66,7 +66,7 @@ def test_what_no_interpreter_can_be_prepared_with_is_refused() -> None:
     for fields, message in wrong:
         with pytest.raises(rlm_batch.ConfigurationError, match=message):
             rlm_batch.LocalInterpreter(**fields)
-    # Where the kernel counts all that an ordinary user runs, the programs of other tests come and go meanwhile.
+    # The kernel may count all of an ordinary user's processes, including those of other tests.
     others = 0 if os.getuid() == 0 or find_strongest_level() == "bubblewrap" else 1000
     with rlm_batch.LocalInterpreter(processes=3 + others, prepare="x = 1") as interpreter:
         assert [interpreter.execute("SUBMIT(x=x)").x for _ in range(3)] == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""Entries of providers: each has its public names, its block and its package, and knowing them imports none."""
+"""The registry of providers: each entry has its public names, block and package, and reading it imports no provider."""
 
 import subprocess
 import sys

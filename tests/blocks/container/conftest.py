@@ -1,4 +1,4 @@
-"""Containers for tests: those of Podman, from the tests' own image."""
+"""Fixtures for tests of containers: they run in Podman, from the tests' own image."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from rlm_batch import ContainerSandbox
 from rlm_batch.blocks.container import engine
 from rlm_batch.blocks.local import isolation_level
 
-# What Docker says of itself, as far as it is read.
+# The part of `docker info` that the project reads.
 DOCKER_INFO = {
     "ServerVersion": "28.2.2",
     "DefaultRuntime": "runc",
@@ -28,7 +28,7 @@ DOCKER_INFO = {
 
 @pytest.fixture
 def container(no_container_left: None, no_process_left: None) -> ContainerSandbox:
-    """The provider of containers, with its usual settings; fails a test that leaves one, or a process."""
+    """Return the container provider with default settings, and fail the test if it leaves a container or a process."""
     provider = ContainerSandbox(engine="podman")
     asyncio.run(provider.check())
     return provider
@@ -36,11 +36,11 @@ def container(no_container_left: None, no_process_left: None) -> ContainerSandbo
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory that PATH consists of, where a test puts the engines that there are; none has been asked yet."""
+    """Return the only directory on PATH, for a test's own engines, and clear the cache of known engines."""
     folder = tmp_path / "programs"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(isolation_level, "_reasons", {})  # what is found there is not for other tests
+    monkeypatch.setattr(isolation_level, "_reasons", {})  # keep what the test finds out from other tests
     before = dict(engine._engines)
     engine._engines.clear()
     yield folder
@@ -49,22 +49,22 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def make_program(path: Path, text: str) -> None:
-    """A shell script, which is an engine's client."""
+    """Write a shell script that acts as an engine's client."""
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
 
 
 def make_docker(path: Path, info: dict[str, object], others: str) -> None:
-    """A client of Docker's, whose daemon says that of itself; `others` is what its other commands do."""
+    """Write a Docker client whose daemon reports `info`, and which runs `others` for every other command."""
     make_program(path, f"if [ \"$1\" = info ]; then echo '{json.dumps(info)}'; exit; fi\n{others}")
 
 
 def list_names(pid: int | None = None) -> set[str]:
-    """The names of the containers that a process has opened, by default this one: other tests run beside."""
+    """Return the names of the containers that a process opened, by default this process."""
     infos = asyncio.run(ContainerSandbox(engine="podman").list_sandboxes())
     return {info.id for info in infos if info.process.split(".")[2:3] == [str(pid or os.getpid())]}
 
 
 def run_podman(*words: str) -> str:
-    """What Podman prints, here without us."""
+    """Run Podman directly and return its output."""
     return subprocess.run(["podman", *words], check=True, capture_output=True, text=True, timeout=200).stdout

@@ -1,4 +1,4 @@
-"""Settings of containers that are refused, and those that a deployment's run has by its worker's consent only."""
+"""Container settings that are refused, and those that a deployment's run gets only with its worker's consent."""
 
 import uuid
 from typing import Any
@@ -21,7 +21,7 @@ PLACES = [
 
 @pytest.fixture
 def as_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the environment that a worker starts a flow run with, and that allows nothing."""
+    """Set the environment in which a worker starts a flow run; it allows nothing."""
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))
 
 

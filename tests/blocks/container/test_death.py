@@ -1,4 +1,4 @@
-"""Containers whose host dies or whose lifetime is over: nothing is left, and `reap` takes ours alone."""
+"""Containers whose host is killed or whose lifetime expires: none is left, and `reap` removes only the project's."""
 
 import asyncio
 import os
@@ -40,7 +40,7 @@ asyncio.run(run_all(int(sys.argv[1])))
 
 @pytest.fixture
 def foreign() -> Iterator[str]:
-    """Start a container that is not ours, with a name like those of ours."""
+    """Start a container of another program, with a name like the project's."""
     name = f"rlm-batch-{uuid.uuid4().hex[:16]}"
     words = ["run", "--detach", "--name", name, "--network", "none", "--log-driver", "none", "--label", "managed-by=me"]
     words += ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
@@ -54,7 +54,7 @@ def is_there(name: str) -> bool:
 
 
 def open_abandoned(label: str, value: str) -> str:
-    """Start a container of ours that has no client: it goes on without a wire."""
+    """Start a container of the project that has no client."""
     name = f"rlm-batch-{uuid.uuid4().hex[:16]}"
     labels = {"managed-by": "rlm-batch", "rlm-batch-host": socket.gethostname(), label: value}
     words = ["run", "--detach", "--name", name, "--network", "none", "--log-driver", "none"]
@@ -95,11 +95,11 @@ async def test_reap_takes_what_is_ours_and_over_and_nothing_else(
         assert is_there(expired)
         assert {expired, running, foreign} & {*await reap("container")} == {expired}
         assert [is_there(name) for name in (expired, running, foreign)] == [False, True, True]
-        await container.delete_sandbox(foreign)  # whoever asks
+        await container.delete_sandbox(foreign)  # a container of another program is not deleted
         assert is_there(foreign)
         await container.delete_sandbox(running)
         assert not is_there(running)
-        await container.delete_sandbox(running)  # it has gone, which is no error
+        await container.delete_sandbox(running)  # deleting a missing container is not an error
         with pytest.raises(ConfigurationError, match="no id of a container"):
             await container.delete_sandbox("somebody-elses")
     finally:
@@ -124,7 +124,7 @@ async def test_an_engines_client_that_is_killed_is_a_lost_sandbox_and_the_next_o
         name = interpreter.sandbox.id
         for pid, command in processes().items():
             if "podman run " in command and name in command:
-                with suppress(ProcessLookupError):  # it ended with another one
+                with suppress(ProcessLookupError):  # it ended with another process
                     os.kill(pid, signal.SIGKILL)
         with pytest.raises((OutcomeUnknown, SandboxLost, SandboxStartError)):
             await sleeping

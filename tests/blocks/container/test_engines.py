@@ -1,4 +1,4 @@
-"""The choice of an engine: the one that answers, whatever is installed, or an error that says what to do."""
+"""The choice of an engine: the installed engine that answers, or an error that says what to do."""
 
 import json
 import os
@@ -30,7 +30,7 @@ async def test_a_client_that_nobody_answers_is_no_engine(programs: Path) -> None
     with pytest.raises(ConfigurationError, match="the daemon is away"):
         await find_engine("docker")
     make_docker(programs / "docker", {**DOCKER_INFO, "SecurityOptions": ["name=rootless"]}, "exit 1")
-    assert (await find_engine("auto")).is_rootless  # it has been started since, and is asked again
+    assert (await find_engine("auto")).is_rootless  # an engine that failed is asked again
 
 
 async def test_the_engine_that_answers_is_taken_although_another_is_installed(programs: Path) -> None:
@@ -64,8 +64,8 @@ async def test_the_name_of_a_provider_may_name_the_engine() -> None:
 async def test_a_sandbox_runs_by_dockers_command_line(
     no_container_left: None, no_process_left: None, programs: Path
 ) -> None:
-    """Its words are those that both engines know: here Podman takes them, but says of itself what Docker does."""
-    # A daemon has the rights to set its own limits, which this Podman may have not.
+    """Use only options that both engines know: Podman runs the commands, with the answer of Docker to `info`."""
+    # This Podman may lack the rights of a daemon to set its own limits.
     podman = 'case $1 in run) shift; set -- run --ulimit nproc=1024:1024 "$@" ;; esac; exec podman "$@"'
     make_docker(programs / "docker", DOCKER_INFO, f"export PATH={PATH}; {podman}")
     provider = ContainerSandbox(engine="docker", environment={"HTTP_PROXY": "http://own"})  # type: ignore[arg-type]
@@ -79,12 +79,12 @@ async def test_a_sandbox_runs_by_dockers_command_line(
     assert name not in [info.id for info in await provider.list_sandboxes()]
 
 
-# ------------------------------------------------------------------------------------------ in place of local sandboxes
+# -------------------------------------------------------------------------------- containers instead of local sandboxes
 
 
 @pytest.fixture
 def without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS: neither level of local isolation works, and nothing of it has been tried yet."""
+    """Make both levels of local isolation fail, as on macOS, and clear the cache of earlier attempts."""
     monkeypatch.setattr(isolation_level, "_reasons", {})
     monkeypatch.setattr(isolation_level.sys, "platform", "darwin")
 
@@ -116,7 +116,7 @@ async def test_without_either_the_error_says_what_to_do_about_both(programs: Pat
         await LocalSandbox().open({})
     assert "local isolation needs Linux (WSL2 included)" in str(caught.value)
     assert "install Podman" in str(caught.value)
-    with pytest.raises(ConfigurationError, match="does not work on this machine"):  # who names a level gets no other
+    with pytest.raises(ConfigurationError, match="does not work on this machine"):  # a named level has no fallback
         await LocalSandbox(isolation="landlock").open({})
 
 

@@ -1,4 +1,4 @@
-"""Files of containers: those of the host that they get, those that go in and out, and packages of their images."""
+"""Files of containers: mounts from the host, uploads and downloads, and packages in their images."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.requires("podman")]
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with a module and a link, and a cache of the test's own for its clone."""
+    """Return a repository with a module and a link, and give its clone an empty cache."""
     monkeypatch.setenv("RLM_BATCH_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "repository"
     path.mkdir()
@@ -151,14 +151,14 @@ async def test_of_a_program_that_writes_much_the_end_is_kept() -> None:
 
 
 def list_built_images() -> set[str]:
-    """The names of the images that have packages."""
+    """Return the names of the images that were built with packages."""
     names = run_podman("images", "--format", "{{.Repository}}:{{.Tag}}").split()
     return {name for name in names if name.startswith(BUILT_REPOSITORY)}
 
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An index with one wheel, that pip is told of by the environment; images that are built meanwhile go with it."""
+    """Serve an index with one wheel, point pip's environment variable to it, and remove the images built meanwhile."""
     before = list_built_images()
     folder = tmp_path / "index" / "a-shape"
     folder.mkdir(parents=True)
@@ -192,7 +192,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("index")
 async def test_packages_are_built_into_an_image_once_and_no_password_stays_there(container: ContainerSandbox) -> None:
     before = list_built_images()
-    # Its image is this test's own, whatever one that was killed has left.
+    # A random version bound gives this test an image of its own, even if a killed test left one.
     provider = container.with_options({"packages": [f"a-shape>=1,<{random.randrange(2, 1 << 30)}"]})
     for _ in range(2):
         async with provider.interpreter() as interpreter:

@@ -1,4 +1,4 @@
-"""The promises of docs/isolation.md for code in a container, probed from inside one."""
+"""The promises of docs/isolation.md, probed by code inside a container."""
 
 import asyncio
 import os
@@ -73,10 +73,10 @@ async def test_the_promises_of_the_documentation_hold_in_a_container(
     assert found.interfaces == ["lo"]
     assert "connected" not in found.outside
     assert "gaierror" in found.names
-    # 2. None of the host's environment.
+    # 2. None of the host's environment variables.
     assert "told" not in str(found.environment)
     assert "proxy" not in str(found.environment).lower()
-    # 3. The system's files are read only, and 4. there is one place that code may write, in memory.
+    # 3. The system's files are read only. 4. Code can write to one place, which is in memory.
     assert {place: text for place, text in found.refused.items() if "written" in text} == {}
     assert {*found.own.values()} == {"written"}
     # 5. No file and no process of the host.
@@ -84,7 +84,7 @@ async def test_the_promises_of_the_documentation_hold_in_a_container(
     assert len(found.processes) < 6
     assert found.signal != "None" or os.getpid() < 10
     assert found.hostname == "sandbox"
-    # 6. Not root, and no way there.
+    # 6. Not root, and no way to become root.
     assert 0 not in found.uid
     assert {*found.capabilities} == {"0" * 16}
     assert found.no_new_privileges == "1"
@@ -145,7 +145,7 @@ async def test_secrets_of_the_environment_are_in_no_command_line(container: Cont
         assert (await interpreter.execute("import os; SUBMIT(key=os.environ['KEY'])")).key == "sk-not-for-others"
         lines: list[bytes] = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with suppress(OSError):  # it ended meanwhile
+            with suppress(OSError):  # the process ended meanwhile
                 lines.append(path.read_bytes())
         assert any(interpreter.sandbox.id.encode() in line for line in lines)
         assert not any(b"sk-not-for-others" in line for line in lines)

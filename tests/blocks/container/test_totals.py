@@ -1,4 +1,4 @@
-"""Limits of a container as a whole: each ends its own execution alone, and the next one works."""
+"""Limits of a container as a whole: exceeding one ends that execution only, and the next execution works."""
 
 import asyncio
 import time
@@ -82,7 +82,7 @@ WORKS = "import os; SUBMIT(works=os.getpid() > 0)"
 
 
 async def run_beyond(provider: ContainerSandbox, code: str) -> RlmBatchError:
-    """Return the error of code that exceeds a limit. Other executions run beside it and after it, undisturbed."""
+    """Return the error of code that exceeds a limit, and check that executions beside and after it succeed."""
     has_begun, is_over = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
@@ -107,11 +107,11 @@ async def test_ten_processes_together_get_no_more_than_the_memory_of_the_contain
     monkeypatch.chdir(tmp_path)
     error = await run_beyond(container.with_options({"memory_mib": 256}), MEMORY_BOMB)
     assert isinstance(error, CodeError)
-    if isinstance(error, CodeCrashed):  # the kernel has killed the first of them
+    if isinstance(error, CodeCrashed):  # the kernel killed the first process of the container
         assert error.out_of_memory
     else:
         assert "-9" in str(error)
-    assert list(tmp_path.iterdir()) == []  # what watches a container leaves nothing in its host's directory
+    assert list(tmp_path.iterdir()) == []  # the watcher of a container writes no file into its host's directory
 
 
 async def test_code_that_the_kernel_kills_for_want_of_memory_says_which_setting_has_more(

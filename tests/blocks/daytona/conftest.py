@@ -1,4 +1,4 @@
-"""The local Daytona of each test, and a repository to clone."""
+"""Fixtures for tests of Daytona: its local stand-in, and a repository to clone."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,13 +11,13 @@ from ...standins.git_server import GitServer
 
 @pytest.fixture(autouse=True)
 def standin(running_daytona: object, no_process_left: None, daytona: Any) -> Any:
-    """Gives each test the local Daytona, which was there before processes are counted."""
+    """Return the local stand-in for Daytona, which starts before the tests count processes."""
     return daytona
 
 
 @pytest.fixture
 def wait_for_call(standin: Any) -> Callable[..., Any]:
-    """Waits until a call has come so many times, while tasks go on that must not end before."""
+    """Return a function that waits until the stand-in has received a call a number of times."""
 
     async def wait(call: str, times: int = 1) -> None:
         await wait_until_async(lambda: standin.state()["counts"].get(call, 0) >= times, f"{times} times {call}")
@@ -34,6 +34,6 @@ def git_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GitServer]:
 
 @pytest.fixture
 def repository(git_server: GitServer) -> GitServer:
-    """A repository that wants no token."""
+    """Return a git server whose repository needs no token."""
     git_server.token = None
     return git_server

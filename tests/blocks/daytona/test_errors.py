@@ -1,4 +1,4 @@
-"""What Daytona refuses: what may pass is tried again, and the rest is one sentence that says what to change."""
+"""Refusals by Daytona: transient ones are retried, and the others give one sentence that says what to change."""
 
 import asyncio
 import re
@@ -38,7 +38,7 @@ CREATE = "POST /api/sandbox"
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes a key for wrong that is refused again after tenths of a second, not after three."""
+    """Treat a key as wrong if it is still refused after 0.3 seconds instead of three."""
     monkeypatch.setattr(errors, "KEY_SECONDS", 0.3)
 
 
@@ -51,7 +51,7 @@ async def open_and_remove(provider: DaytonaSandbox) -> None:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An answer of Daytona's; `ends_as` is our error where it comes again and again, and `passes` where it may not."""
+    """A refusal by Daytona. `ends_as` is the error after repeated refusals; `passes` says if one refusal is retried."""
 
     status: int
     message: str
@@ -107,7 +107,7 @@ REFUSALS = [
     Refusal(400, "Invalid mount path x (must be absolute)", ConfigurationError),
     Refusal(404, "reference not found", ConfigurationError),
     Refusal(403, "Forbidden resource", ConfigurationError, passes=True),
-    Refusal(404, "Cannot POST", SandboxStartError, passes=True),  # No row has these two.
+    Refusal(404, "Cannot POST", SandboxStartError, passes=True),  # No row of the error table matches these two.
     Refusal(403, "", SandboxStartError, passes=True),
 ]
 
@@ -124,7 +124,7 @@ def test_each_refusal_of_the_table_means_what_daytona_means_by_it() -> None:
     assert all(row.advice for row in TABLE if row.meaning is Meaning.KEY)
 
 
-# -- what follows from a refusal, at each moment where it may come
+# -- each refusal at each moment of a sandbox's life
 
 CALLS = {
     "create": r"^POST /api/sandbox$",
@@ -147,7 +147,7 @@ def mark_moment(moment: str, *refusals: Refusal) -> Any:
 
 
 async def make_provider(moment: str, standin: Any, repository: GitServer, **fields: Any) -> DaytonaSandbox:
-    """Return a block whose sandboxes come by that moment."""
+    """Return a block whose sandboxes make the call of that moment."""
     if moment == "volume":
         fields["volume_name"] = "v"
     if moment == "clone":
@@ -162,7 +162,7 @@ async def make_provider(moment: str, standin: Any, repository: GitServer, **fiel
 
 
 async def use_sandbox(provider: DaytonaSandbox, moment: str, open_sandbox: Any = None) -> None:
-    """Do with a sandbox what a run does, as far as that moment."""
+    """Use a sandbox as a run does, up to that moment."""
     if moment in ("upload", "session", "start"):
         async with Interpreter(open_sandbox or (lambda: provider.open(provider.labels("")))) as interpreter:
             text = "x" * 100_000 if moment == "upload" else ""
@@ -205,7 +205,7 @@ async def test_one_refusal_that_may_pass_is_nobodys_error(
         await use_sandbox(provider, moment)
         state = standin.state()
         assert state["faults"] == {str(refusal.status): 1}
-        # A clone or a command that was lost may be under way: another sandbox has it to itself.
+        # A lost clone or command may still be running, so a new sandbox replaces this one.
         is_lost = moment in ("clone", "packages") and refusal is AWAY
         assert state["created"] - before == 1 + is_lost, refusal
 
@@ -257,7 +257,7 @@ async def test_what_does_not_pass_within_the_time_for_a_start_is_told_in_daytona
 
     async def open_and_hurry() -> Any:
         sandbox = await provider.open(provider.labels(""))
-        provider.start_timeout = seconds  # It was opened in its usual time.
+        provider.start_timeout = seconds  # The sandbox opened with the usual timeout.
         return sandbox
 
     if moment in ("create", "clone"):
@@ -306,7 +306,7 @@ async def test_a_set_up_that_is_cut_off_again_and_again_pays_for_three_sandboxes
 async def test_a_call_to_a_sandbox_that_was_removed_is_not_made_until_the_time_is_over(
     standin: Any, is_gone: bool
 ) -> None:
-    """The proxy says of it what it says of one that is coming up; the sandbox's own record tells them apart."""
+    """The proxy answers the same for a removed sandbox and a starting one; the sandbox's record tells them apart."""
     standin.set(destroy_s=0.0 if is_gone else 3600.0)
     provider = DaytonaSandbox(start_timeout=3600)
     sandbox = await provider.open(provider.labels(""))
@@ -428,7 +428,7 @@ def test_an_image_without_python_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(launch, "PYTHON", "python-that-is-not-there")
     with pytest.raises(SandboxStartError, match=r"status 127.*python-that-is-not-there"):
         DaytonaInterpreter().start()
-    with pytest.raises(SandboxStartError, match="status 127"):  # Nothing of what went along can have run.
+    with pytest.raises(SandboxStartError, match="status 127"):  # Nothing of that command can have run.
         DaytonaInterpreter().execute("pass")
 
 

@@ -1,4 +1,4 @@
-"""Whatever happens to the host or to a call, no sandbox of Daytona's is left: the fixture `daytona` looks."""
+"""Failures of hosts and calls that must leave no Daytona sandbox; the fixture `daytona` checks."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from ...infra.waiting import wait_until, wait_until_async
 pytestmark = pytest.mark.anyio
 
 CREATE, DELETE, START = "POST /api/sandbox", "DELETE /api/sandbox/*", "GET /api/sandbox/*"
-HOUR = 3600.0  # longer than any test: until the test says that it is over
+HOUR = 3600.0  # seconds; longer than any test, so the wait ends only when the test ends it
 
 
 async def open_sandbox(provider: DaytonaSandbox) -> Any:
@@ -28,12 +28,12 @@ async def open_sandbox(provider: DaytonaSandbox) -> Any:
 
 
 def delay(standin: Any, where: str) -> None:
-    """Let that call wait until the settings say otherwise."""
+    """Delay that call until `go_on`."""
     standin.set(fault_rate=1.0, faults=["delay"], fault_delay_s=HOUR, fault_where=where)
 
 
 def go_on(standin: Any) -> None:
-    """Let everything go on that waits."""
+    """End all delays."""
     standin.set(fault_rate=0.0, fault_delay_s=0.0, boot_s=0.0, destroy_s=0.0)
 
 
@@ -54,7 +54,7 @@ async def test_name_labels_and_lifetime_are_in_the_call_that_creates(standin: An
         assert begun + 89 <= float(labels["rlm-batch-expires"]) <= time.time() + 91
         assert (box["body"]["ttlMinutes"], box["body"]["queueTimeout"], box["body"]["autoDeleteInterval"]) == (2, 2, 0)
         assert box["body"]["autoStopInterval"] > 0
-        # Daytona has sandboxes that wait for creations without an environment: the driver sets the code's.
+        # Daytona keeps warm sandboxes for creations without an environment, so the driver sets the code's environment.
         assert not box["body"]["env"]
         assert not box["body"]["volumes"]
         result = await interpreter.execute("import os; SUBMIT(token=os.environ['TOKEN'])")
@@ -78,7 +78,7 @@ async def test_a_creation_that_is_cancelled_at_once_leaves_nothing(standin: Any)
 async def test_creations_that_are_cancelled_are_removed_when_they_can_be_and_whoever_waits_is_told(
     moment: str, standin: Any, wait_for_call: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Daytona removes none that is starting: 409."""
+    """Daytona refuses to remove a sandbox that is starting: 409."""
     if moment == "while it starts":
         standin.set(boot_s=HOUR)
     else:
@@ -202,7 +202,7 @@ async def test_a_cancelled_removal_is_done_nonetheless(standin: Any, wait_for_ca
 async def test_every_page_of_a_listing_is_read_others_are_not_in_it_and_removing_twice_is_no_error(
     standin: Any,
 ) -> None:
-    from daytona import AsyncDaytona, CreateSandboxFromSnapshotParams  # That takes seconds.
+    from daytona import AsyncDaytona, CreateSandboxFromSnapshotParams  # This import takes seconds.
 
     standin.set(page=3)
     provider = DaytonaSandbox()
@@ -287,7 +287,7 @@ async def test_where_daytona_knows_no_lifetime_the_host_keeps_no_sandbox_awake_b
     standin.set(unknown_fields=["ttlMinutes"])
     interpreter = DaytonaSandbox(lifetime=8).interpreter()
     await interpreter.start()
-    standin.set(minute=1.0)  # It ends when nobody has called it for 5 s.
+    standin.set(minute=1.0)  # The sandbox stops after 5 s without a call.
     await wait_until_empty(standin)
     await interpreter.shutdown()
 

@@ -1,4 +1,4 @@
-"""What code finds in a sandbox of Daytona's: volumes, large values, repositories and packages."""
+"""Volumes, large values, repositories and packages in Daytona sandboxes."""
 
 import asyncio
 import os
@@ -17,7 +17,8 @@ from rlm_batch import CodeError, ConfigurationError, DaytonaInterpreter, Daytona
 from ...standins.git_server import GitServer
 from ...standins.wheels import write_wheel
 
-pytestmark = [pytest.mark.anyio, pytest.mark.requires("namespaces")]  # A path of the sandbox's own leads elsewhere.
+# The stand-in needs namespaces to give each sandbox its own paths.
+pytestmark = [pytest.mark.anyio, pytest.mark.requires("namespaces")]
 
 TOKEN = "token-of-the-repository"
 
@@ -148,7 +149,7 @@ async def test_a_private_repository_is_cloned_and_its_token_is_nowhere_in_the_sa
     """
     async with provider.interpreter() as interpreter:
         assert (await interpreter.execute(HERE)).text == name
-        # The token is in halves, or the search would find its own variables.
+        # The search would find its own variables, so the code gets the token in halves.
         coded = repository.password
         halves = {"a": TOKEN[:9], "b": TOKEN[9:], "c": coded[:9], "d": coded[9:]}
         result = await interpreter.execute(dedent(search), halves)

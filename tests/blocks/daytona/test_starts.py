@@ -1,4 +1,4 @@
-"""A driver is started by one call with its first execution, and runs it once, whatever becomes of the calls to it."""
+"""The call that starts a driver with its first execution: the code runs at most once, even if calls are lost."""
 
 import asyncio
 from collections import Counter
@@ -23,7 +23,7 @@ COUNTED = f"{COUNT_EXECUTION}\ncount_execution('x')\nSUBMIT(1)"
 SESSION = "/toolbox/*/process/session"
 EXEC = f"POST {SESSION}/*/exec"
 SECRET = {"KEY": "of the code alone"}
-# What code can read of how it came here: command lines, the daemon's files and the driver's.
+# Code that searches command lines, the daemon's files and the driver's files for the secret.
 READ_TRACES = """
 import os
 from pathlib import Path
@@ -41,7 +41,7 @@ SUBMIT(hits=sum(os.environ["KEY"].encode() in text for text in texts))
 
 @pytest.fixture
 def block(request: pytest.FixtureRequest) -> DaytonaSandbox:
-    """A block whose first execution goes along with the command or, where there are secrets, as input."""
+    """Return a block that sends its first execution with the command or, if it has secrets, as input."""
     return DaytonaSandbox(environment=getattr(request, "param", {}))
 
 
@@ -50,7 +50,7 @@ along_or_as_input = pytest.mark.parametrize("block", [{}, SECRET], ids=["along",
 
 @asynccontextmanager
 async def execute(interpreter: Interpreter, code: str, **variables: Any) -> AsyncIterator[Result]:
-    """Give the result of the first execution, which starts the driver; keep the sandbox for as long as this lasts."""
+    """Start the driver, yield the first execution's result, and keep the sandbox open until the end of the block."""
     try:
         yield await interpreter.execute(code, variables)
     finally:
@@ -73,11 +73,11 @@ async def test_a_fresh_sandbox_for_one_execution_takes_five_calls_and_one_more_w
     assert standin.state()["counts"] == Counter(expected)
 
 
-@pytest.mark.requires("namespaces")  # The stand-in's files are elsewhere without.
+@pytest.mark.requires("namespaces")  # Without namespaces the stand-in keeps its files elsewhere.
 async def test_a_secret_stands_in_no_command_and_no_file() -> None:
     async with execute(DaytonaSandbox(environment=SECRET).interpreter(), READ_TRACES) as result:  # type: ignore[arg-type]
         assert result.hits == 0
-    # It would be seen: variables go along where there is no secret.
+    # Without a secret the variables are part of the command, so the same search finds the value.
     code = READ_TRACES.replace('os.environ["KEY"]', "key")
     async with execute(DaytonaSandbox().interpreter(), code, key=SECRET["KEY"]) as result:
         assert result.hits == 1
@@ -100,7 +100,7 @@ async def test_a_start_that_failed_on_its_way_is_found_or_made_again_and_runs_on
 async def test_a_start_that_comes_after_it_was_made_again_runs_nothing(
     standin: Any, counter: ExecutionCounter, block: DaytonaSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "CALL_SECONDS", 1.0)  # The SDK waits 5 s longer than it is told.
+    monkeypatch.setattr(launch, "CALL_SECONDS", 1.0)  # The SDK waits 5 s longer than its timeout.
     standin.set(fault_rate=1.0, faults=["delay"], fault_delay_s=3600.0, fault_times=1, fault_where="/exec$")
     async with execute(block.interpreter(), COUNTED, address=counter.address) as result:
         assert result.output == 1
@@ -121,11 +121,11 @@ async def test_a_start_that_cannot_be_found_again_has_an_unknown_outcome_unless_
 
     async def open_and_hurry() -> Any:
         sandbox = await block.open(block.labels(""))
-        block.start_timeout = 1  # It was opened in its usual time.
+        block.start_timeout = 1  # The sandbox opened with the usual timeout.
         return sandbox
 
     standin.set(fault_rate=1.0, faults=["lost"], fault_where=r"^POST .*/exec$|^GET .*/session/\*$")
-    has_run = not block.environment  # Code that comes as input has not.
+    has_run = not block.environment  # Code sent as input has not run.
     error, words = (
         (OutcomeUnknown, r"the call that starts the driver was lost .*idempotent=True")
         if has_run
@@ -140,7 +140,7 @@ async def test_a_start_that_cannot_be_found_again_has_an_unknown_outcome_unless_
 async def test_a_start_that_the_proxy_has_repeated_runs_at_most_once_and_its_outcome_is_unknown(
     standin: Any, counter: ExecutionCounter, block: DaytonaSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer is the repetition's, which the session's shell would begin when the first has ended."""
+    """The answer is that of the repeated call, which the session's shell runs after the first call has ended."""
     monkeypatch.setattr(interpreters, "START_TIMEOUT_SECONDS", 2.0)
     standin.set(fault_rate=1.0, faults=["repeat"], fault_times=1, fault_where="/exec$")
     with pytest.raises(OutcomeUnknown, match="idempotent=True"):

@@ -1,4 +1,4 @@
-"""Data of the host: what can be mounted where, what is refused before anything starts, and what a key has of it."""
+"""Mounted data of the host: allowed places, refusals before anything starts, and the mounts' part of the key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SUBMIT(rows=open("/data/set/rows.csv").read(), one=open("/one.bin").read(), besi
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with a file and a directory, which is the working one."""
+    """Create a folder with a file and a directory, make its parent the working directory, and return the folder."""
     tmp_path.chmod(0o755)
     folder = tmp_path / "data"
     (folder / "sub").mkdir(parents=True)
@@ -38,12 +38,12 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def choose_place(level: str, source: Path) -> str:
-    """Where sandboxes of that level can have it."""
+    """Return a mount target that the level supports."""
     return "/data/set" if level == "bubblewrap" else str(source)
 
 
 def fingerprint(mounts: dict[str, Any], *, is_uploaded: bool = False) -> list[str]:
-    """What is in the key."""
+    """Return the digests of the mounts, as they are in the key."""
     return [mount.digest for mount in read_mounts(mounts, is_uploaded=is_uploaded)]
 
 
@@ -53,7 +53,8 @@ def test_code_reads_it_where_it_was_asked_for_and_sees_edits_at_once(data: Path)
     with LocalInterpreter(isolation="bubblewrap", mounts=mounts, volume_name=None) as interpreter:
         assert interpreter.execute("SUBMIT(x=open('/tmp/below/it/one').read())").x == "1,2\n"
         for place in ("/tmp/below", "/tmp/below/it", "/tmp/below/it/one"):
-            with pytest.raises(CodeError, match=r"PermissionError|busy"):  # or later executions would find another
+            # a renamed mount would be missing in later executions
+            with pytest.raises(CodeError, match=r"PermissionError|busy"):
                 interpreter.execute("import os; os.rename(place, place + '-away')", {"place": place})
         (data / "rows.csv").write_text("3\n")
         result = interpreter.execute(READ)
@@ -137,7 +138,7 @@ def test_what_was_exchanged_since_it_was_judged_is_not_mounted(exchange: str, da
 def test_a_link_put_there_in_the_last_moment_leads_the_code_nowhere(
     level: Any, place: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As code can do it that writes to a volume which the data is on."""
+    """Code with write access to a volume can replace mounted data on it in this way."""
     secret = tmp_path / "elsewhere"
     (secret / "sub").mkdir(parents=True)
     (secret / "secret").write_text("of the host")
@@ -158,14 +159,14 @@ def test_a_link_put_there_in_the_last_moment_leads_the_code_nowhere(
 def test_the_key_follows_paths_sizes_and_times_and_of_what_is_uploaded_the_bytes(data: Path) -> None:
     mounts = {"/data/set": data}
     first, sent = fingerprint(mounts), fingerprint(mounts, is_uploaded=True)
-    assert fingerprint({"/data/set": "data"}) == first  # however it was named
+    assert fingerprint({"/data/set": "data"}) == first  # the key ignores how the path was written
     os.utime(data / "rows.csv", (1, 1))
     touched = fingerprint(mounts)
     assert touched != first
     assert fingerprint(mounts, is_uploaded=True) == sent
     (data / "rows.csv").write_text("1,3\n")
     os.utime(data / "rows.csv", (1, 1))
-    assert fingerprint(mounts) == touched  # nobody reads a terabyte for this
+    assert fingerprint(mounts) == touched  # reading a terabyte for the key would take too long
     assert fingerprint(mounts, is_uploaded=True) != sent
     (data / "more").symlink_to("rows.csv")
     assert fingerprint(mounts) != touched
@@ -188,7 +189,7 @@ def test_more_than_can_be_sent_to_each_sandbox_is_refused_by_name(data: Path, mo
             limited.setattr(module, name, most)
             DaytonaProvider().with_files(mounts={"/data": data})
             more.write_text("12345")
-            LocalSandbox().with_files(mounts={"/data": data})  # local sandboxes are sent nothing
+            LocalSandbox().with_files(mounts={"/data": data})  # local sandboxes need no upload
             with pytest.raises(ConfigurationError, match=r"which would be sent to each sandbox: put them on a volume"):
                 DaytonaProvider().with_files(mounts={"/data": data})
             more.unlink()

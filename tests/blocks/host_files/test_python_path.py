@@ -1,4 +1,4 @@
-"""Modules of one's own: what is read of a directory, what is refused, and what code in local sandboxes can do."""
+"""The `python_path` parameter: the files read from a directory, refusals, and the access that local code gets."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ SUBMIT(value=mine.VALUE, done=done, beside=sorted(os.listdir(folder)))
 
 @pytest.fixture(params=[pytest.param(level, marks=mark_level(level)) for level in ("bubblewrap", "landlock")])
 def level(request: pytest.FixtureRequest) -> Any:
-    """Each level that isolates."""
+    """Return each level that isolates."""
     return request.param
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache and results of the test's own."""
+    """Give the test its own cache and results root, and return the cache."""
     tmp_path.chmod(0o755)
     monkeypatch.setenv("RLM_BATCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path / "results"))
@@ -54,7 +54,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A directory with one module."""
+    """Create a directory with one module and return it."""
     folder = tmp_path / "src"
     folder.mkdir()
     (folder / "mine.py").write_text("VALUE = 42\n")
@@ -62,7 +62,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """Return all that is in a folder, and who may do what with it."""
+    """Return every path in a folder with its contents and permissions."""
     return {
         str(path): (path.stat().st_mode, path.stat().st_uid, path.read_bytes() if path.is_file() else None)
         for path in [folder, *sorted(folder.rglob("*"))]
@@ -72,7 +72,7 @@ def describe(folder: Path) -> dict[str, Any]:
 def test_code_cannot_change_what_it_imports_and_modules_that_are_the_same_are_kept_once(
     level: Any, source: Path, cache: Path
 ) -> None:
-    source.chmod(0o700)  # as root the code is another user, and reads it all the same
+    source.chmod(0o700)  # as root, the code runs as another user and can still read it
     before = describe(source)
     fields: Any = {"isolation": level, "packages": "environment", "python_path": [str(source)]}
     for _ in range(2):
@@ -106,7 +106,8 @@ def test_the_key_follows_what_is_there_and_its_order(source: Path, tmp_path: Pat
     other.mkdir()
     (other / "mine.py").write_text("VALUE = 42\n")
     both = [str(source), str(other)]
-    assert read_python_path(both[:1]).digest == read_python_path(both[1:]).digest  # wherever it is
+    # the digest ignores where the directory is
+    assert read_python_path(both[:1]).digest == read_python_path(both[1:]).digest
     (other / "more.py").write_text("")
     digests = {read_python_path(paths).digest for paths in (both, both[::-1], both[:1], both[1:])}
     assert len(digests) == 4
@@ -187,7 +188,7 @@ async def test_a_deployments_run_reads_it_only_where_its_worker_allows_it(
 def test_a_directory_that_becomes_a_link_once_it_was_judged_is_not_followed(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As code can do it on a volume, while a run reads what is there."""
+    """Code can swap a directory for a link in this way on a volume, while a run reads it."""
     secret = tmp_path / "elsewhere"
     secret.mkdir()
     (secret / "mine.py").write_text("of the host")

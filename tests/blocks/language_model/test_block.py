@@ -1,4 +1,4 @@
-"""The language model, through the real client and over real connections."""
+"""The language model block, with the real client over real connections."""
 
 import asyncio
 import base64
@@ -78,7 +78,7 @@ async def test_a_fault_that_stays_is_an_error_after_the_retries(chat):
     chat.rule("on fire", Reply("the server is on fire", status=500))
     chat.rule("late", Reply("late", delay=1000))
     unused = socket.socket()
-    unused.bind(("127.0.0.1", 0))  # a port on which no server listens
+    unused.bind(("127.0.0.1", 0))  # no server listens on this port
     nowhere = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
     settings: dict[str, Any]
     for prompt, settings, message in (
@@ -92,10 +92,10 @@ async def test_a_fault_that_stays_is_an_error_after_the_retries(chat):
 
 
 async def test_an_answer_that_trickles_in_is_given_up_as_one_that_does_not_come(chat, monkeypatch):
-    await ask(model(chat))  # imports what the first request of a process needs
+    await ask(model(chat))  # import what a process's first request needs
     monkeypatch.setattr(
         litellm_client, "LATE_SECONDS", -59.0
-    )  # it waits for one second, and for a minute between bytes
+    )  # seconds; with this the client waits 1 s in all, and 60 s between bytes
     chat.rule("for ever", Reply(trickle=True))
     with pytest.raises(QueryError, match="its answer was not whole after 60 s"):
         await ask(model(chat, request_timeout=60, retries=0), "for ever")

@@ -1,4 +1,4 @@
-"""What recursive queries of one process share."""
+"""Recursive queries that run at the same time in one process."""
 
 import ast
 import threading
@@ -16,7 +16,7 @@ from ...standins.openai_chat import ChatServer
 def test_queries_at_the_same_time_parse_no_python_in_their_threads(
     chat: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads of Python 3.11 that make syntax trees at the same time fail now and then."""
+    """Parallel threads of Python 3.11 that parse syntax trees sometimes fail."""
     parse = ast.parse
     parsed: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Blocks that are signed in to Modal's stand-in, and a repository to clone."""
+"""Fixtures for tests of Modal: blocks signed in to its stand-in, and a repository to clone."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,7 +13,7 @@ from ...standins.git_server import GitServer
 
 @pytest.fixture
 def modal_sandbox(modal_standin: Any, no_process_left: None) -> Callable[..., ModalSandbox]:
-    """Makes blocks that are signed in to the stand-in for Modal; fields are keywords."""
+    """Return a function that makes blocks signed in to Modal's stand-in; its keywords are the block's fields."""
     hello = modal_standin.hello
     return partial(ModalSandbox, token_id=hello["token_id"], token_secret=hello["token_secret"])
 
@@ -27,6 +27,6 @@ def git_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GitServer]:
 
 @pytest.fixture
 def repository(git_server: GitServer) -> GitServer:
-    """A repository that wants no token."""
+    """Return a git server whose repository needs no token."""
     git_server.token = None
     return git_server

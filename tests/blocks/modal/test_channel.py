@@ -73,7 +73,7 @@ SUBMIT(x=1)
 async def test_a_driver_of_which_nothing_is_heard_has_an_unknown_outcome(
     modal_sandbox: Make, modal_standin: Any, counter: ExecutionCounter
 ) -> None:
-    """The first execution goes with what starts the driver, and runs whether that is heard or not."""
+    """The first execution is part of the command that starts the driver, so it runs even if no answer arrives."""
     modal_standin.ask("faults", rules=[{"method": "TaskExecStdioRead", "status": "PERMISSION_DENIED"}])
     interpreter = modal_sandbox().interpreter()
     try:
@@ -93,7 +93,7 @@ async def test_a_fresh_sandbox_for_one_execution_takes_five_calls(modal_sandbox:
             await interpreter.shutdown()
         return Counter(modal_standin.ask("state")["counts"])
 
-    before = await execute()  # This asks for the app and the image, too.
+    before = await execute()  # This call also looks up the app and the image.
     assert await execute() - before == Counter(
         ["SandboxCreateV2", "TaskExecStart", "TaskExecStdinWrite", "TaskExecStdioRead", "SandboxTerminateV2"]
     )

@@ -1,4 +1,4 @@
-"""What goes wrong with Modal's account, images, volumes and limits: one sentence that says what to change."""
+"""Errors of Modal's account, images, volumes and limits: each is one sentence that says what to change."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ NO_PACKAGE = "there-is-none @ file:///nowhere/there_is_none-1.0-py3-none-any.whl
 
 
 async def refuse(block: ModalSandbox, kind: type[Exception] = ConfigurationError) -> str:
-    """Return what opening a sandbox is refused with; it is one line, and names no secret."""
+    """Return the error that opening a sandbox raises, and check that it is one line without secrets."""
     with pytest.raises(kind) as caught:
         await block.open(block.labels(""))
     text = str(caught.value)
@@ -75,7 +75,7 @@ async def test_an_image_that_does_not_build_says_what_pip_said(modal_sandbox: Ma
     assert "No such file or directory: '/nowhere/there_is_none-1.0-py3-none-any.whl'" in text
     assert "mend `image` or `packages`" in text
     assert "modal image logs im-" in text
-    await refuse(block)  # It is tried again, for it may have been mended.
+    await refuse(block)  # The block retries, because the user may have fixed the cause.
     assert not modal_standin.ask("state")["counts"].get("SandboxCreateV2")
 
 
@@ -145,7 +145,7 @@ async def test_an_image_without_python_says_so(modal_sandbox: Make, modal_standi
             pass
 
 
-@pytest.mark.full  # Its client tries for as long as it may.
+@pytest.mark.full  # Modal's client retries until its timeout.
 async def test_a_server_that_is_not_there_or_says_nothing_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch, modal_sandbox: Make
 ) -> None:

@@ -1,4 +1,4 @@
-"""What a Modal sandbox is made of: image, packages, repository, resources, network."""
+"""The definition of a Modal sandbox: image, packages, repository, resources and network."""
 
 import asyncio
 from collections.abc import Callable
@@ -32,7 +32,7 @@ async def test_packages_are_built_into_the_image_once_and_its_handles_are_shared
     await asyncio.gather(*(use() for _ in range(3)))
     await use()
     counts = modal_standin.ask("state")["counts"]
-    assert counts["ImageGetOrCreate"] == 2  # one for Debian, and one for the packages on it
+    assert counts["ImageGetOrCreate"] == 2  # one for Debian, and one with the packages on it
     assert counts["AppGetOrCreate"] == counts["VolumeGetOrCreate"] == 1
     assert counts["SandboxCreateV2"] == 4
     async with modal_sandbox().interpreter() as interpreter:
@@ -71,7 +71,7 @@ async def test_what_the_block_asks_for_stands_in_the_creation(modal_sandbox: Mak
         assert text in sandbox["definition"]
     lines = [lines[0] for lines in modal_standin.ask("state")["images"].values()]
     assert "FROM python:3.13-slim" in lines
-    assert any("FROM python:3.12" in line for line in lines)  # what a block without an image takes
+    assert any("FROM python:3.12" in line for line in lines)  # the default image of a block
 
 
 async def test_a_gpu_takes_the_other_backend_where_all_works_too(modal_sandbox: Make, modal_standin: Any) -> None:
@@ -127,7 +127,7 @@ async def test_a_private_repository_is_cloned_and_its_token_is_nowhere_in_the_sa
     repository.token = TOKEN
     block = modal_sandbox(repo_url=repository.url, repo_token=TOKEN)
     async with block.interpreter() as interpreter:
-        # The token is in halves, or the search would find its own variables.
+        # The search would find its own variables, so the code gets each secret in halves.
         halves = [[text[:8], text[8:]] for text in (TOKEN, repository.password)]
         result = await interpreter.execute(SEARCH, {"halves": halves})
     assert result.name == "main"

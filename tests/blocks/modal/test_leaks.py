@@ -1,4 +1,4 @@
-"""Sandboxes of Modal that nobody uses any more are gone, whatever became of their host."""
+"""Removal of unused Modal sandboxes, even after their host has died."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from ...infra.waiting import wait_until, wait_until_async
 
 pytestmark = pytest.mark.anyio
 Make = Callable[..., ModalSandbox]
-HOUR = 3600.0  # longer than any test: until the rules are replaced
+HOUR = 3600.0  # seconds; longer than any test, so it lasts until the test replaces the rules
 
 
 def find_sandboxes(standin: Any) -> dict[str, Any]:
@@ -34,7 +34,7 @@ async def wait_for_call(standin: Any, call: str, times: int) -> None:
 
 
 async def open_and_remove(block: ModalSandbox) -> None:
-    """Have the app, the image and the client, which the next opening then asks for no more."""
+    """Open and remove a sandbox, so that the next opening does not look up the app, image and client again."""
     await (await block.open(block.labels(""))).remove()
 
 
@@ -116,7 +116,7 @@ async def test_a_sandbox_whose_creations_answer_was_lost_is_found_by_its_name_an
     async with block.interpreter() as interpreter:
         assert (await interpreter.execute("SUBMIT(x=1)")).x == 1
     state = modal_standin.ask("state")
-    assert state["peak"] == 1  # The client's own attempts carry one key.
+    assert state["peak"] == 1  # All attempts of the client carry the same key.
     assert state["counts"]["SandboxGetFromNameV2"] == 1
     assert not state["sandboxes"]
 
@@ -175,7 +175,7 @@ async def test_sandboxes_are_listed_by_label_and_removed_by_id(modal_sandbox: Ma
     await asyncio.gather(*(sandbox.remove() for sandbox in opened))
 
 
-# A host that opens sandboxes, runs code that never ends in them, and says so.
+# A host that opens sandboxes, runs endless code in them and reports it.
 HOST = """
 import asyncio
 from dataclasses import replace

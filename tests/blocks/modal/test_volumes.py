@@ -1,4 +1,4 @@
-"""Volumes on Modal: what an execution saved is there for the next, and why."""
+"""Volumes on Modal: files that an execution saved are there for the next one, and the cause of each commit."""
 
 import os
 import subprocess
@@ -20,12 +20,12 @@ READ = "import os\nSUBMIT(files={name: open('/data/' + name).read() for name in 
 
 @pytest.fixture
 def volume() -> str:
-    """A volume of the test's own."""
+    """Return the name of a volume that no other test uses."""
     return f"volume-{uuid.uuid4().hex[:8]}"
 
 
 def causes(standin: Any, cause: str, volume: str) -> list[list[str]]:
-    """The files of each commit of a volume that had that cause."""
+    """Return the files of each commit that a cause made on a volume."""
     events = standin.ask("state")["events"]
     return [event["files"] for event in events if (event["cause"], event["volume"]) == (cause, volume)]
 
@@ -33,11 +33,11 @@ def causes(standin: Any, cause: str, volume: str) -> list[list[str]]:
 async def test_a_later_sandbox_reads_what_an_earlier_one_saved(
     modal_sandbox: Make, modal_standin: Any, volume: str
 ) -> None:
-    modal_standin.ask("set", commit_at_end=False)  # so that only a commit of ours can make it so
+    modal_standin.ask("set", commit_at_end=False)  # only the project's own commit can save the file
     block = modal_sandbox(volume_name=volume)
     async with block.interpreter() as one:
         await one.execute(SAVE, {"name": "a.txt", "text": "of the first"})
-        # Before the first sandbox has ended, and as soon as its result is known.
+        # The file is saved before the first sandbox ends, as soon as the result is known.
         assert modal_standin.ask("volume", name=volume) == {"a.txt": "of the first"}
     async with block.interpreter() as other:
         assert (await other.execute(READ)).files == {"a.txt": "of the first"}
