@@ -1,4 +1,4 @@
-"""A Git repository that is served over HTTP on this machine, as a forge would serve it."""
+"""A Git repository served over HTTP on loopback, like that of a forge."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ IDENTITY = ("-c", "user.name=tests", "-c", "user.email=tests@example.com", "-c",
 
 
 class GitServer:
-    """A repository at `url`, which a client has to sign in to once `token` is set.
+    """A repository at `url`, which requires a login once `token` is set.
 
-    `commits` has the ids by name: `main` has `first`, `tagged` (the tag v1) and `main`; the branch `side` goes on from
-    there with `released` (the tag v2) and `side`. Each commit has its name in `here.txt` and as NAME in a module, and
-    modules named like those that drivers and installers import, which end a process that imports them.
+    `commits` maps names to ids. The branch `main` has `first`, `tagged` (the tag v1) and `main`. The branch `side`
+    continues there with `released` (the tag v2) and `side`. Each commit has its name in `here.txt` and as NAME in a
+    module. It also has modules named like those that drivers and installers import; they end a process that imports
+    them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,7 +64,7 @@ class GitServer:
 
     @property
     def password(self) -> str:
-        """What a client sends that signs in with the token."""
+        """Return the password of a client that logs in with the token."""
         return base64.b64encode(f"x-access-token:{self.token}".encode()).decode()
 
     def close(self) -> None:

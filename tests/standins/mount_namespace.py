@@ -1,9 +1,9 @@
-"""A file system and processes of its own for a command, by the kernel's calls and no program but Python.
+"""Private file system and processes for a command, by system calls from Python alone.
 
     python -IS tests/standins/mount_namespace.py '{"mounts": [["read", "/", "/"], ...], "cwd": "/", ...}' COMMAND ...
 
-`make_command` makes that command line. The command ends with whatever started it, and everything that it started ends
-with it. It has no capabilities. Without root the namespaces are those of a user namespace of its own.
+`make_command` returns that command line. The command ends with the process that started it, and its own processes end
+with it. It has no capabilities. Without root, it also runs in a new user namespace.
 """
 
 import ctypes
@@ -23,17 +23,17 @@ SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 SYS_MOUNT_SETATTR = 442
 AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = -100, 0x8000, 1
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-# What a file system of its own is made of, in this order: "bind" (source, target), "read" (the same, read only),
-# "tmpfs" (target), "dir" (target), "proc" (target) and "dev" (target).
+# The mounts of a private file system, in order: "bind" (source, target), "read" (source, target; read only), "tmpfs"
+# (target), "dir" (target), "proc" (target) and "dev" (target).
 Mount = tuple[str, ...]
 
 
 def make_command(
     command: Sequence[str], mounts: Sequence[Mount], cwd: str = "/", has_network: bool = True
 ) -> list[str]:
-    """The command line that runs a command among these mounts, the first of which is its root.
+    """Return a command line that runs a command with these mounts, the first of which is its root.
 
-    Its status is the command's, and 128 and the signal's number where a signal ended it.
+    Its status is the command's, or 128 plus the signal's number if a signal ended the command.
     """
     python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     request = {"mounts": mounts, "cwd": cwd, "has_network": has_network}
@@ -42,9 +42,9 @@ def make_command(
 
 @functools.cache
 def find_refusal() -> str:
-    """Why there are no such file systems on this machine, in words; empty where there are.
+    """Return why this machine cannot make such file systems, in words; empty if it can.
 
-    With STANDINS_WITHOUT_NAMESPACES=1 in the environment there are none.
+    STANDINS_WITHOUT_NAMESPACES=1 in the environment simulates a machine that cannot.
     """
     if os.environ.get("STANDINS_WITHOUT_NAMESPACES") == "1":
         return "STANDINS_WITHOUT_NAMESPACES is set"
@@ -60,7 +60,7 @@ def find_refusal() -> str:
 
 
 def call_libc(name: str, *arguments: object) -> None:
-    """Calls a function of the C library. Raises OSError, whose message has its name."""
+    """Call a function of the C library. Raises OSError, whose message contains the function's name."""
     library = ctypes.CDLL(None, use_errno=True)
     if getattr(library, name)(*arguments) == -1:
         number = ctypes.get_errno()
@@ -68,13 +68,13 @@ def call_libc(name: str, *arguments: object) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     words = [os.fsencode(word) or None for word in (source, target, kind, options)]
     call_libc("mount", words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
 
 
 def enter_namespaces(has_network: bool) -> None:
-    """Leaves this machine's mounts and processes; the child that is forked next is process 1."""
+    """Leave this machine's mounts and processes; the child that is forked next is process 1."""
     wanted = CLONE_NEWNS | CLONE_NEWPID | (0 if has_network else CLONE_NEWNET)
     uid, gid = os.geteuid(), os.getegid()
     try:
@@ -89,10 +89,10 @@ def enter_namespaces(has_network: bool) -> None:
 
 
 def make_file_system(mounts: Sequence[Mount]) -> None:
-    """Makes these mounts and takes the first for the root."""
+    """Make these mounts; the first becomes the root."""
     sources = {word: os.path.realpath(word) for kind, word, *_ in mounts if kind in ("bind", "read")}
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
-    # A place for the old root and for the new one, which no path of either can lead to.
+    # The old and the new root are mounted on this tmpfs, which no path in either of them leads to.
     mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV)
     os.mkdir("/tmp/old")
     os.mkdir("/tmp/new")
@@ -107,12 +107,12 @@ def make_file_system(mounts: Sequence[Mount]) -> None:
 
 
 def pivot_root(new: str, old: str) -> None:
-    """pivot_root(2)."""
+    """Call pivot_root(2)."""
     call_libc("syscall", SYS_PIVOT_ROOT[os.uname().machine], os.fsencode(new), os.fsencode(old))
 
 
 def make_mount(kind: str, source: str, target: str) -> None:
-    """Makes one of `mounts`, from the old root to the new one."""
+    """Make one mount below the new root; `source` is below the old root."""
     if source and not os.path.isdir(source):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if not os.path.exists(target):
@@ -141,7 +141,7 @@ def make_mount(kind: str, source: str, target: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """Lets no program that is started from here have any."""
+    """Deny capabilities to every program that this process starts."""
     call_libc("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     capability = 0
     try:
@@ -149,16 +149,16 @@ def drop_capabilities() -> None:
             call_libc("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
             capability += 1
     except OSError:
-        pass  # the kernel knows no more
+        pass  # the kernel has no further capabilities
 
 
 def end_with_parent() -> None:
-    """Asks for SIGKILL when the parent ends."""
+    """Ask the kernel for SIGKILL when the parent ends."""
     call_libc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def wait_and_exit(child: int, null: int) -> None:
-    """Ends as that child ends, and takes in orphans meanwhile; what the child writes and reads is not held open."""
+    """Adopt orphans until the child ends, and exit with its status; close the child's standard streams here."""
     for number in (0, 1, 2):
         os.dup2(null, number)
     while True:
@@ -169,10 +169,10 @@ def wait_and_exit(child: int, null: int) -> None:
 
 
 def main() -> None:
-    """Runs the command among the mounts that were asked for."""
+    """Run the command among the requested mounts."""
     request, command = json.loads(sys.argv[1]), sys.argv[2:]
     end_with_parent()
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # before a root that may have none
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # opened before entering a root that may have no /dev/null
     try:
         enter_namespaces(request["has_network"])
         if child := os.fork():

@@ -1,10 +1,10 @@
-"""A server on this machine that speaks OpenAI's chat API, scripted per prompt, with delays and faults.
+"""A server on this machine that speaks OpenAI's chat API, with scripted answers, delays and faults.
 
     python tests/standins/openai_chat.py --port 8123 --delay 0.2 --rule "capital of France=Paris"
 
-It prints its base URL (`http://127.0.0.1:PORT/v1`), and serves what it has counted under `/stats`. In tests it runs in
-a thread: `with ChatServer() as server`. A token is a word here, so that what a client reports can be counted again.
-Standard library only.
+It prints its base URL (`http://127.0.0.1:PORT/v1`), and serves its counts under `/stats`. In tests it runs in a thread:
+`with ChatServer() as server`. Each word is one token, so tests can check the counts that a client reports. It needs
+only the standard library.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-GATE_SECONDS = 60.0  # that a reply waits for others at most
+GATE_SECONDS = 60.0  # seconds that a reply waits for other requests at most
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a prompt is answered with, after `delay` seconds.
+    """The answer to a prompt, sent after `delay` seconds.
 
-    With a `gate` these begin once so many requests have been under way at the same time, or after a minute.
+    With a `gate`, the delay begins when that many requests have been active at the same time, or after a minute.
 
-    A `status` other than 200 is an error of the API with `text` as its message; `drop` closes the connection without
-    an answer; `garbled` sends a body that is no JSON; `no_usage` leaves the count of tokens out, and `usage` is
-    another one. `no_text` sends a message without a text, which is counted, and `trickle` a body that never ends.
+    A `status` other than 200 is an API error with `text` as its message. `drop` closes the connection without an
+    answer. `garbled` sends a body that is not JSON. `no_usage` omits the token counts, and `usage` replaces them.
+    `no_text` sends a message without text, whose tokens count. `trickle` sends a body that never ends.
     """
 
     text: str = ""
@@ -48,7 +48,7 @@ class Reply:
 
 @dataclass
 class Stats:
-    """What a server has seen: `answered` of the `requests` got an answer, with these tokens."""
+    """Counts of a server: `answered` is the number of `requests` that got an answer, with these tokens."""
 
     requests: int = 0
     answered: int = 0
@@ -56,12 +56,12 @@ class Stats:
     completion_tokens: int = 0
     at_once: int = 0
     most_at_once: int = 0
-    longest_prompt: int = 0  # characters of a request's messages together
+    longest_prompt: int = 0  # characters of all messages of one request
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request as it came: the model, the texts of the messages, the headers (names in lower case), all else."""
+    """A received request: the model, the messages' texts, the headers (names in lower case), the body, and the time."""
 
     model: str
     messages: list[str]
@@ -71,7 +71,7 @@ class Request:
 
     @property
     def text(self) -> str:
-        """The messages together."""
+        """Return the texts of all messages, one per line."""
         return "\n".join(self.messages)
 
 
@@ -79,17 +79,17 @@ Script = Callable[[Request], Reply | str | None]
 
 
 def content(message: dict[str, Any]) -> str:
-    """A message's text; its parts joined where it is a list of parts."""
+    """Return a message's text; a list of parts is joined."""
     found = message.get("content") or ""
     return found if isinstance(found, str) else "".join(part.get("text", "") for part in found)
 
 
 class ChatServer:
-    """Answers `/v1/chat/completions` on 127.0.0.1.
+    """A server that answers `/v1/chat/completions` on 127.0.0.1.
 
-    `script` is asked first; then `rules`, pairs of a text and its replies, of which the first whose text is in the
-    messages counts (its replies come in turn, the last one again and again); then the last message is answered with
-    "answer to: " and itself. `delay` is for replies that have none, in seconds.
+    The server asks `script` first. Then it tries `rules`, pairs of a text and its replies; the first pair whose text is
+    in the messages counts. Its replies are sent in turn, and the last one repeats. Otherwise the answer is "answer to:
+    " and the last message. `delay` is in seconds and applies to replies without their own.
     """
 
     def __init__(self, *, script: Script | None = None, delay: float = 0.0, port: int = 0) -> None:
@@ -99,21 +99,21 @@ class ChatServer:
         self.port = port
         self.stats = Stats()
         self.requests: list[Request] = []
-        self.keep = True  # of requests, their texts
+        self.keep = True  # keep the received requests in `requests`
         self._loop = asyncio.new_event_loop()
         self._open: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
-        """The base URL that a client is given."""
+        """Return the base URL for clients."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     def rule(self, text: str, *replies: Reply | str) -> None:
-        """Answers what contains the text with these replies, one after the other."""
+        """Answer requests that contain the text with these replies, one after the other."""
         self.rules.append((text, [Reply(reply) if isinstance(reply, str) else reply for reply in replies]))
 
     async def serve(self) -> None:
-        """Listens, and returns once it does."""
+        """Start listening."""
         self._server = await asyncio.start_server(self._converse, "127.0.0.1", self.port, limit=2**26, backlog=512)
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -150,7 +150,7 @@ class ChatServer:
             writer.transport.abort()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request and its answer; false where the connection has to be closed."""
+        """Answer one request; return False if the connection has to be closed."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
         data = await reader.readexactly(int(headers.get("content-length") or 0))
@@ -182,7 +182,7 @@ class ChatServer:
         stats.longest_prompt = max(stats.longest_prompt, sum(map(len, texts)))
         reply = self._reply(request)
         until = request.at + GATE_SECONDS
-        while stats.most_at_once < reply.gate and time.monotonic() < until:  # noqa: ASYNC110 - a count, of all connections
+        while stats.most_at_once < reply.gate and time.monotonic() < until:  # noqa: ASYNC110 - the count covers all connections
             await asyncio.sleep(0.01)
         delay = self.delay if reply.delay is None else reply.delay
         if delay:
@@ -245,7 +245,7 @@ def _error(message: str) -> bytes:
 
 
 def main() -> None:
-    """Serves until it is interrupted."""
+    """Serve until interrupted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=0, help="by default one that is free")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds before each answer")

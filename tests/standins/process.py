@@ -1,4 +1,4 @@
-"""A stand-in in a process of its own, which takes a JSON request per line and ends with its standard input."""
+"""A stand-in in a separate process, which takes a JSON request per line and ends with its standard input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class StandinProcess:
-    """Starts the stand-in of that name; `hello` is what it said first. A context manager."""
+    """A context manager that starts the stand-in of that name; `hello` is its first message."""
 
     def __init__(self, name: str, *options: str) -> None:
         package = Path(__file__).with_name(name)
@@ -22,13 +22,13 @@ class StandinProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C in the terminal is the tests' to handle
+            start_new_session=True,  # a Ctrl-C in the terminal reaches only the tests
         )
         self.pid = self._process.pid
         self.hello: dict[str, Any] = self._read()
 
     def ask(self, op: str, **arguments: Any) -> Any:
-        """What it answers to a request."""
+        """Send a request and return the answer. Raises RuntimeError for an error."""
         assert self._process.stdin is not None
         with self._lock:
             self._process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")

@@ -1,8 +1,9 @@
-"""An S3 of the tests' own on loopback: moto's server, which counts requests and can refuse some of them.
+"""A private S3 on loopback: moto's server, which counts requests and can refuse some of them.
 
-``python tests/standins/s3.py --pipe`` takes a JSON request per line on standard input, and ends with it: ``reset``
-(empty, one bucket, nothing refused), ``requests`` (each as method, path and query since the last time), ``refuse`` (the
-requests of some methods are answered 403, as with keys that have expired, until told otherwise).
+``python tests/standins/s3.py --pipe`` takes a JSON request per line on standard input, and ends with that input.
+``reset`` leaves one empty bucket and refuses nothing. ``requests`` returns the requests since the last call, each as
+method, path and query. ``refuse`` answers requests of these methods with 403, as for expired keys, until the next
+``refuse`` or ``reset``.
 """
 
 import json
@@ -22,14 +23,14 @@ ACCOUNT = "123456789012"
 
 
 class Quiet(WSGIRequestHandler):
-    """Writes no line for each request."""
+    """A request handler that logs no requests."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         pass
 
 
 class Watched:
-    """The application, with what it was asked and what it refuses."""
+    """The application, with its recorded requests and its refused methods."""
 
     def __init__(self) -> None:
         self._application = DomainDispatcherApplication(create_backend_app)
@@ -47,7 +48,7 @@ class Watched:
 
 
 def main() -> None:
-    """Serves until standard input ends."""
+    """Serve until standard input ends."""
     watched = Watched()
     server = make_server("127.0.0.1", 0, watched, threaded=True, request_handler=Quiet)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Packages of one module each, as wheels that pip installs without a network."""
+"""Wheels of one module each, which pip installs without a network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_wheel(folder: Path, name: str) -> Path:
-    """Write the wheel of a package whose module of that name has NAME; return its path."""
+    """Write the wheel of a package whose module of that name defines NAME; return its path."""
     path, metadata = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr(f"{name}.py", f"NAME = {name!r}\n")

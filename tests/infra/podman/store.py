@@ -1,7 +1,7 @@
-"""Podman for tests: a store of their own, and an image made of this machine's Python, for no registry is asked.
+"""Podman for tests: a separate store, and an image built from this machine's Python because there is no registry.
 
-The store is kept from one run of the tests to the next, for an image takes some seconds. What tests do has it as
-`CONTAINERS_STORAGE_CONF` says, and nobody else's containers and images are in it.
+The store stays between runs of the tests, because building an image takes some seconds. `CONTAINERS_STORAGE_CONF`
+directs the tests to it; it has no other containers or images.
 """
 
 import fcntl
@@ -44,7 +44,7 @@ driver = "overlay"
 graphroot = "{place}/storage"
 runroot = "{place}/run"
 """
-# crun refuses control groups of both versions at once, and systemd may not be there.
+# crun refuses a mix of cgroup v1 and v2, and systemd may be missing.
 ENGINE = """
 [engine]
 runtime = "runc"
@@ -55,7 +55,7 @@ tmp_dir = "{place}/libpod"
 
 
 def use_own_storage(home: Path) -> None:
-    """Has every Podman that this process starts use the tests' own store."""
+    """Make every Podman that this process starts use the tests' store."""
     for variable, name, text in (
         ("CONTAINERS_STORAGE_CONF", "storage.conf", STORAGE),
         ("CONTAINERS_CONF", "containers.conf", ENGINE),
@@ -66,7 +66,7 @@ def use_own_storage(home: Path) -> None:
 
 @cache
 def find_missing_podman() -> str:
-    """What this machine lacks for containers of Podman, in words; empty where one of them has run."""
+    """Return what this machine lacks for Podman containers, in words; empty if a test container has run."""
     for program in ("podman", "runc"):
         if not shutil.which(program):
             return f"there is no {program} here (sandboxes that are containers): install {program}"
@@ -84,7 +84,7 @@ def find_missing_podman() -> str:
 
 
 def name_image() -> str:
-    """The image's own name, which changes with what it is made of."""
+    """Return the image's own name, which changes with its contents."""
     text = "".join([Path(__file__).read_text(), sys.version, sys.base_prefix])
     return f"localhost/tests-of-rlm-batch:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -94,7 +94,7 @@ def _run_podman(*words: str) -> str:
 
 
 def _ensure_image() -> None:
-    """Makes the image, once, under the name of the default one: there is no other of that name in the tests' store."""
+    """Build the image once and tag it with the default image's name, which is free in the tests' store."""
     name = name_image()
     PLACE.mkdir(mode=0o700, exist_ok=True)
     with (PLACE / "lock").open("w") as lock:
@@ -102,7 +102,7 @@ def _ensure_image() -> None:
         names = _run_podman("images", "--format", "{{.Repository}}:{{.Tag}}").split()
         if name in names:
             return
-        if names:  # of an earlier version of this
+        if names:  # images of earlier versions of this module
             _run_podman("rmi", "--force", *names)
         with tempfile.TemporaryDirectory(dir=PLACE) as folder:
             root = Path(folder, "root")
@@ -136,7 +136,7 @@ def _fill_root(root: Path) -> None:
     (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     (root / "etc/group").write_text("root:x:0:\n")
     for folder in (root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())):
-        folder.chmod(folder.stat().st_mode | 0o555)  # Python may be below a home that is closed to others
+        folder.chmod(folder.stat().st_mode | 0o555)  # Python may be below a private home
 
 
 def _list_libraries(program: str) -> list[str]:

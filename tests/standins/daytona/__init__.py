@@ -1,20 +1,23 @@
-"""A local Daytona: a server on loopback that the unmodified SDK, async or sync, takes for the real one.
+"""A local Daytona: a server on loopback that works with the unmodified SDK, async or sync.
 
     python tests/standins/daytona [--port 0] [--boot-s 0.09] ...
 
-prints the environment to export, and serves until it is interrupted. Each sandbox is a directory and real processes on
-this machine. Each process sees that directory as /home/daytona and /tmp, and a mounted volume where it was asked for.
-Where the kernel gives no namespaces, code runs in the directory itself (its home), names below /tmp are replaced in
-what the client says by names of the sandbox's own, and volumes are refused. It is not isolation: code can read what
-this user can read, and use the network.
+prints the environment to export, and serves until interrupted. Each sandbox is a directory and real processes on this
+machine. Each process sees that directory as /home/daytona and /tmp, and the requested volumes at their mounts. If the
+kernel provides no namespaces, code runs in the directory itself (its home), and volumes are refused. Names below /tmp
+in the client's requests are then replaced by names of the sandbox. This is not isolation: code can read all files of
+this user and use the network.
 
-What it does as the real one does (the daemon's published source, and what was seen of the service): the life of a
-sandbox with its events, no removal while its state changes, session commands one after the other, each read from a file
-of the daemon's, with logs that are followed and replayed from their beginning, input through a pipe, names that are
-taken once, volumes that are not ready at once, list pages, lifetimes, rate limits and quotas. Files of a volume refuse
-what the real ones refuse (rename, chmod, append, random writes, locks) to Python
-programs. What it does not: snapshots, PTYs, previews, archives, builds of images.
+The stand-in follows the daemon's published source and the observed service in these points:
 
-`Settings` are what can be asked of it, at its start or while it runs (`POST /standin`); `GET /standin` says what it has
-and how often each call came. `running.Running` is the same for tests.
+- a sandbox's life with its events, and no removal while its state changes;
+- sequential session commands, each read from a file of the daemon, with input through a pipe, and with logs that can be
+  followed and replayed from their beginning;
+- unique names, volumes that become ready after a delay, pages of lists, lifetimes, rate limits and quotas;
+- errors for Python programs that rename, chmod, append to, lock or randomly write files of a volume.
+
+Snapshots, PTYs, previews, archives and image builds are not modelled.
+
+`Settings` can be changed at the start or while the server runs (`POST /standin`). `GET /standin` returns the state and
+the count of each call. Tests use `running.Running`.
 """

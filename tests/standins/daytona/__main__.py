@@ -1,9 +1,9 @@
-"""Starts the stand-in: `python tests/standins/daytona`."""
+"""The program that starts the stand-in: `python tests/standins/daytona`."""
 
 import importlib
 import sys
 from pathlib import Path
 
-# As a package's module, and not of a package with the name of the SDK.
+# The module is imported from `standins`, because a package named `daytona` would hide the SDK.
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 importlib.import_module("standins.daytona.command_line").main()

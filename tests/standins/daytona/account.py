@@ -1,4 +1,4 @@
-"""What the stand-in has: sandboxes and volumes, and the events that it sends of them."""
+"""The stand-in's sandboxes and volumes, and the events that it sends about them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Volume:
 
 
 class Account:
-    """Everything that the calls share."""
+    """State that all calls share."""
 
     def __init__(self, settings: Settings, root: Path) -> None:
         import socketio
@@ -44,9 +44,9 @@ class Account:
         self.volumes: dict[str, Volume] = {}
         self.created = self.destroyed = self.peak = 0
         self.creates: deque[float] = deque()
-        self.refused_until = 0.0  # when a client that was told to wait may ask for a sandbox again
-        self.impatient_creations = 0  # that came before that
-        self.history: list[tuple[float, int]] = []  # when a sandbox came or went, and how many there were then
+        self.refused_until = 0.0  # monotonic time before which a throttled client must not create another sandbox
+        self.impatient_creations = 0  # creations before `refused_until`
+        self.history: list[tuple[float, int]] = []  # time and number of sandboxes after each change
         self.transports: dict[Any, asyncio.Transport] = {}
         self.followed: set[Any] = set()  # addresses of clients that follow a log
         self.resets = 0
@@ -59,13 +59,13 @@ class Account:
         return bool(auth) and auth.get("token") == self.settings.key
 
     def configure(self, settings: Settings) -> None:
-        """Take other settings, also for what is waiting."""
+        """Apply new settings, also to waits that have begun."""
         self.settings = settings
         self._is_configured.set()
         self._is_configured = asyncio.Event()
 
     async def pass_seconds(self, name: str) -> None:
-        """Wait for as many seconds as that setting says, and as it says meanwhile: 0 ends the wait."""
+        """Wait for that setting's seconds; a changed setting applies at once, and 0 ends the wait."""
         begun = time.monotonic()
         while (rest := begun + getattr(self.settings, name) - time.monotonic()) > 0:
             await self._wait_for_settings(rest)
@@ -115,7 +115,7 @@ class Account:
             await self.move(box, "stopped")
 
     async def reap(self) -> None:
-        """Ends what has been idle for too long or has outlived its time."""
+        """Keep ending sandboxes that have been idle for too long or have exceeded their lifetime."""
         while True:
             await self._wait_for_settings(min(max(self.settings.minute / 20, 0.01), 1.0))
             moment, minute = time.monotonic(), self.settings.minute
@@ -135,12 +135,12 @@ class Account:
             transport.abort()
 
     def cut(self) -> None:
-        """Break every connection that a log is followed over."""
+        """Break every connection that follows a log."""
         for client in self.followed:
             self.abort(client)
 
     async def reset(self) -> None:
-        """Remove everything, and take the first settings again. A call that a fault delays is never done."""
+        """Remove everything and restore the first settings. A call that a fault delays is dropped."""
         self.resets += 1
         self.configure(self.first_settings)
         for box in list(self.boxes.values()):

@@ -1,4 +1,4 @@
-"""Answers that are errors, in the envelope that the SDK reads, and the times in answers."""
+"""Error answers in the SDK's envelope, and timestamps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Refused(Exception):
-    """An answer that is an error, in the envelope that the SDK reads."""
+    """An error answer in the envelope that the SDK reads."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ def now(after: float = 0.0) -> str:
 
 
 async def refuse(scope: Any, receive: Any, send: Any, status: int, retry_after: float, message: str = "") -> None:
-    """An error in place of an answer, or of a websocket."""
+    """Send an error instead of an answer or a websocket."""
     from starlette.responses import JSONResponse
     from starlette.websockets import WebSocket
 

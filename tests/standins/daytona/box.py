@@ -1,4 +1,4 @@
-"""One sandbox: a directory and real processes on this machine."""
+"""A sandbox: a directory and real processes on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .answers import daemon, now
 from .sessions import Command, Session
 
 HOME, PYTHON, DAEMON = "/home/daytona", "/home/python", "/home/daemon"
-STDOUT, STDERR = b"\1\1\1", b"\2\2\2"  # before each line of a session command's log
+STDOUT, STDERR = b"\1\1\1", b"\2\2\2"  # prefix of each line of a session command's log
 
 REFUSALS = '''
 """Refuses on mounted volumes what an object store behind a file system refuses."""
@@ -67,7 +67,7 @@ sys.addaudithook(_refuse)
 
 
 class Box:
-    """A sandbox: its directory, its processes, and what a listing says of it."""
+    """A sandbox: its directory, its processes, and its entry in listings."""
 
     def __init__(self, body: dict[str, Any], folder: Path, mounts: dict[str, Path], base: str) -> None:
         self.id = str(uuid.uuid4())
@@ -82,7 +82,7 @@ class Box:
         self.sessions: dict[str, Session] = {}
         self.processes: set[asyncio.subprocess.Process] = set()
         self.has_namespaces = not find_refusal()
-        self.outside: set[Path] = set()  # files that were put elsewhere, where there are no namespaces
+        self.outside: set[Path] = set()  # files outside the folder, written without namespaces
         self.created = self.active = time.monotonic()
         self.memory_kib = body["memory"] * 1024 * 1024 if body.get("memory") else None
 
@@ -108,7 +108,7 @@ class Box:
             (self.folder / "refusals" / "sitecustomize.py").write_text(REFUSALS)
 
     def list_exit_codes(self) -> list[int | None]:
-        """Return how the commands of its sessions have ended; None for one that has not."""
+        """Return the exit codes of all session commands; None for a running one."""
         return [command.exit_code for session in self.sessions.values() for command in session.commands.values()]
 
     # -- paths
@@ -118,20 +118,20 @@ class Box:
         return HOME if self.has_namespaces else str(self.folder / "home")
 
     def rename_temporary_files(self, data: bytes) -> bytes:
-        """A client's bytes as they are, or, without a /tmp of the sandbox's own, with other names for what is there.
+        """Return a client's bytes; without a private /tmp, with replaced names of files there.
 
-        A name is replaced by one of its length, so that what counts the bytes stays true.
+        A replacement has the length of the original name, so that byte counts stay correct.
         """
         if self.has_namespaces:
             return data
-        own = os.fsencode(self.folder).split(b"/")[2]  # the folder may lie there itself
+        own = os.fsencode(self.folder).split(b"/")[2]  # the folder itself may be in /tmp
 
         def rename(found: re.Match[bytes]) -> bytes:
             name = found[1]
             renamed = Path("/tmp", hashlib.shake_256(self.id.encode() + name).hexdigest(len(name))[: len(name)])
-            is_renamed = Path("/tmp", os.fsdecode(name)) in self.outside  # a process of the sandbox's says it
+            is_renamed = Path("/tmp", os.fsdecode(name)) in self.outside  # already a renamed name
             is_taken = renamed not in self.outside and renamed.exists()
-            if name == own or is_renamed or is_taken or len(name) < 8:  # a short name could be somebody's
+            if name == own or is_renamed or is_taken or len(name) < 8:  # a short name could be another file's
                 return found[0]
             self.outside.add(renamed)
             return os.fsencode(renamed)
@@ -139,7 +139,7 @@ class Box:
         return re.sub(rb"(?<![\w.-])/tmp/([\w.-]+)", rename, data)
 
     def place(self, path: str) -> Path:
-        """Where a path of the sandbox's is on this machine."""
+        """Map a path in the sandbox to its path on this machine."""
         path = os.path.normpath(os.path.join(self.home, path))
         inside = {**self.mounts, HOME: self.folder / "home", "/tmp": self.folder / "tmp"} if self.has_namespaces else {}
         for mount in sorted(inside, key=len, reverse=True):
@@ -152,7 +152,7 @@ class Box:
     # -- processes
 
     def argv(self, command: str, cwd: str | None) -> tuple[list[str], dict[str, str], str | None]:
-        """How a shell command is started: arguments, environment, directory."""
+        """Return arguments, environment and directory to start a shell command with."""
         python, own = python_home(), PYTHON if self.has_namespaces else self.folder / "python"
         environment = {
             "PATH": f"{own}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": self.home, "LANG": "C.UTF-8",
@@ -198,7 +198,7 @@ class Box:
         return process
 
     async def run(self, command: str, cwd: str | None, envs: dict[str, str] | None, seconds: float) -> tuple[int, str]:
-        """Runs a command to its end; returns its status and output."""
+        """Run a command to its end, and return its status and output."""
         process = await self.start(command, cwd, envs, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
         try:
             async with asyncio.timeout(seconds):
@@ -223,7 +223,10 @@ class Box:
                 self.end(process)
 
     def write_command(self, command: Command) -> str:
-        """What the shell is told: the daemon's reads the command in a file (apps/daemon/pkg/session/execute.go)."""
+        """Write the command to a file and return the shell command that reads it.
+
+        The real daemon does the same (apps/daemon/pkg/session/execute.go).
+        """
         file = self.folder / "daemon" / f"{command.id}.sh"
         file.write_bytes(self.rename_temporary_files(command.text.encode()))
         return f". {DAEMON if self.has_namespaces else file.parent}/{file.name}"
@@ -254,12 +257,12 @@ class Box:
 
 
 def python_home() -> Path:
-    """This Python's own installation, not a virtual environment's."""
+    """Return the installation of the base Python, outside any virtual environment."""
     return Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)).parents[1]
 
 
 def make_python(folder: Path) -> None:
-    """A Python for one sandbox: this one, with pip and nothing else that is installed on this machine."""
+    """Make a Python environment for one sandbox: the base Python with pip and no other installed packages."""
     packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     packages.mkdir(parents=True)
     (folder / "bin").mkdir()
@@ -272,7 +275,7 @@ def make_python(folder: Path) -> None:
 
 
 def die_with_parent() -> None:
-    """Asks for SIGKILL when the server ends."""
+    """Ask the kernel for SIGKILL when the server ends."""
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)

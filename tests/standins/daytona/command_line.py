@@ -1,4 +1,4 @@
-"""The stand-in's command line."""
+"""The command line of the Daytona stand-in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .settings import Settings
 
 
 def main() -> None:
-    """Reads the command line and serves."""
+    """Read the command line and serve."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=0, help="by default one that is free")
     parser.add_argument("--until-eof", action="store_true", help="end when standard input ends")
@@ -27,7 +27,7 @@ def main() -> None:
     arguments = vars(parser.parse_args())
     port, until_eof = arguments.pop("port"), arguments.pop("until_eof")
     given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
-    # A text may come as it is, or as JSON from `Running`.
+    # A text is plain, or JSON if `Running` passes it.
     given = {name: json.loads(v) if isinstance(v, str) and v.startswith('"') else v for name, v in given.items()}
     settings = Settings(**given)
 

@@ -1,4 +1,4 @@
-"""The stand-in in a process of its own, for tests and benchmarks."""
+"""The Daytona stand-in in a separate process, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 
 class Running:
-    """A stand-in in a process of its own, which ends with this one."""
+    """A context manager for a stand-in in a separate process, which ends with this one."""
 
     def __init__(self, **settings: Any) -> None:
         options = [f"--{name.replace('_', '-')}={json.dumps(value)}" for name, value in settings.items()]
@@ -34,23 +34,23 @@ class Running:
             return json.load(answer)
 
     def set(self, **settings: Any) -> None:
-        """Changes settings while it runs."""
+        """Change settings while the stand-in runs."""
         self._call(json.dumps(settings).encode())
 
     def state(self) -> dict[str, Any]:
-        """What it has, and how often each call came."""
+        """Return the stand-in's state and the count of each call."""
         return self._call(None)
 
     def cut(self) -> None:
-        """Break every connection that a log is followed over."""
+        """Break every connection that follows a log."""
         self._call(json.dumps({"cut": True}).encode())
 
     def reset(self) -> None:
-        """Removes everything that it has, forgets its counts and takes the settings that it was started with."""
+        """Remove everything, clear the counts, and restore the settings of the start."""
         self._call(json.dumps({"reset": True}).encode())
 
     def stop(self) -> None:
-        """Ends it, and everything that it started."""
+        """End the stand-in and all of its processes."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()

@@ -1,4 +1,4 @@
-"""The API's calls that are about sandboxes."""
+"""The API's calls for sandboxes."""
 
 from __future__ import annotations
 

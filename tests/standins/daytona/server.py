@@ -1,4 +1,4 @@
-"""The server: every call is counted, and fails where that was asked for."""
+"""The server of the stand-in, which counts every call and injects faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .volumes import VolumeCalls
 
 
 class Server:
-    """The calls, as an ASGI application."""
+    """All calls as an ASGI application."""
 
     def __init__(self, account: Account) -> None:
         import socketio
@@ -48,7 +48,7 @@ class Server:
         self.app = socketio.ASGIApp(account.events, Starlette(routes=table), socketio_path="api/socket.io")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Counts the call, and makes it fail where that was asked for."""
+        """Count the call, and inject a fault if the settings say so."""
         path = scope.get("path", "")
         if (
             scope["type"] not in ("http", "websocket")
@@ -62,7 +62,7 @@ class Server:
         fault = self.fault(label)
         if fault == "delay":
             resets = self.account.resets
-            if scope["type"] == "http":  # the call is done although its client does not wait so long
+            if scope["type"] == "http":  # the call is executed even if its client stops waiting
                 receive = play(await read_message(receive))
             await self.account.pass_seconds("fault_delay_s")
             if resets != self.account.resets:
@@ -73,12 +73,12 @@ class Server:
             await refuse(scope, receive, send, int(fault), settings.retry_after_s, settings.fault_message)
             return
         elif fault in ("drop", "lost"):
-            # Lost on its way back: the call was done.
+            # A lost answer: the call was executed.
             if (fault == "lost" or self.random.random() < 0.5) and scope["type"] == "http":
                 await self.app(scope, receive, nowhere)
             self.account.drop(scope)
             return
-        elif fault == "repeat":  # as its proxy does by itself: libs/common-go/pkg/proxy/retry_transport.go
+        elif fault == "repeat":  # the real proxy repeats calls: libs/common-go/pkg/proxy/retry_transport.go
             message = await read_message(receive)
             await self.app(scope, play(message), nowhere)
             receive = play(message)
@@ -144,11 +144,11 @@ class Server:
 
 
 async def nowhere(_message: Any) -> None:
-    """Where an answer goes that nobody gets."""
+    """Discard a message of an answer."""
 
 
 async def read_message(receive: Any) -> dict[str, Any]:
-    """A call's body, whole."""
+    """Read a call's whole body into one message."""
     body, is_complete = b"", False
     while not is_complete:
         message = await receive()
@@ -157,7 +157,7 @@ async def read_message(receive: Any) -> dict[str, Any]:
 
 
 def play(message: dict[str, Any]) -> Any:
-    """Gives the message, and then nothing more."""
+    """Return a `receive` function that returns the message, and then a disconnect."""
     messages = iter((message,))
 
     async def receive() -> dict[str, Any]:
@@ -167,25 +167,25 @@ def play(message: dict[str, Any]) -> Any:
 
 
 def generic(path: str) -> str:
-    """A path without the names in it, so that calls can be counted."""
+    """Return a path with its names replaced by *, so that calls can be counted."""
     path = re.sub(r"/(sandbox|toolbox|session|command|by-name)/[^/]+", r"/\1/*", path)
     return re.sub(r"^(/api/volumes)/(?!by-name)[^/]+", r"\1/*", path)
 
 
 async def serve(settings: Settings, port: int, until_eof: bool, announce: Any) -> None:
-    """Serves on loopback until SIGINT, SIGTERM or, if asked, the end of standard input; leaves nothing behind."""
+    """Serve on loopback until SIGINT, SIGTERM or, with `until_eof`, the end of standard input; then clean up."""
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     if sys.version_info < (3, 12):
-        watcher = asyncio.PidfdChildWatcher()  # the default of that version takes a thread for each process
+        watcher = asyncio.PidfdChildWatcher()  # the default in 3.11 takes a thread per process
         watcher.attach_loop(asyncio.get_running_loop())
         asyncio.get_event_loop_policy().set_child_watcher(watcher)
     root = Path(tempfile.mkdtemp(prefix="daytona-standin-"))
     account = Account(settings, root)
 
     class Protocol(H11Protocol):
-        """Remembers each connection, so that it can be dropped."""
+        """A protocol that records each connection, so that the server can drop it."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -197,7 +197,8 @@ async def serve(settings: Settings, port: int, until_eof: bool, announce: Any) -
             super().connection_lost(exc)
 
     listening = socket.create_server(("127.0.0.1", port), backlog=1024)
-    # Which asyncio does not see to where it is handed a socket: an answer's body would wait 40 ms after its head.
+    # asyncio does not set TCP_NODELAY for a given socket; without it an answer's body would arrive 40 ms after its
+    # head.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     account.base = f"http://127.0.0.1:{listening.getsockname()[1]}"
     config = uvicorn.Config(

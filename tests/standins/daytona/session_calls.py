@@ -1,4 +1,4 @@
-"""The calls to a sandbox's daemon that are about sessions: commands, their input and their logs."""
+"""The calls to a sandbox's daemon for sessions: commands, their input and their logs."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class SessionCalls:
             return
         await socket.accept()
         sending = asyncio.ensure_future(self.send_log(socket, command))
-        closing = asyncio.ensure_future(socket.receive())  # the client says nothing but that it goes
+        closing = asyncio.ensure_future(socket.receive())  # the client sends nothing but its disconnect
         client = tuple(socket.scope["client"])
         self.account.followed.add(client)
         await asyncio.wait((sending, closing), return_when=asyncio.FIRST_COMPLETED)
@@ -138,6 +138,6 @@ class SessionCalls:
 
 
 def describe(command: Command) -> dict[str, Any]:
-    """What the daemon says of a command."""
+    """Return the daemon's description of a command."""
     found: dict[str, Any] = {"id": command.id, "command": command.text}
     return found if command.exit_code is None else {**found, "exitCode": command.exit_code}

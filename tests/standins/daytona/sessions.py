@@ -1,4 +1,4 @@
-"""Commands of a session, one after the other, each with a log that is kept from its beginning."""
+"""Sequential commands of a session, each with a complete log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHUNK = 64 * 1024  # bytes
 
 
 class Command:
-    """A command of a session: a process, and the log of what it has written, which is kept from its beginning."""
+    """A command of a session: a process and its complete log."""
 
     def __init__(self, text: str, echo: bool) -> None:
         self.id = str(uuid.uuid4())
@@ -19,7 +19,7 @@ class Command:
         self.echo = echo
         self.log = bytearray()
         self.exit_code: int | None = None
-        self.gone = False  # with its sandbox
+        self.gone = False  # its sandbox was removed
         self.ended_at = 0.0
         self.input: asyncio.StreamWriter | None = None
         self._changed = asyncio.Event()
@@ -39,7 +39,7 @@ class Command:
                 await self._changed.wait()
 
     async def read(self, stream: asyncio.StreamReader, label: bytes, rate: float) -> None:
-        """Copies a stream into the log, line by line; without NULs, as a shell would read it."""
+        """Copy a stream into the log line by line, without NULs, like a shell that reads it."""
         rest: list[bytes] = []
         while data := await stream.read(CHUNK):
             head, newline, tail = data.replace(b"\0", b"").rpartition(b"\n")
@@ -56,7 +56,7 @@ class Command:
 
 
 class Session:
-    """A shell that runs one command after the other."""
+    """A shell that runs commands sequentially."""
 
     def __init__(self) -> None:
         self.commands: dict[str, Command] = {}

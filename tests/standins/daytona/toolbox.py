@@ -1,4 +1,4 @@
-"""The calls to a sandbox's daemon: files, commands that are waited for, and Git."""
+"""The calls to a sandbox's daemon for files, blocking commands, and Git."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class ToolboxCalls:
         path = shlex.quote(os.path.join(box.home, body["path"]))
         url, branch, options = shlex.quote(body["url"]), shlex.quote(body.get("branch") or ""), ""
         command = ""
-        if body.get("branch") and not self.account.settings.git_cli:  # go-git clones a branch: git takes a tag, too
+        if body.get("branch") and not self.account.settings.git_cli:  # git takes a tag too, go-git does not
             command = f"git ls-remote --exit-code --heads -- {url} {branch} >/dev/null || exit 42; "
             options = f"--branch {branch} "
         command += f"git clone --quiet --single-branch --no-tags {options}-- {url} {path}"
@@ -118,7 +118,7 @@ class ToolboxCalls:
         if body.get("commit_id") or body.get("commitId"):
             commit = shlex.quote(body.get("commit_id") or body["commitId"])
             code, out = await box.run(f"git -C {path} checkout --quiet {commit}", None, envs, 60)
-            if code and self.account.settings.git_cli:  # what its own git says, which it knows no status for
+            if code and self.account.settings.git_cli:  # git's own message, which the daemon maps to no status
                 said = f"git checkout {commit} exited with status {code}\n--- git output (tail) ---\n{out}"
                 raise daemon(500, said, "INTERNAL_SERVER_ERROR")
             if code:

@@ -1,4 +1,4 @@
-"""The API's calls that are about volumes."""
+"""The API's calls for volumes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .answers import Refused
 
 
 class VolumeCalls:
-    """Creation of volumes, which are not ready at once."""
+    """Creation of volumes, which become ready after a delay."""
 
     def __init__(self, account: Account) -> None:
         self.account = account

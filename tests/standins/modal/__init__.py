@@ -1,16 +1,21 @@
 """A stand-in for Modal on loopback: its control plane and its command router, for the unmodified client.
 
-By hand, ``python tests/standins/modal`` prints the environment to export and serves until Ctrl-C. Tests start it
+From a shell, ``python tests/standins/modal`` prints the environment to export and serves until Ctrl-C. Tests start it
 with ``--pipe``: it then takes a JSON request per line on standard input (see `Standin.ask`), answers on standard
 output, and ends with that input.
 
-It is built on the protocol classes of the installed client. Modelled: sandboxes of both backends with a root directory
-of their own, where real processes run; commands with binary streams, replayable by offset; lifetimes and idle
-timeouts; volumes that a sandbox sees as they were when it was created, with what it wrote visible to others from the
-commit on (``sync MOUNT`` inside, or the sandbox's end); images that are built once, whose ``pip install`` is real and
-whose other commands are not run; tags, names, lists, tokens, idempotency keys; throttling and quotas. A command has a
-process namespace of its own, which Modal's does not have.
+The stand-in uses the protocol classes of the installed client. It models:
 
-Where the kernel gives no namespaces there are no root directories: commands run in the machine's own file system, and a
-sandbox that asks for a volume is refused. Set the block's ``workdir`` to a directory that may be made.
+- sandboxes of both backends, each with its own root directory, where real processes run;
+- commands with binary streams that can be replayed from any offset;
+- lifetimes and idle timeouts;
+- volumes, which a sandbox sees as they were at its creation. Other sandboxes see what it wrote after its commit
+  (``sync MOUNT`` in the sandbox, or the sandbox's end);
+- images that are built once: their ``pip install`` is real, and their other commands are not run;
+- tags, names, lists, tokens, idempotency keys, throttling and quotas.
+
+Unlike Modal, each command has its own process namespace.
+
+If the kernel provides no namespaces, there are no root directories. Commands run in the machine's own file system, and
+a sandbox with a volume is refused. Then set the block's ``workdir`` to a directory that may be created.
 """

@@ -1,9 +1,9 @@
-"""Starts the stand-in: `python tests/standins/modal`."""
+"""The program that starts the stand-in: `python tests/standins/modal`."""
 
 import importlib
 import sys
 from pathlib import Path
 
-# As a package's module, and not of a package with the name of the SDK.
+# The module is imported from `standins`, because a package named `modal` would hide the client.
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 importlib.import_module("standins.modal.command_line").main()

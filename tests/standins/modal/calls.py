@@ -1,4 +1,4 @@
-"""What is around every call: counts, faults, tokens and idempotency."""
+"""Wrappers of every call: counts, faults, tokens and idempotency."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from grpclib.server import Stream
 
 
 def unary(handler: Any) -> Any:
-    """A handler of one request and one answer, with counts, faults, tokens and idempotency around it."""
+    """Wrap a handler of one request and one answer with counts, faults, tokens and idempotency."""
 
     @functools.wraps(handler)
     async def serve(self: Any, stream: Stream[Any, Any]) -> None:
@@ -29,7 +29,7 @@ def unary(handler: Any) -> Any:
 
 
 def only_what_is_modelled(base: type) -> Any:
-    """A class decorator: calls that the class does not have are answered UNIMPLEMENTED by the server itself."""
+    """Return a class decorator, with which the server answers UNIMPLEMENTED to calls that the class lacks."""
 
     def decorate(cls: Any) -> Any:
         missing = set(cls.__abstractmethods__)

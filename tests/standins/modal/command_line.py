@@ -1,4 +1,4 @@
-"""The command line, and the two servers."""
+"""The command line of the Modal stand-in, and its two servers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Result = api_pb2.GenericResult
 
 
 async def serve(pipe: bool, has_namespaces: bool) -> None:
-    """Serves until standard input ends, or by hand until Ctrl-C."""
+    """Serve until standard input ends (with `pipe`) or until SIGINT or SIGTERM."""
     root = Path(tempfile.mkdtemp(prefix="standin-modal-"))
     (root / "sandboxes").mkdir()
     standin = Standin(root, has_namespaces)
@@ -41,7 +41,7 @@ async def serve(pipe: bool, has_namespaces: bool) -> None:
     try:
         addresses: list[str] = []
         for server in servers:
-            # With its protocol named: only then does asyncio send without waiting for more.
+            # The socket names its protocol, because only then does asyncio set TCP_NODELAY.
             listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             listening.bind(("127.0.0.1", 0))
             await server.start(sock=listening)
@@ -69,21 +69,21 @@ async def serve(pipe: bool, has_namespaces: bool) -> None:
 
 
 async def listen(standin: Standin, stop: asyncio.Event) -> None:
-    """Answers the tests."""
+    """Answer requests of the tests."""
     reader = asyncio.StreamReader(limit=1 << 24)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
         try:
             value = standin.ask(json.loads(line))
             answer = {"value": await value if asyncio.iscoroutine(value) else value}
-        except Exception as error:  # noqa: BLE001 - the test is told
+        except Exception as error:  # noqa: BLE001 - the test gets the error
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
     stop.set()
 
 
 def main() -> None:
-    """Reads the options and serves."""
+    """Read the options and serve."""
     parser = argparse.ArgumentParser(description="A stand-in for Modal on this machine.")
     parser.add_argument("--pipe", action="store_true", help="take requests on standard input, and end with it")
     options = parser.parse_args()

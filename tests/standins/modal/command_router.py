@@ -21,7 +21,7 @@ from .tokens import claims
 
 @only_what_is_modelled(TaskCommandRouterBase)
 class CommandRouter(TaskCommandRouterBase):
-    """What the client calls at the address that came with a sandbox."""
+    """The calls at the address that the client got with a sandbox."""
 
     def __init__(self, standin: Standin) -> None:
         self.standin = standin
@@ -161,8 +161,8 @@ class CommandRouter(TaskCommandRouterBase):
 
 
 def open_below(folder: Path) -> list[str]:
-    """Files below a directory that some process has open."""
-    # A descriptor's link names the path in the process's own mount namespace, so compare what the files are.
+    """List open files below a directory."""
+    # A descriptor's link names the path in the process's own mount namespace, so compare device and inode instead.
     inside = {(stat.st_dev, stat.st_ino): path.name for path in folder.rglob("*") if (stat := path.lstat())}
     found: list[str] = []
     for link in Path("/proc").glob("[0-9]*/fd/*") if inside else ():

@@ -25,7 +25,7 @@ PAGE = 50  # sandboxes in one page of a list
 
 @only_what_is_modelled(ModalClientBase)
 class ControlPlane(ModalClientBase):
-    """What the client calls at MODAL_SERVER_URL."""
+    """The calls at MODAL_SERVER_URL."""
 
     def __init__(self, standin: Standin) -> None:
         self.standin = standin
@@ -67,7 +67,7 @@ class ControlPlane(ModalClientBase):
 
     @unary
     async def VolumeList(self, request: Any) -> Any:
-        # Newest first, a page at a time.
+        # The list is sorted by age, newest first, and has pages.
         before = request.pagination.created_before or math.inf
         found = [volume for volume in reversed(self.standin.volumes.values()) if volume.created_at < before]
         items = []

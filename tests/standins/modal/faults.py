@@ -1,4 +1,4 @@
-"""Faults that tests ask for: which call fails, how often and how."""
+"""Injected faults: which calls fail, how often and how."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modal_proto import api_pb2
 
 
 class Faults:
-    """Counts the calls, and makes those fail that the rules name."""
+    """Counts of calls, and rules that make some of them fail."""
 
     def __init__(self) -> None:
         self.rules: list[dict[str, Any]] = []
@@ -24,13 +24,13 @@ class Faults:
         self.faults: collections.Counter[str] = collections.Counter()
 
     def replace(self, rules: list[dict[str, Any]], seed: int = 0) -> None:
-        """Take other rules; calls that wait for a delay of the earlier ones go on."""
+        """Replace the rules; calls that wait for a delay of the old ones continue."""
         self.rules, self.chance = rules, random.Random(seed)
         self._are_replaced.set()
         self._are_replaced = asyncio.Event()
 
     async def before(self, name: str, stream: Any) -> dict[str, Any] | None:
-        """Counts a call, and applies the first rule that hits: returns it if it strikes after the call."""
+        """Count a call and apply the first rule that hits; return the rule if it strikes after the call."""
         self.counts[name] += 1
         for rule in self.rules:
             if not re.fullmatch(rule.get("method", ".*"), name) or rule.get("times", 1) <= 0:
@@ -52,7 +52,7 @@ class Faults:
 
     @staticmethod
     def strike(rule: dict[str, Any], stream: Any) -> None:
-        """Fails a call as the rule says."""
+        """Fail a call according to the rule."""
         if rule.get("drop"):
             stream._stream.connection._transport.abort()
             raise asyncio.CancelledError

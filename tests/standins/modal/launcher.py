@@ -1,4 +1,4 @@
-"""How commands are started in a sandbox."""
+"""The start of commands in a sandbox."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc"
 
 
 class Launcher:
-    """Starts commands in sandboxes, each of which has a file system of its own where there are namespaces."""
+    """A launcher of commands in sandboxes; each sandbox has its own file system if the kernel provides namespaces."""
 
     def __init__(self, root: Path, has_namespaces: bool) -> None:
         self.root, self.has_namespaces = root, has_namespaces
 
     def make_tools(self, box: Box, interpreter: str) -> None:
-        """Puts the programs that each sandbox has into its folder."""
+        """Put the programs of a sandbox into its folder."""
         folder = box.folder / "bin"
         folder.mkdir()
         programs = {
@@ -38,12 +38,12 @@ class Launcher:
                 (folder / name).symlink_to(interpreter)
 
     async def start(self, box: Box, packages: str, request: Any) -> None:
-        """Starts a command; one that was started already is not started again."""
+        """Start a command unless it has already been started."""
         if request.exec_id in box.commands:
             return
         environment = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin", **request.env}
         environment["PATH"] = f"{self._inside(box)}:{environment['PATH']}"
-        for source in getattr(request, "secret_sources", ()):  # which 1.6.0 does not have yet
+        for source in getattr(request, "secret_sources", ()):  # missing in client 1.6.0
             environment.update(source.env.contents)
         if packages:
             environment["PYTHONPATH"] = packages
@@ -75,7 +75,7 @@ class Launcher:
         return "/__modal/.bin" if self.has_namespaces else str(box.folder / "bin")
 
     def _list_mounts(self, box: Box, packages: str, where: str) -> list[Mount]:
-        """The sandbox's own file system: its root, the system's directories, this Python, its volumes."""
+        """Return the sandbox's mounts: its root, the system's directories, this Python, its volumes."""
         own = [path for path in SYSTEM if os.path.exists(path) and not os.path.islink(path)]
         pythons = dict.fromkeys((sys.base_prefix, os.path.dirname(os.path.dirname(python()))))
         own += [path for path in pythons if not PurePosixPath(path).is_relative_to("/usr")]
@@ -96,7 +96,7 @@ class Launcher:
         except TimeoutError:
             command.kill()
         command.status = await command.process.wait()
-        command.kill()  # what it left behind in its group
+        command.kill()  # kills the remaining processes of its group
         await asyncio.wait(command.tasks[:2], timeout=1.0)
         box.idle_since = time.monotonic()
         command.ended.set()

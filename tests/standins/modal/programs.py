@@ -1,4 +1,4 @@
-"""What stands for Modal's own programs in a sandbox, and its Python."""
+"""Substitutes for Modal's own programs in a sandbox, and its Python."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 FS_TOOLS = "/__modal/.bin/modal-sandbox-fs-tools"
 
-# What stands for Modal's own `sync` in a sandbox: for a volume's mount it commits and waits, else it does nothing.
+# Substitute for Modal's `sync` in a sandbox: for a volume's mount it waits for the commit, else it does nothing.
 SYNC = """#!{python} -IS
 import os, socket, sys
 for mount in sys.argv[1:]:
@@ -19,7 +19,7 @@ for mount in sys.argv[1:]:
         sys.exit("sync: " + (answer or "no answer"))
 """
 
-# What stands for the program that the client's file calls run.
+# Substitute for the program that the client's file calls run.
 TOOLS = """#!{python} -IS
 import json, os, shutil, stat, sys
 kinds = {{FileNotFoundError: "NotFound", IsADirectoryError: "IsDirectory", NotADirectoryError: "NotDirectory",
@@ -50,5 +50,5 @@ except OSError as error:
 
 
 def python() -> str:
-    """The base Python, which needs no virtual environment."""
+    """Return the base Python, which needs no virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)

@@ -1,4 +1,4 @@
-"""Sandboxes and the commands in them: real processes, whose output can be read from any offset."""
+"""Sandboxes and their commands: real processes, whose output can be read from any offset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Output:
-    """A stream that can be read from any offset, also after its end."""
+    """A stream that can be read from any offset, even after its end."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -36,12 +36,12 @@ class Output:
 
 
 class Command:
-    """One command in a sandbox."""
+    """A command in a sandbox."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.outputs = {1: Output(), 2: Output()}
-        self.written = 0  # bytes of standard input that it was given
+        self.written = 0  # bytes of standard input that the command has received
         self.writing = asyncio.Lock()
         self.status: int | None = None
         self.ended = asyncio.Event()
@@ -67,7 +67,7 @@ class Command:
 
 
 class Box:
-    """One sandbox."""
+    """A sandbox."""
 
     def __init__(self, request: Any, folder: Path, v2: bool) -> None:
         definition = request.definition
@@ -99,5 +99,5 @@ class Box:
 
 
 def die_with_parent() -> None:
-    """What this process started ends with it."""
+    """Ask the kernel for SIGKILL when the parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What both servers share: sandboxes, volumes, images, and what tests ask of the stand-in."""
+"""The state of both servers: sandboxes, volumes, images, and the requests of tests."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .sandboxes import Box
 from .volumes import Mount, Volume
 
 Result = api_pb2.GenericResult
-# The GPUs of modal.com/docs/guide/gpu, and its older names; the words that Modal refuses others with are not known.
+# The GPUs of modal.com/docs/guide/gpu and their older names. Modal's own message for other names is unknown.
 GPUS = {
     *("", "ANY", "T4", "L4", "A10", "A10G", "A100", "A100-40GB", "A100-80GB", "L40S", "RTX-PRO-6000"),
     *("H100", "H100!", "H200", "B200", "B200+"),
 }
-REGIONS = ("us", "eu", "ap", "uk", "ca", "me", "sa", "af", "mx")  # each alone, or with more after a hyphen
+REGIONS = ("us", "eu", "ap", "uk", "ca", "me", "sa", "af", "mx")  # each alone, or followed by a hyphen and more
 
 
 class Standin:
-    """Everything that both servers share."""
+    """The state that both servers share."""
 
     def __init__(self, root: Path, has_namespaces: bool) -> None:
         self.root, self.has_namespaces = root, has_namespaces
@@ -41,8 +41,8 @@ class Standin:
             "boot_delay": 0.0,  # seconds from a sandbox's creation to its first command
             "max_sandboxes": None,
             "commit_at_end": True,
-            "commit_error": "",  # what `sync` complains of
-            "python": python(),  # what is `python` in a sandbox, empty for none
+            "commit_error": "",  # error of `sync`
+            "python": python(),  # `python` in a sandbox, empty for none
         }
         self.faults = Faults()
         self.launcher = Launcher(root, has_namespaces)
@@ -59,12 +59,12 @@ class Standin:
         self._watches: set[asyncio.Task[None]] = set()
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """Answers a request of the tests: its `op` is the name of a method below, the rest its arguments."""
+        """Answer a request of the tests: its `op` names an `ask_` method below, and the rest are arguments."""
         arguments = {name: value for name, value in request.items() if name != "op"}
         return getattr(self, "ask_" + request["op"])(**arguments)
 
     def ask_state(self) -> dict[str, Any]:
-        """What is alive, how often each call came and how often a fault answered it, and what was committed."""
+        """Return what is alive, the count of each call and of its faults, and the commits."""
         return {
             "sandboxes": {
                 box.id: {
@@ -91,20 +91,23 @@ class Standin:
         }
 
     def ask_faults(self, rules: list[dict[str, Any]], seed: int = 0) -> None:
-        """Replaces the rules: `method` (a pattern), `status`, `probability` or `times`, `after` (the call is carried
-        out and its answer lost), `delay` (seconds, or until the rules are replaced), `retry_after` (seconds), `drop`
-        (the connection)."""
+        """Replace the rules for faults.
+
+        The keys of a rule are `method` (a pattern), `status`, `probability` or `times`, `after` (the call is executed
+        and its answer lost), `delay` (seconds, ended early by new rules), `retry_after` (seconds) and `drop` (close the
+        connection).
+        """
         self.faults.replace(rules, seed)
 
     def ask_set(self, **options: Any) -> None:
-        """Changes options."""
+        """Change options."""
         unknown = options.keys() - self.options.keys()
         if unknown:
             raise ValueError(f"no options: {unknown}")
         self.options.update(options)
 
     def ask_reset(self) -> None:
-        """Forgets the counts, the events, the rules and the options."""
+        """Clear the counts, the events and the rules, and restore the options."""
         for found in (self.faults.counts, self.faults.faults, self.events):
             found.clear()
         self.faults.replace([])
@@ -113,24 +116,24 @@ class Standin:
         self.options.update(fresh)
 
     def ask_volume(self, name: str, version: int = 2) -> dict[str, str]:
-        """A volume's committed files; it is made where there is none."""
+        """Return a volume's committed files; create a missing volume."""
         volume = self.volume(name, version)
         files = (path for path in volume.folder.rglob("*") if path.is_file())
         return {str(path.relative_to(volume.folder)): path.read_bytes().decode("latin-1") for path in files}
 
     def ask_drop(self) -> None:
-        """Breaks off every connection that output is read over."""
+        """Break every connection that reads output."""
         for stream in list(self.streams):
             stream._stream.connection._transport.abort()
 
     def ask_age(self, seconds: float) -> None:
-        """Makes every sandbox older by so many seconds, and idle for so much longer if it is idle."""
+        """Make every sandbox older by that many seconds, and idle ones idle for that much longer."""
         for box in self.boxes.values():
             box.created -= seconds
             box.idle_since -= seconds
 
     async def ask_end(self, sandbox: str) -> None:
-        """Ends a sandbox as its provider would, without being asked by its owner."""
+        """End a sandbox as its provider would, without a request of its owner."""
         await self.end(self.boxes[sandbox], Result.GENERIC_STATUS_TERMINATED)
 
     def volume(self, name: str, version: int) -> Volume:
@@ -142,7 +145,7 @@ class Standin:
         return volume
 
     def admit(self) -> None:
-        """Lets one creation through, or raises what the limits say."""
+        """Admit one creation. Raises GRPCError at the limit."""
         limit = self.options["max_sandboxes"]
         if limit is not None and len(self.boxes) >= limit:
             raise GRPCError(Status.RESOURCE_EXHAUSTED, f"Workspace limit of {limit} concurrent sandboxes reached.")
@@ -181,7 +184,7 @@ class Standin:
         return box
 
     async def _watch(self, box: Box) -> None:
-        """Ends it when its time is over, or when it has been idle for too long."""
+        """End the sandbox when its lifetime or its idle timeout is over."""
         while not box.ending:
             now, left = time.monotonic(), box.created + box.timeout - time.time()
             if any(not command.ended.is_set() for command in box.commands.values()):
@@ -193,7 +196,7 @@ class Standin:
             await asyncio.sleep(min(left, idle_left, 0.1))
 
     async def end(self, box: Box, status: Any) -> None:
-        """Kills all that runs in it, commits what it wrote, and forgets it."""
+        """Kill the sandbox's commands, commit what they wrote, and delete the sandbox."""
         if box.ending:
             await box.ended.wait()
             return
@@ -212,7 +215,7 @@ class Standin:
         box.ended.set()
 
     async def commit(self, box: Box, path: str | None, cause: str) -> str:
-        """Commits one mount or all; returns "ok" or a complaint."""
+        """Commit one mount or all, and return "ok"."""
         mounts = [mount for mount in box.mounts if path is None or path == mount.path]
         for mount in mounts:
             files = await asyncio.to_thread(mount.commit)
@@ -221,7 +224,7 @@ class Standin:
         return "ok"
 
     async def on_sync(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """What `sync` in a sandbox says."""
+        """Answer `sync` from a sandbox."""
         number, _, path = (await reader.readline()).decode().strip().partition(" ")
         box, answer = self.boxes.get(number), self.options["commit_error"]
         self.faults.counts["sync"] += 1
@@ -247,7 +250,7 @@ class Standin:
         return box
 
     async def build(self, number: str, definition: Any) -> None:
-        """Builds an image: what it installs with pip is installed."""
+        """Build an image by running its pip installs."""
         image = self.images[number]
         bases = [self.images[base.image_id] for base in definition.base_images]
         inherited = next((base["packages"] for base in bases if base["packages"]), "")
@@ -280,7 +283,7 @@ class Standin:
         image["built"].set()
 
     async def once(self, key: str | None, call: Any) -> Any:
-        """Carries a call out once for each idempotency key."""
+        """Execute a call once per idempotency key."""
         if key is None:
             return await call()
         if key not in self.answers:

@@ -1,4 +1,4 @@
-"""Volumes, and the copies of them that sandboxes have until they commit."""
+"""Volumes, and the uncommitted copies of them that sandboxes use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class Volume:
-    """What has been committed, and by whom."""
+    """A volume with its committed files."""
 
     def __init__(self, number: str, name: str, version: int, folder: Path) -> None:
         self.id, self.name, self.version, self.folder = number, name, version, folder
@@ -21,7 +21,7 @@ class Volume:
 
 
 class Mount:
-    """A sandbox's own copy of a volume."""
+    """A sandbox's private copy of a volume."""
 
     def __init__(self, volume: Volume, path: str, folder: Path, read_only: bool) -> None:
         self.volume, self.path, self.folder, self.read_only = volume, path, folder, read_only
@@ -43,18 +43,18 @@ class Mount:
     def _put(source: Path, folder: Path, name: str) -> None:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")  # where nobody looks for files
+        beside = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")  # no reader looks here
         shutil.copy2(source, beside, follow_symlinks=False)
         os.replace(beside, target)
 
     def commit(self) -> list[str]:
-        """Pushes what was written here since the last time; the last writer of a file wins."""
+        """Push local changes since the last commit, and return their names; the last writer of a file wins."""
         with self.volume.lock:
             now = self._state(self.folder)
             changed = sorted(name for name, state in now.items() if self._seen.get(name) != state)
             if not self.read_only:
                 for name in changed:
-                    with contextlib.suppress(FileNotFoundError):  # it went while we looked
+                    with contextlib.suppress(FileNotFoundError):  # the file was removed meanwhile
                         self._put(self.folder / name, self.volume.folder, name)
                 for name in self._seen.keys() - now.keys():
                     (self.volume.folder / name).unlink(missing_ok=True)
@@ -62,11 +62,11 @@ class Mount:
             return changed
 
     def reload(self) -> None:
-        """Fetches what others have committed, over all that has not been written here since."""
+        """Fetch other sandboxes' commits, except for files that were changed here since."""
         with self.volume.lock:
             seen, now, theirs = self._seen, self._state(self.folder), self._state(self.volume.folder)
             mine = {name for name, state in now.items() if seen.get(name) != state}
-            mine |= seen.keys() - now.keys()  # removed here, which is a change too
+            mine |= seen.keys() - now.keys()  # a local removal is a change too
             for name in theirs.keys() - mine:
                 self._put(self.volume.folder / name, self.folder, name)
             for name in now.keys() - theirs.keys() - mine:
