@@ -1,6 +1,6 @@
-"""What a person configures: the providers of sandboxes and the language model.
+"""The sandbox providers and the language model, and their Prefect blocks.
 
-The Prefect blocks are found here too, imported when one is asked for: what a script uses of this room needs no Prefect.
+A block is imported when its name is first used, so scripts can use this package without Prefect.
 """
 
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ContainerSandbox", "DaytonaSandbox", "LanguageModel", "LocalSandbox", "ModalSandbox"]
 
-if not TYPE_CHECKING:  # A type checker that saw it would take any name for a public one.
+if not TYPE_CHECKING:  # A type checker that sees `__getattr__` accepts any name.
 
     def __getattr__(name: str) -> object:
         if name not in __all__:
@@ -21,4 +21,4 @@ if not TYPE_CHECKING:  # A type checker that saw it would take any name for a pu
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})  # `prefect block register --module rlm_batch.blocks` goes by this
+    return sorted({*globals(), *__all__})  # `prefect block register --module rlm_batch.blocks` reads this.

@@ -1,4 +1,4 @@
-"""What Prefect registers as block types: it imports this when it starts, so that a saved block loads by its name."""
+"""The block types that Prefect registers. Prefect imports this module at start, so saved blocks load by name."""
 
 from .container.block import ContainerSandbox
 from .daytona.block import DaytonaSandbox

@@ -1,4 +1,4 @@
-"""DSPy's `CodeInterpreter` protocol over our interpreters. Importing this imports DSPy."""
+"""DSPy's `CodeInterpreter` protocol on top of rlm-batch's interpreters. Importing this module imports DSPy."""
 
 import asyncio
 import contextvars
@@ -28,8 +28,8 @@ try:
 except ImportError as error:
     raise ConfigurationError(INSTALL_HINT) from error
 
-FACADE = ("__dspy_construct__", "__dspy_call__")  # the tools of DSPy's own sub-agents,
-FACADE_TOKEN = "__dspy_host_token"  # and the variable that the code which installs them is handed
+FACADE = ("__dspy_construct__", "__dspy_call__")  # The tools of DSPy's own sub-agents.
+FACADE_TOKEN = "__dspy_host_token"  # A variable of the code with which DSPy installs these tools.
 REFUSED = (
     "dspy is not offered in this sandbox, because what it asks goes around the budget and the depth: use "
     "llm_query, llm_query_batched, rlm_query and rlm_query_batched"
@@ -37,15 +37,15 @@ REFUSED = (
 
 ToolDict = dict[str, Callable[..., Any]]
 OutputFields = list[dict[str, Any]] | None
-# Runs code with its variables where its state is kept, and waits for it. Raises what `Interpreter.execute` raises.
+# A function that runs code with variables and tools in its sandbox, and raises what `Interpreter.execute` raises.
 Run = Callable[[str, dict[str, Any], ToolDict, OutputFields], Result]
 
 
 class DSPyInterpreter:
-    """An interpreter as DSPy wants it: `tools`, `output_fields`, `start`, `execute` and `shutdown`.
+    """An interpreter with DSPy's protocol: `tools`, `output_fields`, `start`, `execute` and `shutdown`.
 
-    With `asks`, code asks its queries of us: DSPy's own `llm_query` and `llm_query_batched`, and its sub-agents,
-    which would go around our budget and depth, are not taken.
+    With `asks`, rlm-batch answers the queries of code. DSPy's own `llm_query`, `llm_query_batched` and sub-agents are
+    then refused, because they would bypass rlm-batch's budget and depth.
     """
 
     def __init__(self, run: Run, start: Callable[[], object], shutdown: Callable[[], None], *, asks: bool) -> None:
@@ -58,7 +58,7 @@ class DSPyInterpreter:
         self._ended = False
 
     def start(self) -> None:
-        """Opens the sandbox; the second time does nothing. Raises DSPy's CodeInterpreterError."""
+        """Open the sandbox, if it is not open. Raises DSPy's CodeInterpreterError."""
         if self._ended:
             raise CodeInterpreterError("this interpreter was shut down: make a new one")
         try:
@@ -67,21 +67,22 @@ class DSPyInterpreter:
             raise CodeInterpreterError(str(error)) from error
 
     def execute(self, code: str, variables: dict[str, Any] | None = None) -> Any:
-        """Runs the code, and returns a FinalOutput, its last expression's value, what was printed, or None.
+        """Run code and return a FinalOutput, the last expression's value, the printed text, or None.
 
-        Variables, and what tools return, are made JSON as DSPy's own interpreters make it; a tool's error is a
-        RuntimeError in the code, and code that calls exit() has failed. What it defined is there for the next code
-        nonetheless.
+        Variables and the results of tools are converted to JSON as DSPy's own interpreters do. A tool's error is a
+        RuntimeError in the code. Code that calls exit() fails, but later code still sees the names that it defined.
 
-        Raises SyntaxError, and DSPy's CodeExecutionError for code that failed and CodeInterpreterError for what no
-        code can mend.
+        Raises:
+            SyntaxError: The code is not valid Python.
+            CodeExecutionError: The code failed; it is DSPy's class.
+            CodeInterpreterError: No change of the code can help; it is DSPy's class.
         """
         variables = convert_variables({} if variables is None else variables)
         if self._asks and FACADE_TOKEN in variables:
             raise CodeExecutionError(REFUSED)
         self.start()
-        context = contextvars.copy_context()  # DSPy's settings, which its tools look at in whatever thread they run
-        refused = (*QUERY_NAMES, *FACADE) if self._asks else ()  # DSPy puts its own there each time
+        context = contextvars.copy_context()  # It has DSPy's settings, which tools read in any thread.
+        refused = (*QUERY_NAMES, *FACADE) if self._asks else ()  # DSPy adds its own tools before each call.
         tools = {name: _wrap_tool(tool, context) for name, tool in self.tools.items() if name not in refused}
         try:
             result = self._run(code, variables, tools, self.output_fields)
@@ -107,28 +108,28 @@ class DSPyInterpreter:
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Ends it for good."""
+        """Shut the interpreter down. It cannot be started again."""
         if not self._ended:
             self._ended = True
             self._shutdown()
 
 
 def _wrap_tool(tool: Callable[..., Any], context: contextvars.Context) -> Callable[..., Any]:
-    """The tool as code may call it: in that context, its errors as RuntimeError, and what it returns as JSON."""
+    """Return a function that calls the tool in that context, converts its result to JSON and raises RuntimeError."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         returned = context.copy().run(_call_tool, tool, args, kwargs)
         return _await_returned(returned) if inspect.isawaitable(returned) else returned
 
     async def _await_returned(returned: Awaitable[Any]) -> Any:
-        # A task of its own: what the tool awaits runs in that context too.
+        # In a task with that context, so that the awaited part of the tool has the context too.
         return await asyncio.get_running_loop().create_task(_finish_call(returned), context=context.copy())
 
     return call
 
 
 def _call_tool(tool: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """What the tool returns, as JSON; where that is to be awaited, as it is. Raises RuntimeError."""
+    """Return the tool's result as JSON, or the awaitable that it returned. Raises RuntimeError if the tool fails."""
     try:
         returned = tool(*args, **kwargs)
         return returned if inspect.isawaitable(returned) else convert_returned(returned)
@@ -144,18 +145,20 @@ async def _finish_call(returned: Awaitable[Any]) -> Any:
 
 
 def _with_output(error: RlmBatchError) -> str:
-    """The error, after what the code had printed before it failed."""
+    """Return the text that the code printed, followed by the error."""
     text = f"{error.type}: {error}" if isinstance(error, CodeCrashed) and error.type else str(error)
     printed = escape_text(error.meta.stdout if error.meta is not None else "", keep=LINE_CHARACTERS)
     return f"{printed.rstrip()}\n{text}" if printed.strip() else text
 
 
 class InterpreterFactory:
-    """What `dspy.RLM` takes as its `interpreter_factory`: each call gives an interpreter in a sandbox of its own.
+    """A factory for `dspy.RLM`'s `interpreter_factory`: each call returns an interpreter with a new sandbox.
 
-    `interpreter` makes one of ours, such as `lambda: LocalInterpreter(timeout=60)` or the class itself. Where it was
-    given a `language_model`, code asks its queries of that, within the limits that the interpreter was given; otherwise
-    DSPy's own `llm_query` and sub-agents are there as ever.
+    If the interpreter has a `language_model`, that model answers the queries of code, within the interpreter's limits.
+    Otherwise code uses DSPy's own `llm_query` and sub-agents.
+
+    Args:
+        interpreter: Creates an interpreter, such as `lambda: LocalInterpreter(timeout=60)`, or an interpreter class.
 
     Example:
         >>> import dspy

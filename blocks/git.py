@@ -1,4 +1,4 @@
-"""Git on the host: running it, signing in, and the commit that a branch, a tag or HEAD names."""
+"""Git on the host: running it, signing in, and resolving a branch, a tag or HEAD to a commit."""
 
 import base64
 import os
@@ -12,13 +12,13 @@ from ..sandbox.errors import ConfigurationError
 from .subprocess_runner import run_command
 from .worker_consent import check_repository
 
-ANSWER_TIMEOUT_SECONDS = 60.0  # for a server to answer
+ANSWER_TIMEOUT_SECONDS = 60.0  # seconds for a server to answer
 PASSWORD_ADVICE = (
     "repo_url has a password in it, which logs, keys and the clone would show: leave user and password out of it, and "
     "hand the password or a token over as repo_token"
 )
-# A program for `sh -c`, with a directory, an address and a commit: the clone of that commit alone, or of everything
-# where the server hands out branches only. Its status is 3 where the commit is in none of that.
+# A program for `sh -c` with a directory, an address and a commit. It fetches that commit alone, or all branches and
+# tags if the server refuses single commits. Its exit status is 3 if the commit is in none of them.
 FETCH_COMMIT = """
 set -e
 mkdir -p "$1"
@@ -32,7 +32,7 @@ COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
 def has_password(url: str) -> bool:
-    """Whether an address has a password in it, as in https://user:password@host/."""
+    """Return whether a URL contains a password, as in https://user:password@host/."""
     try:
         return urlsplit(url).password is not None
     except ValueError:
@@ -40,21 +40,21 @@ def has_password(url: str) -> bool:
 
 
 def hide_credentials(text: str) -> str:
-    """The text without what stands before the host in the addresses in it, where git or a server quotes one."""
+    """Return the text with the user and password of each URL hidden. Git and servers quote URLs in messages."""
     return re.sub(r"://[^\s'\"]*@", "://***@", text)
 
 
 def build_environment(token: SecretStr | None) -> dict[str, str]:
-    """The environment of git on the host: it never prompts, and has the token, which no command line shows."""
+    """Return the environment of git on the host: it never prompts, and keeps the token off the command line."""
     base = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
     return {**base, **build_sign_in_environment(token, int(base.get("GIT_CONFIG_COUNT") or 0))}
 
 
 def build_sign_in_environment(token: SecretStr | None, number: int = 0) -> dict[str, str]:
-    """The variables that sign git in with the token, numbered after `number` others in the same environment."""
+    """Return the variables that sign git in with the token. They follow `number` other GIT_CONFIG entries."""
     if token is None:
         return {}
-    # Any user name does for the tokens of GitHub, GitLab and Bitbucket; this one is in all their manuals.
+    # GitHub, GitLab and Bitbucket accept any user name with a token. All their manuals show this one.
     basic = base64.b64encode(f"x-access-token:{token.get_secret_value()}".encode()).decode()
     return {
         "GIT_CONFIG_COUNT": str(number + 1),
@@ -66,8 +66,8 @@ def build_sign_in_environment(token: SecretStr | None, number: int = 0) -> dict[
 async def run_git(*arguments: str, token: SecretStr | None = None, timeout: float = ANSWER_TIMEOUT_SECONDS) -> str:
     """Run git on the host and return its output.
 
-    It runs in `/`: in the working directory it would obey the configuration of a repository there, which can name
-    programs, and four plain files that code may have left make a directory one.
+    Git runs in `/`. In the working directory it would obey the configuration of a repository there, which can start
+    programs. Code can turn a directory into a repository with four plain files.
 
     Raises:
         ConfigurationError: Git failed; the message has its error output.
@@ -85,7 +85,11 @@ async def run_git(*arguments: str, token: SecretStr | None = None, timeout: floa
 
 
 async def resolve_commit(url: str, ref: str | None, token: SecretStr | None) -> str:
-    """The commit that a branch, a tag, or with None the repository's HEAD names. Raises ConfigurationError."""
+    """Return the commit of a branch or a tag, or with None the commit of the repository's HEAD.
+
+    Raises:
+        ConfigurationError: The repository cannot be read, or has no such ref.
+    """
     if ref is not None and COMMIT_PATTERN.fullmatch(ref):
         return ref
     if has_password(url):
@@ -96,7 +100,7 @@ async def resolve_commit(url: str, ref: str | None, token: SecretStr | None) -> 
     check_repository(url)
     lines = (await run_git("ls-remote", "--", url, token=token)).splitlines()
     commits = {name: commit for commit, _, name in (line.partition("\t") for line in lines)}
-    # An annotated tag is an object of its own; ^{} is the commit that it is of.
+    # An annotated tag is a separate object; ^{} names the commit that it points to.
     names = [f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", ref]
     for name in names if ref is not None else ["HEAD"]:
         if name in commits:

@@ -1,4 +1,4 @@
-"""Interpreters for scripts that have no flow: one per provider, configured by its block's fields as keywords."""
+"""Interpreters for scripts without a flow: one class per provider, with its block's fields as keywords."""
 
 from __future__ import annotations
 
@@ -29,20 +29,26 @@ if TYPE_CHECKING:
     from .modal.settings import ModalFields
     from .provider import SandboxProvider
 
-DEFAULT_BLOCK_NAME = "default"  # the saved block that is asked for credentials that nobody else has
+DEFAULT_BLOCK_NAME = "default"  # The saved block to use if the settings and the environment lack credentials.
 
 
 class _ProviderSandboxes:
-    """What makes an interpreter of either kind one whose sandbox comes from the provider that a subclass names.
+    """A mixin for sync and async interpreters: opens their sandbox at the provider in the subclass's `entry`.
 
-    With a `language_model` (a `LanguageModel`, its saved block, or a model in LiteLLM's naming) the code may ask it:
-    see `ModelAccess` for the limits on one execution; `max_cost` is in US dollars, for all of them together. With
-    `cache_queries` the same question (model, its settings, messages) is asked once, for as long as the interpreter
-    exists; answers from the cache are no calls, and cost nothing. `prepare` is code that runs when the sandbox is open,
-    for `prepare_timeout` seconds at most, in a process of which that of the executions is a fork; its random generators
-    start from `prepare_seed`, or by default from the operating system. `python_path` are directories of this machine
-    that code imports one's own modules from, as they are now. `mounts` has files and directories of this machine by the
-    absolute paths at which code reads them.
+    Args:
+        timeout: Default seconds for each execution.
+        tools: Functions of the host that code may call by name.
+        language_model: The model that code may query: a `LanguageModel`, the name of a saved one, or a model in
+            LiteLLM's naming. `ModelAccess` describes the limits on one execution.
+        max_cost: US dollars for all executions together.
+        cache_queries: Ask the same question (model, its settings, messages) only once while the interpreter exists.
+            Answers from the cache are not calls and cost nothing.
+        prepare: Code that runs once when the sandbox is open. The process of the executions is a fork of its process.
+        prepare_timeout: Seconds for `prepare`.
+        prepare_seed: The seed of the random generators in `prepare`; by default the operating system seeds them.
+        python_path: Directories of this machine that code imports modules from, read when the interpreter is created.
+        mounts: Files and directories of this machine, by the absolute paths at which code reads them.
+        **fields: The fields of the provider's block.
     """
 
     entry: ClassVar[ProviderEntry]
@@ -85,7 +91,7 @@ class _ProviderSandboxes:
         preparation = Preparation.from_parameters(prepare, prepare_timeout, prepare_seed)
         if preparation is not None:
             self._provider.check_preparation()
-        # Of the interpreter that a subclass has beside this.
+        # Type checkers do not see the interpreter class that each subclass inherits from after this one.
         super().__init__(
             self._open_sandbox,  # type: ignore[reportCallIssue]
             timeout=timeout,  # type: ignore[reportCallIssue]
@@ -95,7 +101,7 @@ class _ProviderSandboxes:
         )
 
     def _ask(self, interpreter: Interpreter, depth: int) -> Queries:
-        assert self._model_access is not None  # it is there once the sandbox is
+        assert self._model_access is not None  # `_open_sandbox` sets it.
         return self._model_access.queries(interpreter, depth=depth)
 
     async def _open_sandbox(self) -> Sandbox:
@@ -104,12 +110,12 @@ class _ProviderSandboxes:
             access = await open_model_access(self._language_model, **self._limits)
             await access.check_first_call()
             self._model_access = access
-        # Without that address, asking for a block would start a server.
+        # Without PREFECT_API_URL, loading a block would start a Prefect server.
         if not provider.has_credentials() and os.environ.get("PREFECT_API_URL"):
             try:
                 saved = await self.entry.load_block().aload(DEFAULT_BLOCK_NAME)
             except ValueError:
-                pass  # there is none of that name: the provider says what is missing
+                pass  # The block does not exist. The provider's own error says what is missing.
             else:
                 fields = {name: getattr(saved, name) for name in saved.model_fields_set}
                 configured = _configure_provider(self.entry, {**fields, **self._fields})
@@ -141,7 +147,7 @@ def _configure_provider(entry: ProviderEntry, fields: dict[str, Any]) -> Sandbox
 
 
 class InterpreterKeywords(TypedDict, total=False):
-    """The keywords of `_ProviderSandboxes` but for its block's fields, for type checkers."""
+    """The keywords of `_ProviderSandboxes` without the block's fields, for type checkers."""
 
     timeout: float | None
     tools: dict[str, Callable[..., Any]] | None
@@ -159,7 +165,7 @@ class InterpreterKeywords(TypedDict, total=False):
     mounts: Mapping[str, str | os.PathLike[str]] | None
 
 
-if TYPE_CHECKING:  # No interpreter imports the fields of another's block.
+if TYPE_CHECKING:  # At run time no interpreter imports the settings of other providers.
 
     class LocalKeywords(InterpreterKeywords, LocalFields, total=False): ...
 
@@ -171,10 +177,10 @@ if TYPE_CHECKING:  # No interpreter imports the fields of another's block.
 
 
 class LocalInterpreter(_ProviderInterpreter):
-    """Runs code in a sandbox on this machine, step by step.
+    """An interpreter that runs code step by step in a sandbox on this machine.
 
-    Keywords are `LocalSandbox`'s fields (`isolation="landlock"`, `memory_mib=1024`), `timeout` (seconds, the default
-    for each execution), `tools` (functions of the host that the code may call by name), and `language_model` with its
+    Its keywords are `LocalSandbox`'s fields (`isolation="landlock"`, `memory_mib=1024`), `timeout` (default seconds
+    for each execution), `tools` (functions of the host that code may call by name), and `language_model` with its
     limits.
 
     Example:
@@ -191,11 +197,10 @@ class LocalInterpreter(_ProviderInterpreter):
 
 
 class ContainerInterpreter(_ProviderInterpreter):
-    """Runs code in a container of Docker or Podman on this machine, step by step.
+    """An interpreter that runs code step by step in a Docker or Podman container on this machine.
 
-    Keywords are `ContainerSandbox`'s fields (`image="docker.io/library/python:3.13-slim"`, `memory_mib=1024`),
-    `timeout` (seconds, the default for each execution) and `tools` (functions of the host that the code may call by
-    name).
+    Its keywords are `ContainerSandbox`'s fields (`image="docker.io/library/python:3.13-slim"`, `memory_mib=1024`),
+    `timeout` (default seconds for each execution) and `tools` (functions of the host that code may call by name).
     """
 
     entry = PROVIDERS["container"]
@@ -206,10 +211,10 @@ class ContainerInterpreter(_ProviderInterpreter):
 
 
 class ModalInterpreter(_ProviderInterpreter):
-    """Runs code in a sandbox of Modal, step by step.
+    """An interpreter that runs code step by step in a Modal sandbox.
 
-    Keywords are `ModalSandbox`'s fields (`volume_name="results"`, `gpu="T4"`), `timeout` (seconds, the default for each
-    execution) and `tools` (functions of the host that the code may call by name).
+    Its keywords are `ModalSandbox`'s fields (`volume_name="results"`, `gpu="T4"`), `timeout` (default seconds for each
+    execution) and `tools` (functions of the host that code may call by name).
     """
 
     entry = PROVIDERS["modal"]
@@ -220,11 +225,11 @@ class ModalInterpreter(_ProviderInterpreter):
 
 
 class DaytonaInterpreter(_ProviderInterpreter):
-    """Runs code in a sandbox of Daytona, step by step.
+    """An interpreter that runs code step by step in a Daytona sandbox.
 
-    Keywords are `DaytonaSandbox`'s fields (`repo_url`, `volume_name`, `snapshot`), `timeout` (seconds, the default for
-    each execution) and `tools` (functions of the host that the code may call by name). The API key comes from
-    `api_key`, or DAYTONA_API_KEY, or, with PREFECT_API_URL set, the saved block named `default`.
+    Its keywords are `DaytonaSandbox`'s fields (`repo_url`, `volume_name`, `snapshot`), `timeout` (default seconds for
+    each execution) and `tools` (functions of the host that code may call by name). The API key comes from `api_key`,
+    else from DAYTONA_API_KEY, else, with PREFECT_API_URL set, from the saved block named `default`.
 
     Example:
         >>> with DaytonaInterpreter(timeout=120) as interpreter:
@@ -240,7 +245,7 @@ class DaytonaInterpreter(_ProviderInterpreter):
 
 
 class AsyncLocalInterpreter(_AsyncProviderInterpreter):
-    """The methods of `LocalInterpreter`, awaited, with the same keywords; for one event loop.
+    """The async form of `LocalInterpreter`, with the same methods and keywords, for one event loop.
 
     Example:
         >>> async with AsyncLocalInterpreter(timeout=120) as interpreter:
@@ -256,7 +261,7 @@ class AsyncLocalInterpreter(_AsyncProviderInterpreter):
 
 
 class AsyncContainerInterpreter(_AsyncProviderInterpreter):
-    """The methods of `ContainerInterpreter`, awaited, with the same keywords; for one event loop."""
+    """The async form of `ContainerInterpreter`, with the same methods and keywords, for one event loop."""
 
     entry = PROVIDERS["container"]
 
@@ -266,7 +271,7 @@ class AsyncContainerInterpreter(_AsyncProviderInterpreter):
 
 
 class AsyncModalInterpreter(_AsyncProviderInterpreter):
-    """The methods of `ModalInterpreter`, awaited, with the same keywords; for one event loop."""
+    """The async form of `ModalInterpreter`, with the same methods and keywords, for one event loop."""
 
     entry = PROVIDERS["modal"]
 
@@ -276,7 +281,7 @@ class AsyncModalInterpreter(_AsyncProviderInterpreter):
 
 
 class AsyncDaytonaInterpreter(_AsyncProviderInterpreter):
-    """The methods of `DaytonaInterpreter`, awaited, with the same keywords; for one event loop."""
+    """The async form of `DaytonaInterpreter`, with the same methods and keywords, for one event loop."""
 
     entry = PROVIDERS["daytona"]
 

@@ -1,4 +1,4 @@
-"""What every provider of sandboxes does: it opens them, lists them and removes them. Nothing here needs Prefect."""
+"""The base class of the sandbox providers: open, list and delete sandboxes. This module does not need Prefect."""
 
 import asyncio
 import difflib
@@ -33,40 +33,40 @@ MANAGED_LABELS = {"managed-by": "rlm-batch"}
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """A sandbox that carries our labels, as its provider lists it."""
+    """A sandbox with rlm-batch's labels, as its provider lists it."""
 
     id: str
     labels: dict[str, str]
-    abandoned: bool = False  # its host is known to have died, which only the local provider can tell
+    abandoned: bool = False  # Its host process is known to be dead. Only the local provider can tell.
 
     @property
     def expires(self) -> float:
-        """When its lifetime is over, in epoch seconds; 0 where the label is missing or damaged."""
+        """Return when its lifetime ends, in epoch seconds, or 0 if the label is missing or damaged."""
         return self._read_epoch_seconds("expires")
 
     @property
     def began(self) -> float:
-        """When it was asked for, in epoch seconds; 0 where the label is missing or damaged."""
+        """Return when it was requested, in epoch seconds, or 0 if the label is missing or damaged."""
         return self._read_epoch_seconds("began")
 
     @property
     def run(self) -> str:
-        """The id of its flow run; empty for a script's."""
+        """Return the id of its flow run, empty if a script opened it."""
         return self.labels.get("rlm-batch-run", "")
 
     @property
     def server(self) -> str:
-        """The id of the Prefect server that has its flow run; empty for a script's."""
+        """Return the id of the Prefect server of its flow run, empty if a script opened it."""
         return self.labels.get("rlm-batch-server", "")
 
     @property
     def host(self) -> str:
-        """The name of the machine that it was opened from."""
+        """Return the name of the machine that opened it."""
         return self.labels.get("rlm-batch-host", "")
 
     @property
     def process(self) -> str:
-        """The identity of the process that opened it; empty where its system has none. See `process_identity`."""
+        """Return the identity of the process that opened it, empty on systems without one. See `process_identity`."""
         return self.labels.get("rlm-batch-process", "")
 
     def _read_epoch_seconds(self, name: str) -> float:
@@ -78,39 +78,53 @@ class SandboxInfo:
 
 
 class SandboxProvider(SandboxSettings, ABC):
-    """Opens sandboxes, lists those that carry our labels, and removes one by its id."""
+    """A provider: opens sandboxes, lists those with rlm-batch's labels, and deletes one by its id."""
 
     provider_name: ClassVar[str]
-    gradual: ClassVar[bool] = True  # whether a flow run opens many sandboxes one after the other: others are served too
-    uploads_files: ClassVar[bool] = True  # whether its sandboxes are on other machines
-    binds_mounts: ClassVar[bool] = False  # whether they see data of the host's where it is, all the same
+    gradual: ClassVar[bool] = True  # A flow run opens many sandboxes one by one, so others are served too.
+    uploads_files: ClassVar[bool] = True  # Its sandboxes are on other machines.
+    binds_mounts: ClassVar[bool] = False  # Mounts are bound from the host and not uploaded.
     _commit: str | None = PrivateAttr(default=None)
     _files: HostFiles = PrivateAttr(default=HostFiles())
 
     @abstractmethod
     async def open(self, labels: dict[str, str]) -> Sandbox:
-        """Opens a sandbox. Raises SandboxStartError, QuotaExceeded or ConfigurationError, and leaves nothing then."""
+        """Open a sandbox with these labels. A failed attempt leaves nothing behind.
+
+        Raises:
+            SandboxStartError: The sandbox did not start.
+            QuotaExceeded: The account's quota is used up.
+            ConfigurationError: The settings or the credentials are wrong.
+        """
 
     @abstractmethod
     async def list_sandboxes(self) -> list[SandboxInfo]:
-        """The sandboxes that carry our labels, whoever opened them."""
+        """Return all sandboxes with rlm-batch's labels, also those that another process or user opened."""
 
     @abstractmethod
     async def delete_sandbox(self, sandbox_id: str) -> None:
-        """Removes one, with all that runs in it. One that has gone is no error."""
+        """Delete a sandbox with all its processes. Deleting a missing sandbox is not an error."""
 
     @abstractmethod
     async def list_volumes(self) -> list[str]:
-        """The names of the volumes that there are, sorted: all of the account's, whoever made them."""
+        """Return the names of all volumes of the account, sorted, also those that rlm-batch did not create."""
 
     @abstractmethod
     async def check(self) -> str:
-        """What keeps code in, in a line for a log. Raises ConfigurationError where no sandbox can be opened."""
+        """Return a line for a log that describes the isolation.
+
+        Raises:
+            ConfigurationError: No sandbox can be opened.
+        """
 
     async def volume(self, name: str | None = None) -> VolumeStore:
-        """The volume of that name, by default this block's own, from the host's side.
+        """Return a volume for use from the host.
 
-        Raises ConfigurationError where there is no name.
+        Args:
+            name: The volume's name; by default the block's `volume_name`.
+
+        Raises:
+            ConfigurationError: There is no name.
         """
         name = name or self.volume_name
         if name is None:
@@ -118,17 +132,20 @@ class SandboxProvider(SandboxSettings, ABC):
         return await self.open_volume(name)
 
     async def open_volume(self, name: str) -> VolumeStore:
-        """The volume of that name from the host's side: from a sandbox, where the provider's API has no other way."""
-        # What belongs to the code and not to the volume is left out: it would only take time.
+        """Return the volume of that name. This default reaches it from a sandbox, for APIs without file access."""
+        # Reading a volume needs no repository and no packages, which would only take time.
         plain = {"volume_name": name, "repo_url": None, "repo_ref": None, "repo_token": None, "packages": []}
         provider = self.model_copy(update=plain)
         provider._files = HostFiles()
         return SandboxVolume(provider.interpreter)
 
     async def fingerprint(self) -> dict[str, Any]:
-        """The settings that a result depends on, no secrets and no limits: JSON.
+        """Return the settings that a result depends on, as JSON without secrets and limits.
 
-        A provider adds its own (an image, resources). Raises ConfigurationError where the repository has no such ref.
+        A provider adds its own settings, such as an image or resources.
+
+        Raises:
+            ConfigurationError: The repository has no such ref.
         """
         settings: dict[str, Any] = {"provider": self.provider_name}
         if self.repo_url is not None:
@@ -140,22 +157,27 @@ class SandboxProvider(SandboxSettings, ABC):
         return {**settings, **await asyncio.to_thread(self._files.build_fingerprint)}
 
     async def commit(self) -> str | None:
-        """The commit that every sandbox of this block has, None without a repository; found out once.
+        """Return the commit that every sandbox of this block checks out, or None without a repository.
 
-        Raises ConfigurationError.
+        The first call resolves `repo_ref`. Raises ConfigurationError if that fails.
         """
         if self.repo_url is not None and self._commit is None:
             self._commit = await repository.resolve_commit(self.repo_url, self.repo_ref, self.repo_token)
         return self._commit
 
     def pin(self, commit: str) -> None:
-        """Every sandbox of this block has that commit of its repository, wherever its ref has gone since."""
+        """Use this commit of the repository in every sandbox of this block, even if `repo_ref` has moved."""
         self._commit = commit
 
     def with_options(self, options: dict[str, Any] | None) -> Self:
-        """The same with other settings for one run, by the names of the block's fields. Raises ConfigurationError.
+        """Return a copy with per-run overrides.
 
-        Secrets are not among them, for who sees a flow run sees its parameters; nor is where a block's secret goes.
+        Args:
+            options: Values by the names of the block's fields. Secrets are refused, because a flow run shows its
+                parameters. So is `repo_url` in a block with a `repo_token`, which would send the token elsewhere.
+
+        Raises:
+            ConfigurationError: An option is unknown, not allowed for one run, or invalid.
         """
         if not options:
             return self
@@ -182,16 +204,20 @@ class SandboxProvider(SandboxSettings, ABC):
         return self.model_copy(update={name: getattr(checked, name) for name in options})
 
     def with_files(self, python_path: Sequence[str] | None = None, mounts: Mapping[str, Any] | None = None) -> Self:
-        """The same, whose sandboxes have the host's files that are named, as they are now.
+        """Return a copy whose sandboxes have these files of the host. This call reads the files.
 
-        `python_path` are directories that code imports from, ahead of all others; `mounts` has files and directories by
-        the absolute paths that code reads them at. They are read here. Raises ConfigurationError.
+        Args:
+            python_path: Directories that code imports from, before all others.
+            mounts: Files and directories of the host, by the absolute paths at which code reads them.
+
+        Raises:
+            ConfigurationError: A file is missing, not allowed, or cannot be read.
         """
         files = read_host_files(python_path, mounts, is_uploaded=self.uploads_files, is_bound=self.binds_mounts)
         return self.with_host_files(files)
 
     def check_mounts(self) -> None:
-        """Raises ConfigurationError where its sandboxes could not have both their mounts and their volume."""
+        """Raise ConfigurationError if a mount overlaps the volume's mount path."""
         for mount in self._files.mounts:
             if self.volume_name is not None and overlaps(mount.target, self.volume_mount_path):
                 raise ConfigurationError(
@@ -200,28 +226,30 @@ class SandboxProvider(SandboxSettings, ABC):
                 )
 
     def with_host_files(self, files: HostFiles) -> Self:
-        """The same, whose sandboxes have these files."""
+        """Return a copy whose sandboxes have these files."""
         provider = self.model_copy()
         provider._files = files
         return provider
 
     async def compute_files_digest(self) -> str | None:
-        """A hash of the host's files that its sandboxes have, None where they have none."""
+        """Return a hash of the host's files that its sandboxes have, or None without files."""
         found = await asyncio.to_thread(self._files.build_fingerprint)
         return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest() if found else None
 
     def with_files_of(self, other: "SandboxProvider") -> Self:
-        """The same with the host's files that another one of its kind has."""
+        """Return a copy with the host's files of another provider of the same class."""
         return self.with_host_files(other._files)
 
     def has_credentials(self) -> bool:
-        """Whether it can sign in with what it was given and what the environment has."""
+        """Return whether the settings or the environment have the credentials to sign in."""
         return True
 
     def labels(self, run: str, server: str = "") -> dict[str, str]:
-        """What a sandbox is labelled with: `run` is the flow run's id and `server` its Prefect server's.
+        """Return the labels for a sandbox that this process opens now.
 
-        A script's has no flow run, and no server. The process is the one that asks for them, and opens the sandbox.
+        Args:
+            run: The flow run's id; empty in a script.
+            server: The id of the flow run's Prefect server; empty in a script.
         """
         now, process = int(time.time()), read_own_identity()
         return {
@@ -235,7 +263,7 @@ class SandboxProvider(SandboxSettings, ABC):
         }
 
     def check_preparation(self) -> None:
-        """Raises ConfigurationError where these settings leave no room for executions that are forks."""
+        """Raise ConfigurationError if these settings allow too few processes for `prepare`."""
         return
 
     def interpreter(
@@ -247,10 +275,17 @@ class SandboxProvider(SandboxSettings, ABC):
         tools: dict[str, Callable[..., Any]] | None = None,
         prepare: Preparation | None = None,
     ) -> Interpreter:
-        """An interpreter in a sandbox of its own, not yet open.
+        """Return an interpreter that opens a new sandbox when it starts.
 
-        `run` and `server` are for its labels, the other parameters are those of `Interpreter`. Raises
-        ConfigurationError where nothing can be prepared there.
+        Args:
+            run: The flow run's id, for the sandbox's label.
+            server: The Prefect server's id, for the sandbox's label.
+            timeout: Seconds for each execution; see `Interpreter`.
+            tools: Functions of the host that code may call by name.
+            prepare: Code that runs once when the sandbox is open.
+
+        Raises:
+            ConfigurationError: `prepare` cannot work with these settings.
         """
         if prepare is not None:
             self.check_preparation()
@@ -264,17 +299,23 @@ class SandboxProvider(SandboxSettings, ABC):
         timeout: float | None = 120.0,
         tools: dict[str, Callable[..., Any]] | None = None,
     ) -> Result:
-        """Runs one piece of code in a sandbox of its own, which is gone then; returns what it submitted.
+        """Run one piece of code in a new sandbox, delete the sandbox, and return what the code submitted.
 
-        `timeout` is in seconds. It waits: async code has `async with block.interpreter()` instead. Raises
-        what `open` and `Interpreter.execute` raise.
+        This call blocks. In async code use `async with block.interpreter()`. It raises what `open` and
+        `Interpreter.execute` raise.
+
+        Args:
+            code: The code, or a function.
+            variables: Values that the code finds as global variables.
+            timeout: Seconds for the execution; None for no limit.
+            tools: Functions of the host that code may call by name.
         """
         with SyncInterpreter(lambda: self.open(self.labels("")), timeout=timeout, tools=tools) as interpreter:
             return interpreter.execute(code, variables)
 
     @classmethod
     def model_json_schema(cls, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """The schema of the settings, for a block's form: the account's first, then the provider's, then the common."""
+        """Return the schema for a block's form: first the account's settings, then the provider's, then the common."""
         schema = super().model_json_schema(*arguments, **options)
         common = [name for name in SandboxSettings.model_fields if name not in cls.account_settings]
         fields = schema["properties"]

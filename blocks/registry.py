@@ -1,7 +1,7 @@
-"""The providers of sandboxes: an entry of static data for each, and the way from a name in a parameter to a provider.
+"""The registry of sandbox providers: static data for each, and functions that turn a name into a provider.
 
-Nothing of a provider is imported before it is asked for. An entry makes a provider known to `provider="NAME"`, to
-saved blocks, `rlm-batch doctor`, the interpreters for scripts and the conformance tests.
+A provider is imported when it is first used. An entry makes a provider available to `provider="NAME"`, saved blocks,
+`rlm-batch doctor`, the interpreters for scripts and the conformance tests.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderEntry:
-    """One provider: the package blocks/NAME, whose classes and block type are called after it."""
+    """A provider: the package blocks/NAME. The names of its classes and its block type derive from NAME."""
 
-    name: str  # of `provider="NAME"`
-    sign_in: str = ""  # what `doctor` says where there are no credentials
-    isolations: tuple[str, ...] = ()  # what `provider="NAME:ISOLATION"` takes
-    probed_isolations: tuple[str, ...] = ()  # those of them that `doctor` tries, and of which one has to work
-    engines: tuple[str, ...] = ()  # what `provider="NAME:ENGINE"` takes
+    name: str  # NAME in `provider="NAME"`
+    sign_in: str = ""  # `doctor` prints this without credentials.
+    isolations: tuple[str, ...] = ()  # Values of ISOLATION in `provider="NAME:ISOLATION"`.
+    probed_isolations: tuple[str, ...] = ()  # `doctor` tries these, and one has to work.
+    engines: tuple[str, ...] = ()  # Values of ENGINE in `provider="NAME:ENGINE"`.
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What `provider="NAME:KIND"` takes."""
+        """Return the values of KIND in `provider="NAME:KIND"`."""
         return self.isolations or self.engines
 
     @property
     def kind_setting(self) -> str:
-        """The setting that a kind stands for."""
+        """Return the name of the setting that KIND sets."""
         return "engine" if self.engines else "isolation"
 
     @property
     def slug(self) -> str:
-        """Of its block type on a Prefect server: `daytona-sandbox`."""
+        """Return the slug of its block type on a Prefect server, such as `daytona-sandbox`."""
         return f"{self.name}-sandbox"
 
     @property
     def block_name(self) -> str:
-        """Of its block's class, a public name of the package: `DaytonaSandbox`."""
+        """Return the name of its block's class, which the package exports, such as `DaytonaSandbox`."""
         return f"{self.name.title()}Sandbox"
 
     def load_settings(self) -> type[SandboxSettings]:
-        """The settings of its block without the block, such as `DaytonaSettings`, imported now."""
+        """Import and return the class of its settings, such as `DaytonaSettings`."""
         return getattr(import_module(f".{self.name}.settings", __package__), f"{self.name.title()}Settings")
 
     def load_provider(self) -> type[SandboxProvider]:
-        """The class that opens its sandboxes without Prefect, such as `DaytonaProvider`, imported now."""
+        """Import and return the class that opens its sandboxes without Prefect, such as `DaytonaProvider`."""
         return getattr(import_module(f".{self.name}.provider", __package__), f"{self.name.title()}Provider")
 
     def load_block(self) -> type[Block]:
-        """The Prefect block, imported now, and Prefect with it."""
+        """Import and return its Prefect block. This imports Prefect."""
         return getattr(import_module(f".{self.name}.block", __package__), self.block_name)
 
 
@@ -84,11 +84,16 @@ PROVIDERS = {
 
 
 async def resolve_provider(provider: str | SandboxProvider, options: dict[str, Any] | None = None) -> SandboxProvider:
-    """The provider of that name, or the block itself, with `options` in the place of its own settings of those names.
+    """Return a provider, with `options` overriding its settings.
 
-    `local`, `daytona` and `modal` are the providers with their defaults, `local:none` (or `:landlock`, `:bubblewrap`)
-    the local one with that isolation, and `daytona-sandbox/NAME` a block that was saved under that name. Raises
-    ConfigurationError.
+    Args:
+        provider: A provider or block, or its name. `local`, `container`, `daytona` and `modal` have their defaults.
+            `local:none`, `local:landlock` and `local:bubblewrap` choose the isolation, `container:docker` and
+            `container:podman` the engine. `daytona-sandbox/NAME` is the block that was saved under that name.
+        options: Values by the names of the block's fields.
+
+    Raises:
+        ConfigurationError: There is no such provider or block, or an option is invalid.
     """
     if not isinstance(provider, str):
         return provider.with_options(options)
@@ -117,10 +122,12 @@ async def resolve_provider(provider: str | SandboxProvider, options: dict[str, A
 
 
 def name_provider(provider: SandboxProvider, options: dict[str, Any] | None) -> tuple[str, dict[str, Any] | None]:
-    """Return the `provider` and `provider_options` by which `resolve_provider` makes this block with these options.
+    """Return the `provider` and `provider_options` from which `resolve_provider` makes this block with these options.
 
-    A saved block is referred to by its name. The settings of an unsaved block become options, which everybody sees who
-    sees the run. Raises ConfigurationError for settings that only a saved block may have.
+    A saved block is referred to by its name. The settings of an unsaved block become options, which the flow run shows.
+
+    Raises:
+        ConfigurationError: An unsaved block has settings that only a saved block may have.
     """
     kind, name = type(provider), getattr(provider, "_block_document_name", None)
     if name is not None:
@@ -140,9 +147,10 @@ def name_provider(provider: SandboxProvider, options: dict[str, Any] | None) -> 
 
 
 def make_unsaved_provider(text: str, options: dict[str, Any] | None = None) -> SandboxProvider | None:
-    """The provider that `text` names, with these options; None where it names a saved block.
+    """Return the provider that `text` names, with these options, or None if it names a saved block.
 
-    Raises ConfigurationError.
+    Raises:
+        ConfigurationError: There is no such provider or kind, or an option is invalid.
     """
     if "/" in text:
         return None

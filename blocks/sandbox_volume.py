@@ -1,4 +1,4 @@
-"""A volume reached from a sandbox that has it: for providers whose API has no way to a volume's files."""
+"""A volume that is accessed through a sandbox, for providers whose API cannot access a volume's files."""
 
 import base64
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from ..sandbox.interpreter import Interpreter
 from ..sandbox.requests.encoded_variable import encode_variable
 from .volume import VolumeFile, VolumeStore, split_volume_path
 
-TIMEOUT_SECONDS = 600.0  # for one list, or one file
-PAGE_BYTES = 900_000  # bytes of JSON in one answer, which SUBMIT limits to 1 MiB
+TIMEOUT_SECONDS = 600.0  # seconds for one page of a list, or one file
+PAGE_BYTES = 900_000  # bytes of JSON in one page; SUBMIT allows 1 MiB
 
 LIST = """
 import os, stat
@@ -46,10 +46,10 @@ except OSError as error:
 
 
 class SandboxVolume(VolumeStore):
-    """A volume that sandboxes have; one is opened when it is first asked for something, until `close`."""
+    """A volume behind a sandbox. The first access opens the sandbox, and `close` deletes it."""
 
     def __init__(self, make_interpreter: Callable[..., Interpreter]) -> None:
-        self._make_interpreter = make_interpreter  # with the `timeout` of each execution, in seconds
+        self._make_interpreter = make_interpreter  # It takes `timeout`, seconds for each execution.
         self._interpreter: Interpreter | None = None
 
     async def ls(self, path: str = "") -> list[VolumeFile]:
@@ -78,7 +78,7 @@ class SandboxVolume(VolumeStore):
         await interpreter.execute(DELETE, {"path": self._join_file_path(path)})
 
     async def close(self) -> None:
-        """Removes the sandbox."""
+        """Delete the sandbox."""
         interpreter, self._interpreter = self._interpreter, None
         if interpreter is not None:
             await interpreter.shutdown()

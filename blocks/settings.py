@@ -1,4 +1,4 @@
-"""The settings that every provider of sandboxes has: plain pydantic, which a Prefect block and a script share."""
+"""The settings that all sandbox providers share. Plain pydantic: a Prefect block and a script both use them."""
 
 import re
 from collections.abc import Mapping
@@ -9,25 +9,26 @@ from pydantic.fields import FieldInfo
 
 from .git import PASSWORD_ADVICE, has_password
 
-ENVIRONMENT = "environment"  # as packages: those of the running environment
+ENVIRONMENT = "environment"  # A value of `packages`: the packages of the running environment.
 MountPath = Annotated[str, Field(title="Mount path", pattern="^/.", description="Where the code finds the volume.")]
 
 
 def describe_problems(error: ValidationError) -> str:
-    """What is wrong with settings, a part for each, with the setting's name where it is one's alone."""
+    """Return the problems of an error in one line, each with the name of its setting if it has one."""
     return "; ".join(": ".join(filter(None, (".".join(map(str, item["loc"])), item["msg"]))) for item in error.errors())
 
 
 class SandboxSettings(BaseModel):
-    """What a person sets of any provider: the volume, the repository, the packages, the environment and the limits."""
+    """The common settings of a provider: the volume, the repository, the packages, the environment and the limits."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # there are secrets in it
+    model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # The input has secrets.
 
-    # Not for one run: whoever starts a run would send a block's secrets elsewhere, or lift what holds for all.
-    account_settings: ClassVar[tuple[str, ...]] = ()  # what signs in, which comes first in a block's form
+    # These settings cannot change for one run. Otherwise the person who starts a run could send a block's secrets
+    # elsewhere, or lift the limits that apply to all runs.
+    account_settings: ClassVar[tuple[str, ...]] = ()  # The credentials, first in a block's form.
     block_only: ClassVar[tuple[str, ...]] = ("max_sandboxes", "creations_per_second", "limit_name")
 
-    takes_environment: ClassVar[bool] = False  # whether its sandboxes can have this machine's packages as they are
+    takes_environment: ClassVar[bool] = False  # Its sandboxes can use this machine's packages.
 
     volume_name: str | None = Field(
         default=None,
@@ -151,7 +152,7 @@ class SandboxSettings(BaseModel):
 
     @classmethod
     def list_run_settings(cls) -> dict[str, FieldInfo]:
-        """The settings that a run may have otherwise than its block, by their names."""
+        """Return the settings that one run may override, by name."""
         return {
             name: field
             for name, field in cls.model_fields.items()
@@ -160,12 +161,12 @@ class SandboxSettings(BaseModel):
 
     @property
     def has_sandbox_limit(self) -> bool:
-        """Whether there is a limit on sandboxes, so that removing one has to last until it has gone."""
+        """Return whether sandboxes are limited in number. Then `delete_sandbox` must wait until the sandbox is gone."""
         return self.max_sandboxes is not None
 
 
 class SandboxFields(TypedDict, total=False):
-    """The same settings for type checkers, as keywords of a block and an interpreter: a secret may be text."""
+    """The common settings as keywords, for type checkers. A secret may be a `str`."""
 
     volume_name: str | None
     volume_mount_path: str

@@ -1,10 +1,10 @@
-"""Programs of this machine that are run to their end."""
+"""Subprocesses that run until they exit, with bounded output."""
 
 import asyncio
 import os
 import subprocess
 
-MAX_OUTPUT_BYTES = 16 << 20  # of either, the last: a program of an image, say, may write without end
+MAX_OUTPUT_BYTES = 16 << 20  # The last bytes of each stream; a program may write without end.
 
 
 async def run_command(
@@ -14,9 +14,16 @@ async def run_command(
     merge_stderr: bool = False,
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program; returns its exit status and what it wrote. With `merge_stderr`, errors stand among the output.
+    """Run a program and return its exit status and output. Kill it if this call times out or is cancelled.
 
-    Raises TimeoutError after `timeout` seconds; the program is killed then, as it is when this is cancelled.
+    Args:
+        timeout: Seconds for the program; None for no limit.
+        environment: The program's environment; by default this process's.
+        merge_stderr: Put the error output into the standard output.
+        cwd: The program's working directory.
+
+    Raises:
+        TimeoutError: The program did not exit in time.
     """
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -25,7 +32,7 @@ async def run_command(
         stderr=asyncio.subprocess.STDOUT if merge_stderr else asyncio.subprocess.PIPE,
         env=environment,
         cwd=cwd,
-        start_new_session=True,  # Ctrl-C in the terminal is the flow's to handle
+        start_new_session=True,  # Only the flow handles Ctrl-C in the terminal.
     )
     try:
         async with asyncio.timeout(timeout):

@@ -1,4 +1,4 @@
-"""A volume for scripts: its methods are called without `await`."""
+"""A volume with synchronous methods, for scripts."""
 
 from typing import Any, Self
 
@@ -8,7 +8,14 @@ from .volume import VolumeFile, VolumeStore
 
 
 def list_volumes(provider: str = "local") -> list[str]:
-    """The names of a provider's volumes, sorted; `provider` is a flow's `provider`. Raises ConfigurationError."""
+    """Return the names of a provider's volumes, sorted.
+
+    Args:
+        provider: The provider, as in a flow's `provider`.
+
+    Raises:
+        ConfigurationError: There is no such provider, or its volumes cannot be listed.
+    """
 
     async def call() -> list[str]:
         return await (await resolve_provider(provider)).list_volumes()
@@ -17,11 +24,15 @@ def list_volumes(provider: str = "local") -> list[str]:
 
 
 class Volume:
-    """A volume, for scripts: `provider` is a flow's `provider`, and `name` the volume's, by default the provider's own.
+    """A volume for scripts, with the methods of `VolumeStore` but without `await`.
 
-    Its methods are those of `VolumeStore`, called without `await`; like the sandboxes, it makes the volume when it is
-    first written to. Where a volume is reached from a sandbox only, each call opens one; within `with` they share it.
-    Raises ConfigurationError where there is no such provider.
+    The first write creates the volume. Some providers' volumes are accessible only from a sandbox: then each call opens
+    a sandbox, and calls within a `with` block share one. A method raises ConfigurationError if there is no such
+    provider.
+
+    Args:
+        name: The volume's name; by default the `volume_name` of the provider's block.
+        provider: The provider, as in a flow's `provider`.
 
     Example:
         >>> volume = Volume("results")
@@ -38,19 +49,19 @@ class Volume:
         self._is_entered = False
 
     def ls(self, path: str = "") -> list[VolumeFile]:
-        """The files at or below that path, sorted by path."""
+        """Return the files at or below that path, sorted by path. Raises VolumeError for a missing path."""
         return self._run("ls", path)
 
     def get(self, path: str) -> bytes:
-        """A file's bytes."""
+        """Return a file's bytes. Raises VolumeError for a missing file."""
         return self._run("get", path)
 
     def put(self, path: str, data: str | bytes) -> None:
-        """Writes a file; text as UTF-8."""
+        """Write or replace a file, with the directories above it. Text is written as UTF-8."""
         self._run("put", path, data.encode() if isinstance(data, str) else data)
 
     def delete(self, path: str) -> None:
-        """Removes a file, or a directory with all that is in it."""
+        """Delete a file, or a directory with its contents. Raises VolumeError for a missing path."""
         self._run("delete", path)
 
     def _run(self, method: str, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A volume from the host's side, whatever its provider: what is on it, and its files."""
+"""The interface to a volume's files from the host, for all providers."""
 
 import re
 from abc import ABC, abstractmethod
@@ -12,41 +12,41 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class VolumeFile:
-    """A file on a volume: its path there, and its size in bytes."""
+    """A file on a volume: its path on the volume, and its size in bytes."""
 
     path: str
     size: int
 
 
 class VolumeStore(ABC):
-    """One volume, through its provider's own API. Paths are relative to it; `..` is refused by whoever implements this.
+    """A volume, accessed through its provider's API. Paths are relative to it, and implementations refuse `..`.
 
-    What we keep on a volume for ourselves, names that begin with `.rlm-batch`, is left out of lists.
+    Lists omit rlm-batch's own files, whose names begin with `.rlm-batch`.
     """
 
     @abstractmethod
     async def ls(self, path: str = "") -> list[VolumeFile]:
-        """The files at or below that path, sorted by path. Raises VolumeError where there is nothing of that path."""
+        """Return the files at or below that path, sorted by path. Raises VolumeError for a missing path."""
 
     @abstractmethod
     async def get(self, path: str) -> bytes:
-        """A file's bytes. Raises VolumeError."""
+        """Return a file's bytes. Raises VolumeError for a missing file."""
 
     @abstractmethod
     async def put(self, path: str, data: bytes) -> None:
-        """Writes a file, with the directories above it, in the place of one that is there. Raises VolumeError."""
+        """Write or replace a file, with the directories above it. Raises VolumeError if that fails."""
 
     @abstractmethod
     async def delete(self, path: str) -> None:
-        """Removes a file, or a directory with all that is in it. Raises VolumeError where there is none."""
+        """Delete a file, or a directory with its contents. Raises VolumeError for a missing path."""
 
     async def close(self) -> None:
-        """Gives up what was opened to reach the volume; the next call opens it again."""
+        """Release the resources that access the volume. The next call opens them again."""
         return
 
 
 def split_volume_path(path: str) -> tuple[str, ...]:
-    """The names on the way to a path on a volume, none for the volume itself. Raises VolumeError."""
+    """Split a path on a volume into its names, none for the volume itself. Raises VolumeError for an invalid path."""
     parts = tuple(name for name in path.split("/") if name not in ("", "."))
     if path.startswith("/") or ".." in parts or "\0" in path:
         raise VolumeError(f"{path!r} is no path on a volume: paths are relative to it and have no '..'")
@@ -54,7 +54,7 @@ def split_volume_path(path: str) -> tuple[str, ...]:
 
 
 def check_volume_name(name: str) -> str:
-    """The name of a volume, if it is one on every provider. Raises ConfigurationError."""
+    """Return the name if it is valid for a volume of every provider, else raise ConfigurationError."""
     if NAME.fullmatch(name) is None:
         raise ConfigurationError(
             f"{name!r} is no name of a volume: it has letters, digits, dots, dashes and underscores, 100 at most"
@@ -63,5 +63,5 @@ def check_volume_name(name: str) -> str:
 
 
 def is_reserved_name(name: str) -> bool:
-    """Whether a name is one that we keep for ourselves."""
+    """Return whether a name is reserved for rlm-batch's own files."""
     return name.startswith(OWN_FILE_PREFIX)

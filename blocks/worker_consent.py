@@ -1,8 +1,8 @@
-"""What a deployment's run may do on its worker's host: what the worker's environment allows.
+"""The limits on deployment runs: the worker's environment decides what a run may do on the worker's host.
 
-Whoever starts such a run chooses its parameters, and with them which code runs in no sandbox and which files are read
-and written as the worker's user. A script's own call and the command line consent for themselves: who starts them could
-do all that without us.
+The person who starts a deployment run chooses its parameters. Parameters could make code run without a sandbox, or have
+files read and written as the worker's user. Scripts and the command line have no such limits, because their user could
+do the same without rlm-batch.
 """
 
 import os
@@ -19,30 +19,30 @@ ALLOW_NO_ISOLATION = "RLM_BATCH_ALLOW_NO_ISOLATION"
 ALLOWED_PATHS = "RLM_BATCH_ALLOWED_PATHS"
 ALLOWED_TOOLS = "RLM_BATCH_ALLOWED_TOOLS"
 ALLOW_NETWORK = "RLM_BATCH_ALLOW_NETWORK"
-# By another name Podman would start whatever program of the PATH is called so, with root's rights where it has them.
+# For any other name Podman starts the program of that name on the PATH, with root's rights if Podman has them.
 OCI_RUNTIMES = {"crun", "kata", "kata-runtime", "krun", "nvidia", "runc", "runsc", "youki"}
-# Prefect sets them for the process that a worker, or `.serve()`, runs a flow run in: the latter has only the second.
+# Prefect sets these for the process of a flow run. A worker sets both, `.serve()` only the second.
 RUN_VARIABLES = ("PREFECT__FLOW_RUN_ID", "PREFECT__ENABLE_CANCELLATION_AND_CRASHED_HOOKS")
-# Of stores beyond the worker's host. HTTP is not among them: with it whoever starts a run could have the worker read
-# addresses of its own network, and see what they answer.
+# Schemes of stores outside the worker's host. HTTP is not allowed: the person who starts a run could make the worker
+# read addresses of the worker's network, and see the answers.
 STORE_SCHEMES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "tos", "hf", "memory"}
 STORE_SCHEMES |= {"sftp", "ssh", "ftp", "smb", "hdfs"}
-# What git reaches over a network: an address with a scheme, or `user@host:path`.
+# Addresses that git reaches over a network: a URL, or `user@host:path`.
 REMOTE_REPOSITORY = re.compile(r"(https?|ssh|git|git\+ssh|ssh\+git)://|[^/:]+:(?!:|//)")
 
 
 def is_deployment_run() -> bool:
-    """Whether this process was started for a deployment's run, or the flow run that this is called in is one."""
+    """Return whether this process was started for a deployment run, or the current flow run belongs to a deployment."""
     if any(name in os.environ for name in RUN_VARIABLES):
         return True
-    # Whoever runs a flow has imported it. Tasks of a run have it also in processes of Dask or Ray.
+    # A process that runs a flow has imported `prefect.context`. Tasks in Dask or Ray processes have this context too.
     context: Any = getattr(sys.modules.get("prefect.context"), "FlowRunContext", None)
     run = None if context is None else context.get()
     return run is not None and run.flow_run is not None and run.flow_run.deployment_id is not None
 
 
 def check_no_isolation() -> None:
-    """Returns if code may run here with no isolation. Raises ConfigurationError."""
+    """Raise ConfigurationError if code may not run here without isolation."""
     if is_deployment_run() and os.environ.get(ALLOW_NO_ISOLATION) != "1":
         raise ConfigurationError(
             "this worker runs no code without isolation (provider local:none, or a block with isolation none): take "
@@ -52,7 +52,7 @@ def check_no_isolation() -> None:
 
 
 def check_network(purpose: str) -> None:
-    """Returns if containers on this host may have its network, for what `purpose` names. Raises ConfigurationError."""
+    """Raise ConfigurationError if containers may not use this host's network. `purpose` is for the message."""
     if is_deployment_run() and os.environ.get(ALLOW_NETWORK) != "1":
         raise ConfigurationError(
             f"this worker gives containers no network ({purpose}): go without, or set {ALLOW_NETWORK}=1 in the "
@@ -61,7 +61,7 @@ def check_network(purpose: str) -> None:
 
 
 def check_tool(path: str) -> None:
-    """Returns if code may call the host's function with that import path. Raises ConfigurationError."""
+    """Raise ConfigurationError if code may not call the host's function with that import path."""
     if is_deployment_run() and path not in [name.strip() for name in os.environ.get(ALLOWED_TOOLS, "").split(",")]:
         raise ConfigurationError(
             f"this worker does not let runs of deployments call {path}: name it in {ALLOWED_TOOLS} of the worker's "
@@ -70,7 +70,7 @@ def check_tool(path: str) -> None:
 
 
 def check_runtime(name: str) -> None:
-    """Returns if containers on this host may be run by that OCI runtime. Raises ConfigurationError."""
+    """Raise ConfigurationError if containers on this host may not use that OCI runtime."""
     if is_deployment_run() and name not in OCI_RUNTIMES:
         raise ConfigurationError(
             f"runs of deployments do not name the runtime {name!r}: it is one of {', '.join(sorted(OCI_RUNTIMES))}"
@@ -78,9 +78,10 @@ def check_runtime(name: str) -> None:
 
 
 def check_path(path: Path, below: Path | None = None) -> Path:
-    """The path, if this process may use it because of a parameter; of a deployment's run with its links resolved.
+    """Return a path from a parameter if this process may use it; in a deployment run with its links resolved.
 
-    A deployment's run may use what is below `RLM_BATCH_ALLOWED_PATHS`, or `below`. Raises ConfigurationError.
+    Raises:
+        ConfigurationError: A deployment run may not use it: it is not below `RLM_BATCH_ALLOWED_PATHS` or `below`.
     """
     if not is_deployment_run():
         return path
@@ -96,9 +97,9 @@ def check_path(path: Path, below: Path | None = None) -> Path:
 
 
 def check_writable_directory(path: Path) -> None:
-    """Raise ConfigurationError if a deployment's run may not have code write to the directory.
+    """Raise ConfigurationError if a deployment run may not let code write to the directory.
 
-    The worker's own processes run what is in Python's directories, in PREFECT_HOME and in the user's home, and Prefect
+    The worker's processes execute files in Python's directories, in PREFECT_HOME and in the user's home. Prefect
     unpickles files of the results root.
     """
     if not is_deployment_run():
@@ -114,18 +115,18 @@ def check_writable_directory(path: Path) -> None:
 
 
 def resolve_links(path: Path) -> Path | None:
-    """The path with its links resolved, None where it is no path that could be."""
+    """Return the path with its links resolved, or None if that fails."""
     try:
         return Path(os.path.realpath(path))
-    except (ValueError, OSError):  # a null character; or a link that has just been exchanged for something else
+    except (ValueError, OSError):  # a null character in it, or a link that was just replaced
         return None
 
 
 def check_location(text: str, url: str, settings: dict[str, Any]) -> None:
-    """Returns if this process may use fsspec's `url`, which is called `text`. Raises ConfigurationError.
+    """Raise ConfigurationError if this process may not use fsspec's `url`. The message calls it `text`.
 
-    A deployment's run may use one store at a time: in a chain of locations, and with a block's setting `protocol`,
-    fsspec reads the host's own files (`s3://bucket/x::file:///etc/passwd`).
+    A deployment run may use only a single store. In a chain of locations (`s3://bucket/x::file:///etc/passwd`) or with
+    the block setting `protocol`, fsspec can read the host's own files.
     """
     if not is_deployment_run():
         return
@@ -138,16 +139,16 @@ def check_location(text: str, url: str, settings: dict[str, Any]) -> None:
 
 
 def check_repository(url: str) -> None:
-    """Returns if this process may clone the repository. Raises ConfigurationError.
+    """Raise ConfigurationError if this process may not clone the repository.
 
-    A deployment's run may clone what is on a network, and what is below `RLM_BATCH_ALLOWED_PATHS`.
+    A deployment run may clone from a network, and from paths below `RLM_BATCH_ALLOWED_PATHS`.
     """
     if not is_deployment_run() or REMOTE_REPOSITORY.match(url):
         return
-    if url.startswith("file://"):  # git leaves the host out, and decodes the rest
+    if url.startswith("file://"):  # Git ignores the host and decodes the rest.
         url = unquote("/" + url.removeprefix("file://").partition("/")[2])
     path = os.path.expanduser(url)
-    if not os.path.isabs(path):  # or the name of one of git's helpers, as in ext::
+    if not os.path.isabs(path):  # a relative path, or the name of a git helper, as in ext::
         raise ConfigurationError(
             f"runs of deployments do not clone {url}: give an address such as https://host/repository, or an absolute "
             f"path below {ALLOWED_PATHS} of the worker's environment"
