@@ -1,1 +1,1 @@
-"""The host's side of queries: what code may ask of a language model, what it costs, and what became of it."""
+"""The host's side of language model queries: their limits, their cost and their record."""

@@ -1,6 +1,6 @@
-"""Answers that a model need not be asked for again: a question is asked once, however many ask it at the same time.
+"""A cache of model answers. Identical questions asked at the same time share one request.
 
-A question is a model with its settings, and the messages. What failed is not kept: whoever asks next asks the model.
+A question is a model, its settings and the messages. The cache does not keep failures.
 """
 
 import asyncio
@@ -13,19 +13,19 @@ from ..errors import QueryError
 
 
 class AnswerStore(Protocol):
-    """Where answers are between the questions. Its methods return at once, and raise nothing."""
+    """Storage of answers. Its methods must return at once and must not raise."""
 
     def find_answer(self, key: str) -> str | None:
-        """The answer to the question with that key, None where there is none."""
+        """Return the answer to the question with this key, or None."""
         ...
 
     def add_answer(self, key: str, model: str, text: str) -> None:
-        """Keeps the answer of the model of that name."""
+        """Store an answer from the model with this name."""
         ...
 
 
 class MemoryAnswers:
-    """Keeps answers for as long as it exists."""
+    """An answer store in memory."""
 
     def __init__(self) -> None:
         self._answers: dict[str, str] = {}
@@ -38,36 +38,36 @@ class MemoryAnswers:
 
 
 class Question(NamedTuple):
-    """What is asked: `key` is the same for the same question, and `model` the model's name, for records."""
+    """A question: `key` is equal for identical questions, and `model` is the model's name, for records."""
 
     key: str
     model: str
 
 
 def build_question(model: str, fingerprint: dict[str, Any], messages: list[dict[str, str]]) -> Question:
-    """The question that these messages are to a model with that fingerprint. It has the hash of both and no text."""
+    """Return the question for these messages. Its key is a hash of the fingerprint and the messages."""
     parts = {"model": fingerprint, "messages": messages}
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=repr)
     return Question(hashlib.sha256(text.encode()).hexdigest(), model)
 
 
 class AnswerCache:
-    """Answers questions from a store, and those that it has not by asking, each once at a time.
+    """A cache in front of a model: it answers from a store and asks the model only for missing answers.
 
-    Whoever asks what another is asking waits for that answer. Where the other was cancelled or refused, by its own
-    deadline or budget, the next that waits asks; where the model did not answer, all that wait have that QueryError.
-    Used on one event loop.
+    A caller waits if another caller is already asking the same question. If that caller is cancelled or refused by its
+    own deadline or budget, the next waiting caller asks. If the model fails, all waiting callers get its QueryError.
+    Use one cache on one event loop only.
     """
 
     def __init__(self, store: AnswerStore) -> None:
         self._store = store
-        self._in_flight: dict[str, asyncio.Future[str | QueryError | None]] = {}  # None: nobody knows, ask again
-        self.hits = 0  # questions that were answered without asking
+        self._in_flight: dict[str, asyncio.Future[str | QueryError | None]] = {}  # None: the next caller must ask
+        self.hits = 0  # questions answered without a request
 
     async def get_answer(self, question: Question, ask: Callable[[], Awaitable[str]]) -> str:
-        """The answer, which `ask` returns where nobody has it. Raises QueryError, and what `ask` raises."""
+        """Return the cached answer, or the result of `ask`. Raises QueryError, and whatever `ask` raises."""
         while (flight := self._in_flight.get(question.key)) is not None:
-            # Shielded: who waits and is cancelled must not cancel it for the others.
+            # The shield keeps a cancelled caller from cancelling the request for the others.
             outcome = await asyncio.shield(flight)
             if isinstance(outcome, QueryError):
                 raise QueryError(str(outcome))

@@ -1,16 +1,16 @@
-"""Limits on what a tree of queries, or a whole flow run, may take of a language model."""
+"""Limits on the model calls, tokens and cost of a query tree or a whole flow run."""
 
 import threading
 from dataclasses import dataclass
 
 from ..errors import BudgetExceeded
 
-ROUNDING_TOLERANCE = 1e-9  # of a limit on cost: sums of fractions of a cent are off by less
+ROUNDING_TOLERANCE = 1e-9  # relative to a cost limit; rounding errors in sums of fractions of a cent are smaller
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What calls of a model took. `cost` is in US dollars, None where a price is unknown."""
+    """The calls, tokens and cost that a model used. `cost` is in US dollars, or None if a price is unknown."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -27,16 +27,15 @@ class Usage:
 
     @property
     def tokens(self) -> int:
-        """Those of the prompts and of the answers."""
+        """Return the number of prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
 
 class Budget:
-    """Limits on calls, tokens and cost (US dollars); None is no limit. Safe to use from several threads.
+    """Limits on calls, tokens and cost (US dollars); None means no limit. Safe to use from several threads.
 
-    A call reserves the most that it can take before it is made, and settles what it took afterwards; one that failed
-    is released. With a `parent`, what is taken here is taken there too, in one step: the calls of an execution
-    and the cost of its flow run.
+    Before a call, reserve the most that it can use. After it, settle what it used, or release the reservation if the
+    call failed. A budget also charges its `parent`, atomically: an execution limits its calls, its flow run its cost.
     """
 
     def __init__(
@@ -52,22 +51,22 @@ class Budget:
         self._cost = cost
         self._ancestry: list[Budget] = [self] if parent is None else [self, *parent._ancestry]
         self._lock: threading.RLock = parent._lock if parent is not None else threading.RLock()
-        self.usage = Usage()  # what settled calls have taken
+        self.usage = Usage()  # total of settled calls
         self._reserved: dict[Reservation, tuple[int, float]] = {}
 
     @property
     def remaining_calls(self) -> int | None:
-        """The calls that can still be reserved, by this budget's own limit; None is no limit."""
+        """Return how many more calls this budget's own limit allows; None means no limit."""
         with self._lock:
             return None if self._calls is None else max(0, self._calls - self.usage.calls - len(self._reserved))
 
     @property
     def needs_estimates(self) -> bool:
-        """Whether a reservation has to say how many tokens, and what cost, it can take."""
+        """Return True if reservations need the maximum tokens and cost of a call."""
         return any(budget._tokens is not None or budget._cost is not None for budget in self._ancestry)
 
     def reserve(self, tokens: int = 0, cost: float = 0.0) -> "Reservation":
-        """Sets one call aside, with the most tokens and cost that it can take. Raises BudgetExceeded."""
+        """Reserve one call with its maximum tokens and cost. Raises BudgetExceeded."""
         reservation = Reservation(self)
         with self._lock:
             for budget in self._ancestry:
@@ -103,15 +102,15 @@ class Budget:
 
 
 class Reservation:
-    """What a call has set aside; it is settled or released once, and what comes after that counts for nothing."""
+    """The reserved budget of one call. Only the first `settle` or `release` has an effect."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
 
     def settle(self, usage: Usage) -> None:
-        """Replaces what was set aside by what was used."""
+        """Replace the reserved amounts by the used ones."""
         self._budget._settle(self, usage)  # type: ignore[reportPrivateUsage]
 
     def release(self) -> None:
-        """Gives back what was set aside."""
+        """Return the reserved amounts to the budget."""
         self.settle(Usage())

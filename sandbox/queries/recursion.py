@@ -1,4 +1,4 @@
-"""What code at one depth may ask: the functions that its driver calls, and how deep recursive queries may go."""
+"""The query functions that the host offers to code at one depth, and the limit on recursive queries."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ from .session import FLAT_KIND, RECORDED_CHARACTERS, Model, Query, QuerySession
 
 @dataclass(frozen=True, slots=True)
 class QueryContext:
-    """The context of a recursive query: a text, or the path of a file in the sandbox with its length and beginning."""
+    """The context of a recursive query: a text, or a file in the sandbox with its path, length and first characters."""
 
     text: str = ""
     path: str = ""
@@ -21,16 +21,16 @@ class QueryContext:
     preview: str = ""
 
 
-# Answers a recursive query: what its code may ask, its prompt, its context, its record.
+# Answers a recursive query. Arguments: the query functions of its code, its prompt, its context and its record.
 AnswerRecursively = Callable[["Queries", str, QueryContext, Query], Awaitable[str]]
 
 
 class Queries:
-    """What code at one depth may ask: `tools` are the functions that its driver calls.
+    """The query functions for code at one depth; `tools` are the functions that the driver calls.
 
-    Plain code has depth 0. A query that code at depth d asks runs at d + 1; a recursive one beyond `max_depth` is
-    refused. `recurse` answers a recursive query. `numbers` say which code it is: the number of the top-level execution,
-    and of each recursive query on the way to it, in the code that asked that.
+    Plain code has depth 0. Queries from code at depth d run at d + 1. Recursive queries beyond `max_depth` are refused.
+    `recurse` answers a recursive query. `numbers` identify the code by its path: the top-level execution's number, then
+    each recursive query's number within the code that asked it.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class Queries:
         self._recurse = recurse
         self.is_top_level = parent is None
         self._parent = parent
-        self._recursive_count = 0  # recursive queries that it has asked
-        self._recursions = asyncio.Semaphore(session.concurrency)  # of this code; those below them have their own
+        self._recursive_count = 0  # recursive queries asked so far
+        self._recursions = asyncio.Semaphore(session.concurrency)  # this code only; every depth has its own limit
         self.tools: dict[str, Callable[..., Any]] = {
             "llm_query": self._ask_model,
             "llm_query_batched": self._ask_model,
@@ -106,7 +106,7 @@ class Queries:
         concurrency: int | None,
         answer: Callable[[str, Query, int], Awaitable[str]],
     ) -> list[dict[str, str]]:
-        """Replies in the order of the prompts; `answer` is told each one's place."""
+        """Return replies in the order of the prompts. `answer` gets each prompt with its record and its index."""
         _check_prompts(prompts)
         session = self.session
         limit = session.concurrency if concurrency is None else min(int(concurrency), session.concurrency)
@@ -125,7 +125,7 @@ class Queries:
 
         async def work() -> None:
             for place, prompt in unanswered:
-                await asyncio.sleep(0)  # one that is refused waits for nothing, and there may be thousands
+                await asyncio.sleep(0)  # thousands of refused queries, which never wait, must not block the event loop
                 replies[place] = await reply(prompt, place)
 
         await asyncio.gather(*(work() for _ in range(min(max(1, limit), len(prompts)))))
@@ -133,7 +133,7 @@ class Queries:
 
 
 def _check_prompts(prompts: list[str]) -> list[str]:
-    """The prompts. What the code has sent is the code's word: it may be anything."""
+    """Validate and return the prompts, which untrusted code sent. Raises TypeError and ValueError."""
     if type(prompts) is not list or any(type(prompt) is not str for prompt in prompts):
         raise TypeError("prompts is a list of texts")
     if len(prompts) > MAX_PROMPTS:

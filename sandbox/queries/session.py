@@ -1,8 +1,8 @@
-"""Queries of one top-level execution: what its code may ask, within which limits, and the record of it.
+"""The queries of one top-level execution: their limits and their record.
 
-One `QuerySession` stands for a top-level execution and all that is asked below it: one budget, one deadline, and one
-limit on what is asked of the model at once. That limit is held by requests to the model alone, never by a query that
-waits for others, so that no depth of recursion can deadlock it.
+One `QuerySession` serves a top-level execution and all queries below it. They share one budget, one deadline and one
+limit on concurrent requests. Only requests to the model hold a slot of that limit. A query that waits for other queries
+holds none, so deep recursion cannot cause a deadlock.
 """
 
 import asyncio
@@ -16,27 +16,29 @@ from ..meta import QuerySummary
 from .answer_cache import AnswerCache, build_question
 from .budget import Budget, Usage
 
-FLAT_KIND = "llm_query"  # of a query that is one question
+FLAT_KIND = "llm_query"  # kind of a query that asks one question
 Message = dict[str, str]  # role and content, as in OpenAI's chat API
-RECORDED_CHARACTERS = 200  # of a prompt and of an error that stand in a record
-MAX_RECORDED_QUERIES = 1000  # of a session; the rest are counted
-# Of a session whose calls are limited: they cost nothing, and a loop that asks forever shall end before its timeout.
+RECORDED_CHARACTERS = 200  # prompts and errors in a record are cut to this length
+MAX_RECORDED_QUERIES = 1000  # per session; further queries are only counted
+# Cached answers cost nothing, so this limit ends an endless loop of questions before its timeout. It applies to
+# sessions with limited calls.
 MAX_CACHED_ANSWERS = 100_000
-DEADLINE_MARGIN_SECONDS = 1.0  # or a twentieth of a shorter timeout: in them code can submit what it has
+# Queries end this long before the code's timeout, or 1/20 of a short timeout, so the code can submit what it has.
+DEADLINE_MARGIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model answered, and what that took."""
+    """A model's answer and its usage."""
 
     text: str
     usage: Usage
 
 
 class NoAnswerError(Exception):
-    """A request that was taken and counted, and has no answer: `usage` is what it took nonetheless.
+    """A request that used tokens but returned no answer; `usage` is what it used.
 
-    Between a model and the session that asks it; code gets a QueryError.
+    A model raises it to its session. The code gets a QueryError.
     """
 
     def __init__(self, message: str, usage: Usage) -> None:
@@ -45,29 +47,29 @@ class NoAnswerError(Exception):
 
 
 class Model(Protocol):
-    """A language model. `name` is its own, and stands in records."""
+    """A language model. Records show its `name`."""
 
     name: str
 
     async def ask(self, messages: list[Message]) -> Answer:
-        """The model's answer. Raises QueryError, and NoAnswerError where there is none and tokens were used."""
+        """Return the model's answer. Raises QueryError, or NoAnswerError if a request used tokens without an answer."""
         ...
 
     async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
-        """The most tokens, and the most US dollars, that an answer can take. Raises ConfigurationError."""
+        """Return the most tokens and the highest cost in US dollars of an answer. Raises ConfigurationError."""
         ...
 
     def fingerprint(self) -> dict[str, Any]:
-        """What an answer depends on beside the messages, as JSON: the model, its address, its sampling; no secrets."""
+        """Return, as JSON and without secrets, the settings that change answers: model, address and sampling."""
         ...
 
 
 @dataclass(slots=True)
 class Query:
-    """One query as it is recorded. `usage` is its own calls', not those of the queries below it.
+    """The record of one query. `usage` and `cached` exclude the queries below it.
 
-    `turn` is the number, from 1, of the turn of a recursive query whose code has asked it; 0 where plain code has.
-    `cached` is how many of its own questions were answered without a call.
+    `turn` is the turn, from 1, of the recursive query whose code asked this query; 0 if plain code asked it.
+    `cached` is the number of its questions that were answered without a call.
     """
 
     kind: str
@@ -88,14 +90,14 @@ class Query:
 
     @property
     def usage_text(self) -> str:
-        """Its tokens and cost, for a person."""
+        """Return the usage as a line of text: calls, tokens and cost."""
         usage = self.usage
         price = "cost unknown" if usage.cost is None else f"${usage.cost:.6f}"
         cached = f", {self.cached} from the cache" if self.cached else ""
         return f"{usage.calls} calls, {usage.prompt_tokens} + {usage.completion_tokens} tokens, {price}{cached}"
 
     def to_json(self) -> dict[str, Any]:
-        """The record, with those of the queries below it."""
+        """Return the record as JSON, with the records of the queries below it."""
         record: dict[str, Any] = {
             "kind": self.kind,
             "depth": self.depth,
@@ -117,23 +119,30 @@ class Query:
         return record
 
 
-# Does a query's work and tells somebody of it.
+# Runs a query's work and reports it, for example as a task run.
 RunTracked = Callable[[Query, Callable[[], Awaitable[str]]], Awaitable[str]]
 
 
 async def run_untracked(_query: Query, work: Callable[[], Awaitable[str]]) -> str:
-    """Does a query's work without telling anybody."""
+    """Run a query's work without reporting it."""
     return await work()
 
 
 @dataclass(kw_only=True, eq=False)
 class QuerySession:
-    """What a top-level execution and all queries below it share.
+    """The state that a top-level execution shares with all queries below it.
 
-    `flat_model` answers `llm_query`, and `root_model` takes a recursive model's own turns. `concurrency` is how many
-    requests may be under way at once. `track` is told of each query. `deadline` is by the event loop's clock, None for
-    none; the execution sets it when its code is sent. With a `cache` questions that it has are not asked: they take
-    nothing from the budget, nobody is told of them, and where calls are limited there are 100,000 of them at most.
+    Cached answers use no budget and are not tracked. If calls are limited, at most `MAX_CACHED_ANSWERS` are returned.
+
+    Args:
+        root_model: Model for the turns of recursive queries.
+        flat_model: Model for `llm_query`.
+        budget: Limits on calls, tokens and cost.
+        concurrency: Maximum number of concurrent requests.
+        track: Runs and reports each query.
+        deadline: Time of the event loop's clock, or None for no deadline. The execution sets it when it sends its code.
+        cache: Answers that need no request, or None.
+        queries: Records of the top-level queries.
     """
 
     root_model: Model
@@ -150,12 +159,12 @@ class QuerySession:
         self._asked = self._failed = self._recorded = self._cached = 0
 
     def set_deadline(self, timeout: float | None) -> None:
-        """Sets the deadline of all queries by the timeout of the code that asks, in seconds."""
+        """Set the deadline of all queries from the code's timeout in seconds, less a margin."""
         if timeout is not None:
             self.deadline = asyncio.get_running_loop().time() + timeout - min(DEADLINE_MARGIN_SECONDS, timeout / 20)
 
     def check_seconds_left(self) -> float | None:
-        """The seconds until the deadline; None where there is none. Raises DeadlineExceeded."""
+        """Return the seconds until the deadline, or None without a deadline. Raises DeadlineExceeded."""
         if self.deadline is None:
             return None
         seconds = self.deadline - asyncio.get_running_loop().time()
@@ -168,7 +177,7 @@ class QuerySession:
         return DeadlineExceeded("the time for queries is over: give the execution a longer timeout, or ask for less")
 
     async def ask(self, model: Model, messages: list[Message], query: Query) -> Answer:
-        """A model's answer to one of the query's own questions, by a request or from the cache.
+        """Return the answer to one question of the query, from the cache or by a request.
 
         Raises BudgetExceeded, DeadlineExceeded and QueryError.
         """
@@ -183,7 +192,7 @@ class QuerySession:
             return answer.text
 
         async def request_tracked() -> str:
-            # Of a recursive query the whole is tracked, and of a flat one only what asks the model.
+            # `run_recorded` tracks a whole recursive query. A flat query is tracked only if it asks the model.
             return await (self.track(query, request) if query.kind == FLAT_KIND else request())
 
         question = build_question(model.name, model.fingerprint(), messages)
@@ -204,12 +213,12 @@ class QuerySession:
         return Answer(text, Usage())
 
     async def _request(self, model: Model, messages: list[Message], query: Query) -> Answer:
-        """One request to a model."""
+        """Send one request to a model, within the budget and the deadline."""
         self.check_seconds_left()
         max_usage = await model.estimate_max_usage(messages) if self.budget.needs_estimates else (0, 0.0)
         try:
             async with asyncio.timeout_at(self.deadline), self._request_slots:
-                # Not before: what waits for its turn shall not hold what others could use, or give back.
+                # Reserve only now: a waiting request must not hold budget that others could use or release.
                 reservation = self.budget.reserve(*max_usage)
                 try:
                     try:
@@ -220,14 +229,14 @@ class QuerySession:
                         raise QueryError(str(error)) from None
                     reservation.settle(answer.usage)
                 finally:
-                    reservation.release()  # of what was not settled; nobody says whether a cancelled request was billed
+                    reservation.release()  # a cancelled request counts as unused: providers do not report its bill
         except TimeoutError:
             raise self.make_deadline_error() from None
         query.usage += answer.usage
         return answer
 
     async def run_recorded(self, query: Query, parent: Query | None, work: Callable[[], Awaitable[str]]) -> str:
-        """Does a query's work, and records it."""
+        """Run a query's work and record the query."""
         self._asked += 1
         if self._recorded < MAX_RECORDED_QUERIES:
             self._recorded += 1
@@ -244,7 +253,7 @@ class QuerySession:
             query.seconds = time.monotonic() - query.started_at
 
     def summarize(self) -> QuerySummary:
-        """The queries' counts, tokens and cost, and the queries as a tree."""
+        """Return the counts, tokens and cost of the queries, and their records as a tree."""
         return QuerySummary(
             asked=self._asked,
             failed=self._failed,
