@@ -1,1 +1,1 @@
-"""What the host takes of a sandbox, and how much of it at a time: code may send whatever it likes."""
+"""The host's handling of untrusted data from a sandbox, within limits on its amount and its rate."""

@@ -1,6 +1,6 @@
-"""Calls of the host's functions by code in a sandbox: how many run at a time, and how many may wait for their turn.
+"""Limits on calls of host functions by sandboxed code: how many run at a time, and how many may wait.
 
-Arguments are read only when their call begins: as Python objects they take up to thirty times what they take as JSON.
+The host parses the arguments only when a call begins: Python objects take up to 30 times the memory of their JSON.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from typing import Any
 from ..wire.strict_json import MAX_CONTAINERS
 
 MIB = 1024 * 1024
-MAX_CALLS = 256  # of one execution that run at a time; those of plain functions have a thread each
-MAX_WAITING_CALLS = 10_000  # besides; a thread of the code waits for one at a time
-MAX_WAITING_BYTES = 128 * MIB  # of JSON in calls that wait for their turn: of one execution, and of all together
-MIN_WAITING_BYTES = 16 * MIB  # of those that one execution may have, however many the others have
-MAX_ARGUMENTS_BYTES = 128 * MIB  # of Python objects in the arguments of all calls that run in this process
-SMALL_BYTES = 16 * 1024  # of Python objects in the arguments of a call that does not wait for others
-CALLS_AT_ONCE = 8  # that begin, or are answered, before the event loop does other things
+MAX_CALLS = 256  # running calls per execution; each call of a plain function takes a thread
+MAX_WAITING_CALLS = 10_000  # waiting calls per execution; a thread of the code waits for one at a time
+MAX_WAITING_BYTES = 128 * MIB  # JSON of waiting calls, both per execution and in total
+MIN_WAITING_BYTES = 16 * MIB  # JSON of waiting calls that every execution may have, regardless of others
+MAX_ARGUMENTS_BYTES = 128 * MIB  # arguments of all running calls in this process, as Python objects
+SMALL_BYTES = 16 * 1024  # calls with arguments up to this size, as Python objects, do not wait for memory
+CALLS_AT_ONCE = 8  # calls started before the event loop gets a turn
 
-CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # of UTF-8: every other byte begins a character
+CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # UTF-8 bytes that do not begin a character
 WIDE_MARKS = (*(bytes([mark]) for mark in range(0xF0, 0xF5)), b"\\ud", b"\\uD")  # JSON of a character beyond U+FFFF
-VALUE_BYTES = 40  # of a number or a short text, with its place in a list
-CONTAINER_BYTES = 200  # of a list or a dict
-MAX_MEASURED_VALUES = 1_000  # whose sizes are summed; of more the estimate counts
+VALUE_BYTES = 40  # a number or a short text, with its slot in a list
+CONTAINER_BYTES = 200  # a list or a dict
+MAX_MEASURED_VALUES = 1_000  # arguments with more values keep their estimated size
 
-# The call for which a function of the host runs in this thread or task.
+# The call that the host function in this thread or task is serving.
 running_call: contextvars.ContextVar[Call | None] = contextvars.ContextVar("running_call", default=None)
 
 
 class Call:
-    """A call of a function of the host: the header of its frame, and its arguments as JSON until they are read."""
+    """A call of a host function: its frame's header, and its arguments as JSON until they are parsed."""
 
     def __init__(self, header: dict[str, Any], body: bytes) -> None:
         self.header = header
         self.body = body
-        self.containers = body.count(b"[") + body.count(b"{")  # or more, where texts have such marks
-        self.waiting_bytes = 0  # that are counted for it, until it begins
-        self.argument_bytes = 0  # that are counted for it, from when it begins
-        self.holders = 0  # the task that answers it, and threads that have its arguments
+        self.containers = body.count(b"[") + body.count(b"{")  # upper bound: texts may contain these characters
+        self.waiting_bytes = 0  # counted until the call begins
+        self.argument_bytes = 0  # counted from the call's beginning
+        self.holders = 0  # references to the arguments: the task that answers the call, and threads
 
     def take_body(self) -> bytes:
-        """Return the arguments as JSON, and forget them: from now on they are Python objects."""
+        """Return the arguments as JSON and release them."""
         body, self.body = self.body, b""
         return body
 
     def estimate_argument_bytes(self) -> int:
-        """Return about the most bytes that the arguments can take as Python objects, without reading them."""
+        """Return an upper estimate of the arguments' size in bytes as Python objects, without parsing them."""
         body = self.body
-        width = 1  # a text has the width of its widest character
+        width = 1  # Python stores all characters of a string with the width of the widest one
         if not body.isascii() or b"\\u" in body:
             width = 4 if any(mark in body for mark in WIDE_MARKS) else 2
         characters = len(body) if body.isascii() else len(body.translate(None, CONTINUATION_BYTES))
@@ -63,7 +63,7 @@ class Call:
 
 
 def _measure(arguments: Any) -> int | None:
-    """Return the bytes that the values take; None for more than `MAX_MEASURED_VALUES`."""
+    """Return the size of the values in bytes, or None for more than `MAX_MEASURED_VALUES`."""
     values, size = [arguments], 0
     for count, value in enumerate(values):
         if count > MAX_MEASURED_VALUES:
@@ -77,21 +77,21 @@ def _measure(arguments: Any) -> int | None:
 
 
 class HostMemory:
-    """Counts the memory that calls take of this process, whatever executions they are of. Safe with several threads."""
+    """The memory that calls of all executions take in this process. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Start anew: a fork of this process has none of its calls."""
+        """Reset all counts. A fork of this process calls this, because it does not inherit the calls."""
         self._lock = threading.Lock()
-        self.reading = threading.Lock()  # of a thread that reads arguments, which take several times their memory then
+        self.reading = threading.Lock()  # held while a thread parses arguments, which takes several times their memory
         self._waiting_bytes = self._executions = self._argument_bytes = 0
-        self._line: dict[Call, Callable[[], None]] = {}  # of calls that wait for room
+        self._line: dict[Call, Callable[[], None]] = {}  # calls that wait for memory, in order
 
     def add_waiting(self, size: int, before: int) -> bool:
-        """Count JSON that waits, of an execution that has `before` bytes; return whether it may have so much."""
+        """Count waiting JSON of an execution that has `before` bytes. Return False if this exceeds its share."""
         with self._lock:
             self._waiting_bytes += size
             self._executions += not before
@@ -99,16 +99,16 @@ class HostMemory:
             return not before or self._waiting_bytes <= MAX_WAITING_BYTES or before + size <= share
 
     def remove_waiting(self, size: int, after: int) -> None:
-        """Count JSON no more, of an execution that has `after` bytes left."""
+        """Stop counting waiting JSON of an execution that has `after` bytes left."""
         with self._lock:
             self._waiting_bytes -= size
             self._executions -= not after
 
     def take(self, call: Call, size: int, wake: Callable[[], None] | None) -> bool:
-        """Count arguments that are about to be read, or return False and put the call into the line for room.
+        """Count arguments before they are parsed. If there is no room, queue the call and return False.
 
-        `wake` is called when the call shall be tried again; it raises RuntimeError where nobody is there any more. A
-        call without it does not wait.
+        `wake` is called when the caller should try again; it raises RuntimeError if its event loop is closed. A call
+        without `wake` does not wait.
         """
         with self._lock:
             is_first = next(iter(self._line), call) is call
@@ -123,19 +123,19 @@ class HostMemory:
         return True
 
     def resize(self, call: Call, size: int) -> None:
-        """Count arguments that were read with the size that they have."""
+        """Replace the estimated size of parsed arguments by their real size."""
         with self._lock:
             self._argument_bytes += size - call.argument_bytes
             call.argument_bytes = size
         self._wake_first()
 
     def hold(self, call: Call) -> None:
-        """Count the call's arguments until one `let_go` more."""
+        """Add a reference to the call's arguments: they count until one more `let_go`."""
         with self._lock:
             call.holders += bool(call.holders)
 
     def let_go(self, call: Call) -> None:
-        """Count the call's arguments no more, once nothing holds them."""
+        """Remove a reference to the call's arguments. After the last one they no longer count."""
         with self._lock:
             call.holders -= bool(call.holders)
             if call.holders:
@@ -145,7 +145,7 @@ class HostMemory:
         self._wake_first()
 
     def leave_line(self, call: Call) -> None:
-        """Take a call out of the line, and wake whoever waits for its turn."""
+        """Remove a call from the line. Wake its queue and the first call that still waits."""
         with self._lock:
             wake = self._line.pop(call, None)
         if wake is not None:
@@ -165,7 +165,7 @@ class HostMemory:
 def _try_to_wake(wake: Callable[[], None]) -> bool:
     try:
         wake()
-    except RuntimeError:  # its event loop has ended
+    except RuntimeError:  # the event loop is closed
         return False
     return True
 
@@ -174,10 +174,10 @@ host_memory = HostMemory()
 
 
 class CallLimit:
-    """Counts the calls of one execution that are not answered yet. Safe to use from several threads.
+    """The unanswered calls of one execution and their limits. Safe to use from several threads.
 
-    `context` is that of the caller of the execution. Where that is a function of the host which runs for a call, the
-    calls of its execution do not wait for room: the call that waits for them may have it.
+    `context` is the context of the execution's caller. If the caller is a host function that serves a call, calls of
+    this execution do not wait for memory: the outer call may hold it while it waits for them, which would deadlock.
     """
 
     def __init__(self, context: contextvars.Context) -> None:
@@ -188,7 +188,7 @@ class CallLimit:
         self.has_ended = False
 
     def admit(self, call: Call) -> str:
-        """Counts a call; what is wrong where there are too many, as a sentence for whoever wrote the code."""
+        """Count a call. Return an empty string, or the reason to refuse it, written for the code's author."""
         with self._lock:
             size = call.waiting_bytes = max(1, len(call.body))
             self._calls += 1
@@ -210,7 +210,7 @@ class CallLimit:
             return ""
 
     def begin(self, call: Call, wake: Callable[[], None]) -> bool:
-        """Counts a call's arguments, and returns True, or False where they have to wait: see `HostMemory.take`."""
+        """Return True if the call may begin, or False if it waits for memory: see `HostMemory.take`."""
         size = call.estimate_argument_bytes()
         if not host_memory.take(call, size, wake if self._waits_for_room and size > SMALL_BYTES else None):
             return False
@@ -219,20 +219,20 @@ class CallLimit:
         return True
 
     def measure(self, call: Call, arguments: Any) -> None:
-        """Counts arguments that were read with the size that they have, unless they are small or many values."""
+        """Count parsed arguments with their real size, unless they are small or have too many values to measure."""
         size = None if call.argument_bytes <= SMALL_BYTES else _measure(arguments)
         if size is not None:
             host_memory.resize(call, size)
 
     def release(self, call: Call) -> None:
-        """Counts a call as answered."""
+        """Count a call as answered."""
         with self._lock:
             self._calls -= 1
             self._stop_waiting(call)
         host_memory.let_go(call)
 
     def end(self) -> None:
-        """Forgets the calls that wait: nobody waits for their answers any more."""
+        """Discard the waiting calls, because the execution no longer needs their answers."""
         self.has_ended = True
         with self._lock:
             waiting = list(self._waiting)
@@ -251,11 +251,11 @@ class CallLimit:
 
 
 class CallQueue:
-    """Answers the calls of one execution, on the event loop: `MAX_CALLS` at a time, the others in their order.
+    """A queue that answers the calls of one execution in order, on the event loop, at most `MAX_CALLS` at a time.
 
-    Fewer where their arguments have more than `MAX_CONTAINERS` lists and dicts together, for the garbage collector
-    looks at all of them at once, or where there is no room for them. `answer` answers one, in a copy of `context`, and
-    raises nothing.
+    It answers fewer at a time if memory is short, or if the arguments together have more than `MAX_CONTAINERS` lists
+    and dicts, which the garbage collector scans all at once. `answer` answers one call in a copy of `context` and must
+    not raise.
     """
 
     def __init__(
@@ -267,11 +267,11 @@ class CallQueue:
         self._waiting: deque[Call] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._limit = CallLimit(context)
-        self._containers = 0  # of the calls that are being answered
+        self._containers = 0  # lists and dicts in the arguments of running calls
         self._is_starting = False
 
     def add(self, call: Call) -> str:
-        """Takes a call, to be answered soon; what is wrong where there are too many, as `CallLimit.admit` says it."""
+        """Queue a call. Return an empty string, or the reason to refuse it; a refusal also cancels all calls."""
         refusal = self._limit.admit(call)
         if refusal:
             self.cancel()
@@ -281,7 +281,7 @@ class CallQueue:
         return refusal
 
     def cancel(self) -> None:
-        """Ends those that run, and forgets those that wait."""
+        """Cancel the running calls and discard the waiting ones."""
         self._waiting.clear()
         self._limit.end()
         for task in self._tasks:

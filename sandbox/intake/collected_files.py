@@ -1,8 +1,8 @@
-"""The files that an execution brings home, as they come: written below a directory of the host's, and nowhere else.
+"""The host's writer of collected files: it writes them below one directory and nowhere else.
 
-The code may have sent what comes. A path, a size and the number of files are what the patterns and the limits allow, or
-else the rest is passed over: the execution's result does not depend on it. In the directory no link is followed: it
-may be one that code writes to.
+The data is untrusted: code may have sent it. If a path, a size or the number of files violates the patterns or the
+limits, the writer ignores the rest, and the execution's result stays valid. It follows no link below the directory,
+because code may be able to write there.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from ..wire.collection import (
 )
 from ..wire.strict_json import loads
 
-MAX_BODY_BYTES = 256 * 1024  # of a frame: a piece of a file as our drivers send it
-MAX_UNWRITTEN_BYTES = 16 * 1024 * 1024  # of frames that wait for the thread that writes them
+MAX_BODY_BYTES = 256 * 1024  # one frame with a piece of a file; the driver sends no larger ones
+MAX_UNWRITTEN_BYTES = 16 * 1024 * 1024  # frames that wait for the writer thread
 MAX_REASON_CHARACTERS = 500
-MAX_NAME_CHARACTERS = 200  # of a path in a reason
+MAX_NAME_CHARACTERS = 200  # a path in a reason
 FOREIGN = "what its sandbox sent of its files is not what a driver sends: what came before that is here"
 LOST = "the sandbox went away while its files were collected"
 FOLDER_PREFIX = "rlm-batch-files-"
@@ -46,7 +46,7 @@ DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def check_patterns(collect: Sequence[str] | None) -> list[str]:
-    """The patterns, as a list. Raises ConfigurationError for one that leads out of the working folder, or is none."""
+    """Return the patterns as a list. Raises ConfigurationError for invalid ones, or ones outside the working folder."""
     if collect is None:
         return []
     if not isinstance(collect, (list, tuple)) or any(type(pattern) is not str for pattern in collect):
@@ -65,11 +65,11 @@ def check_patterns(collect: Sequence[str] | None) -> list[str]:
 
 
 class CollectedFiles:
-    """Takes what a sandbox sends of an execution's files, and writes them below `folder`, which is made for the first.
+    """A writer for the files that a sandbox sends. The first file creates `folder`, by default a temporary one.
 
-    Without a folder they go to a new temporary one. A file stands under its name once it is there whole, and one that
-    had the name before is replaced. Holes of files stay holes. `paths` are those of the files that are there,
-    `problems` say in a sentence each which others are not, and why. `max_bytes` are those of all files together.
+    A file appears under its name once it is complete, and replaces an older file of that name. Holes stay holes.
+    `paths` lists the written files; `problems` has a sentence with the reason for each missing one. `max_bytes` limits
+    all files together.
     """
 
     def __init__(self, patterns: list[str], folder: str | os.PathLike[str] | None = None) -> None:
@@ -80,26 +80,26 @@ class CollectedFiles:
         self.has_ended = self._is_closed = False
         self._steps = [parse_pattern(pattern) for pattern in patterns]
         self._folder = None if folder is None else Path(folder).absolute()
-        self._root: int | None = None  # a descriptor of the folder
+        self._root: int | None = None  # file descriptor of the folder
         self._taken: set[str] = set()
         self._directories: set[str] = set()
         self._bytes = 0
-        self._path = ""  # of the file that is under way
+        self._path = ""  # path of the incomplete file
         self._file: Any = None
         self._partial = f".rlm-batch-{uuid.uuid4().hex}.partial"
 
     def limit_bytes(self, disk_mib: int | None) -> None:
-        """Take no more bytes than the sandbox's files may have: a file with holes takes less there than here."""
+        """Limit the bytes to the sandbox's disk size. A sparse file is larger here than on the sandbox's disk."""
         if disk_mib is not None:
             self.max_bytes = min(MAX_COLLECTED_BYTES, disk_mib * 1024 * 1024)
 
     def take(self, body: bytes) -> None:
-        """Takes a piece of a file, or why another is not sent."""
+        """Write a piece of a file, or note why a file is missing."""
         if not self.has_ended:
             self._write(body)
 
     def end(self, problem: str = "") -> None:
-        """No more comes: what is not whole goes. The second time does nothing."""
+        """End the collection and delete an incomplete file. A second call does nothing."""
         self._close(problem)
 
     def _write(self, body: bytes) -> None:
@@ -200,9 +200,9 @@ class CollectedFiles:
 
 
 class FilesInThread(CollectedFiles):
-    """The same, written in a thread: an event loop that made ten thousand directories would stand still meanwhile.
+    """A writer that writes in a thread, so that creating 10,000 directories does not block the event loop.
 
-    After `end` it is waited for by `finish`.
+    After `end`, await `finish`.
     """
 
     def __init__(self, patterns: list[str], folder: str | os.PathLike[str] | None = None) -> None:
@@ -220,7 +220,7 @@ class FilesInThread(CollectedFiles):
         with self._count_lock:
             self._unwritten_bytes += len(body)
         if self._unwritten_bytes > MAX_UNWRITTEN_BYTES:
-            self._write_bodies()  # the disk is slower than the sandbox: the loop has to wait for it
+            self._write_bodies()  # block the event loop: the disk is slower than the sandbox
         elif self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().run_in_executor(None, self._write_bodies)
 
@@ -229,7 +229,7 @@ class FilesInThread(CollectedFiles):
             self.has_ended, self._problem = True, problem
 
     async def finish(self) -> None:
-        """Writes what has come, and ends. It lasts as long as that takes, also for a caller that is cancelled."""
+        """Write all queued pieces and close. Cancelling the caller does not interrupt the writing."""
         self.end()
         if not self._is_closed:
             await run_shielded(asyncio.to_thread(self._write_rest))
@@ -248,7 +248,7 @@ class FilesInThread(CollectedFiles):
 
 
 def _move_below(root: int, name: str, path: str) -> None:
-    """Moves a file of the directory `root` to a path below it, to which no link leads. Raises OSError."""
+    """Move a file in the directory `root` to a path below it, without following links. Raises OSError."""
     *directories, last = path.split("/")
     at = os.dup(root)
     try:

@@ -1,6 +1,6 @@
-"""JSON of a sandbox's that would hold the event loop for too long: it is read in parts, with pauses between them.
+"""A JSON parser that reads large JSON in parts, with pauses in which the event loop does other work.
 
-A thread would be no help: the scanner is native code, and holds the interpreter's lock until it is done.
+A thread would not help: the scanner is native code and holds the GIL until it returns.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from typing import Any, TypeVar
 from ..wire.strict_json import MAX_CONTAINERS, dumps, loads, scan_value
 
 T = TypeVar("T")
-Parts = Generator[None, None, T]  # work in parts of a few milliseconds, and what comes of it
+Parts = Generator[None, None, T]  # work that yields every few milliseconds and returns its result
 
-QUICK_BYTES = 64 * 1024  # that take no 10 ms, whatever they are
-QUICK_TEXT_BYTES = 256 * 1024  # that take no 10 ms where there are few values in them
-QUICK_VALUES = 40_000  # that take no 10 ms, lists of lists included
+# Parsing up to these sizes takes less than 10 ms.
+QUICK_BYTES = 64 * 1024  # any JSON
+QUICK_TEXT_BYTES = 256 * 1024  # JSON with at most `QUICK_VALUES` values
+QUICK_VALUES = 40_000  # nested lists included
 VALUES_AT_ONCE = 2_000
 CHARACTERS_AT_ONCE = 128 * 1024
-SHORT_CHARACTERS = 4096  # of a text that the scanner reads in one go
-MAX_DEPTH = 500  # of lists and dicts, half of what Python's own encoder goes down
-# As much of a text as there is whole: up to its end, or to an escape, or the first of a pair of them, that is cut off.
-# Greedy and not possessive, which is the same here: Python 3.11.2 would take the first of a pair that is cut off.
+SHORT_CHARACTERS = 4096  # the scanner reads shorter strings in one go
+MAX_DEPTH = 500  # nested lists and dicts; half of the depth that Python's own encoder supports
+# The complete characters at the beginning of a piece of a string. The match ends before an escape that the piece cuts
+# off, and before a surrogate pair that it cuts off. The quantifiers are greedy: with possessive ones, which should be
+# equivalent here, Python 3.11.2 would match the first half of a pair that is cut off.
 TEXT = re.compile(
     r'(?:[^"\\]+|\\[^u]|\\u(?![dD][89abAB])[0-9A-Fa-f]{4}'
     r"|\\u[0-9A-Fa-f]{4}(?=[^\\]|\\[^u]|\\u[0-9A-Fa-f]{4}))*"
@@ -32,26 +34,26 @@ TEXT = re.compile(
 
 
 def is_large(body: bytes) -> bool:
-    """Whether JSON is read in parts."""
+    """Return True if this JSON should be parsed in parts."""
     return len(body) > QUICK_TEXT_BYTES or (len(body) > QUICK_BYTES and _count_values(body) > QUICK_VALUES)
 
 
 def read_json(body: bytes, max_depth: int = MAX_DEPTH) -> Parts[Any]:
-    """The value of compact JSON. Raises ValueError or RecursionError, also for text that UTF-8 cannot hold.
+    """Parse compact JSON. Raises ValueError or RecursionError, also for text that UTF-8 cannot encode.
 
-    Of large JSON also for more than `MAX_CONTAINERS` lists and dicts, or `max_depth` of them inside one another.
+    Large JSON may also have at most `MAX_CONTAINERS` lists and dicts, nested at most `max_depth` deep.
     """
     if is_large(body):
         text = yield from _decode(body)
         return (yield from _read_values(text, max_depth, has_escapes=b"\\u" in body))
     value = loads(body.decode("utf-8"))
-    if b"\\u" in body:  # the driver escapes no letters; whoever wrote this may have escaped half a one
+    if b"\\u" in body:  # the driver escapes control characters only; untrusted JSON may have a lone surrogate
         dumps(value).encode("utf-8")
     return value
 
 
 def finish(parts: Parts[T]) -> T:
-    """What comes of the work, done in one go."""
+    """Run the work without pauses and return its result."""
     try:
         while True:
             next(parts)
@@ -60,7 +62,7 @@ def finish(parts: Parts[T]) -> T:
 
 
 async def finish_in_turns(parts: Parts[T]) -> T:
-    """What comes of the work; between its parts the event loop does other things."""
+    """Run the work and return its result. The event loop runs between the parts."""
     try:
         while True:
             next(parts)
@@ -70,7 +72,7 @@ async def finish_in_turns(parts: Parts[T]) -> T:
 
 
 def _count_values(body: bytes) -> int:
-    """The values in a JSON text, or more where its texts have punctuation; it stops where there are too many."""
+    """Return an upper bound of the number of values; stop counting above `QUICK_VALUES`."""
     values = 0
     for begin in range(0, len(body), QUICK_BYTES):
         values += sum(body.count(mark, begin, begin + QUICK_BYTES) for mark in (b",", b"[", b"{", b":"))
@@ -89,13 +91,13 @@ def _decode(body: bytes) -> Parts[str]:
 
 
 def _read_values(text: str, max_depth: int, *, has_escapes: bool) -> Parts[Any]:
-    """The value, by a loop of Python's own around the scanner, which reads texts and numbers."""
+    """Parse the JSON by a Python loop, which calls the native scanner for strings and numbers."""
     at, count, containers = 0, 0, 0
     pause_at = CHARACTERS_AT_ONCE
-    around: list[tuple[Any, str, str]] = []  # the lists and dicts around the one that is read: what follows is theirs
-    inner: Any = None
-    end, key = "", ""  # the mark that ends it, and the key that the next value has in it
-    keys: dict[str, str] = {}  # each key once, as the scanner has them
+    around: list[tuple[Any, str, str]] = []  # enclosing lists and dicts, each with its `end` and `key`
+    inner: Any = None  # the innermost list or dict
+    end, key = "", ""  # closing bracket of `inner`, and the key of its next value
+    keys: dict[str, str] = {}  # shares equal keys, as the scanner does
     while True:
         mark = text[at : at + 1]
         if mark == "[" or mark == "{":
@@ -151,7 +153,7 @@ def _read_key(text: str, at: int, keys: dict[str, str], has_escapes: bool) -> Pa
 
 
 def _read_scalar(text: str, at: int, has_escapes: bool) -> Parts[tuple[Any, int]]:
-    """The text, number or constant that begins there, and where it ends."""
+    """Return the string, number or constant at this index, and the index after it."""
     if text[at : at + 1] == '"':
         end = text.find('"', at + 1, at + SHORT_CHARACTERS)
         if end < 0 or text[end - 1] == "\\":

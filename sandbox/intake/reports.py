@@ -1,21 +1,21 @@
-"""What code reports on its way with `report(value, step)`: the values by their steps, and whether it is to go on."""
+"""The values that code reports with `report(value, step)`, and the decision to prune the execution."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 MAX_REPORTS = 10_000  # steps of one execution
-MAX_STEP = 2**53  # up to here floats are exact, which pictures and tables make of steps
-NONFINITE = ("nan", "inf", "-inf")  # how a value that is not finite goes over the wire, which has JSON's numbers
+MAX_STEP = 2**53  # plots and tables convert steps to floats, which are exact up to here
+NONFINITE = ("nan", "inf", "-inf")  # non-finite values on the wire, which JSON numbers cannot express
 
-# Says of a value at a step whether the execution is to end there.
+# Returns True if the execution should end at this step, with this value.
 ShouldPrune = Callable[[int, float], bool]
 
 
 class Reports:
-    """The reports of one execution; `should_prune` is asked after each, on the event loop.
+    """The reports of one execution. Each new report calls `should_prune` on the event loop.
 
-    `values` has the first value of each step. `is_pruned` says that the execution was told to end.
+    `values` maps each step to its first value. `is_pruned` is True once the execution should end.
     """
 
     def __init__(self, should_prune: ShouldPrune | None = None) -> None:
@@ -24,9 +24,9 @@ class Reports:
         self._should_prune = should_prune
 
     async def add(self, value: float | str, step: int) -> bool:
-        """Records a value, and returns whether the execution is to end. Raises ValueError for what is no report.
+        """Record a value and return True if the execution should end. Raises ValueError for an invalid report.
 
-        A coroutine, so that it runs on the event loop, and not in a thread as plain tools do.
+        This is a coroutine so that it runs on the event loop; plain functions run in a thread.
         """
         if type(step) is not int or step < 0:
             raise ValueError("the step of a report is a whole number from 0 on")
