@@ -1,1 +1,1 @@
-"""The inside of a forked child: what runs the code, and what the code finds."""
+"""The inside of a forked child: the code's runner, and the functions and modules that code finds."""

@@ -1,9 +1,9 @@
-"""A child's channel to its supervisor: what the code asks of its host goes out, and the replies come in.
+"""A child's channel to its supervisor: calls of the code go out, and replies come in.
 
-An interrupt is raised between two instructions of the code, never inside what is done for it here.
+An interrupt is raised only between two instructions of the code, never inside the channel's own work.
 
-No thread of ours runs beside the code. Of the threads that wait for a reply one reads the channel for all of them, and
-hands that duty on when it has its own.
+The driver runs no thread beside the code. Of the threads that wait for a reply, one reads the channel for all. It
+passes this role on when its own reply has arrived.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
-CHANNEL_IN, CHANNEL_OUT = 3, 4  # the descriptors of a child's own channel
-FORK_REQUESTS = 5  # and of one that is forked for executions, where it is asked to
+CHANNEL_IN, CHANNEL_OUT = 3, 4  # descriptors of a child's channel
+FORK_REQUESTS = 5  # and of the socket for fork requests, if it has one
 
 
 def place_descriptors(ends: list[int]) -> list[int]:
-    """Puts a child's ends of its pipes where they belong; returns where they were, or copies were made on the way.
+    """Move a child's ends of its pipes to their fixed numbers; return the old descriptors or their copies.
 
-    They are those of its channel, of its standard output and error, and of the requests for forks if it gets any.
+    They are the channel's two, standard output and error, and the socket for fork requests if there is one.
     """
-    high = FORK_REQUESTS + 1  # clear of where they go
+    high = FORK_REQUESTS + 1  # above the fixed numbers
     copies = [fd if fd >= high else fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, high) for fd in ends]
     for copy, place in zip(copies, (CHANNEL_IN, CHANNEL_OUT, 1, 2, FORK_REQUESTS)):
         os.dup2(copy, place, inheritable=place < CHANNEL_IN)
@@ -52,7 +52,7 @@ def place_descriptors(ends: list[int]) -> list[int]:
 
 
 def report_unconfined(error: OSError) -> NoReturn:
-    """Says on the calling process's channel that it could not be confined, and ends it: no code must run in it."""
+    """Report on the channel that the calling process could not be confined, and exit: no code may run in it."""
     message = dumps({"message": f"the confinement could not be had: {error.strerror or error}"}).encode()
     os.write(CHANNEL_OUT, encode_frame({"op": "end", "status": "setup"}, message))
     os._exit(0)
@@ -61,21 +61,21 @@ def report_unconfined(error: OSError) -> NoReturn:
 class ToolError(RuntimeError):
     """A function of the host failed; the message begins with the type of its error."""
 
-    __module__ = "builtins"  # tracebacks name it as the code knows it
+    __module__ = "builtins"  # the name that code sees in tracebacks
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ends an execution that has outlived its timeout or was cancelled."""
+    """The end of an execution that was cancelled or exceeded its timeout."""
 
-    __module__ = "builtins"  # tracebacks name it as the code knows it
+    __module__ = "builtins"  # the name that code sees in tracebacks
 
 
 class InterruptShield:
-    """Handles SIGINT for the code; what the main thread does in it is not interrupted.
+    """The handler of SIGINT for the code; inside its `with` block the main thread is not interrupted.
 
-    `is_running` says whether code runs, `has_submitted` whether it has handed something back; `interrupted_imports` are
-    the modules that were being imported when it was interrupted. `cancel_wait` is asked first, while an event loop runs
-    code: whether it ends that itself.
+    `is_running` is true while code runs, `has_submitted` once it has called SUBMIT. `interrupted_imports` are the
+    modules that were being imported when an interrupt came. `cancel_wait` is called first while an event loop runs; it
+    returns whether it handles the interrupt.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class InterruptShield:
         self._is_pending = False
 
     def handle_interrupts(self) -> None:
-        """Has the calling process's SIGINT handled here."""
+        """Install this handler for the calling process's SIGINT."""
         signal.signal(signal.SIGINT, self._on_interrupt)
 
     def reset(self) -> None:
@@ -101,7 +101,7 @@ class InterruptShield:
             self._depth += 1
 
     def __exit__(self, *_: object) -> None:
-        """Raises an interrupt that came meanwhile."""
+        """Raise an interrupt that arrived inside the block."""
         if self.get_thread_id() == self.main_thread:
             self._depth -= 1
             if self._is_pending and not self._depth:
@@ -126,7 +126,7 @@ class InterruptShield:
 
 
 class Waiter:
-    """A thread that waits for one frame: a reply, or the next execution."""
+    """A thread that waits for one frame: a reply, the settings or the next execution."""
 
     __slots__ = ("event", "frame", "is_reader", "is_waiting")
 
@@ -135,7 +135,7 @@ class Waiter:
         self.event.acquire()
         self.frame: tuple[dict[str, Any], bytes | None] | None = None
         self.is_waiting = False
-        self.is_reader = False  # this thread reads the channel for all that wait
+        self.is_reader = False  # this thread reads the channel for all waiting threads
 
     def wake(self) -> None:
         if self.event.locked():
@@ -143,13 +143,13 @@ class Waiter:
 
 
 class Channel:
-    """Sends frames to the supervisor and waits for its own.
+    """The frames to and from the supervisor.
 
-    `number` is that of the execution under way, from 1, and `own` says which one the calling thread belongs to: what
-    ends an execution carries the token of that. `call_token` is the execution's under way for whichever thread calls.
+    `number` counts the executions from 1, and `own` holds the execution of the calling thread. Frames that end an
+    execution carry its token. `call_token` belongs to the current execution, whichever thread calls.
     """
 
-    NEXT, SETTINGS = -1, -2  # the waiters that stand for the next execution, and for what it runs with
+    NEXT, SETTINGS = -1, -2  # waiter keys for the next execution and for the settings
     _KINDS = {"execute": NEXT, "start": SETTINGS}  # noqa: RUF012 - of frames that answer no call
 
     def __init__(self, shield: InterruptShield) -> None:
@@ -158,7 +158,7 @@ class Channel:
         self.call_token = ""
         self.process_id = os.getpid()
         self._shield = shield
-        self.lock = allocate_lock()  # over waiters, calls and who reads; held for a few instructions
+        self.lock = allocate_lock()  # guards waiters, call numbers and the reader role; held for a few instructions
         self._send_lock = allocate_lock()
         self._frames = FrameReader()
         self._poll = select.poll()
@@ -175,18 +175,18 @@ class Channel:
 
     @property
     def token(self) -> str:
-        """The token of the execution that the calling thread belongs to."""
+        """Return the token of the calling thread's execution."""
         return self.own.token
 
     @property
     def is_current_thread(self) -> bool:
-        """Whether the calling thread belongs to the execution under way, and was not left behind by an earlier one."""
+        """Return whether the calling thread belongs to the current execution, and not to an earlier one."""
         return self.own.number == self.number
 
     def begin_execution(self, header: dict[str, Any]) -> None:
-        """The calling thread's execution is now that of the header, in which its token does not stay.
+        """Make the header's execution the current one, and remove the token from the header.
 
-        In a context the threads of earlier executions are there too: they can read every frame's variables.
+        In a context, threads of earlier executions may still run, and they can read every frame's variables.
         """
         self.number += 1
         self.call_token = header["call_token"]
@@ -198,13 +198,13 @@ class Channel:
         return self._waiters.setdefault(self.NEXT, Waiter())
 
     def wait_for_settings(self) -> bytes:
-        """The settings of the sandbox, for a process that was forked before they were known."""
+        """Wait for the sandbox's settings and return their JSON, in a process forked before they were known."""
         waiter = self._waiters[self.SETTINGS] = Waiter()
-        self.expect_execution()  # which may come along with them
+        self.expect_execution()  # it may arrive together with the settings
         return self.wait(self.SETTINGS, waiter)[1] or b"{}"
 
     def wait(self, number: int, waiter: Waiter) -> tuple[dict[str, Any], bytes | None]:
-        """Blocks until the waiter's frame is there, reading for every other waiter meanwhile if nobody does."""
+        """Wait for the waiter's frame and return it. If no thread reads the channel, read it for all waiters."""
         try:
             with self._shield, self.lock:
                 waiter.is_waiting = True
@@ -215,7 +215,7 @@ class Channel:
                     waiter.event.acquire()
                     continue
                 if self._shield.is_running:
-                    self._poll.poll()  # where an interrupt may raise; reading must not be torn by one
+                    self._poll.poll()  # an interrupt may be raised here, but not during a read
                 with self._shield:
                     self._read()
             return waiter.frame
@@ -232,7 +232,7 @@ class Channel:
     def _read(self) -> None:
         data = os.read(CHANNEL_IN, READ_BYTES)
         if not data:
-            os._exit(0)  # the supervisor is gone
+            os._exit(0)  # the supervisor has ended
         for header, body in self._frames.feed(data):
             number = self._KINDS.get(header["op"]) or header["call"]
             with self.lock:
@@ -242,12 +242,12 @@ class Channel:
                     waiter.wake()
 
     def check_process(self, name: str) -> None:
-        """Raises RuntimeError in a process that the code has forked."""
+        """Raise RuntimeError in a process that the code has forked."""
         if os.getpid() != self.process_id:
             raise RuntimeError(f"{name} works in the code's own process only: hand the value back to it first")
 
     def call_host(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the host's function of that name returns. Raises what it raises, or ToolError."""
+        """Call the host's function and return its value. Raises the host's exception, or ToolError."""
         self.check_process(name)
         try:
             arguments = convert_fields({"args": list(args), "kwargs": kwargs})
@@ -280,5 +280,5 @@ def _build_host_error(error: dict[str, str]) -> BaseException:
         try:
             return kind(error["message"])
         except TypeError:
-            pass  # a type that wants more than a message
+            pass  # a type that needs more than a message
     return ToolError(f"{error['type']}: {error['message']}")

@@ -1,4 +1,4 @@
-"""Runs code in a child: its globals, its streams, and what becomes of it, as the host is told."""
+"""The runner of code in a child: globals, streams, and the outcome that it reports to the host."""
 
 from __future__ import annotations
 
@@ -50,18 +50,17 @@ if TYPE_CHECKING:
 PREPARE_NAME = "<prepare>"
 MAX_TRACEBACK_CHARACTERS = 20_000
 REHEARSAL = b'{"code":"x = 0","names":[],"output_fields":null,"queries":false,"variables":{}}'
-# Of the SystemError that Python 3.11 raised, in the place of a MemoryError, in a function that had filled its memory.
+# Message of the SystemError that Python 3.11 raised instead of a MemoryError in a function that had filled its memory.
 NO_EXCEPTION = "error return without exception set"
-FILLED_SHARE = 0.5  # of the address space, which holds Python's libraries too, and what was never touched
-RESERVE_BYTES = 4 * 1024 * 1024  # of address space, not touched, let go when there is an error to be described
+FILLED_SHARE = 0.5  # of the address space, which also holds Python's libraries and untouched memory
+RESERVE_BYTES = 4 * 1024 * 1024  # untouched address space, freed to describe an error
 
 
 class CodeRunner:
-    """Runs the executions of one child: one, or those of a context, whose globals stay.
+    """A runner of the executions of one child: a single execution, or those of a context, whose globals stay.
 
-    It is made in the process that children are forked from, once for all: to make it takes a child half a millisecond,
-    nearly all of it for the pages of memory that it writes to.
-    That process has the code's main module and streams in `sys` from then on.
+    It is made once, in the process that children are forked from. In a child it would take half a millisecond, mostly
+    for the memory pages that it writes to. From then on that process has the code's main module and streams in `sys`.
     """
 
     def __init__(self) -> None:
@@ -71,25 +70,25 @@ class CodeRunner:
         self._main = MainModule()
         self._module = self._main.module
         self._settings = CodeSettings()
-        self._folder = "/"  # that the code runs in
+        self._folder = "/"  # the code's working folder
         self._is_stateless = self._is_compiled = False
         self._executions = 0
-        self._refuses_exit = False  # with status 0, of the execution under way
+        self._refuses_exit = False  # `sys.exit(0)` in the current execution is an error
         self._prepared: dict[str, Any] = {}
         self._files = OpenFiles()
-        self._parent = 0  # of a fork of a process that has prepared: the supervisor's id
+        self._parent = 0  # in a fork of a prepared process: the supervisor's id
         self._file_name = CODE_NAME
         self._reserve: bytes | None = None
         self._provided_names: dict[bool, dict[str, Any]] = {}
-        self._given_names: dict[str, Any] = {}  # with the values that the code last found
-        self._displays: Displays | None = None  # of the execution under way
-        self._volume = Volume(None, False, self._shield)  # until there are settings
+        self._given_names: dict[str, Any] = {}  # with the values that the driver last set
+        self._displays: Displays | None = None  # of the current execution
+        self._volume = Volume(None, False, self._shield)  # until the settings arrive
         for can_query in (False, True):
             self._provide_names(can_query)
         self._become_main()
 
     def _become_main(self) -> None:
-        """Puts the code's main module and streams where code looks for them: the driver has no use for its own."""
+        """Install the code's main module and streams in `sys`; the driver does not use its own."""
         watcher = ImportWatcher()
         self._main.install(watcher)
         self._streams = open_streams()
@@ -101,19 +100,19 @@ class CodeRunner:
         sys.meta_path.insert(0, watcher)
         import builtins
 
-        for name in ("exit", "quit"):  # the names that `site` would have made; model-written code uses them
+        for name in ("exit", "quit"):  # `site` would make these; model-written code uses them
             if not hasattr(builtins, name):
                 setattr(builtins, name, sys.exit)
 
     def enter_process(self) -> None:
-        """Makes the calling process one that runs code: interrupts end that, and what it sends is this process's."""
+        """Prepare the calling process for code: handle its interrupts, and send frames in its name."""
         self._channel.process_id = os.getpid()
         self._shield.handle_interrupts()
 
     def rehearse(self) -> None:
-        """Runs what does nothing, as an execution, of which the end alone is left: a frame on the channel.
+        """Run an empty execution. Its only trace is an end frame on the channel.
 
-        What a process copies of its parent's memory for its first execution is its own then, before somebody waits.
+        It copies the parent's pages that a first execution writes to, before a request waits for that.
         """
         names = dict(self._module.__dict__)
         self.run(REHEARSAL)
@@ -124,37 +123,37 @@ class CodeRunner:
         self._displays, self._executions, self._given_names = None, 0, {}
 
     def wait_for_settings(self) -> dict[str, Any]:
-        """The settings of the sandbox, which come before the first execution to a process that was forked ahead."""
+        """Wait for the sandbox's settings and return them; a process forked ahead gets them before any execution."""
         settings: dict[str, Any] = loads(self._channel.wait_for_settings().decode("utf-8"))
         return settings
 
     def apply_settings(self, settings: dict[str, Any]) -> None:
-        """Makes this one of the sandbox that has these settings; before the first execution."""
+        """Apply the sandbox's settings, before the first execution."""
         is_shared = settings["confinement"].get("umask") is not None
         if settings["volume"] is not None:
             self._volume = Volume(settings["volume"], is_shared, self._shield)
             self._provided_names.clear()
-        # Last: what an execution leaves there does not stand for a module of the library.
+        # Last, so that files of an execution do not replace library modules.
         if not os.environ.get("PYTHONSAFEPATH"):
             sys.path.append(settings["cwd"])
         self._folder = settings["cwd"]
-        # Here and not in the supervisor, which would run such a module in the place of one of the library.
+        # Not in the supervisor, which would then run such a module instead of a library module.
         sys.path[:0] = settings["python_path"]
         if settings["confinement"].get("ignores_changes"):
             report_missing_files()
 
     def serve(self, confinement: Confinement) -> NoReturn:
-        """Waits for an execution. The process ends with a stateless one; a context's others follow on its globals."""
+        """Run executions. A stateless one ends the process; those of a context share its globals."""
         channel = self._channel
         header, body = channel.wait(channel.NEXT, channel.expect_execution())
         if self._parent:
-            confinement.end_with_parent(self._parent)  # which it is by now
+            confinement.end_with_parent(self._parent)  # which is its parent by now
         if "cpu_seconds" in header:
             confinement.limit_cpu_seconds(header["cpu_seconds"])
         confinement.open_own_proc()
         self._is_stateless = header["once"]
         while True:
-            waiter = channel.expect_execution()  # before the end of this one is known to anyone
+            waiter = channel.expect_execution()  # before the supervisor can see the end of this one
             channel.begin_execution(header)
             self.run(body or b"{}")
             if self._is_stateless:
@@ -162,7 +161,7 @@ class CodeRunner:
             header, body = channel.wait(channel.NEXT, waiter)
 
     def prepare(self, confinement: Confinement) -> None:
-        """Waits for the code that executions build on, and runs it. The process ends with code that fails."""
+        """Wait for the code of `prepare` and run it. The process ends if the code fails."""
         channel = self._channel
         header, body = channel.wait(channel.NEXT, channel.expect_execution())
         confinement.open_own_proc()
@@ -172,28 +171,28 @@ class CodeRunner:
             self._exit()
 
     def begin_fork(self, parent: int) -> None:
-        """Makes this a runner of a fork's own executions, on the names that there are; `parent` will be its parent."""
+        """Turn this into the runner of a fork, which keeps the names; `parent` will be the fork's parent process."""
         self._channel = Channel(self._shield)
         self._channel.own.forget()
-        self._provided_names.clear()  # they ask the host by the channel
+        self._provided_names.clear()  # they hold the old channel
         self._parent = parent
         disarm_finalizers()
-        self._prepared = dict(self._module.__dict__)  # lives as long as the process: its end is not the execution's
+        self._prepared = dict(self._module.__dict__)  # keeps the values beyond the execution's end
 
     def run(self, body: bytes) -> None:
-        """One execution, from its body to its end frame. Never raises."""
+        """Run one execution, and send its end frame. Never raises."""
         self._executions += 1
         name = CODE_NAME if self._executions == 1 else f"<code {self._executions}>"
         self._run(name, self._execute, body)
 
     def _run(self, file_name: str, execute: Callable[[bytes], None], body: bytes) -> bool:
-        """Runs it from its body to its end frame; whether it came to its end. Never raises."""
+        """Run `execute` and send the end frame; return whether the code ended without an error. Never raises."""
         self._shield.reset()
         self._is_compiled = False
         self._file_name = file_name
         if self._reserve is None:
             try:
-                self._reserve = bytes(RESERVE_BYTES)  # and no bytearray, which would be filled, page after page
+                self._reserve = bytes(RESERVE_BYTES)  # a bytearray would be filled page by page
             except MemoryError:
                 pass
         outcome: dict[str, Any] | None = None
@@ -213,14 +212,14 @@ class CodeRunner:
             self._reserve = None
             try:
                 outcome = self._describe(error)
-            except BaseException as failure:  # the error's class, or what the code has put into Python's library
+            except BaseException as failure:  # a broken error class, or a changed standard library
                 kind = type(error).__qualname__
                 text = f"(it could not be described: {type(failure).__qualname__})"
                 outcome = {"kind": "code", "type": kind, "message": text, "traceback": "", "exit_code": None}
         if self._shield.interrupted_imports:
             repair_imports(self._shield.interrupted_imports)
         if not self._is_own_process:
-            # A process that the code forked has come to the end of the code: not the end of the execution.
+            # This process is a fork that the code made: its end is not the execution's.
             if outcome is not None:
                 os.write(2, outcome["traceback"].encode("utf-8", "replace"))
             self._flush()
@@ -233,7 +232,7 @@ class CodeRunner:
         return outcome is None
 
     def _execute_preparation(self, body: bytes) -> None:
-        """Runs the code with the volume's names alone: the rest is an execution's."""
+        """Run the code of `prepare`, with the volume's names only: the other names belong to executions."""
         self._give_names(self._volume.make_names())
         starts = ThreadStarts()
         starts.watch()
@@ -250,7 +249,7 @@ class CodeRunner:
         gc.collect()
         self._flush()
         self._files.write_inherited()
-        gc.freeze()  # a collection touches every page that a fork would otherwise share
+        gc.freeze()  # a collection touches every page that forks would share
         gc.disable()
 
     def _execute(self, body: bytes) -> None:
@@ -268,7 +267,7 @@ class CodeRunner:
             namespace[name] = self._make_tool(name)
         namespace["SUBMIT"] = self._make_submit(number, request["output_fields"])
         variables, nonfinite = request["variables"], request.get("nonfinite", {})
-        for name, path in request.get("files", {}).items():  # of values that were too large for a frame
+        for name, path in request.get("files", {}).items():  # values that were too large for a frame
             variables[name], more = loads(take_file(path).decode("utf-8"))
             nonfinite.update(more)
         restore_numbers(variables, nonfinite)
@@ -279,7 +278,7 @@ class CodeRunner:
             value = self._compile_and_run(request["code"])
             if value is not None and self._is_own_process:
                 displays.send_value(value)
-        except SystemExit as error:  # SUBMIT among them
+        except SystemExit as error:  # includes SUBMIT
             if not error.code and self._is_own_process:
                 displays.show_figures()
             raise
@@ -290,11 +289,11 @@ class CodeRunner:
 
     @property
     def _is_own_process(self) -> bool:
-        """Whether this is no process that the code has forked."""
+        """Return whether this process is not a fork that the code made."""
         return os.getpid() == self._channel.process_id
 
     def _send_shown(self, kind: str, body: bytes) -> None:
-        """Sends what the code shows. A thread that an earlier execution has left sends it to nobody."""
+        """Send a value or display. The supervisor ignores those from threads of earlier executions."""
         self._channel.check_process("display")
         with self._shield:
             self._channel.send({"op": kind, "token": self._channel.token}, body)
@@ -304,8 +303,8 @@ class CodeRunner:
             self._displays.show_figures()
 
     def _compile_and_run(self, source: str) -> Any:
-        """Runs the code; returns the value of its last statement, None where that is no expression."""
-        gc.disable()  # Python 3.11 raises SystemError where a finalizer parses text in the middle of this
+        """Run the code and return the value of its last statement, or None if that is not an expression."""
+        gc.disable()  # Python 3.11 raises SystemError if a finalizer parses text during compilation
         parts, expression = compile_code(source, self._file_name)
         self._is_compiled = True
         self._main.begin(self._folder, self._file_name, source)
@@ -323,7 +322,7 @@ class CodeRunner:
             self._settings.leave()
 
     def _await(self, codes: list[CodeType]) -> Any:
-        """The same for code that awaits. What it has left behind on its event loop stays in a context alone."""
+        """Run code that awaits. Its event loop stays only in a context."""
         has_ended = False
         try:
             value = self._coroutines.run(await_codes(codes, self._module.__dict__))
@@ -331,18 +330,18 @@ class CodeRunner:
             return value
         finally:
             if self._is_stateless:
-                # At the end of an execution threads are waited for anyway, unless it submits; not so in a preparation.
+                # An execution's end waits for threads anyway, unless it submits; a preparation's end does not.
                 self._coroutines.close(joins_threads=has_ended and not self._executions)
 
     def _provide_names(self, can_query: bool) -> dict[str, Any]:
-        """The names that every execution finds, made once; `can_query` if there is a model behind the queries."""
+        """Return the names that every execution finds; `can_query` adds a language model. They are made once."""
         if can_query not in self._provided_names:
             query_names = make_query_names(self._channel.call_host if can_query else None)
             self._provided_names[can_query] = {**self._volume.make_names(), **query_names}
         return self._provided_names[can_query]
 
     def _give_names(self, names: dict[str, Any]) -> None:
-        """Puts them among the code's; one that the code has defined itself, in `prepare` or an earlier step, is its."""
+        """Add names to the code's globals, but keep those that the code defined in `prepare` or an earlier step."""
         namespace, given = self._module.__dict__, self._given_names
         for name, value in names.items():
             if name not in namespace or (name in given and namespace[name] is given[name]):
@@ -359,12 +358,12 @@ class CodeRunner:
         channel = self._channel
 
         def submit(*values: Any, **fields: Any) -> NoReturn:
-            """Ends the execution and hands the fields back."""
+            """End the execution and return the fields to the caller."""
             channel.check_process("SUBMIT")
             if number != channel.number or not channel.is_current_thread:
-                raise Submitted  # an earlier execution's, or from a thread that one left behind
+                raise Submitted  # an earlier execution's SUBMIT, or a call from one of its threads
             limit = getrecursionlimit()
-            setrecursionlimit(limit + DRIVER_DEPTH)  # code may call this from the depth of a recursion
+            setrecursionlimit(limit + DRIVER_DEPTH)  # code may call this deep in a recursion
             try:
                 self._submit(number, encode_submission(values, fields, expected))
             finally:
@@ -374,7 +373,7 @@ class CodeRunner:
         return submit
 
     def _submit(self, number: int, body: bytes) -> NoReturn:
-        """Ends the execution with that number, from any of its threads, with the JSON of its fields."""
+        """End the execution with that number, from any of its threads, with the JSON of its fields."""
         channel, shield = self._channel, self._shield
         if number != channel.number or not channel.is_current_thread:
             raise Submitted
@@ -383,33 +382,33 @@ class CodeRunner:
                 is_first, shield.has_submitted = not shield.has_submitted, True
             is_main = shield.get_thread_id() == shield.main_thread
             if is_first:
-                # A fork cannot signal itself where the filter of the process that was forked looks at signals.
+                # A fork cannot signal itself if its inherited seccomp filter checks signals, so the supervisor does it.
                 header = {"op": "submit", "token": channel.token, "interrupt": not is_main and self._parent > 0}
                 channel.send(header, body)
         if not is_main:
             if not self._parent:
                 signal.pthread_kill(shield.main_thread, signal.SIGINT)
-            raise SystemExit  # which is how a thread ends without a word
+            raise SystemExit  # ends a thread without a message
         raise Submitted
 
     def _finish_as_script(self) -> None:
-        """Waits for the threads that the code started, and runs what it registered for its exit."""
+        """Wait for the threads that the code started, and run its exit functions."""
         threading: Any = MODULES.get("threading")
         shutdown = getattr(threading, "_shutdown", None)
         if callable(shutdown):
             try:
                 shutdown()
-            except Exception as error:  # the code has changed that module
+            except Exception as error:  # the code has changed `threading`
                 os.write(2, self._format_traceback(error).encode("utf-8", "replace"))
         _run_exitfuncs()
 
     def _flush(self) -> None:
-        """Writes out what the streams hold: the code's own first, for they may write to ours."""
+        """Flush the streams: the code's own first, because they may write to the driver's."""
         for name in ("stdout", "stderr"):
             for streams in (vars(sys), self._streams):
                 try:
                     streams[name].flush()
-                except BaseException:  # the code may have put anything there, or closed it
+                except BaseException:  # the code may have closed or replaced them
                     pass
 
     def _report_files(self) -> None:
@@ -420,7 +419,7 @@ class CodeRunner:
                 self._channel.send(header, dumps(files).encode("utf-8", "replace"))
 
     def _describe(self, error: BaseException) -> dict[str, Any]:
-        """What the host is told of the error that ended the code."""
+        """Return the host's description of the error that ended the code."""
         if isinstance(error, MemoryError):
             if self._is_stateless:
                 self._module.__dict__.clear()
@@ -446,7 +445,7 @@ class CodeRunner:
         self._main.show_lines()  # the code may have cleared them
         try:
             return _format_traceback(error)
-        except BaseException:  # the code may have changed anything that makes it
+        except BaseException:  # the code may have changed any module behind it
             return _format_plainly(error, self._main.sources)
 
     def _find_kind(self, error: BaseException) -> str:
@@ -464,7 +463,7 @@ class CodeRunner:
         return "code"
 
     def _find_line(self, error: BaseException) -> int | None:
-        """The line of the code that failed: the innermost that is the code's own."""
+        """Return the line of the innermost frame in the code, or None."""
         if isinstance(error, SyntaxError) and not self._is_compiled:
             return error.lineno
         line, trace = None, get_traceback(error)
@@ -475,34 +474,34 @@ class CodeRunner:
         return line
 
     def _exit(self) -> NoReturn:
-        """Ends the process as a script's would."""
+        """End the process as a script ends."""
         try:
-            self._module.__dict__.clear()  # closes, and so writes out, the files that the code left open
+            self._module.__dict__.clear()  # closes the files that the code left open, which writes them out
             self._files.write_at_end()
             self._main.remove_files()
         finally:
             os._exit(0)
 
 
-# A class of the code's may have a property of that name.
+# Read through BaseException: a class of the code may have a property with that name.
 get_traceback: Any = BaseException.__dict__["__traceback__"].__get__
 
 
 def _has_filled_memory() -> bool:
-    """Whether the process has held most of the memory that it may have."""
+    """Return whether the process has used most of its memory limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return limit != resource.RLIM_INFINITY and held > limit * FILLED_SHARE
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Lets go of the local variables on the way of an error, so that there is memory to report with."""
+    """Free the local variables of an error's frames, so that there is memory to describe it."""
     trace = get_traceback(error)
     while trace is not None:
         try:
             trace.tb_frame.clear()
         except RuntimeError:
-            pass  # a frame that is still running: the driver's own
+            pass  # a running frame: the driver's own
         trace = trace.tb_next
 
 
@@ -514,7 +513,7 @@ def _format_traceback(error: BaseException) -> str:
         first = first.tb_next
     trace = first
     last: Any = None
-    while trace is not None:  # and the driver's frames at the other end: SUBMIT's, a tool's, the interrupt's
+    while trace is not None:  # drops the driver's frames at the end too: SUBMIT, tools, interrupts
         if trace.tb_frame.f_code.co_filename.startswith(DRIVER_FILE_PREFIX):
             break
         last, trace = trace, trace.tb_next
@@ -528,7 +527,7 @@ def _format_traceback(error: BaseException) -> str:
 
 
 def _format_plainly(error: BaseException, sources: dict[str, str]) -> str:
-    """A traceback of the code's own frames that takes nothing of Python's library."""
+    """Format a traceback of the code's own frames without Python's library."""
     lines = ["Traceback (most recent call last):"]
     trace = get_traceback(error)
     while trace is not None:

@@ -1,1 +1,1 @@
-"""The zygote, on this machine alone: nothing of it is sent elsewhere."""
+"""The zygote, which runs on this machine only: its modules are not sent to other machines."""

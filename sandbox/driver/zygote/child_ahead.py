@@ -1,6 +1,6 @@
-"""A sandbox's first child, forked before anybody has asked for the sandbox: what it takes is not waited for then.
+"""A sandbox's first child, forked before a request for the sandbox arrives, so that the request does not wait for it.
 
-Two of the six milliseconds to a first answer are a child's: its fork, and the pages that it copies while it starts.
+A first answer takes six milliseconds. Two of them are the child's: its fork, and the pages that it copies at its start.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from ..child.runner import CodeRunner
 
 
-STOPPED_MILLISECONDS = 1000  # in which a child has rehearsed, or may have been stopped
+STOPPED_MILLISECONDS = 1000  # time for the child's rehearsal; after it the child may be stopped
 
 
 class ChildAhead:
-    """A child of the calling process, which is to be a supervisor; it waits for the settings, then for an execution.
+    """A child of a future supervisor; it waits for the settings and then for an execution.
 
-    `handle` is its id, and our ends of the pipes to it. It closes `waiting`, a descriptor of the caller's. Where the
-    sandbox `has_namespaces` it has a user namespace already, in which it has the ids of `user`. Raises OSError, and
-    leaves nothing: a sandbox can do without.
+    `handle` is its id and our ends of its pipes. The child closes `waiting`, a descriptor of the caller's. With
+    `has_namespaces` the child is already in a user namespace, with the ids of `user`. Raises OSError and leaves no
+    process: a sandbox works without this child.
     """
 
     def __init__(self, runner: CodeRunner, waiting: int, user: tuple[int, int] | None, *, has_namespaces: bool) -> None:
@@ -52,19 +52,19 @@ class ChildAhead:
             poll = select.poll()
             poll.register(ours[1], select.POLLIN)
             while not poll.poll(STOPPED_MILLISECONDS):
-                os.kill(pid, signal.SIGCONT)  # Somebody may have stopped it, and this process with it.
-            if not os.read(ours[1], READ_BYTES):  # the end of its rehearsal
+                os.kill(pid, signal.SIGCONT)  # It may have been stopped together with this process.
+            if not os.read(ours[1], READ_BYTES):  # end of its rehearsal
                 raise OSError(errno.ECHILD, "a sandbox's first child could not start")
             os.set_blocking(ours[1], False)
             if has_namespaces and user is not None:
                 self._namespace = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            close_all(ours)  # upon which it ends
+            close_all(ours)  # the child ends when its pipes close
             os.waitpid(pid, 0)
             raise
 
     def join_user_namespace(self) -> None:
-        """Puts the calling process into the child's user namespace, and takes its capabilities. Raises OSError."""
+        """Put the calling process into the child's user namespace and drop its capabilities. Raises OSError."""
         if self._namespace < 0:
             enter_user_namespace(None)
         else:
@@ -80,7 +80,7 @@ def _run_child(
     os.closerange(FORK_REQUESTS, highest + 1)
     enter()
     runner.enter_process()
-    with suppress(OSError):  # a kernel without Landlock: as far as it goes
+    with suppress(OSError):  # no Landlock in this kernel: the rehearsal stops here
         Confinement(SETTINGS["confinement"]).close()
     runner.rehearse()
     settings = runner.wait_for_settings()

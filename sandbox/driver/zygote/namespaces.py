@@ -1,6 +1,6 @@
-"""Namespaces of a sandbox's own, for a process that was forked for it from a zygote in bubblewrap.
+"""Namespaces of a sandbox, for a process that a zygote in bubblewrap forked for it.
 
-What takes capabilities is done with the zygote's, in the user namespace that it has; the last step gives them up.
+Steps that need capabilities use the zygote's, in the zygote's user namespace. The last step drops them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 2, 4, 8, 4096, 16384
 MNT_DETACH = 2
 SIOCSIFFLAGS, IFF_UP, IFREQ_BYTES = 0x8914, 1, 40
-SUPERVISOR_CAPABILITIES = (1 << 5) | (1 << 6) | (1 << 7)  # CAP_KILL, CAP_SETGID, CAP_SETUID: to make code another user
+SUPERVISOR_CAPABILITIES = (1 << 5) | (1 << 6) | (1 << 7)  # CAP_KILL, CAP_SETGID, CAP_SETUID: to switch code's user
 CAPABILITY_VERSION = 0x20080522
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -41,22 +41,22 @@ def _mount(source: str, target: str, kind: str | None, flags: int, data: str | N
 
 
 def fork_into_pid_namespace(own_namespace: int) -> int:
-    """Forks as `os.fork` does; the child is the first process of a process namespace of its own. Raises OSError.
+    """Fork like `os.fork`, but make the child the first process of a new process namespace. Raises OSError.
 
-    `own_namespace` is a descriptor of the caller's.
+    `own_namespace` is a descriptor of the caller's process namespace.
     """
     pid = -1
     _call("unshare", CLONE_NEWPID)
     try:
         pid = os.fork()
     finally:
-        if pid:  # or the caller could make no other
+        if pid:  # otherwise the caller could make no other namespace
             _call("setns", own_namespace, CLONE_NEWPID)
     return pid
 
 
 def enter_namespaces() -> None:
-    """Puts the calling process, the first of its process namespace, into others of its own. Raises OSError."""
+    """Put the calling process, the first of its process namespace, into other new namespaces. Raises OSError."""
     _call("unshare", CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWNET)
     _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     _mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
@@ -65,11 +65,10 @@ def enter_namespaces() -> None:
 
 
 def take_folder(folders: str, request: dict[str, Any]) -> None:
-    """Gives the calling process its own folder, and no way to those of others.
+    """Mount the sandbox's own folder for the calling process, and hide the other sandboxes' folders. Raises OSError.
 
-    `folders` is the directory with those of all sandboxes. The request has ``folder`` (the name of the sandbox's),
-    ``covered`` (mounts below the places that this folder has) and ``shm_bytes``. Its own /proc/self is open to it.
-    Raises OSError.
+    `folders` is the directory with the folders of all sandboxes. The request has ``folder`` (the sandbox's name in it),
+    ``covered`` (mounts that the folder's mounts would hide) and ``shm_bytes``. /proc/self must be open to the process.
     """
     covered = [(os.open(path, os.O_PATH | os.O_CLOEXEC), path) for path in request["covered"]]
     for name, target in (("work", "/sandbox"), ("tmp", "/tmp"), ("python", "/python")):
@@ -78,10 +77,10 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
         _mount("/python/passwd", "/etc/passwd", None, MS_BIND)
     for fd, path in covered:
         names = path.split("/")
-        for count in range(3, len(names)):  # of those above it, which are in the folder
+        for count in range(3, len(names)):  # parent directories, which are in the sandbox's folder
             parent = "/".join(names[:count])
             os.makedirs(parent, mode=0o755, exist_ok=True)
-            _mount(parent, parent, None, MS_BIND)  # what something is mounted on cannot be renamed
+            _mount(parent, parent, None, MS_BIND)  # a mount point cannot be renamed
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             os.makedirs(path, mode=0o755, exist_ok=True)
         else:
@@ -94,10 +93,10 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
 
 
 def enter_user_namespace(user: tuple[int, int] | None) -> None:
-    """Puts the calling process into a user namespace of its own, where it has these ids, and takes its capabilities.
+    """Put the calling process into a new user namespace with these ids, and drop its capabilities. Raises OSError.
 
-    So the kernel counts the processes of this sandbox alone against its limit. With None the process stays where it is,
-    as root, and keeps what makes code another user. Its own /proc/self is open to it. Raises OSError.
+    In it the kernel counts only this sandbox's processes against its limit. With None, the process stays root in its
+    namespace and keeps the capabilities that switch code's user. /proc/self must be open to the process.
     """
     if user is None:
         _set_capabilities(SUPERVISOR_CAPABILITIES)
@@ -110,12 +109,12 @@ def enter_user_namespace(user: tuple[int, int] | None) -> None:
 
 
 def join_user_namespace(fd: int) -> None:
-    """Puts the calling process into the user namespace of a descriptor, and takes its capabilities. Raises OSError."""
+    """Put the calling process into the user namespace of a descriptor and drop its capabilities. Raises OSError."""
     _call("setns", fd, CLONE_NEWUSER)
     _set_capabilities(0)
 
 
 def _set_capabilities(capabilities: int) -> None:
-    """Leaves the calling process just these, also for what it executes: bubblewrap has forbidden to gain any."""
+    """Set the capabilities of the calling process and its programs; bubblewrap has ruled out gaining others."""
     header = CAPABILITY_VERSION.to_bytes(4, sys.byteorder) + bytes(4)
     _call("capset", header, capabilities.to_bytes(4, sys.byteorder) * 3 + bytes(12))

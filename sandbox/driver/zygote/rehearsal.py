@@ -1,9 +1,9 @@
-"""The driver's first steps, gone through for nothing: by the zygote, and by a process that waits to be a sandbox.
+"""A rehearsal of the driver's first steps, by the zygote and by a process that waits to become a sandbox.
 
-A fork shares its pages with the zygote until it writes to them, and hundreds are copied while a driver starts, at up to
-3 us each. What a waiting process copies is not copied when somebody waits: the first answer comes a millisecond sooner.
-What the zygote has gone through, Python has made ready for each fork: code in its specialised form (PEP 659, after
-eight calls) and caches of attributes, which every fork would make anew in pages of its own.
+A fork shares its pages with the zygote until it writes to them. A starting driver copies hundreds of pages, at up to
+3 us each. A waiting process copies them before its request, so the first answer comes a millisecond sooner.
+The zygote's rehearsal makes Python specialise the code (PEP 659, after eight calls) and fill its attribute caches.
+Every fork would otherwise do that in its own pages.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from ..child.runner import CodeRunner
     from ..confinement import Confinement
 
-ROUNDS = 16  # of the zygote: twice those eight calls, in some 20 ms
+ROUNDS = 16  # of the zygote: twice the eight calls, in some 20 ms
 SETTINGS: dict[str, Any] = {
     "cwd": "/", "volume": None, "environment": {}, "path": [], "python_path": [], "executable": None, "temporary": [],
     "heartbeat": None, "silence": None, "lifetime": 60.0, "commit": [], "output_cap": 1000, "files": None,
     "confinement": {
         "limits": {"CORE": 0},
         "landlock": {"attributes": ["access"], "access": 15, "rules": [["/", 4]]},
-        "seccomp": "060000000000ff7f" * 200,  # as long as a real one; what it allows is never asked
+        "seccomp": "060000000000ff7f" * 200,  # as long as a real filter; its rules are never applied
     },
 }  # fmt: skip
 
 
 def rehearse_driver(runner: CodeRunner, confinement: Confinement) -> None:
-    """Goes through the driver's start and an execution that does nothing, in a process that stays what it is.
+    """Run the driver's start and an empty execution, in a process that does not become a driver.
 
-    It handles signals as before, except that SIGINT is ignored, and is told of no parent's end.
+    Signal handling is unchanged afterwards, except that SIGINT is ignored and the parent's end sends no signal.
     """
     for place in (CHANNEL_IN, CHANNEL_OUT):
         null = os.open(os.devnull, os.O_RDWR)
@@ -56,7 +56,7 @@ def rehearse_driver(runner: CodeRunner, confinement: Confinement) -> None:
 
 
 def rehearse_start(runner: CodeRunner) -> None:
-    """Starts a supervisor and stops it. The process is told of its parent's end since then, and adopts orphans."""
+    """Start a supervisor and stop it. Afterwards the process gets SIGTERM at its parent's end, and adopts orphans."""
     reads, asks = os.pipe()
     answers, writes = os.pipe()
     supervisor = Supervisor(reads, writes, runner)
@@ -65,7 +65,7 @@ def rehearse_start(runner: CodeRunner) -> None:
         os.write(asks, start + encode_frame({"op": "stop", "id": 0, "n": 1}))
         supervisor.run()
     except OSError:
-        pass  # a kernel without Landlock: as far as it goes
+        pass  # no Landlock in this kernel: the rehearsal stops here
     finally:
         supervisor.close()
         for fd in (reads, asks, answers, writes):

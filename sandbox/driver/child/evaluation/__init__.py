@@ -1,1 +1,1 @@
-"""How the text of code is compiled and run: the value of its last expression, and what it awaits."""
+"""Compilation and evaluation of code: the value of its last expression, and top-level await."""

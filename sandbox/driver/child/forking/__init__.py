@@ -1,1 +1,1 @@
-"""A process that is forked for executions: what it must have for that, and how it is asked."""
+"""A process that is forked for executions: the conditions for a fork, and the service that forks."""
