@@ -1,1 +1,1 @@
-"""What the host and the driver share: strict JSON, frames, names and limits. Standard library, Python 3.9."""
+"""Code that the host and the driver share: strict JSON, frames, names and limits. Standard library, Python 3.9."""

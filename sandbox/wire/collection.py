@@ -1,7 +1,7 @@
-"""Which files of a working folder an execution brings home: patterns, paths and limits, as both ends know them.
+"""Patterns, paths and limits of the files that the host collects from a sandbox's working folder.
 
-A pattern is a path below the folder. `*`, `?` and `[...]` stand for what is in a name, and `**` for directories, none
-or several. As in a shell, none of them stands for a name that begins with a dot.
+A pattern is a path below the folder. `*`, `?` and `[...]` match within one name, and `**` matches any number of
+directories. As in a shell, none of them matches a name that begins with a dot.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MAX_COLLECTED_BYTES = 1024 * 1024 * 1024  # of an execution's files, together; less where its disk_mib is less
-MAX_COLLECTED_FILES = 10_000  # of an execution
-MAX_COLLECTED_DIRECTORIES = 10_000  # that an execution's files are in
-MAX_REFUSALS = 100  # that are named; of others there is their number
-MAX_PATTERN_CHARACTERS = 8_000  # of all patterns: they go in a header
-MAX_PATH_BYTES = 1_000  # so that there is room for the directory that it comes to be in
+MAX_COLLECTED_BYTES = 1024 * 1024 * 1024  # all files of one execution; a smaller disk_mib lowers it
+MAX_COLLECTED_FILES = 10_000  # per execution
+MAX_COLLECTED_DIRECTORIES = 10_000  # directories that contain files of one execution
+MAX_REFUSALS = 100  # refused files that are named; further ones are only counted
+MAX_PATTERN_CHARACTERS = 8_000  # all patterns together, because a header carries them
+MAX_PATH_BYTES = 1_000  # leaves room for the path of the results folder
 MAX_NAME_BYTES = 255
-MAX_DEPTH = 50  # directories inside one another that are looked into: each takes a descriptor
-COLLECT_TIMEOUT_SECONDS = 600.0  # for the files of one execution: 1 GiB at 2 MB a second
+MAX_DEPTH = 50  # nested directories; each level takes a file descriptor
+COLLECT_TIMEOUT_SECONDS = 600.0  # limit for all files of an execution: 1 GiB at 2 MB/s takes 537 s
 
-Steps = frozenset["tuple[str, ...]"]  # what is left of each pattern that the way so far fits
+Steps = frozenset["tuple[str, ...]"]  # remaining parts of the patterns that match the path so far
 
 
 def parse_pattern(pattern: str) -> tuple[str, ...]:
-    """The names on the way that a pattern describes. Raises ValueError, with a reason, for one that leads elsewhere."""
+    """Split a pattern into the names of its path. Raises ValueError, with the reason, for an invalid pattern."""
     if pattern.startswith("/"):
         raise ValueError("it is absolute: patterns are of paths below the working folder")
     names = [name for name in pattern.split("/") if name not in ("", ".")]
@@ -42,18 +42,18 @@ def parse_pattern(pattern: str) -> tuple[str, ...]:
 
 
 def is_literal(name: str) -> bool:
-    """Whether a name of a pattern stands for itself alone."""
+    """Return True if a name of a pattern has no wildcards."""
     return not any(character in name for character in "*?[")
 
 
 def begin_steps(patterns: Iterable[tuple[str, ...]]) -> Steps:
-    """The steps of patterns at the folder itself."""
+    """Return the steps for the working folder itself."""
     return _skip_directories(set(patterns))
 
 
 def take_step(steps: Steps, name: str) -> Steps:
-    """The steps that are left below that name. What is there is matched where none is left of one: see `is_match`."""
-    from fnmatch import fnmatchcase  # which takes `re` along, and most sandboxes collect nothing
+    """Return the steps that remain after the path enters `name`. `is_match` checks if a pattern is complete."""
+    from fnmatch import fnmatchcase  # imported late: it imports `re`, and most sandboxes collect nothing
 
     below: set[tuple[str, ...]] = set()
     for step in steps:
@@ -72,12 +72,12 @@ def take_step(steps: Steps, name: str) -> Steps:
 
 
 def is_match(steps: Steps) -> bool:
-    """Whether the way to here is one that a pattern describes."""
+    """Return True if the path so far matches a whole pattern."""
     return () in steps
 
 
 def matches(path: str, patterns: Iterable[tuple[str, ...]]) -> bool:
-    """Whether a path fits one of the patterns."""
+    """Return True if a path matches one of the patterns."""
     steps = begin_steps(patterns)
     for name in path.split("/"):
         steps = take_step(steps, name)
@@ -85,7 +85,7 @@ def matches(path: str, patterns: Iterable[tuple[str, ...]]) -> bool:
 
 
 def list_directories(path: str) -> list[str]:
-    """Return the directories on the way to a file, the innermost first."""
+    """Return the parent directories of a path, innermost first."""
     directories: list[str] = []
     while "/" in path:
         path = path.rpartition("/")[0]
@@ -94,7 +94,7 @@ def list_directories(path: str) -> list[str]:
 
 
 def find_path_problem(path: str) -> str:
-    """Why a file with this path is not brought home; empty where it can be."""
+    """Return the reason why a file with this path cannot be collected, or an empty string."""
     names = path.split("/")
     if any(name in ("", ".", "..") for name in names):
         return "leads out of the working folder"
@@ -108,7 +108,7 @@ def find_path_problem(path: str) -> str:
 
 
 def _skip_directories(steps: set[tuple[str, ...]]) -> Steps:
-    """The steps, and those that are left where `**` stands for no directory at all."""
+    """Return the steps, and also those in which a leading `**` matches no directory."""
     skipped = set(steps)
     for step in steps:
         while step and step[0] == "**":

@@ -1,4 +1,4 @@
-"""What an execution may give back beside what it submits: its last value, and what it has displayed."""
+"""Limits on an execution's displays and its last value."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_REPR_CHARACTERS = 20_000  # of the last value, where it is no JSON, and of a display's text
-MAX_DISPLAYS = 1_000  # of an execution; each is a frame
-MAX_DISPLAYS_BYTES = 4 * 1024 * 1024  # of JSON, of all displays of an execution together
-MAX_NOTE_BYTES = 2_000  # of what says of a display that something of it was left out, beside those
+MAX_REPR_CHARACTERS = 20_000  # repr of a last value that is not JSON, and text of a display
+MAX_DISPLAYS = 1_000  # displays per execution; each is a frame
+MAX_DISPLAYS_BYTES = 4 * 1024 * 1024  # JSON of all displays of an execution
+MAX_NOTE_BYTES = 2_000  # additional, per display: a note that says what was left out
 MAX_TYPES = 20  # MIME types of one display
 MAX_TYPE_CHARACTERS = 100
 
 
 def check_bundle(bundle: Any, body: bytes) -> dict[str, Any]:
-    """The MIME bundle that is this JSON. Raises ValueError for what is none, or is none that others can go through."""
+    """Validate a MIME bundle and return it; `body` is its JSON. Raises ValueError if it is invalid or too complex."""
     if type(bundle) is not dict or not 0 < len(bundle) <= MAX_TYPES:  # type: ignore[reportUnknownArgumentType]
         raise ValueError("it is no dict of MIME types and data")
     types: dict[str, Any] = bundle  # type: ignore[reportUnknownVariableType]
@@ -31,6 +31,6 @@ def check_bundle(bundle: Any, body: bytes) -> dict[str, Any]:
 
 
 def check_displays(count: int, size: int) -> None:
-    """Raises BadFrameError for more displays, or more bytes of them, than ours are."""
+    """Raise BadFrameError for more displays, or more bytes of them, than our driver sends."""
     if count > MAX_DISPLAYS or size > MAX_DISPLAYS_BYTES + MAX_DISPLAYS * MAX_NOTE_BYTES:
         raise BadFrameError(f"{count:,} displays of {size:,} bytes")

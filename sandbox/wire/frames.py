@@ -1,16 +1,16 @@
 """Frames: the messages between the host and a driver, and between a supervisor and its children.
 
-A frame is one line of JSON, its header. A header with ``body: n`` is followed by a line of exactly n bytes, itself
-JSON, which the supervisor hands on unread; with ``file: path`` in its place the body is what that file holds, and
-whoever takes the frame removes the file. Every frame has ``op``, an ``id`` (the execution's; 0 for the sandbox) and, on
-the host's wire, ``n``, a number that grows by one: a frame that comes again is dropped.
+A frame is one line of JSON, its header. After a header with ``body: n`` follows a line of exactly n bytes, also JSON,
+which the supervisor forwards without parsing it. A header with ``file: path`` means that the body is in that file; the
+receiver deletes the file. Every frame has ``op`` and ``id`` (the execution's id, or 0 for the sandbox). On the host's
+wire a frame also has ``n``, which grows by one; the receiver drops a frame whose number it has already seen.
 
     host to driver   start (first, body: the settings), prepare (timeout, body: code), execute (timeout, context,
                      collect, body: code, variables, names), reply (call, body), cancel, forget (context), beat, stop
     driver to host   ready, output (stream, text, dropped), call (call, name, body), display (body: a MIME bundle),
-                     files (body: what was written on the volume), value (body: of the last expression), end (status,
-                     body, and `collects` where files come home besides), collect (body: a piece of a file, or why
-                     another is none), collected (body: why there is no more, empty where that was all), beat
+                     files (body: files written on the volume), value (body: the last expression's value), end (status,
+                     body, and `collects` if collected files follow), collect (body: a piece of a file, or the reason
+                     why one is missing), collected (body: why the rest is missing, empty if complete), beat
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_HEADER_BYTES = 64 * 1024  # headers hold ids and short names only
-MAX_CALL_BYTES = 4 * 1024 * 1024  # of the body with which code calls a function of the host, and of any other to it
+MAX_CALL_BYTES = 4 * 1024 * 1024  # body of a call of a host function, and of any other frame to the host
 
 
 class BadFrameError(Exception):
-    """Bytes on a channel that are no frame."""
+    """Invalid data on a channel that carries frames."""
 
 
 def encode_frame(header: dict[str, Any], body: bytes | None = None) -> bytes:
-    """A frame's bytes."""
+    """Return a frame as bytes."""
     return b"".join(encode_frame_parts(header, body))
 
 
 def encode_frame_parts(header: dict[str, Any], body: bytes | list[bytes] | None = None) -> list[bytes]:
-    """A frame's bytes, one part after the other, with the body, or its parts, as they are: they may be large."""
+    """Return a frame as parts, without copying the body or its parts, which may be large."""
     parts = [] if body is None else body if isinstance(body, list) else [body]
     if body is not None:
         header["body"] = sum(map(len, parts))
@@ -46,28 +46,28 @@ def encode_frame_parts(header: dict[str, Any], body: bytes | list[bytes] | None 
 
 
 def take_file(path: str) -> bytes:
-    """What a file holds that stands for a body or a value; the file goes."""
+    """Read a file that carries a body or a value, delete it, and return its content."""
     with open(path, "rb") as file:
         data = file.read()
     try:
         os.unlink(path)
     except OSError:
-        pass  # it is another's, or has gone
+        pass  # the file belongs to another user or no longer exists
     return data
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames: pairs of a header and a body, which is None where there is none."""
+    """A parser that splits a byte stream into frames: pairs of a header and a body, or None without a body."""
 
     def __init__(self, body_limit: int | None = None) -> None:
         self._body_limit = body_limit
-        self._line = b""  # of a header that is not complete yet
-        self._header: dict[str, Any] | None = None  # of a body that is not complete yet
-        self._parts: list[bytes] = []  # of that body and the newline after it, copied once, for it may be large
-        self._missing = 0  # bytes of them
+        self._line = b""  # beginning of an incomplete header
+        self._header: dict[str, Any] | None = None  # header of an incomplete body
+        self._parts: list[bytes] = []  # parts of that body and its newline; joined once, because it may be large
+        self._missing = 0  # bytes until that body is complete
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes | None]]:
-        """The frames that these bytes complete. Raises BadFrameError; the stream is lost after that."""
+        """Return the frames that these bytes complete. After BadFrameError the stream is unusable."""
         frames: list[tuple[dict[str, Any], bytes | None]] = []
         begin = 0
         if self._line:
@@ -95,7 +95,7 @@ class FrameReader:
                 frames.append((header, None))
                 continue
             stop = begin + header["body"]
-            if stop < size:  # most of them
+            if stop < size:  # the common case: the whole body is here
                 if data[stop] != 10:
                     raise BadFrameError("a body that is longer than its header says")
                 frames.append((header, data[begin:stop]))

@@ -1,10 +1,10 @@
-"""The program text that loads the driver's modules, also in a Python that a child of the driver starts."""
+"""The program text that loads the driver's modules, also in new Python processes of the driver's children."""
 
 from __future__ import annotations
 
-# A module is in sys.modules only until the others have imported it: what the code imports is its own.
-# `parts` are pairs of a module's name and its text or code, in the order in which the modules import each other.
-# The driver has builtins and some modules' functions of its own: code that replaces one changes nothing for the driver.
+# `parts` are pairs of a module's name and its text or code object; each module follows those that it imports. The
+# modules leave sys.modules once all are loaded, so that imports of the code never find them. The driver has its own
+# copies of the builtins and of some modules, so that code that patches these does not affect the driver.
 LOAD = """
 def load(parts):
     import builtins, sys

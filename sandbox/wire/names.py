@@ -1,13 +1,13 @@
-"""Names and limits that both ends of the wire know."""
+"""Names and limits that the host and the driver share."""
 
 from __future__ import annotations
 
 QUERY_NAMES = ("llm_query", "llm_query_batched", "rlm_query", "rlm_query_batched")
 QUERY_ERROR_NAMES = ("QueryError", "BudgetExceeded", "DepthExceeded", "DeadlineExceeded")
-VOLUME_NAMES = ("VOLUME", "save_to_volume", "load_from_volume", "list_volume")  # that code finds, asked for or not
-OWN_FILE_PREFIX = ".rlm-batch"  # how the names of what we put on a volume begin; lists leave it out
-CODE_FILE_PREFIX = f"{OWN_FILE_PREFIX}-code-"  # of files of code; the id of the process that runs it follows
-MAX_REPORTED_FILES = 1000  # names of files on the volume that one execution reports
-MAX_PROMPTS = 10_000  # that one query asks; each is a call of a model, and a record
-COMMIT_TIMEOUT_SECONDS = 120.0  # for the command that commits the volume
-DRIVER_FILE_PREFIX = "<driver>/"  # how the file names of the driver's code begin, in tracebacks
+VOLUME_NAMES = ("VOLUME", "save_to_volume", "load_from_volume", "list_volume")  # always defined for code
+OWN_FILE_PREFIX = ".rlm-batch"  # prefix of our own files on a volume; listings leave them out
+CODE_FILE_PREFIX = f"{OWN_FILE_PREFIX}-code-"  # prefix of code files; the id of the running process follows
+MAX_REPORTED_FILES = 1000  # names of volume files that one execution reports
+MAX_PROMPTS = 10_000  # prompts per query; each is a model call and a record
+COMMIT_TIMEOUT_SECONDS = 120.0  # time limit of the command that commits the volume
+DRIVER_FILE_PREFIX = "<driver>/"  # prefix of the driver's file names in tracebacks

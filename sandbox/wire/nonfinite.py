@@ -1,6 +1,6 @@
-"""NaN and infinities, for which JSON has no numbers: null in their place, and beside it what they were.
+"""An encoding of NaN and infinities, which JSON lacks: null as the value, and a separate dict with the numbers.
 
-Where each stood is said by JSON pointer (RFC 6901), such as `{"/curve/3": "nan"}`.
+The keys of that dict are JSON pointers (RFC 6901), such as `{"/curve/3": "nan"}`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
-MAX_STEPS = 500  # of a pointer: what comes out of a sandbox is no deeper
+MAX_STEPS = 500  # steps of a pointer; no value from a sandbox is nested deeper
 
 
 def encode_values(fields: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
-    """The fields as `encode_fields` has them, and by JSON pointer the numbers that are null there.
+    """Return the fields as JSON, like `encode_fields`, and the non-finite numbers by JSON pointer.
 
     Raises NotJsonError, which names the field.
     """
@@ -25,7 +25,7 @@ def encode_values(fields: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
 
 
 def encode_values_in_parts(fields: dict[str, Any]) -> tuple[list[bytes], dict[str, str]]:
-    """The same, with the JSON in parts, of which each large text is one."""
+    """Return what `encode_values` returns, with the JSON in parts; each large text is its own part."""
     fields = convert_fields(fields, allow_nonfinite=True)
     try:
         return encode_in_parts(fields), {}
@@ -35,9 +35,9 @@ def encode_values_in_parts(fields: dict[str, Any]) -> tuple[list[bytes], dict[st
 
 
 def replace_nonfinite(value: Any) -> tuple[Any, dict[str, str]]:
-    """The value with None for each number that is not finite, and what these were by JSON pointer.
+    """Return the value with None for each non-finite number, and these numbers by JSON pointer.
 
-    Raises NotJsonError for one that is nested too deeply.
+    Raises NotJsonError if the value is nested too deeply.
     """
     numbers: dict[str, str] = {}
     try:
@@ -49,7 +49,7 @@ def replace_nonfinite(value: Any) -> tuple[Any, dict[str, str]]:
 
 
 def _replace(value: Any, pointer: str, numbers: dict[str, str]) -> Any:
-    """The value at that pointer. Nothing is made for a finite number: there may be a million of them."""
+    """Return a copy of the value at that pointer. Build no pointer for finite numbers: there may be a million."""
     if isinstance(value, float):
         if value - value == 0:
             return value
@@ -77,7 +77,7 @@ def _replace(value: Any, pointer: str, numbers: dict[str, str]) -> Any:
 
 
 def restore_number(value: Any, pointer: Any, name: Any) -> None:
-    """Puts a number back into a list or a dict, where null stands for it. Raises ValueError where none does."""
+    """Replace the null at a pointer by its non-finite number. Raises ValueError if there is no null."""
     number = NUMBERS.get(name) if type(name) is str else None
     steps = pointer.split("/", MAX_STEPS) if type(pointer) is str else []
     if number is None or len(steps) < 2 or steps[0]:
@@ -91,7 +91,7 @@ def restore_number(value: Any, pointer: Any, name: Any) -> None:
 
 
 def _find_place(around: Any, step: str) -> Any:
-    """The key or the index that a pointer's step stands for. Raises ValueError where nothing is there."""
+    """Return the dict key or list index that a pointer's step names. Raises ValueError if it does not exist."""
     if type(around) is dict:
         key = step.replace("~1", "/").replace("~0", "~")
         if key in around:
@@ -104,6 +104,6 @@ def _find_place(around: Any, step: str) -> Any:
 
 
 def restore_numbers(value: Any, numbers: dict[str, str]) -> None:
-    """Puts all numbers back that `replace_nonfinite` has taken out. Raises ValueError where one was not there."""
+    """Undo `replace_nonfinite` in place. Raises ValueError if a pointer does not lead to a null."""
     for pointer, name in numbers.items():
         restore_number(value, pointer, name)

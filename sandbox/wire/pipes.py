@@ -1,4 +1,4 @@
-"""Pipes: what is there to be read of them, what they take, and larger ones for what is large."""
+"""Non-blocking reads and writes on pipes, and larger pipe buffers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
     T = TypeVar("T", bytes, memoryview)
 
-MAX_PARTS = 512  # in one system call, which takes 1,024
-READ_BYTES = 64 * 1024  # that are read at a time; a larger buffer would be mapped anew for each read
+MAX_PARTS = 512  # parts in one writev call; the kernel accepts 1,024
+READ_BYTES = 64 * 1024  # per read; malloc would map and unmap a larger buffer for each read
 
 
 def read_available(fd: int) -> bytes | None:
-    """What is there to be read, empty at the end; None where there is nothing yet."""
+    """Return the available data, empty at the end of the stream, or None if there is no data yet."""
     try:
         return os.read(fd, READ_BYTES)
     except BlockingIOError:
@@ -24,9 +24,9 @@ def read_available(fd: int) -> bytes | None:
 
 
 def write_available(fd: int, parts: list[T]) -> list[T]:
-    """Writes the parts one after the other; returns those, or the rest of one, that the other side does not take yet.
+    """Write as much of the parts as the pipe accepts, and return the unwritten rest.
 
-    Where it takes nothing they are the same list. Raises OSError where there is no other side.
+    If the pipe is full, return the same list object. Raises OSError if the other end is closed.
     """
     try:
         written = os.writev(fd, parts[:MAX_PARTS])
@@ -40,8 +40,8 @@ def write_available(fd: int, parts: list[T]) -> list[T]:
 
 
 def widen_pipe(fd: int, size: int) -> None:
-    """Asks for a pipe of that many bytes, so that what is large takes few turns of the loop."""
+    """Request a pipe buffer of `size` bytes, so that large data needs few turns of the loop."""
     try:
-        fcntl.fcntl(fd, 1031, size)  # F_SETPIPE_SZ, which has a name from Python 3.10 on
+        fcntl.fcntl(fd, 1031, size)  # F_SETPIPE_SZ; the constant exists only from Python 3.10
     except OSError:
         pass  # a smaller pipe is slower, not wrong

@@ -1,4 +1,4 @@
-"""The processes of a machine, as /proc tells of them: driver and host find by it what code has started."""
+"""A view of the machine's processes by /proc. The driver and the host use it to find processes that code started."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 
 
 def read_process(pid: int) -> tuple[int, int, str]:
-    """A process's parent, the clock ticks from the machine's start to its own, and its state. Raises OSError.
+    """Return a process's parent, its start time in clock ticks since boot, and its state. Raises OSError.
 
-    The kernel calls a process a zombie once its first thread has ended; as long as others live, it is asleep here.
+    The kernel reports a process as a zombie once its first thread has ended. While other threads live, the state
+    returned here is "S" (asleep).
     """
     with open(f"/proc/{pid}/stat", "rb") as file:
         words = file.read().rpartition(b")")[2].split()
@@ -17,7 +18,7 @@ def read_process(pid: int) -> tuple[int, int, str]:
 
 
 def read_processes() -> dict[int, tuple[int, int]]:
-    """Every process that has not ended: its parent, and the clock ticks from the machine's start to its own."""
+    """Return the parent and the start time, in clock ticks since boot, of every process that has not ended."""
     found: dict[int, tuple[int, int]] = {}
     try:
         names = os.listdir("/proc")
@@ -28,7 +29,7 @@ def read_processes() -> dict[int, tuple[int, int]]:
             try:
                 parent, started, state = read_process(int(name))
             except OSError:
-                continue  # it ended meanwhile
+                continue  # the process has ended in the meantime
             if state not in "ZX":
                 found[int(name)] = parent, started
     return found

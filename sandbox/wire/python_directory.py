@@ -1,8 +1,8 @@
-"""A sandbox's own Python: a directory like a virtual environment, for each Python process that code starts.
+"""A directory like a virtual environment, for the Python processes that code starts in a sandbox.
 
-Python finds ``pyvenv.cfg`` beside its executable however it is started: by its path or by a script's first line, with
-``-I``, and with an empty environment. So it ignores the packages of the machine, and imports those that the ``.pth``
-file names. Neither environment variables nor options would reach all these processes.
+Python always finds the ``pyvenv.cfg`` near its executable: started by its path or a script's first line, with ``-I``,
+and with an empty environment. With that file Python ignores the machine's packages and imports those that the ``.pth``
+file names. Environment variables or options would not reach all these processes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 CONFIGURATION = "home = {home}\ninclude-system-site-packages = false\nexecutable = {python}\n"
-# A site directory's own .pth files count, too. The names in a list are looked up in `site`, which runs this. All of it
-# is ASCII, as Python 3.11 reads the file in the locale's encoding.
+# `addsitedir` also processes the .pth files of a site directory. Names inside the comprehensions resolve in `site`,
+# which runs this line. The line is ASCII, because Python 3.11 reads the file in the locale's encoding.
 IMPORT_LINE = (
     "import sys; sys.path[:0] = [path for path in {first} if path not in sys.path]; "
     "sys.path += [path for path in {last} if path not in sys.path]; "
@@ -38,19 +38,19 @@ def write_python_directory(
     scripts: str | None = None,
     files: dict[str, bytes] | None = None,
 ) -> None:
-    """Make the directory `folder`, open to every user, for the Python version that calls this.
+    """Create the directory `folder`, readable for every user, for the running Python version.
 
     Args:
-        folder: the new directory. Its `bin` has the executables.
-        python: the path of the Python that it is for, in the sandbox.
-        first: directories that Python imports from ahead of the standard library.
-        last: directories that it imports from behind the standard library.
-        sites: the same, with the .pth files in them.
-        scripts: a directory with the executables (`link_python`) and more programs, which becomes the `bin`.
-        files: more files of `folder`, by their names.
+        folder: The new directory. Its `bin` contains the executables.
+        python: Path in the sandbox of the Python executable.
+        first: Import directories that come before the standard library.
+        last: Import directories that come after the standard library.
+        sites: Like `last`, but Python also processes the .pth files in them.
+        scripts: An existing directory to link as `bin`, with the executables (see `link_python`) and other programs.
+        files: Additional files in `folder`, by name.
 
     Raises:
-        OSError: a file could not be written.
+        OSError: A file could not be written.
     """
     if scripts is None:
         _make_directories(folder, "bin")
@@ -69,9 +69,9 @@ def write_python_directory(
 
 
 def remove_python_directory(folder: str, files: Iterable[str] = ()) -> None:
-    """Remove what `write_python_directory` has made; `files` are the names of its `files`.
+    """Remove a directory of `write_python_directory`; `files` are the names of its additional files.
 
-    This opens nothing, so it works also in a process that may open no more files. Raises OSError where more is there.
+    This opens no file, so it works at the limit of open files. Raises OSError if the directory has other files.
     """
     directories = ["/".join([folder, *SITE_DIRECTORIES[:depth]]) for depth in (3, 2, 1, 0)]
     paths = [f"{folder}/{name}" for name in ("pyvenv.cfg", *files)] + [f"{directories[0]}/{IMPORT_FILE}"]
@@ -89,13 +89,13 @@ def remove_python_directory(folder: str, files: Iterable[str] = ()) -> None:
 
 
 def link_python(folder: str, python: str) -> None:
-    """Link `python` in the directory `folder` by the names of the Python version that calls this. Raises OSError."""
+    """Link `python` in `folder` under the usual names of the running Python version. Raises OSError."""
     for name in EXECUTABLES:
         os.symlink(python, f"{folder}/{name}")
 
 
 def _make_directories(path: str, *names: str) -> None:
-    """Make the missing directories of a path, open to every user whatever this process's umask is."""
+    """Create the missing directories of a path, readable for every user regardless of the umask."""
     for name in ("", *names):
         path = f"{path}/{name}" if name else path
         if not os.path.isdir(path):

@@ -1,4 +1,4 @@
-"""Remedies for values that JSON cannot hold: expressions, each tried on the value before a message advises it."""
+"""Remedies for values that JSON cannot hold: expressions that are tried on the value before a message advises one."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-MAX_TRIED_ITEMS = 10_000  # of a longer value only the beginning is tried
-MODULES = ("json", "dataclasses", "attrs", "msgspec")  # that expressions use
-MISSING = ("NAType", "NaTType", "MaskedConstant")  # pandas' and numpy's words for a value that is not there
-AS_TEXTS = "json.loads(json.dumps(?, default=str))"  # a text for each item that is not JSON
+MAX_TRIED_ITEMS = 10_000  # longer values are tried only with their first items
+MODULES = ("json", "dataclasses", "attrs", "msgspec")  # modules in the expressions
+MISSING = ("NAType", "NaTType", "MaskedConstant")  # types of missing values in pandas and numpy
+AS_TEXTS = "json.loads(json.dumps(?, default=str))"  # converts each item that is not JSON to text
 LISTED = "[str(item) for item in ?]"
-BYTES_FUNCTIONS = ("bytes.decode", "bytes.hex")  # make text of bytes, of which `str` makes "b'...'"
+BYTES_FUNCTIONS = ("bytes.decode", "bytes.hex")  # used for bytes, because `str` would return "b'...'"
 
 
 def find_remedy(value: Any, place: str, check: Callable[[Any], Any]) -> str | None:
-    """Return the first expression over `place` that makes the value JSON, or None where no conventional one does.
+    """Return the first expression over `place` that converts the value to JSON, or None if none works.
 
     Args:
-        value: What JSON cannot hold.
+        value: The value that JSON cannot hold.
         place: The value's name in messages, such as `loss['a'][1]`.
-        check: Raises an exception unless its argument is what is asked for, such as JSON.
+        check: Function that raises if the converted value is not acceptable, for example not JSON.
     """
     try:
-        # These are not tried: an iterator can be used once, and a query may take long.
+        # Do not try these: an iterator can be used only once, and a query may take long.
         if hasattr(value, "__next__"):
             return f"list({place})"
         if hasattr(value, "explain") and hasattr(value, "collect"):  # Polars' LazyFrame
@@ -34,7 +34,7 @@ def find_remedy(value: Any, place: str, check: Callable[[Any], Any]) -> str | No
             for variant in dict.fromkeys(_replace_str(template, name) for name in ("str", *BYTES_FUNCTIONS)):
                 if _works(variant, sample, check):
                     return variant.replace("?", place)
-    except Exception:  # noqa: BLE001 - the value's own class may do anything when it is asked
+    except Exception:  # noqa: BLE001 - methods of the value's class may raise anything
         pass
     return None
 
@@ -42,12 +42,12 @@ def find_remedy(value: Any, place: str, check: Callable[[Any], Any]) -> str | No
 def _take_beginning(value: Any) -> Any:
     try:
         return value[:MAX_TRIED_ITEMS] if len(value) > MAX_TRIED_ITEMS else value
-    except Exception:  # noqa: BLE001 - without a length or slices, or with ones that fail
+    except Exception:  # noqa: BLE001 - the value has no length or slices, or they fail
         return value
 
 
 def _replace_str(template: str, function: str) -> str:
-    """Return the template with another function that makes text of items."""
+    """Return the template with another function in place of `str`."""
     for use in ("{}(item)", "{}(key)", "default={}", "map({}, row)"):
         template = template.replace(use.format("str"), use.format(function))
     return template
@@ -66,13 +66,13 @@ def _works(template: str, value: Any, check: Callable[[Any], Any]) -> bool:
             if f"{module}." in template:
                 names[module] = __import__(module)
         check(eval(_replace_str(template, "write_text").replace("?", "value"), names))
-    except Exception:  # noqa: BLE001 - this one does not work
+    except Exception:  # noqa: BLE001 - the expression does not work
         return False
     return True
 
 
 def _list_templates(value: Any) -> Iterator[str]:
-    """Yield the expressions to try, the one that keeps most first; `?` is the value."""
+    """Yield the expressions to try, starting with those that lose least. `?` marks the value."""
     if isinstance(value, type):
         return
     kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
@@ -87,7 +87,7 @@ def _list_templates(value: Any) -> Iterator[str]:
     if hasattr(kind, "tolist"):
         yield from _list_array_templates(value)
     names: Any = getattr(value, "column_names", ())  # type: ignore[reportUnknownArgumentType]
-    if hasattr(kind, "to_pydict") and not _are_distinct(names):  # A dict would have the last column of each name.
+    if hasattr(kind, "to_pydict") and not _are_distinct(names):  # a dict would keep only the last column of each name
         columns = "[[name, column.to_pylist()] for name, column in zip(?.column_names, ?.columns)]"
         yield columns
         yield AS_TEXTS.replace("?", columns)
@@ -118,7 +118,7 @@ def _list_templates(value: Any) -> Iterator[str]:
     yield from _list_shape_templates(value)
 
 
-# What classes of the standard library and of well-known ones have, and how their values become plain.
+# Attributes of classes in the standard library and well-known packages, and expressions that convert their values.
 _BY_ATTRIBUTE = {
     "__members__": "?.value",  # an enumeration
     "__dataclass_fields__": "dataclasses.asdict(?)",
@@ -141,10 +141,10 @@ _BY_ATTRIBUTE = {
 
 
 def _list_shape_templates(value: Any) -> Iterator[str]:
-    """Yield those that make a number, a list, or a list of dicts, where JSON of another shape will not do."""
+    """Yield expressions for a number, a list or a list of dicts, if JSON of another shape is refused."""
     dtype: Any = getattr(value, "dtype", None)
     if getattr(dtype, "names", None):
-        if not _has_dates(dtype):  # `tolist` makes numbers of some
+        if not _has_dates(dtype):  # `tolist` converts some dates to numbers
             yield "[dict(zip(?.dtype.names, row)) for row in ?.tolist()]"
         yield "[dict(zip(?.dtype.names, map(str, row))) for row in ?]"
     elif hasattr(value, "as_integer_ratio"):
@@ -161,7 +161,7 @@ def _list_shape_templates(value: Any) -> Iterator[str]:
 
 
 def _list_table_templates(value: Any) -> Iterator[str]:
-    """Yield those for data frames, for a Series with an index, and for what else has a `to_dict`."""
+    """Yield expressions for data frames, a Series with an index, and other classes with `to_dict`."""
     kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
     index = getattr(value, "index", None)
     is_plain = index is None or callable(index) or is_default_index(index)
@@ -186,12 +186,12 @@ def _list_table_templates(value: Any) -> Iterator[str]:
 
 
 def _list_array_templates(value: Any) -> Iterator[str]:
-    """Yield those for arrays and their items."""
+    """Yield expressions for arrays and their items."""
     dtype: Any = getattr(value, "dtype", None)
     letter = getattr(dtype, "kind", "")
     dimensions = getattr(value, "ndim", 1)
     is_pandas = hasattr(value, "isna")
-    is_masked = hasattr(value, "filled")  # `astype` makes None of masked items, and `str` makes "--"
+    is_masked = hasattr(value, "filled")  # `astype` converts masked items to None, `str` to "--"
     texts = ("str(?)", LISTED)[dimensions] if dimensions < 2 and not is_masked else "?.astype(str).tolist()"
     unit = find_unit(value)
     if unit is not None:
@@ -217,7 +217,7 @@ def _list_array_templates(value: Any) -> Iterator[str]:
         if letter == "f":
             yield "?.astype(float).tolist()" if dimensions else "float(?)"
             yield "[item if abs(item) < float('inf') else None for item in ?]"
-        if is_pandas and str(dtype) != "object":  # periods, intervals and their kind
+        if is_pandas and str(dtype) != "object":  # periods, intervals and similar types
             yield texts
         yield AS_TEXTS.replace("?", "?.tolist()")
         if is_pandas:
@@ -226,40 +226,40 @@ def _list_array_templates(value: Any) -> Iterator[str]:
 
 
 def _has_dates(dtype: Any) -> bool:
-    """Return whether the type, or one of its fields at any depth, is of dates or durations."""
+    """Return True if the type, or one of its fields at any depth, holds dates or durations."""
     return dtype.base.kind in "mM" or any(_has_dates(dtype.base[name]) for name in dtype.base.names or ())
 
 
 def _are_distinct(names: Any) -> bool:
-    """Return whether the names stay distinct as text, as a dict of JSON has them."""
+    """Return True if the names stay distinct as text, like the keys of a JSON object."""
     return len(set(map(str, names))) == len(names)
 
 
 def _finds_by_items(value: Any) -> bool:
-    """Return whether a container finds more by each of its items, such as a graph by its nodes: a list loses that."""
+    """Return True if a container maps its items to values, like a graph its nodes: a list would lose these values."""
     try:
         first = next(iter(value))
         value[first]
-    except Exception:  # noqa: BLE001 - it is empty, or finds nothing by its items
+    except Exception:  # noqa: BLE001 - the container is empty, or its items are not keys
         return False
     try:
         return bool(value[0] != first)
-    except Exception:  # noqa: BLE001 - it is no sequence
+    except Exception:  # noqa: BLE001 - the container is not a sequence
         return True
 
 
 def find_unit(array: Any) -> str | None:
-    """Return the name of the attribute that has the array's unit, or None where it has no unit."""
+    """Return the name of the attribute with the array's unit, or None if it has no unit."""
     for name in ("unit", "units"):
         unit = getattr(array, name, None)
-        # Some units can be called, such as magnitudes; only functions and methods have a `__name__`.
+        # Skip functions and methods. They have a `__name__`; `callable` is also true for some units, such as magnitudes.
         if unit is None or hasattr(unit, "__name__") or str(unit) in ("", "dimensionless"):
             continue
-        # The attribute may be an item of a Series, or a field of a structured array.
+        # On a Series this attribute may be an item, and on a structured array a field.
         return None if hasattr(array, "isna") or getattr(getattr(array, "dtype", None), "names", None) else name
     return None
 
 
 def is_default_index(index: Any) -> bool:
-    """Return whether pandas has made the index itself, which says no more than each item's place."""
+    """Return True if this is pandas' default index, which only numbers the items."""
     return getattr(index, "start", None) == 0 and getattr(index, "step", None) == 1

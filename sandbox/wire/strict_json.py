@@ -1,7 +1,7 @@
-"""Strict JSON: what one end of the wire writes, the other reads, and nothing else.
+"""Strict JSON, as the host and the driver exchange it.
 
-From the parts that CPython's ``json`` is made of: ``json`` itself imports ``re``, which would cost a sandbox more than
-everything else that happens before its first answer.
+It uses the native parts of CPython's ``json`` directly. ``json`` itself imports ``re``, which would take longer than
+the rest of a sandbox's start.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
     Expect = Callable[[str, Any], "str | None"]
 
-_FIRST_UNREADABLE_INTEGER = 10**4300  # the first integer that Python does not read from text unless it is told to
+_FIRST_UNREADABLE_INTEGER = 10**4300  # Python's default limit refuses to parse such integers
 
 
-# Lists and dicts that come to the host in one value: Python's garbage collector looks at all of them at once.
+# Limit on lists and dicts in one value on the host, because Python's garbage collector scans all of them at once.
 MAX_CONTAINERS = 100_000
 
 
 _LARGE_TEXT = 16 * 1024  # characters
 
-# What JSON escapes, and how `dumps` does it; the backslash first, for it is in what the others become.
+# The characters that `dumps` escapes. The backslash comes first, because the other escapes contain it.
 _ESCAPES = {"\\": "\\\\", '"': '\\"', **{chr(number): f"\\u{number:04x}" for number in range(32)}}
 _ESCAPES.update({"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"})
 
 
 class NotJsonError(Exception):
-    """A value that strict JSON cannot hold; the message names its place and the remedy.
+    """A value that strict JSON cannot hold; the message names its place and a remedy.
 
-    A remedy is looked for only when the message is read, for that tries it on the value.
+    `str()` of the error searches for the remedy, because the search tries expressions on the value.
     """
 
     def __init__(self, reason: str, find_remedy: Callable[[], str | None] = lambda: None) -> None:
@@ -49,7 +49,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _read_finite(text: str) -> float:
-    """The number; `float` alone would read 1e999 as infinity, which is no JSON when it is written again."""
+    """Parse a number. Raises ValueError for one such as 1e999, which `float` reads as infinity."""
     value = float(text)
     if value - value != 0:
         raise ValueError(text[:20] + " is more than a number can be")
@@ -67,31 +67,31 @@ try:
         parse_constant = staticmethod(_refuse_constant)
         memo: dict[str, str] = {}  # noqa: RUF012 - the scanner's own protocol
 
-    # Any: the scanner takes whatever has these attributes, and its stub asks for a scanner.
+    # Typed as Any: the scanner accepts any object with these attributes, but its stub requires a scanner.
     _settings: Any = _ScannerSettings()
     _no_default: Any = None  # a value that is not JSON is a TypeError
     _scan: Any = make_scanner(_settings)
     _encode: Any = make_encoder(None, _no_default, encode_basestring, None, ":", ",", False, False, False)
 
     def scan_value(text: str, begin: int) -> tuple[Any, int]:
-        """The JSON value that begins there, and where it ends. Raises ValueError or RecursionError."""
+        """Return the JSON value at index `begin`, and the index after it. Raises ValueError or RecursionError."""
         try:
             return _scan(text, begin)
         except StopIteration:
             raise ValueError("not JSON") from None
 
     def loads(text: str) -> Any:
-        """The value of a compact JSON text. Raises ValueError or RecursionError."""
+        """Parse compact JSON. Raises ValueError or RecursionError."""
         value, end = scan_value(text, 0)
         if end != len(text):
             raise ValueError("more than one JSON value")
         return value
 
     def dumps(value: Any) -> str:
-        """Compact JSON, not escaped to ASCII. Raises ValueError, TypeError or RecursionError."""
+        """Return compact JSON, not escaped to ASCII. Raises ValueError, TypeError or RecursionError."""
         return "".join(_encode(value, 0))
 
-except ImportError:  # another Python than CPython
+except ImportError:  # not CPython
     import json
 
     _decoder = json.JSONDecoder(parse_float=_read_finite, parse_constant=_refuse_constant)
@@ -110,9 +110,9 @@ except ImportError:  # another Python than CPython
 
 
 def encode_in_parts(fields: dict[str, Any]) -> list[bytes]:
-    """What `dumps` makes of the fields, as UTF-8 in parts, of which each large text is one: it is copied no more.
+    """Encode the fields as UTF-8 JSON in parts. Each large text is its own part, which saves copies.
 
-    Raises what `dumps` raises, and UnicodeEncodeError.
+    Raises the errors of `dumps`, and UnicodeEncodeError.
     """
     if not any(map(_has_few_escapes, fields.values())):
         return [dumps(fields).encode("utf-8")]
@@ -130,14 +130,14 @@ def encode_in_parts(fields: dict[str, Any]) -> list[bytes]:
 
 
 def _has_few_escapes(value: Any) -> bool:
-    """Whether it is a large text of which little is to be escaped, as far as its beginning tells."""
+    """Return True for a large text whose beginning needs few escapes."""
     if type(value) is not str or len(value) < _LARGE_TEXT:
         return False
     return sum(map(value[:_LARGE_TEXT].count, ('"', "\n", "\\"))) < _LARGE_TEXT // 32
 
 
 def _escape_text(text: str) -> str:
-    """The text as JSON has it: looked through once for each mark, which is sooner than once with a look at each."""
+    """Escape a text for JSON. One search per special character is faster than one pass over all characters."""
     for mark, escape in _ESCAPES.items():
         if mark in text:
             text = text.replace(mark, escape)
@@ -145,7 +145,7 @@ def _escape_text(text: str) -> str:
 
 
 def is_certainly_json(value: Any) -> bool:
-    """Whether a value is certainly JSON; quick, and silent about why not."""
+    """Return True if a value is certainly JSON. This is a fast check without a reason."""
     kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
     if kind is str or kind is bool or value is None:
         return True
@@ -165,20 +165,20 @@ def convert_fields(
     allow_nonfinite: bool = False,
     expect: Expect | None = None,
 ) -> dict[str, Any]:
-    """Return the fields with arrays as lists and arrays' numbers as numbers.
+    """Return the fields with arrays converted to lists of Python numbers.
 
-    An array becomes what its `tolist` returns, unless that loses some of its meaning, such as a date's unit or the
-    index of a Series. A float64 and an int64 stay exactly what they were.
+    An array becomes the result of its `tolist`, unless that loses information, such as a date's unit or the index of a
+    Series. The numbers of float64 and int64 arrays stay exact.
 
     Args:
         fields: Values by name.
-        max_items: How many items an array may have; None, the default, for any number.
-        allow_nonfinite: Whether NaN and infinities stay, which no JSON holds.
-        expect: Says what the value at a place has to be, and None for one that is it. A value that is something else is
-            refused, and no remedy makes it.
+        max_items: Maximum number of items of an array. Default None: no limit.
+        allow_nonfinite: Keep NaN and infinities, which JSON cannot hold.
+        expect: Function of a place and a value that describes what the value must be, or returns None if it is right.
+            Other values are refused.
 
     Raises:
-        NotJsonError: JSON cannot hold a value, or it is not what is expected. The message names it, with a remedy.
+        NotJsonError: JSON cannot hold a value, or `expect` refuses it. The message names the value and a remedy.
     """
     converter = _Converter(max_items, allow_nonfinite, expect)
     converted: dict[str, Any] = {}
@@ -195,7 +195,7 @@ def convert_fields(
 
 
 class _Converter:
-    """Converts values to JSON one by one, and explains why a value is not JSON."""
+    """A converter of values to JSON, which explains why a value is not JSON."""
 
     def __init__(self, max_items: int | None, allow_nonfinite: bool, expect: Expect | None = None) -> None:
         self._max_items = max_items
@@ -203,7 +203,7 @@ class _Converter:
         self._expect: Expect = expect or (lambda _place, _value: None)
 
     def convert(self, value: Any, place: str) -> Any:
-        """Return the value, which `place` names, as lists, dicts, numbers, texts and None. Raises NotJsonError."""
+        """Return the value as lists, dicts, numbers, texts and None. Raises NotJsonError, which names `place`."""
         kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
         if hasattr(kind, "tolist") and not isinstance(value, memoryview):
             return self._convert_array(value, place)
@@ -212,7 +212,7 @@ class _Converter:
         if value is None or isinstance(value, (str, int)):
             return value
         if isinstance(value, float):
-            value = float.__float__(value)  # a subclass may do anything when it is asked
+            value = float.__float__(value)  # a subclass may override any method
             if not self._allow_nonfinite and value - value != 0:
                 raise NotJsonError(
                     f"{place} is {value!r}, which JSON cannot hold", lambda: "None or a string in its place"
@@ -226,12 +226,12 @@ class _Converter:
             for key in pairs:
                 if not isinstance(key, str):
                     raise self._refuse(value, place, f"{place} has the key {key!r}, which is no string")
-            # Of an enumeration's member, which is a text, what it is a text of.
+            # `str.__str__` returns the plain text of a key that is a member of a str enumeration.
             return {str.__str__(key): self.convert(item, f"{place}[{key!r}]") for key, item in pairs.items()}
         raise self._refuse(value, place, f"{place} is a {kind.__qualname__}, which is not JSON")
 
     def _convert_array(self, array: Any, place: str) -> Any:
-        """Return what the array's `tolist` returns, as JSON. Raises NotJsonError."""
+        """Return the result of the array's `tolist` as JSON. Raises NotJsonError."""
         kind: Any = type(array)  # type: ignore[reportUnknownVariableType]
         loss = find_loss(array)
         if loss is not None:
@@ -249,11 +249,11 @@ class _Converter:
                 )
             if is_certainly_json(value):
                 return value
-            if type(value) is kind:  # such as numpy's longdouble, which no number of Python's can hold
+            if type(value) is kind:  # numpy's longdouble, for one, has no Python equivalent
                 raise self._refuse(array, place, f"{place} is a {kind.__qualname__}, which is not JSON")
         except (RecursionError, MemoryError, NotJsonError):
             raise
-        except Exception as error:  # noqa: BLE001 - it is the code's own function
+        except Exception as error:  # noqa: BLE001 - untrusted code may define tolist()
             reason = f"{place} is a {kind.__qualname__} whose tolist() raised {type(error).__name__}: {error}".rstrip(
                 "."
             )
@@ -261,13 +261,13 @@ class _Converter:
         try:
             return self.convert(value, place)
         except NotJsonError as error:
-            # The remedy is for all items at once, and not for the first wrong one.
+            # Search a remedy for the whole array, not for its first wrong item.
             raise self._refuse(array, place, error.args[0]) from None
 
     def _refuse(
         self, value: Any, place: str, reason: str, otherwise: str | None = "numbers, text, lists and dicts"
     ) -> NotJsonError:
-        """Return an error with the first remedy that works, or with what is to be handed over otherwise."""
+        """Return an error that advises the first remedy that works, or else the expected kinds of values."""
 
         def check(candidate: Any) -> None:
             self.check(self.convert(candidate, place), place, candidate)
@@ -276,7 +276,7 @@ class _Converter:
         return NotJsonError(reason, lambda: find_remedy(value, place, check) or otherwise)
 
     def check(self, converted: Any, place: str, value: Any) -> None:
-        """Raise NotJsonError unless what a value was converted to is what is expected at that place."""
+        """Raise NotJsonError if a converted value is not what `expect` requires at that place."""
         wanted = self._expect(place, converted)
         if wanted is not None:
             kind = type(value).__qualname__
@@ -284,7 +284,7 @@ class _Converter:
 
 
 def find_loss(array: Any) -> str | None:
-    """Return what of an array is lost in the list that its `tolist` returns; None where the list has all of it."""
+    """Return a description of what an array's `tolist` would lose, or None if it loses nothing."""
     dtype = getattr(array, "dtype", None)
     if getattr(dtype, "kind", None) in ("m", "M"):
         return f"({dtype}), which is not JSON"
@@ -305,7 +305,7 @@ def find_loss(array: Any) -> str | None:
 
 
 def encode_fields(fields: dict[str, Any]) -> bytes:
-    """The fields as compact UTF-8 JSON; tuples become lists, arrays what their `tolist` returns.
+    """Return the fields as compact UTF-8 JSON. Tuples and arrays become lists.
 
     Raises NotJsonError, which names the field.
     """
@@ -314,7 +314,7 @@ def encode_fields(fields: dict[str, Any]) -> bytes:
         return b"".join(encode_in_parts(fields))
     except (ValueError, RecursionError):
         pass
-    for name, value in fields.items():  # which of them it was
+    for name, value in fields.items():  # find the field at fault
         try:
             dumps({name: value}).encode("utf-8")
         except UnicodeEncodeError:
@@ -328,12 +328,12 @@ def encode_fields(fields: dict[str, Any]) -> bytes:
 
 
 def has_too_many_containers(value: Any, encoded: bytes) -> bool:
-    """Whether there are more lists and dicts in a value than the host takes; `encoded` is its JSON."""
+    """Return True if a value has more lists and dicts than the host accepts; `encoded` is its JSON."""
     if encoded.count(b"[") + encoded.count(b"{") <= MAX_CONTAINERS:
         return False
     containers = 0
     level: list[Any] = [value]
-    while level and containers <= MAX_CONTAINERS:  # some of those marks stand in texts
+    while level and containers <= MAX_CONTAINERS:  # count exactly: texts may contain brackets, too
         below: list[Any] = []
         for item in level:
             if isinstance(item, (dict, list, tuple)):

@@ -1,4 +1,4 @@
-"""What SUBMIT may hand back: which fields, how much and how deep. The sandbox checks it, and the host once more."""
+"""Limits on submitted fields: their names, types, size and depth. The sandbox and the host both check them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_SUBMIT_BYTES = 1024 * 1024  # of UTF-8 that one SUBMIT may hand back
-# Lists and dicts inside one another in the value of a field: what values go through later has limits of its own, each
-# between 200 and 500 (pickle, copy.deepcopy, Prefect's and pydantic's walks), less the stack that is there already.
+MAX_SUBMIT_BYTES = 1024 * 1024  # UTF-8 JSON of one SUBMIT
+# Nested lists and dicts in the value of a field. Later steps (pickle, copy.deepcopy, Prefect's and pydantic's walks)
+# fail between 200 and 500 levels, less the stack already in use.
 MAX_SUBMIT_DEPTH = 100
 
 
-MAX_NAME_CHARACTERS = 1_000  # of a field, which are shown in every row of a table
+MAX_NAME_CHARACTERS = 1_000  # name of a field; tables show it in every row
 
 
 class SubmissionError(ValueError):
-    """What cannot be handed back; the message says why, and the remedy."""
+    """Submitted fields that are refused; the message says why and names a remedy."""
 
 
 def check_fields(fields: dict[str, Any], expected: list[dict[str, str]]) -> None:
-    """Raises SubmissionError unless these are the fields that are expected, with the types that they name."""
+    """Raise SubmissionError unless the fields have the expected names and types."""
     names = [field["name"] for field in expected]
     wanted = "SUBMIT takes " + ", ".join(names)
     unknown = [name for name in fields if name not in names]
@@ -42,7 +42,7 @@ def check_fields(fields: dict[str, Any], expected: list[dict[str, str]]) -> None
 
 
 def check_size(body: bytes) -> None:
-    """Raises SubmissionError for JSON that is too large."""
+    """Raise SubmissionError if the JSON is too large."""
     if len(body) > MAX_SUBMIT_BYTES:
         raise SubmissionError(
             f"SUBMIT was given {len(body):,} bytes of JSON, more than the {MAX_SUBMIT_BYTES:,} that it takes: "
@@ -51,7 +51,7 @@ def check_size(body: bytes) -> None:
 
 
 def check_names(fields: dict[str, Any]) -> None:
-    """Raises SubmissionError for a field whose name is no name any more."""
+    """Raise SubmissionError if the name of a field is too long."""
     if any(len(name) > MAX_NAME_CHARACTERS for name in fields):
         raise SubmissionError(
             f"a field's name has more than {MAX_NAME_CHARACTERS:,} characters: submit the text as a value"
@@ -59,7 +59,7 @@ def check_names(fields: dict[str, Any]) -> None:
 
 
 def check_limits(fields: dict[str, Any], body: bytes) -> None:
-    """Raises SubmissionError where the fields, which are that JSON, are too large, too many or nested too deeply."""
+    """Raise SubmissionError if the fields are too large, too many or nested too deeply; `body` is their JSON."""
     check_size(body)
     check_names(fields)
     if has_too_many_containers(fields, body):
@@ -67,7 +67,7 @@ def check_limits(fields: dict[str, Any], body: bytes) -> None:
             f"SUBMIT was given more than {MAX_CONTAINERS:,} lists and dicts: save the data to the volume with "
             "save_to_volume and submit its path"
         )
-    if body.count(b"[") + body.count(b"{") > MAX_SUBMIT_DEPTH:  # or no value can be that deep
+    if body.count(b"[") + body.count(b"{") > MAX_SUBMIT_DEPTH:  # a value with fewer brackets cannot be too deep
         for name, value in fields.items():
             if is_deeper(value, MAX_SUBMIT_DEPTH):
                 raise SubmissionError(
@@ -79,10 +79,10 @@ def check_limits(fields: dict[str, Any], body: bytes) -> None:
 def check_submission(
     value: Any, body: bytes, expected: list[dict[str, str]] | None, *, is_within_limits: bool
 ) -> dict[str, Any]:
-    """The fields that came out of a sandbox, whose code may have written them past SUBMIT: checked as SUBMIT does.
+    """Validate fields from a sandbox and return them. Code may have written them without SUBMIT and its checks.
 
-    `body` is their JSON. `expected` are the fields that were asked for, None for any. `is_within_limits` says that
-    whoever read them has counted lists and levels already. Raises SubmissionError.
+    `body` is their JSON. `expected` lists the expected fields; None allows any. `is_within_limits` means that the
+    parser has already checked the number and the depth of lists and dicts. Raises SubmissionError.
     """
     if type(value) is not dict:
         raise SubmissionError("it has no fields")
@@ -98,7 +98,7 @@ def check_submission(
 
 
 def is_deeper(value: Any, depth: int) -> bool:
-    """Whether more than so many lists and dicts stand inside one another; level by level, so that no stack ends it."""
+    """Return True if lists and dicts are nested deeper than `depth`. This walks by level, so it cannot overflow."""
     level = [value]
     while level and depth > 0:
         inner: list[Any] = []
