@@ -124,7 +124,7 @@ async def test_an_engines_client_that_is_killed_is_a_lost_sandbox_and_the_next_o
         name = interpreter.sandbox.id
         for pid, command in processes().items():
             if "podman run " in command and name in command:
-                with suppress(ProcessLookupError):  # it ended with another process
+                with suppress(ProcessLookupError):  # killing one process can end another
                     os.kill(pid, signal.SIGKILL)
         with pytest.raises((OutcomeUnknown, SandboxLost, SandboxStartError)):
             await sleeping

@@ -192,7 +192,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("index")
 async def test_packages_are_built_into_an_image_once_and_no_password_stays_there(container: ContainerSandbox) -> None:
     before = list_built_images()
-    # A random version bound gives this test an image of its own, even if a killed test left one.
+    # The random version bound makes the image unique to this test, even if a killed test left one.
     provider = container.with_options({"packages": [f"a-shape>=1,<{random.randrange(2, 1 << 30)}"]})
     for _ in range(2):
         async with provider.interpreter() as interpreter:

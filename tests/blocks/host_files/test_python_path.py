@@ -72,7 +72,7 @@ def describe(folder: Path) -> dict[str, Any]:
 def test_code_cannot_change_what_it_imports_and_modules_that_are_the_same_are_kept_once(
     level: Any, source: Path, cache: Path
 ) -> None:
-    source.chmod(0o700)  # as root, the code runs as another user and can still read it
+    source.chmod(0o700)  # root's code runs as another user and can still read it
     before = describe(source)
     fields: Any = {"isolation": level, "packages": "environment", "python_path": [str(source)]}
     for _ in range(2):

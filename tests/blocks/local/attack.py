@@ -1,6 +1,6 @@
-"""What code under test finds when it starts: names for trying things, and for telling what came of each.
+"""Helpers for code that attacks its sandbox: they try operations and record the outcomes.
 
-Its text stands in front of the code of a probe, inside the sandbox. `numbers` (system calls) and `paths`, `pids` and
+The tests put this text in front of a probe's code inside the sandbox. `numbers` (of system calls), `paths`, `pids` and
 the like are variables of the execution.
 """
 
@@ -20,7 +20,7 @@ done, refused = {}, {}
 
 
 def attempt(name, action):
-    """Does it, and records under the name what it gave, or the error that refused it."""
+    """Run the action and record its value in `done`, or its error in `refused`, under the name."""
     try:
         done[name] = repr(action())[:300]
     except (OSError, ValueError) as error:
@@ -28,7 +28,7 @@ def attempt(name, action):
 
 
 def checked(result):
-    """The result of a function of the C library's; its error is raised."""
+    """Return the result of a C library function, or raise its error."""
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -36,20 +36,20 @@ def checked(result):
 
 
 def call(name, *arguments):
-    """A system call by its name. Arguments are integers, bytes, or what ctypes takes."""
+    """Make a system call by its name, with arguments that are integers, bytes or ctypes values."""
     given = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
     ctypes.set_errno(0)
     return checked(libc.syscall(ctypes.c_long(globals()["numbers"][name]), *given))
 
 
 def read(path):
-    """The beginning of a file."""
+    """Return the first 200 bytes of a file."""
     with open(path, "rb") as file:
         return file.read(200)
 
 
 def write(path, data=b"written by the code", flags=os.O_WRONLY):
-    """Writes into a file that is there already."""
+    """Write into an existing file."""
     fd = os.open(path, flags)
     try:
         return os.write(fd, data)
@@ -58,7 +58,7 @@ def write(path, data=b"written by the code", flags=os.O_WRONLY):
 
 
 def send_signal_by_owner(pid, number):
-    """Makes the kernel send a signal to the owner of a socket, who need not be the process that asked."""
+    """Make the kernel signal the owner of a socket, which can be another process than the sender."""
     ours, theirs = socket.socketpair()
     fcntl.fcntl(ours, fcntl.F_SETOWN, pid)
     fcntl.fcntl(ours, 10, number)  # F_SETSIG
@@ -67,7 +67,7 @@ def send_signal_by_owner(pid, number):
 
 
 def own_token():
-    """The token of this execution, out of the driver's channel."""
+    """Return this execution's token, read from the driver's channel."""
     frame: Any = sys._getframe()
     while not hasattr(frame.f_locals.get("self"), "_channel"):
         frame = frame.f_back
@@ -75,7 +75,7 @@ def own_token():
 
 
 def say(text, body):
-    """A frame of our own making on the channel to the supervisor; `text` is its header without the body's size."""
+    """Send a forged frame to the supervisor; `text` is its header without the body's size."""
     data = b'%s,"body":%d}\n%s\n' % (text.encode(), len(body), body)
     while data:
         data = data[os.write(4, data) :]

@@ -1,4 +1,4 @@
-"""A local sandbox of a host process to attack: what is sent to it, what came of the attempts, and its kinds."""
+"""Sandboxes to attack: their kinds, the requests to them, and the outcomes of attempts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...infra.waiting import HANG_SECONDS
 from .hosts import Host, Hosts
 
 ATTACK = Path(__file__).with_name("attack.py").read_text()
-# Calls that the policy need not know by name.
+# System calls that the attacks use and the policy does not name.
 MORE_CALLS = {
     "capget": (125, 90), "pidfd_open": (434, 434),
     "listmount": (458, 458), "setxattrat": (463, 463), "getxattrat": (464, 464), "removexattrat": (466, 466),
@@ -29,12 +29,12 @@ MORE_CALLS = {
 
 
 def wait_for_file(name: str = "go") -> str:
-    """Code that waits until its host lets it go on by that name."""
+    """Return code that waits until `Box.let_go` creates the file."""
     return f"while not os.path.exists({name!r}):\n    time.sleep(0.01)\n"
 
 
 def numbers() -> dict[str, int]:
-    """This machine's numbers of the system calls that the attacks use."""
+    """Return this machine's numbers of the system calls that the attacks use."""
     column = MACHINES.get(platform.machine(), (0, 0))[0]
     found = {name: pair[column] for name, pair in (CALLS | MORE_CALLS).items()}
     return {name: number for name, number in found.items() if number is not None}
@@ -42,7 +42,7 @@ def numbers() -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Tried:
-    """What attempts came to: those that were done, with what they gave, and those that were refused, with the error."""
+    """The outcomes of attempts by name: the values of those that succeeded, and the errors of the refused ones."""
 
     done: dict[str, str]
     refused: dict[str, str]
@@ -53,65 +53,65 @@ class Tried:
 
 @dataclass
 class Box:
-    """One sandbox of a host's. `abi` is the version of Landlock that it is made for, None for the kernel's own."""
+    """A sandbox of a host. `abi` is the Landlock version that it is made for, or None for the kernel's own."""
 
     host: Host
     level: str
     abi: int | None = None
     fields: dict[str, Any] = field(default_factory=dict)
-    sandbox: str = ""  # the id of the sandbox that has last run something
+    sandbox: str = ""  # the id of the sandbox that ran the last execution
 
     @property
     def folder(self) -> Path:
-        """Where its code runs, as the host sees it."""
+        """Return the code's working directory, as the host sees it."""
         return self.host.folders / self.sandbox / "work"
 
     @property
     def request(self) -> dict[str, Any]:
-        """What names it in a request."""
+        """Return the fields that identify the sandbox in a request."""
         fields = {"isolation": self.level, **self.fields}
         return {"box": json.dumps([self.abi, fields]), "fields": fields, "abi": self.abi}
 
     def send(self, code: str, *, timeout: float = HANG_SECONDS, context: str | None = None, **variables: Any) -> int:
-        """Starts an execution, with the names of attack.py if it is more than a line, and returns its number."""
+        """Start an execution and return its number; code with a line break or a call gets the names of attack.py."""
         code = f"{ATTACK}\n{code}" if "\n" in code or "(" in code else code
         execution = {"code": code, "timeout": timeout, "context": context}
         variables = {"numbers": numbers(), **variables}
         return self.host.ask({**self.request, "op": "execute", **execution, "variables": variables})
 
     def run(self, code: str, **more: Any) -> dict[str, Any]:
-        """The whole answer to an execution."""
+        """Run code and return the whole answer."""
         answer = self.host.wait(self.send(code, **more))
         assert "broken" not in answer, answer["broken"]
         self.sandbox = answer.get("sandbox", self.sandbox)
         return answer
 
     def outputs(self, code: str, **more: Any) -> dict[str, Any]:
-        """What the code submitted."""
+        """Run code and return the fields that it submitted."""
         answer = self.run(code, **more)
         assert "outputs" in answer, answer
         return answer["outputs"]
 
     def tried(self, code: str, **more: Any) -> Tried:
-        """What the attempts in the code came to; there must be some."""
+        """Run code and return the outcomes of its attempts; fail if it made none."""
         found = self.outputs(f"{code}\nSUBMIT(done=done, refused=refused)", **more)
         assert found["done"] or found["refused"]
         return Tried(found["done"], found["refused"])
 
     def let_go(self, name: str = "go") -> None:
-        """Let the executions go on that wait by `wait_for_file`; no new execution is needed for it."""
+        """End the wait of code from `wait_for_file`, without another execution."""
         (self.folder / name).touch()
 
     def close(self) -> None:
-        """Removes the sandbox."""
+        """Remove the sandbox."""
         answer = self.host.wait(self.host.ask({**self.request, "op": "close"}))
         assert "broken" not in answer, answer["broken"]
 
     def start(self) -> None:
-        """Starts it, anew where an attack has broken it."""
+        """Start the sandbox, or a new one if an attack has broken it."""
         answer = self.run("pass")
         if "error" in answer and answer["error"]["error"] == "SandboxLost":
-            self.close()  # broken by an attack, whose test has said so
+            self.close()  # the test of that attack has already failed
             answer = self.run("pass")
         if "error" in answer:
             pytest.fail(f"the sandbox did not start: {answer}")
@@ -124,30 +124,31 @@ KINDS: list[tuple[str, str, int | None]] = [
     ("bubblewrap", "user", None),
     ("landlock", "user", None),
 ]
-# What older kernels leave to the filter of system calls. As root too where that decides something else. An attack is
-# tried on the first version of Landlock, without any, and on the last one that did not hold off what it tries.
+# Older kernels leave some restrictions to the filter of system calls. The kinds for root are those where the user makes
+# a difference. An attack is tried without Landlock, on its first version, and on the last version that does not stop
+# the attack.
 OLDER: list[tuple[str, str, int | None]] = [
     *(("landlock", "user", abi) for abi in range(1, 6)),
     ("landlock", "root", 1),
     ("bubblewrap", "user", 1),
-    ("bubblewrap", "user", 0),  # none at all
+    ("bubblewrap", "user", 0),  # no Landlock
 ]
 
 
 def name_of(kind: tuple[str, str, int | None]) -> str:
-    """A kind of sandbox as a test's name has it."""
+    """Return the name of a kind of sandbox in a test's id."""
     level, who, abi = kind
     return f"{level}-{who}" + ("" if abi is None else f"-abi{abi}")
 
 
 def mark_kind(kind: tuple[str, str, int | None]) -> tuple[pytest.MarkDecorator, ...]:
-    """What that kind needs of the machine."""
+    """Return marks for the support that the kind needs on this machine."""
     level, who, _ = kind
     return (pytest.mark.requires("root", level) if who == "root" else pytest.mark.requires(f"{level} for users"),)
 
 
 def make_box(hosts: Hosts, kind: tuple[str, str, int | None], **fields: Any) -> Box:
-    """A sandbox of that kind."""
+    """Start a sandbox of a kind."""
     level, who, abi = kind
     box = Box(hosts(who), level, abi, fields)
     box.start()
@@ -158,5 +159,5 @@ LIFETIMES = itertools.count()
 
 
 def unconfined(box: Box) -> Box:
-    """The host's sandbox without isolation: there an attack must succeed, or it proves nothing."""
+    """Return the host's sandbox without isolation, where an attack must succeed; otherwise the test proves nothing."""
     return Box(box.host, "none")

@@ -1,4 +1,4 @@
-"""Hosts of local sandboxes to attack, as root and as an ordinary user, with what they have to lose."""
+"""Fixtures for attacks on local sandboxes: hosts that run as root and as an ordinary user, and their data."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .targets import FILE_SECRET, Files, Marked, Servers, Victim
 
 @pytest.fixture(scope="session")
 def ordinary() -> Iterator[dict[str, Any]]:
-    """The settings of a host that is an ordinary user although the tests run as root.
+    """Return the settings of a host that runs as an ordinary user although the tests run as root.
 
-    Its Python is the base one where others can reach that, or the system's, or a copy.
+    Its Python is the base one if others can read it, else the system's, else a copy.
     """
     base = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     for candidate in (base, "/usr/bin/python3", "/usr/local/bin/python3"):
@@ -51,7 +51,7 @@ def ordinary() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def open_folder() -> Iterator[Path]:
-    """A folder that every user can reach, unlike pytest's own."""
+    """Create a folder that every user can reach, unlike pytest's own."""
     folder = Path(tempfile.mkdtemp(prefix="attacked-"))
     folder.chmod(0o755)
     yield folder
@@ -60,10 +60,10 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def new_host(open_folder: Path, request: pytest.FixtureRequest) -> Hosts:
-    """Starts a host by who it is: "root" or "user"."""
+    """Return a function that starts a host as "root" or "user"."""
 
     def start(who: str) -> Host:
-        folders = open_folder / "tmp"  # not the tests' own: these sandboxes outlive the test that opened them
+        folders = open_folder / "tmp"  # shared by tests, because these sandboxes outlive the test that opened them
         folders.mkdir(exist_ok=True)
         folders.chmod(0o1777)
         home, settings = Path.home(), {}
@@ -80,12 +80,12 @@ def new_host(open_folder: Path, request: pytest.FixtureRequest) -> Hosts:
 
 @pytest.fixture(scope="session")
 def hosts(new_host: Hosts) -> Iterator[Hosts]:
-    """The two hosts that the tests share."""
+    """Return a function that returns the shared host of "root" or "user"."""
     made: dict[str, Host] = {}
 
     def get(who: str) -> Host:
         if who in made and made[who].process.poll() is not None:
-            made.pop(who).end()  # an attack has reached it, and its test has said so
+            made.pop(who).end()  # an attack has ended it, and the test of that attack has failed
         if who not in made:
             made[who] = new_host(who)
         return made[who]
@@ -104,7 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every test that takes a sandbox is run on each level and as each user; with all pairs of the two at full size."""
+    """Run each test that takes a sandbox on each level and as each user; full runs cover all pairs."""
     first = KINDS[2:] if os.getuid() != 0 else KINDS[1:3]
     if find_strongest_level() == "landlock":
         first = [kind for kind in KINDS if kind[0] == "landlock"]
@@ -115,7 +115,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if metafunc.definition.get_closest_marker("each_once") is not None:
             kinds = KINDS[1:3] if os.getuid() == 0 else KINDS[2:]
         if metafunc.definition.get_closest_marker("own_count") is not None and os.getuid() != 0:
-            kinds = [kind for kind in kinds if kind[0] != "landlock"]  # where it counts all of our user's
+            kinds = [kind for kind in kinds if kind[0] != "landlock"]  # landlock counts all of the user's processes
         full = [pytest.mark.full]
         marked = [pytest.param(kind, marks=[*mark_kind(kind), *([] if kind in first else full)]) for kind in kinds]
         metafunc.parametrize(name, marked, ids=name_of, indirect=True)
@@ -123,13 +123,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def box(hosts: Hosts, request: pytest.FixtureRequest) -> Box:
-    """A sandbox that is shared by the tests that use it."""
+    """Return a sandbox that the tests share."""
     return make_box(hosts, request.param)
 
 
 @pytest.fixture(params=[pytest.param(level, marks=mark_level(level)) for level in ("bubblewrap", "landlock", "none")])
 def level(request: pytest.FixtureRequest) -> str:
-    """Each level of isolation that the tests' own process can have."""
+    """Return each isolation level that the tests' process supports."""
     name: Any = request.param
     asyncio.run(LocalSandbox(isolation=name).check())
     return name
@@ -137,11 +137,11 @@ def level(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def own_box(hosts: Hosts, request: pytest.FixtureRequest) -> Iterator[Boxes]:
-    """Makes a sandbox of the test's own, with the block's fields that it needs, and removes it."""
+    """Return a function that opens sandboxes for one test with the given block fields; remove them after the test."""
     made: list[Box] = []
 
     def make(**fields: Any) -> Box:
-        # No two tests ask for the same lifetime, and so none gets a sandbox that another one has broken.
+        # A unique lifetime keeps tests from sharing a sandbox that an attack has broken.
         found = make_box(hosts, request.param, lifetime=80_000 + next(LIFETIMES), **fields)
         made.append(found)
         return found
@@ -153,7 +153,7 @@ def own_box(hosts: Hosts, request: pytest.FixtureRequest) -> Iterator[Boxes]:
 
 @pytest.fixture
 def marked() -> Iterator[Marked]:
-    """A mark; whatever carries it is ended after the test."""
+    """Return a mark, and end every process that carries it after the test."""
     found = Marked()
     yield found
 
@@ -169,7 +169,7 @@ def marked() -> Iterator[Marked]:
 
 @pytest.fixture
 def files(box: Box, open_folder: Path) -> Iterator[Files]:
-    """The files, there for the length of a test."""
+    """Create the files, and delete them after the test."""
     host = box.host
     folder = Path(tempfile.mkdtemp(dir=open_folder, prefix="files-"))
     home = Path(tempfile.mkdtemp(dir=host.home, prefix=".attacked-"))
@@ -192,7 +192,7 @@ def victim(box: Box) -> Iterator[Victim]:
 
 @pytest.fixture
 def servers() -> Iterator[Servers]:
-    folder = Path(tempfile.mkdtemp(prefix="servers-"))  # a path of a Unix socket has 107 bytes at most
+    folder = Path(tempfile.mkdtemp(prefix="servers-"))  # a Unix socket's path has at most 107 bytes
     folder.chmod(0o755)
     found = Servers(folder)
     yield found

@@ -1,4 +1,4 @@
-"""Processes that have local sandboxes, as root and as an ordinary user, and a Python that such a user can start."""
+"""Processes that own local sandboxes, as root and as an ordinary user, and a Python that an ordinary user can start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENVIRONMENT_SECRET = "of the environment"
 
 
 def start_as_ordinary(python: str) -> str | None:
-    """The prefix of that Python if an ordinary user can start it and it reads our marshalled code; None if not."""
+    """Return this Python's prefix if an ordinary user can start it and its bytecode version matches, else None."""
     program = "import _ctypes, sqlite3, sys, importlib.util as u; print(u.MAGIC_NUMBER.hex(), sys.base_prefix)"
     who: dict[str, Any] = {"user": ORDINARY_UID, "group": ORDINARY_UID, "extra_groups": []}
     command = [python, "-I", "-S", "-c", program]
@@ -33,7 +33,7 @@ def start_as_ordinary(python: str) -> str | None:
 
 
 def link(source: str, target: str) -> None:
-    """A second name for a file, or a copy where that cannot be."""
+    """Create a hard link to a file, or a copy where links fail."""
     try:
         os.link(source, target)
     except OSError:
@@ -41,12 +41,12 @@ def link(source: str, target: str) -> None:
 
 
 def copy_python(base: str, folder: Path) -> str:
-    """The base Python's own files in another place, where it looks for its shared library beside itself."""
+    """Copy the base Python to a folder where it finds its shared library next to itself, and return its path."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     (folder / "bin").mkdir()
     library = Path(sys.base_prefix) / "lib"
     program, searched, beside = Path(base).read_bytes(), os.fsencode(library) + b"\0", b"$ORIGIN/../lib\0"
-    if len(beside) <= len(searched):  # the path in the program's dynamic section; none where the library is linked in
+    if len(beside) <= len(searched):  # replace the library path in the program's dynamic section, if it has one
         program = program.replace(searched, beside.ljust(len(searched), b"\0"))
     (folder / "bin" / version).write_bytes(program)
     (folder / "bin" / version).chmod(0o755)
@@ -58,7 +58,7 @@ def copy_python(base: str, folder: Path) -> str:
 
 
 class Host:
-    """A host process, and what it is asked."""
+    """A host process that answers requests."""
 
     def __init__(self, settings: dict[str, Any], environment: dict[str, str]) -> None:
         self.uid: int = settings.get("uid", os.getuid())
@@ -76,7 +76,7 @@ class Host:
         self.pid: int = self.wait(0)["pid"]
 
     def ask(self, request: dict[str, Any]) -> int:
-        """Sends a request and returns its number."""
+        """Send a request and return its number."""
         number = next(self._ids)
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(request | {"id": number}) + "\n")
@@ -84,11 +84,11 @@ class Host:
         return number
 
     def wait(self, number: int) -> dict[str, Any]:
-        """The answer to a request."""
+        """Return the answer to a request."""
         return self.wait_for_any([number])
 
     def wait_for_any(self, numbers: list[int]) -> dict[str, Any]:
-        """The first answer to one of some requests; its `id` is the request's number."""
+        """Return the first answer to any of these requests; its `id` is the request's number."""
         assert self.process.stdout is not None
         while not (answered := self._answers.keys() & {*numbers}):
             line = self.process.stdout.readline()
@@ -98,20 +98,20 @@ class Host:
         return self._answers.pop(answered.pop())
 
     def list_sandboxes(self) -> dict[str, dict[str, str]]:
-        """What its provider lists: labels by id."""
+        """Return the labels of the provider's sandboxes by id."""
         return self.wait(self.ask({"op": "list"}))["found"]
 
     def delete_sandbox(self, sandbox: str) -> None:
-        """Lets its provider remove one."""
+        """Delete a sandbox through its provider."""
         answer = self.wait(self.ask({"op": "delete", "sandbox": sandbox}))
         assert "broken" not in answer, answer["broken"]
 
     def as_user(self) -> dict[str, Any]:
-        """Options that start a process as the host's user."""
+        """Return the options that start a process as the host's user."""
         return {"user": self.uid, "group": self.uid, "extra_groups": []} if self.uid != os.getuid() else {}
 
     def end(self) -> None:
-        """Lets it remove its sandboxes and end."""
+        """Remove the host's sandboxes and end the host."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()

@@ -1,7 +1,7 @@
-"""A host of local sandboxes, as a program of its own: it does what it is asked to, one line of JSON each.
+"""A host of local sandboxes, as a program that reads requests and writes answers, one line of JSON each.
 
-`local_host.py SETTINGS`, where the settings are JSON: `uid`, the user to become after every import (for the packages
-may be closed to that user), with `python`, an interpreter that this user may start, and `prefix`, where it lives.
+Usage: `local_host.py SETTINGS`. The settings are JSON: `uid`, the user to become after all imports (that user may not
+be able to read the packages); `python`, an interpreter that this user can start; and `prefix`, its prefix.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from rlm_batch.sandbox.interpreter import Interpreter
 
 PR_SET_DUMPABLE = 4
 
-# The version of Landlock that a sandbox is made for; the kernel's own where it is None.
+# The Landlock version that a sandbox is made for, or None for the kernel's own.
 believed: ContextVar[int | None] = ContextVar("believed", default=None)
 
 
 def landlock_abi() -> int:
-    """Stands in for `isolation.find_landlock_abi`, so that what an older kernel gets is tested on a newer one."""
+    """Replace `isolation.find_landlock_abi`, so that a newer kernel can test sandboxes for an older one."""
     abi = believed.get()
     return confinement_policy.probe_landlock_abi() if abi is None else min(abi, confinement_policy.probe_landlock_abi())
 
 
 async def run(interpreter: Interpreter, request: dict[str, Any]) -> dict[str, Any]:
-    """What became of one execution, as JSON."""
+    """Run one execution and return its outcome as JSON."""
     options = {name: request[name] for name in ("timeout", "context") if name in request}
     answer: dict[str, Any]
     try:
@@ -44,7 +44,7 @@ async def run(interpreter: Interpreter, request: dict[str, Any]) -> dict[str, An
         meta, answer = result.meta, {"outputs": result.outputs}
     except errors.RlmBatchError as error:
         meta, answer = error.meta, {"error": errors.error_to_json(error)}
-    except Exception:  # noqa: BLE001 - whatever it is, the asking side says so
+    except Exception:  # noqa: BLE001 - the client reports any error
         return {"broken": traceback.format_exc()}
     if meta is not None:
         answer |= {"stdout": meta.stdout, "stderr": meta.stderr, "layers": meta.layers, "sandbox": meta.sandbox_id}
@@ -52,13 +52,13 @@ async def run(interpreter: Interpreter, request: dict[str, Any]) -> dict[str, An
 
 
 class Host:
-    """Interpreters by the name that the asking side gave them."""
+    """Interpreters by the name that the client gave them."""
 
     def __init__(self) -> None:
         self.interpreters: dict[str, Interpreter] = {}
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Serves one request: an execution, the end of a sandbox, or what a provider can be asked."""
+        """Answer one request: an execution, the end of a sandbox, or a question to the provider."""
         believed.set(request.get("abi"))
         if request["op"] == "list":
             return {"found": {info.id: info.labels for info in await LocalProvider().list_sandboxes()}}
@@ -85,12 +85,12 @@ class Host:
         try:
             if interpreter is not None:
                 await interpreter.shutdown()
-        except Exception:  # noqa: BLE001 - whatever it is, the asking side says so
+        except Exception:  # noqa: BLE001 - the client reports any error
             return {"broken": traceback.format_exc()}
         return {}
 
     async def serve(self) -> None:
-        """Answers until standard input ends, and removes every sandbox then."""
+        """Answer requests until standard input ends, then remove every sandbox."""
         loop = asyncio.get_running_loop()
         lines = asyncio.StreamReader(limit=1 << 26)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin.buffer)
@@ -107,35 +107,35 @@ class Host:
 
 
 def say(answer: dict[str, Any]) -> None:
-    """One line for the asking side."""
+    """Write one answer for the client."""
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
 
 async def warm_up() -> None:
-    """Runs through what is imported late, while every package can still be read."""
+    """Import the modules that load late, while this user can still read every package."""
     async with LocalProvider(isolation="none").interpreter() as interpreter:
         await run(interpreter, {"code": "1 / 0"})
     await asyncio.to_thread(int)
 
 
 def become(uid: int, python: str, prefix: str) -> None:
-    """Turns root into an ordinary user, with a Python that this user may start."""
+    """Turn root into an ordinary user, with a Python that this user can start."""
     asyncio.run(warm_up())
     sys._base_executable = python  # type: ignore[attr-defined]
     sys.base_prefix = sys.base_exec_prefix = prefix
     for function in [*vars(isolation).values(), *vars(bubblewrap).values()]:
-        if hasattr(function, "cache_clear"):  # of what there is by the prefix that this process had
+        if hasattr(function, "cache_clear"):  # these caches depend on the previous prefix
             function.cache_clear()
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    # As if this user had started it: then its memory and its environment are open to the user's other processes.
+    # A process that this user started lets the user's other processes read its memory and environment.
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def main() -> None:
-    """Becomes who it is told to be, and serves."""
+    """Change the user if the settings name one, and serve."""
     settings = json.loads(sys.argv[1])
     if settings.get("uid") is not None:
         become(settings["uid"], settings["python"], settings["prefix"])

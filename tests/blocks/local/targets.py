@@ -1,4 +1,4 @@
-"""What a host has to lose to code in its sandboxes: files, processes, servers; and what may be left of a sandbox."""
+"""Targets on the host for code in sandboxes: files, processes and servers; and marks that find leftover processes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FILE_SECRET = "of the file"
 
 
 class Marked:
-    """Processes that carry a name of their own (PR_SET_NAME), which what they fork inherits."""
+    """Processes with a unique name (PR_SET_NAME), which their forks inherit."""
 
     def __init__(self) -> None:
-        self.mark = "rlm-" + os.urandom(5).hex()  # at most 15 characters
+        self.mark = "rlm-" + os.urandom(5).hex()  # a name has at most 15 characters
 
     def pids(self) -> list[int]:
-        """List those that there are, on this side of every namespace, without those that have ended."""
+        """List the live processes with the mark, in every namespace."""
         found: list[int] = []
         for name in os.listdir("/proc"):
             if name.isdigit():
@@ -33,33 +33,33 @@ class Marked:
                         continue
                     status = Path(f"/proc/{name}/status").read_text()
                 except OSError:
-                    continue  # it ended meanwhile
-                # With threads left it is a zombie by its first one alone.
+                    continue  # the process ended meanwhile
+                # A process with other threads looks like a zombie when its first thread has ended.
                 has_ended = "\nState:\tZ" in status and re.search("\nThreads:\t[01]\n", status)
                 if not has_ended:
                     found.append(int(name))
         return found
 
     def wait_for(self, count: int = 1) -> None:
-        """Wait until so many processes carry the mark, if only for a moment: some fork and end."""
+        """Wait until this many processes carry the mark at one moment; some fork and end."""
         wait_until(lambda: len(self.pids()) >= count, f"{count} processes with the mark")
 
     def wait_until_gone(self) -> None:
         """Wait until no process carries the mark."""
-        # Two looks: the first may miss a process that has just forked its successor.
+        # Check twice: the first check may miss a process that has just forked its successor.
         wait_until(lambda: not self.pids() and not self.pids(), "no process with the mark")
 
 
 @dataclass(frozen=True)
 class Files:
-    """Files of the host's user. Anyone may read and write them, so that nothing but isolation keeps code out."""
+    """Files of the host's user that any user may read and write, so that only isolation keeps code out."""
 
-    home: Path  # in the home directory
-    tmp: Path  # below /tmp or what stands for it
-    folder: Path  # where anyone may make files
+    home: Path  # a file in the home directory
+    tmp: Path  # a file below /tmp or the directory used instead
+    folder: Path  # a directory where any user may create files
 
     def paths(self) -> dict[str, str]:
-        """The two files, for the variables of an execution."""
+        """Return the two files as variables of an execution."""
         return {"home": str(self.home), "tmp": str(self.tmp)}
 
 
@@ -80,27 +80,29 @@ class Victim:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether it is still stopped, and no signal is pending, which the kernel notes before the sender goes on."""
+        """Return True if the process is still stopped and has no pending signal, which the kernel sets before kill()
+        returns.
+        """
         status = Path(f"/proc/{self.pid}/status").read_text()
         return "\nState:\tT" in status and len(re.findall("(?m)^S[ih][gd]Pnd:\t0{16}$", status)) == 2
 
     def stop(self) -> None:
-        """Stop it."""
+        """Stop the process."""
         os.kill(self.pid, signal.SIGSTOP)
         wait_until(lambda: self.is_untouched, "the victim is stopped")
 
     def go_on(self) -> None:
-        """Let it go on."""
+        """Continue the process."""
         os.kill(self.pid, signal.SIGCONT)
 
     def end(self) -> None:
-        """End it."""
+        """Kill the process."""
         os.killpg(self.pid, signal.SIGKILL)
         self._process.communicate()
 
 
 class Servers:
-    """Servers on the host: what reaches them is kept. All but TCP and UDP ones are Unix sockets."""
+    """Servers on the host that record connections and data. All but the TCP and UDP servers use Unix sockets."""
 
     def __init__(self, folder: Path) -> None:
         self.names: dict[str, Any] = {}
@@ -125,7 +127,7 @@ class Servers:
             os.chmod(address, 0o777)
 
     def reached(self) -> set[str]:
-        """The servers that something has reached."""
+        """Return the names of the servers that were reached."""
         found: set[str] = set()
         for name, server in self._sockets.items():
             try:

@@ -1,4 +1,4 @@
-"""What is left of local sandboxes when their host is killed: no process, and folders that can be removed."""
+"""Local sandboxes whose host is killed: their processes end, and their folders can be removed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RUNGS = ("bubblewrap", "landlock", "none")
 
-# Processes that do what they can to stay: away from their session and their group, deaf, with nothing open.
+# Processes that try to survive: each has its own session and group, ignores signals, and has closed its files.
 STAYING = f"""
 import subprocess
 {NAMED}
@@ -51,14 +51,14 @@ time.sleep(1000)
 
 
 def below(pid: int) -> dict[int, str]:
-    """The processes below one, by their ids, with when they began: the two together name a process for good."""
+    """Return the start times of a process's descendants by id. An id and its start time identify a process for good."""
     parents: dict[int, tuple[int, str]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 words = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
             except OSError:
-                continue  # it ended meanwhile
+                continue  # the process ended meanwhile
             if words[0] not in "ZX":
                 parents[int(name)] = int(words[1]), words[19]
     found: dict[int, str] = {}
@@ -70,7 +70,7 @@ def below(pid: int) -> dict[int, str]:
 
 
 def still_there(known: dict[int, str]) -> dict[int, str]:
-    """Those of them that have not ended, with their command lines."""
+    """Return the command lines, by id, of known processes that still run."""
     found: dict[int, str] = {}
     for pid, started in known.items():
         try:
@@ -85,7 +85,7 @@ def still_there(known: dict[int, str]) -> dict[int, str]:
 
 @pytest.fixture
 def own_host(new_host: Hosts, request: pytest.FixtureRequest) -> Iterator[Host]:
-    """A host of the test's own, to be killed; its folders are removed after it."""
+    """Return a host for one test to kill."""
     host = new_host(request.param)
     yield host
     host.process.kill()
@@ -100,7 +100,7 @@ as_each_user = pytest.mark.parametrize("own_host", [ROOT, "user"], indirect=True
 
 
 def boxes_of(host: Host, levels: tuple[str, ...] = RUNGS) -> dict[str, Box]:
-    """A sandbox on each of the levels that this host can have, by their ids."""
+    """Return a sandbox, by its id, on each level that this host supports."""
     found: dict[str, Box] = {}
     for level in levels:
         if not find_missing_support(level, host.uid):
@@ -112,18 +112,18 @@ def boxes_of(host: Host, levels: tuple[str, ...] = RUNGS) -> dict[str, Box]:
 
 
 def below_zygotes(host: Host) -> dict[int, str]:
-    """The processes of a host's sandboxes: what stays while the host does is not among them."""
+    """Return the processes of a host's sandboxes, without its zygotes, which live as long as the host."""
     zygotes = find_zygotes(host.pid)
     return {pid: started for pid, started in below(host.pid).items() if pid not in zygotes}
 
 
 def wait_for_more(find: Callable[[], dict[int, str]], count: int) -> dict[int, str]:
-    """The processes that it finds, once there are more than so many."""
+    """Return the processes that `find` lists, once there are more than `count`."""
     return wait_until(lambda: found if len(found := find()) > count else {}, f"more than {count} processes")
 
 
 def wait_for_end(known: dict[int, str], marked: Marked) -> None:
-    """Wait until the known processes have ended, and those that carry the mark."""
+    """Wait until the known and the marked processes have ended."""
     try:
         wait_until(lambda: not still_there(known), "no process of a sandbox", timeout=60)
         marked.wait_until_gone()
@@ -133,7 +133,7 @@ def wait_for_end(known: dict[int, str], marked: Marked) -> None:
 
 
 def find_supervisors(marked: Marked) -> set[int]:
-    """The parents of what is marked."""
+    """Return the parents of the marked processes."""
     pids = set(marked.pids())
     return {read_parent(pid) for pid in pids} - pids
 
@@ -157,7 +157,7 @@ def test_no_process_outlives_its_host_and_another_host_lists_and_removes_the_fol
     for sandbox in boxes:
         assert listed[sandbox]["managed-by"] == "rlm-batch"
         another.delete_sandbox(sandbox)
-        another.delete_sandbox(sandbox)  # deleting a missing one is no error
+        another.delete_sandbox(sandbox)  # deleting a missing sandbox is not an error
         assert not (another.folders / sandbox).exists()
     assert not boxes.keys() & set(another.list_sandboxes())
     assert stat.S_IMODE(another.folders.stat().st_mode) == 0o1777
@@ -206,7 +206,7 @@ def test_no_process_outlives_its_host_and_a_supervisor_that(own_host: Host, mark
         box.send(STAYING, mark=marked.mark, timeout=1000)
     marked.wait_for(3 * len(boxes))
     known = below(own_host.pid)
-    # Where they are killed, the zygotes hear of that and of their host's end at once.
+    # For SIGKILL, stop the zygotes: they then learn of the supervisors' end and the host's end at the same time.
     stopped = find_zygotes(own_host.pid) if number == signal.SIGKILL else set[int]()
     for pid in [own_host.pid, *stopped]:
         os.kill(pid, signal.SIGSTOP)
@@ -223,7 +223,7 @@ def test_no_process_outlives_its_host_and_a_supervisor_that(own_host: Host, mark
 @pytest.mark.parametrize("own_host", ["user"], indirect=True)
 @pytest.mark.full
 def test_a_supervisor_that_does_not_answer_is_ended_with_all_that_it_has(own_host: Host, marked: Marked) -> None:
-    """Stopped here; with a kernel that is short of memory, or a bug of ours, it may be worse."""
+    """The test stops the supervisor, as a kernel short of memory or a bug could."""
     boxes = boxes_of(own_host, RUNGS[:2])
     for box in boxes.values():
         box.send(STAYING, mark=marked.mark, timeout=1000)

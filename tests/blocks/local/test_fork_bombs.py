@@ -1,4 +1,4 @@
-"""Code that forks as fast as it can ends with its execution and its sandbox, and takes nothing else with it."""
+"""Code that forks as fast as it can: it ends with its execution and its sandbox, and nothing else ends with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .hosts import Hosts
     from .targets import Marked
 
-SECONDS = 110  # that a bomb lives at most: longer than a test waits for its end
+SECONDS = 110  # seconds, the longest life of a bomb; longer than a test waits for its end
 PROCESSES = 48
 KINDS = {"stays": "s", "leaves": "l", "mixes": "m", "adopts": "a"}
 
@@ -45,20 +45,20 @@ pytestmark = [pytest.mark.alone, pytest.mark.own_count, pytest.mark.requires("gc
 
 @pytest.fixture(scope="session")
 def bomb(open_folder: Path) -> str:
-    """The bomb in C, compiled, as text."""
+    """Compile the bomb in C and return the program as text."""
     program = open_folder / "fork_bomb"
     subprocess.run(["gcc", "-O1", "-o", program, Path(__file__).with_name("fork_bomb.c")], check=True)
     return base64.b64encode(program.read_bytes()).decode()
 
 
 def run_bomb(box: Box, marked: Marked, bomb: str, kind: str, then: str) -> None:
-    """Start a bomb, end the execution that started it in that way, and check that nothing is left and others run on."""
+    """Start a bomb, end its execution as `then` says, and check that no process is left and a sibling still works."""
     round_number = os.urandom(4).hex()
     sibling = box.send(f"{wait_for_file('end' + round_number)}SUBMIT(works=True)")
     variables = {"program": bomb, "kind": KINDS[kind], "mark": marked.mark, "seconds": SECONDS}
     code = START if "sleep" in then else START + wait_for_file("go" + round_number)
     running = box.send(code + then, timeout=5 if "sleep" in then else 100, **variables)
-    if "sleep" not in then:  # where the time runs out meanwhile, the bomb may be over before it is seen
+    if "sleep" not in then:  # a bomb may end unseen while the time runs out
         marked.wait_for(PROCESSES // 2 if kind == "stays" else 2)
     box.let_go("go" + round_number)
     answer = box.host.wait(running)
@@ -96,7 +96,7 @@ def test_every_bomb_ends_with_its_execution_and_its_sandbox(
 def test_a_bomb_in_a_context_ends_with_the_execution_that_ran_out_of_time(
     own_box: Boxes, marked: Marked, bomb: str
 ) -> None:
-    """The context goes with it, where there is no other way; another context's state stays."""
+    """The timeout also ends its context, as no milder way works; another context keeps its state."""
     box = own_box(processes=PROCESSES)
     box.run("x = 5", context="another")
     variables = {"program": bomb, "kind": "s", "mark": marked.mark, "seconds": SECONDS}
@@ -106,14 +106,14 @@ def test_a_bomb_in_a_context_ends_with_the_execution_that_ran_out_of_time(
     assert box.outputs("SUBMIT(x=x)", context="another") == {"x": 5}
 
 
-# ------------------------------------------------------------------------------------------ what cannot be ended
+# ---------------------------------------------------------------------------------------- processes that no signal ends
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 @pytest.fixture
 def frozen() -> Iterator[Callable[[int], Path]]:
-    """Makes a process one that no signal ends, until `freezer.state` in the folder says THAWED."""
+    """Return a function that freezes a process: no signal ends it until its `freezer.state` file says THAWED."""
     folder = FREEZER / f"rlm-batch-test-{os.getpid()}"
     folder.mkdir()
 
@@ -155,7 +155,7 @@ os._exit(3)
     assert f"{pid} ({marked.mark})" in answer["stderr"]
     assert box.outputs("SUBMIT(works=True)") == WORKS
     box.close()
-    # It is still there, so it is in the list, and no reaper says that it was removed.
+    # The process still runs, so the sandbox stays in the list, and a reaper does not report it as removed.
     assert marked.pids() == [pid]
     assert sandbox in host.list_sandboxes()
     refused = host.wait(host.ask({"op": "delete", "sandbox": sandbox}))
@@ -173,8 +173,8 @@ os._exit(3)
 def test_processes_whose_drivers_were_killed_are_known_by_their_mark(
     new_host: Hosts, hosts: Hosts, marked: Marked, bomb: str, who: str
 ) -> None:
-    """Wherever they went: no parent, no session, no directory and no name of the sandbox's is left of them."""
-    another = hosts(who)  # before there is no processor left to start it with
+    """Their parent, session, directory and name no longer point to the sandbox."""
+    another = hosts(who)  # start the other host while a processor is free
     host = new_host(who)
     box = Box(host, "landlock", fields={"processes": PROCESSES})
     sandbox = box.run("pass")["sandbox"]
@@ -184,7 +184,7 @@ def test_processes_whose_drivers_were_killed_are_known_by_their_mark(
     (driver,) = (int(name) for name in os.listdir("/proc") if name.isdigit() and is_driver(int(name), sandbox))
     zygote = read_parent(driver)
     assert zygote != host.process.pid
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees another end, and ends what is left
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # neither can clean up after the other
         for pid in (zygote, driver):
             os.kill(pid, number)
     host.process.kill()
@@ -196,7 +196,7 @@ def test_processes_whose_drivers_were_killed_are_known_by_their_mark(
 
 
 def is_driver(pid: int, sandbox: str) -> bool:
-    """Whether a process is a sandbox's driver: it has the sandbox's mark, and is outside of every filter."""
+    """Return True if the process is the sandbox's driver: it has the sandbox's mark and no seccomp filter."""
     try:
         limit = Path(f"/proc/{pid}/limits").read_text().partition("resident set")[2].split()[0]
         status = Path(f"/proc/{pid}/status").read_text()

@@ -1,4 +1,4 @@
-"""A driver that has stopped reading, as one that is frozen: nothing waits for it for ever."""
+"""A frozen driver, which no longer reads its input: no caller waits for it forever."""
 
 import asyncio
 import fcntl
@@ -42,7 +42,7 @@ def clean(no_process_left: None) -> None:
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frozen driver ends by SIGKILL alone, after two graces."""
+    """Shorten the grace: a frozen driver takes two graces and ends only by SIGKILL."""
     monkeypatch.setattr(handle, "END_GRACE_SECONDS", 0.5)
 
 
@@ -52,17 +52,17 @@ def count_unread(pipe: int) -> int:
 
 
 class NewPipes:
-    """The pipes that this process has opened since: those to the drivers of its sandboxes are among them."""
+    """The pipes that this process opened after the object was made, including those to its sandboxes' drivers."""
 
     def __init__(self) -> None:
         self._others = set(self._list_pipes())
 
     def find_unread(self) -> dict[str, int]:
-        """Return the bytes that are in each pipe and that the driver has not read."""
+        """Return the number of unread bytes in each new pipe."""
         return {name: count_unread(fd) for name, fd in self._list_pipes().items() if name not in self._others}
 
     async def wait_for_more(self, before: dict[str, int]) -> None:
-        """Wait until something more is on its way to a driver that does not read."""
+        """Wait until a new pipe has more unread bytes than before."""
         await wait_until_async(
             lambda: any(count > before.get(name, 0) for name, count in self.find_unread().items()),
             "more for the driver",
@@ -72,14 +72,14 @@ class NewPipes:
     def _list_pipes() -> dict[str, int]:
         pipes: dict[str, int] = {}
         for path in Path("/proc/self/fd").iterdir():
-            with suppress(FileNotFoundError):  # the descriptor of this very list
+            with suppress(FileNotFoundError):  # the descriptor of this listing itself
                 if (name := os.readlink(path)).startswith("pipe:"):
                     pipes[name] = int(path.name)
         return pipes
 
 
 async def freeze(interpreter: Interpreter) -> int:
-    """Stop the interpreter's driver, and return its id."""
+    """Stop the interpreter's driver and return its process id."""
     driver = (await interpreter.execute(FIND_DRIVER)).output
     os.kill(driver, signal.SIGSTOP)
     return driver
@@ -121,7 +121,7 @@ async def test_what_is_written_between_two_executions_of_a_context_belongs_to_ne
     pipes = NewPipes()
     async with LocalSandbox(isolation="none").interpreter() as interpreter:
         result = await interpreter.execute(LEAVE_WRITER, context="c")
-        os.kill(result.driver, signal.SIGSTOP)  # so that it finds all at once what comes one after the other
+        os.kill(result.driver, signal.SIGSTOP)  # the driver then reads all of the following at once
         before = pipes.find_unread()
         another = asyncio.create_task(interpreter.execute("pass", context="another"))
         await pipes.wait_for_more(before)
@@ -138,15 +138,15 @@ async def test_what_is_written_between_two_executions_of_a_context_belongs_to_ne
 async def test_a_driver_that_took_its_input_while_the_host_stood_still_is_kept() -> None:
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
-    # More than the pipe holds, and less than twice as much, so that what is left goes out at once.
+    # More than the pipe holds, and less than twice as much, so that one more write sends the rest.
     text = b"x" * (fcntl.fcntl(writes, fcntl.F_GETPIPE_SZ) * 3 // 2)
     sending = asyncio.ensure_future(LocalChannel(writes, stall_seconds=1).send(text))
-    for _ in range(5):  # until it waits for room in the pipe
+    for _ in range(5):  # let the channel reach its wait for room in the pipe
         await asyncio.sleep(0)
     assert count_unread(writes)
     reader = subprocess.Popen(["cat"], stdin=reads, stdout=subprocess.DEVNULL)  # noqa: ASYNC220
     os.close(reads)
-    time.sleep(1.2)  # noqa: ASYNC251 - as a tool does that is no coroutine, and as Ctrl-Z does
+    time.sleep(1.2)  # noqa: ASYNC251 - blocks the loop, as a synchronous tool and Ctrl-Z do
     wait_until(lambda: not count_unread(writes), "the reader has taken all")
     await sending
     os.close(writes)

@@ -1,4 +1,4 @@
-"""Where bubblewrap is there and makes no namespaces, the error says what forbids them and what allows them."""
+"""Machines with bubblewrap but without namespaces: the error names what forbids them and the setting to change."""
 
 import os
 import re
@@ -12,8 +12,8 @@ from rlm_batch.blocks.local.namespace_remedy import find_namespace_remedy
 
 UID_MAP = "bwrap: setting up uid map: Permission denied"
 
-# In a user namespace of its own it has the switch to itself, and is an ordinary user whose capabilities end with the
-# shell.
+# The script runs in its own user namespace, which has this setting to itself. It runs the program as an ordinary user,
+# without the shell's capabilities.
 FOLLOW_THE_REMEDY = """
 try_level() { setpriv --ambient-caps=-all --inh-caps=-all "$@"; }
 echo 0 > /proc/sys/user/max_user_namespaces

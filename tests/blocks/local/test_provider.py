@@ -1,4 +1,4 @@
-"""The local provider: which level it takes, what it says where there is none, its sandboxes and their folders."""
+"""The local provider: its choice of a level, its errors, and its sandboxes and their folders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def unknown_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Nothing has been found out about this machine yet, and what a test finds out is forgotten after it."""
+    """Clear the cache of facts about this machine, and restore it after the test."""
     known = dict(isolation_level._reasons)
     isolation_level._reasons.clear()
     yield monkeypatch
@@ -45,12 +45,12 @@ def unknown_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPa
 
 
 def hide_bubblewrap(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """A PATH with nothing on it but an empty folder."""
+    """Set PATH to an empty folder."""
     monkeypatch.setenv("PATH", str(folder))
 
 
 def put_bubblewrap(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
-    """A program of that name which does something else."""
+    """Put a script named `bwrap` on PATH, as its only program."""
     (folder / "bwrap").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
@@ -82,7 +82,7 @@ async def test_auto_takes_landlock_where_bubblewrap_is_not_or_does_not_work(
     assert result.works
     assert result.meta.isolation == "landlock"
     assert {"seccomp", "limits"} < set(result.meta.layers)
-    # As in a container: it is installed, and the kernel refuses it the namespaces.
+    # bubblewrap is installed, but the kernel refuses it namespaces, as in a container.
     isolation_level._reasons.clear()
     put_bubblewrap(unknown_machine, tmp_path, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
     assert await resolve_level("auto") == "landlock"
@@ -94,7 +94,7 @@ async def test_auto_takes_landlock_where_bubblewrap_is_not_or_does_not_work(
 async def test_a_level_that_shows_the_host_s_files_is_not_taken(
     unknown_machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A level is believed when code in it has been refused a file, not because its parts are there."""
+    """A level counts as working only after it has refused code a file, not because its parts are installed."""
     hide_bubblewrap(unknown_machine, tmp_path)
     await LocalSandbox(isolation="landlock").check()
     isolation_level._reasons.clear()
@@ -160,7 +160,7 @@ async def test_a_sandbox_that_is_removed_while_its_code_runs_is_lost_to_its_inte
     list_directory = os.listdir
 
     def list_youngest_first(path: str) -> list[str]:
-        """Ids of processes begin anew some day: the code's may come before its driver's."""
+        """List the highest ids first: ids wrap around, so code may have a lower id than its driver."""
         return sorted(list_directory(path), key=lambda name: -int(name) if name.isdigit() else 0)
 
     block, heard = LocalSandbox(isolation=level), asyncio.Event()  # type: ignore[arg-type]
@@ -234,11 +234,11 @@ async def test_a_folder_with_a_damaged_record_is_passed_over(tmp_path: Path, mon
     assert not (tmp_path / "rlm-batch-000000000000").exists()
 
 
-@pytest.mark.requires("root")  # to make the files of another user
+@pytest.mark.requires("root")  # only root can create files of another user
 async def test_what_another_user_has_planted_is_neither_listed_nor_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In /tmp anyone may make a folder that looks like a sandbox's, and name any process in it."""
+    """In /tmp, any user may make a folder that looks like a sandbox's, with any process id in its record."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / "rlm-batch-00000000000a"
     (folder / "work").mkdir(parents=True)
@@ -313,7 +313,7 @@ def test_a_folder_is_removed_whatever_the_code_has_made_of_it(own_box: Boxes) ->
         box.close()
         assert not folder.exists()
     finally:
-        subprocess.run(["rm", "-rf", str(folder)], check=False)  # which would be too deep for the tests' own clean-up
+        subprocess.run(["rm", "-rf", str(folder)], check=False)  # too deep for pytest's own clean-up
 
 
 def test_removing_a_folder_changes_nothing_that_its_links_lead_to(own_box: Boxes, open_folder: Path) -> None:
@@ -354,7 +354,7 @@ for mode in (0o500, 0o100):
     assert (outside / "file").read_text() == (outside / "inner" / "file").read_text() == "kept"
 
 
-# ------------------------------------------------------------------------------------------------ what it is given
+# --------------------------------------------------------------------------------------------- environment and settings
 
 
 async def test_the_environment_of_the_block_reaches_the_code_and_nothing_else_does(
@@ -372,7 +372,7 @@ async def test_the_environment_of_the_block_reaches_the_code_and_nothing_else_do
 
 
 def test_a_sandbox_outlives_the_thread_that_started_it(level: Any) -> None:
-    """The kernel tells a process of its parent's death when the thread that forked it has ended."""
+    """The kernel sends the parent-death signal when the thread that forked the process ends."""
     interpreter = LocalInterpreter(isolation=level)
     starting = threading.Thread(target=interpreter.start)
     starting.start()

@@ -1,4 +1,4 @@
-"""A repository that is cloned for each local sandbox, and packages that are installed for all of them."""
+"""Repositories, cloned for each local sandbox, and packages, installed once for all sandboxes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Commit = Callable[[str], str]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own."""
+    """Give the test its own cache and return it."""
     monkeypatch.setenv("RLM_BATCH_CACHE", str(tmp_path / "cache"))
     tmp_path.chmod(0o755)
     return tmp_path / "cache"
@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository without a commit yet."""
+    """Create a repository without a commit."""
     folder = tmp_path / "repository"
     subprocess.run(["git", "init", "--quiet", "--initial-branch=main", str(folder)], check=True)
     return folder
@@ -47,7 +47,7 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def commit(repository: Path) -> Commit:
-    """Commits a version of the module; returns the commit."""
+    """Return a function that commits a version of the module and returns the commit."""
 
     def commit(answer: str) -> str:
         (repository / "answers.py").write_text(f"ANSWER = {answer!r}\n")
@@ -72,7 +72,7 @@ numbers = [int(n) for n in open("data/numbers.txt").read().split()]
 open("data/numbers.txt", "a").write("4")
 SUBMIT(answer=ANSWER, numbers=numbers)
 """
-    for _ in range(2):  # each has a copy of its own
+    for _ in range(2):  # each sandbox has its own copy
         async with provider.interpreter() as interpreter:
             assert (await interpreter.execute(code)).outputs == {"answer": "first", "numbers": [1, 2, 3]}
 
@@ -102,12 +102,12 @@ async def test_a_branch_a_tag_a_commit_and_by_default_the_head(repository: Path,
 
 @pytest.fixture(params=["git", "files"])
 def branches_only(repository: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a server of the repository that hands out what a branch or a tag names, and no other commit.
+    """Return the URL of a repository's server that serves branches and tags, but no other commits.
 
-    One is git's own, which looks at allowAnySHA1InWant in the protocol's first version; the other hands out files.
+    One server is git's own, which obeys allowAnySHA1InWant in version 0 of the protocol; the other serves files.
     """
     subprocess.run(["git", "-C", str(repository), "config", "uploadpack.allowAnySHA1InWant", "false"], check=True)
-    # The branch that a new repository is on, as the clone in the cache is: the one that is fetched.
+    # The clone in the cache is a new repository, so it is on the same branch as the one that it fetches.
     settings = {"protocol.version": "0", "init.defaultBranch": "main"}
     for number, (name, value) in enumerate(settings.items()):
         monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", name)
@@ -193,7 +193,8 @@ def test_an_address_with_a_password_is_refused_and_not_shown(url: str) -> None:
         assert "hunter2secret" not in "".join(traceback.format_exception(refused.value))
     with pytest.raises(ConfigurationError, match="repo_token"):
         asyncio.run(resolve_commit(url, None, None))
-    assert LocalSandbox(repo_url="https://organisation@example.com/x.git").repo_url  # a name alone is no password
+    # a user name alone is not a password
+    assert LocalSandbox(repo_url="https://organisation@example.com/x.git").repo_url
 
 
 def test_what_git_quotes_of_a_password_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +210,7 @@ def test_what_git_quotes_of_a_password_is_not_shown(tmp_path: Path, monkeypatch:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only place that packages come from, as a person sets it for pip and uv."""
+    """Create a package index and make it the only source of packages for pip and uv."""
     folder = tmp_path / "index"
     folder.mkdir()
     for name in ("PIP", "UV"):
@@ -219,7 +220,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put_wheel(index: Path, name: str, needs: str = "") -> Path:
-    """A package with a module of its name, on the index."""
+    """Add a wheel with one module of its name to the index."""
     path = index / f"{name}-1.0-py3-none-any.whl"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n" + (f"Requires-Dist: {needs}\n" if needs else "")
     with zipfile.ZipFile(path, "w") as file:
@@ -255,7 +256,7 @@ SUBMIT(value=little_package.VALUE, writable=writable)
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A package as source, which leaves a file beside itself when it is built."""
+    """Create a source package that writes the file `built` next to itself when it is built."""
     folder = tmp_path / "source"
     folder.mkdir()
     program = f"open({str(tmp_path / 'built')!r}, 'w').close()\nimport setuptools\nsetuptools.setup(name='source')\n"
@@ -287,7 +288,8 @@ async def test_a_package_that_names_a_place_is_refused_by_name_and_none_is_built
         with pytest.raises(ConfigurationError, match="wheels from the index") as refused:
             LocalInterpreter(packages=packages).start()
         assert "geheim" not in str(refused.value)
-        with pytest.raises(ConfigurationError, match="wheels from the index"):  # also one that no block has looked at
+        # checked without the block's validation too
+        with pytest.raises(ConfigurationError, match="wheels from the index"):
             await LocalSandbox().model_copy(update={"packages": packages}).open({})
     assert not (tmp_path / "built").exists()
 

@@ -1,4 +1,4 @@
-"""What one execution cannot do to the others in its sandbox, nor to the supervisor that they share."""
+"""Attacks of an execution on others in its sandbox, and on the supervisor that they share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .hosts import Hosts
     from .targets import Marked
 
-# A sibling that runs a program, says where both are to be found, waits for the attack, and then submits.
+# A sibling that runs a program, publishes both ids, waits for the attack, and then submits.
 SIBLING = """
 import subprocess
 priority = os.getpriority(os.PRIO_PROCESS, 0)
@@ -80,12 +80,12 @@ attempt("memory: seized", lambda: call("ptrace", 0x4206, pid, 0, 0))
 attempt("memory: compared", lambda: call("kcmp", os.getpid(), pid, 0, 1, 1))
 attempt("memory: descriptor", lambda: call("pidfd_getfd", os.pidfd_open(pid), 4, 0))
 """
-# The program's process was opened to its user again by the kernel, when it became another program.
+# When the process executed another program, the kernel made it accessible to its user again.
 ATTACKS_ON_SIBLING = f"{SIGNALS}{LIMITS}{MEMORY}\npid = program\n{SIGNALS}{LIMITS}"
 
 
 def attacked(box: Box, code: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run the attack beside a sibling, once in a sandbox; return the answers to both."""
+    """Run the attack next to a sibling and return the answers to both; allowed once per sandbox."""
     sibling = box.send(SIBLING)
     lines = "\n".join(f"    {line}" for line in code.strip("\n").splitlines())
     answer = box.run(ATTACKER % lines)
@@ -93,13 +93,13 @@ def attacked(box: Box, code: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def check_that_a_sibling_is_out_of_reach(box: Box) -> None:
-    """Attack a sibling in every way."""
+    """Attack a sibling in every way, and check that no attack succeeds."""
     answer, sibling = attacked(box, ATTACKS_ON_SIBLING)
     assert sibling.get("outputs") == WHOLE, sibling
     assert answer["outputs"]["refused"]
     done = answer["outputs"]["done"]
     assert [name for name in done if not name.startswith("memory")] == [], done
-    # Without Landlock they read each other's memory, as docs/isolation.md says.
+    # Without Landlock, siblings can read each other's memory, as docs/isolation.md says.
     assert bool(done) == (box.abi == 0), done
 
 
@@ -194,7 +194,7 @@ def test_neither_the_supervisor_nor_the_wire_in_a_first_process_can_be_reached(o
 NAMED = "libc.prctl(15, mark.encode(), 0, 0, 0)\n"  # PR_SET_NAME
 WORKS = {"works": True}
 
-# Writers that are faster than any reader: they hand over pages instead of bytes.
+# Writers faster than any reader: they send memory pages instead of copying bytes.
 FLOOD = """
 fcntl.fcntl(1, 1031, 1 << 20)  # F_SETPIPE_SZ
 page = ctypes.create_string_buffer(b"x" * (1 << 20))
@@ -229,7 +229,7 @@ FRAMES = '(b\'{"op":"call","token":"","call":1,"name":"x","body":2}\\n{}\\n\' * 
 
 
 def check_that_others_run(box: Box) -> None:
-    """Run three executions, one after the other."""
+    """Check that three executions work, one after the other."""
     assert [box.run("SUBMIT(works=True)").get("outputs") for _ in range(3)] == [WORKS] * 3
 
 
@@ -301,14 +301,14 @@ FORGERIES = {
         "end", "error", 'b\'{"type": "\' + b"\\x7f" * 600_000 + b\'", "message": "\' + b"x" * 600_000 + b\'"}\''
     ),
     "a strange exit": ("end", "error", 'b\'{"kind": "exit", "exit_code": "x", "message": []}\''),
-    # A SandboxStartError is tried again whatever the caller said; code that has run must not be.
+    # A SandboxStartError is always retried, but code that may have run must not be.
     "a failure to start": ("end", "setup", 'b\'{"message":"forged"}\''),
 }  # fmt: skip
 
 
 @pytest.mark.each_once
 def test_a_forged_end_is_an_error_of_its_own_execution_alone(box: Box) -> None:
-    """Nobody can keep code from saying what it likes about itself; but a result is an object, of at most 1 MiB."""
+    """Code may report anything about itself, but a result must be a JSON object of at most 1 MiB."""
     for name, (op, status, body) in FORGERIES.items():
         answer = box.run(f"""
 say('{{"op":"{op}","status":"{status}","token":"%s"' % own_token(), {body})
@@ -317,11 +317,11 @@ os._exit(0)
         if answer.get("outputs") != {}:
             kind = answer.get("error", {}).get("error")
             assert kind in ("CodeCrashed", "CodeError", "SubmitError"), f"{name}: {answer}"[:500]
-            assert len(answer["error"]["text"]) < 50_000, name  # no more than the driver's own
+            assert len(answer["error"]["text"]) < 50_000, name  # no longer than the driver's own errors
     assert box.outputs("SUBMIT(works=True)") == WORKS
 
 
-# ---------------------------------------------------------------------------------------------- what is left running
+# --------------------------------------------------------------------------------------------------- leftover processes
 
 DAEMONS = """
 def daemon():
@@ -343,7 +343,7 @@ daemon()
 libc.prctl(36, 0, 0, 0, 0)
 daemon()
 """
-# Each forks its successor and ends, so that whoever looks for it comes late. They end by themselves after five minutes.
+# Each process forks its successor and ends, so a search always comes too late. They stop after five minutes.
 COMETS = """
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 end = time.monotonic() + 300
@@ -379,7 +379,7 @@ def test_processes_that_a_sandbox_leaves_end_with_it(own_box: Boxes, marked: Mar
     box = own_box()
     for leaving in (DAEMONS, COMETS):
         box.send(f"{NAMED}{leaving}\ntime.sleep(1000)", mark=marked.mark, timeout=1000)
-        marked.wait_for(3 if leaving is DAEMONS else 1)  # the others of COMETS are there for a moment
+        marked.wait_for(3 if leaving is DAEMONS else 1)  # the other processes of COMETS exist only for a moment
         box.close()
         marked.wait_until_gone()
 
@@ -388,9 +388,9 @@ def test_processes_that_a_sandbox_leaves_end_with_it(own_box: Boxes, marked: Mar
 def test_a_timeout_in_a_context_ends_what_the_execution_started_and_keeps_what_was_there(
     hosts: Hosts, marked: Marked
 ) -> None:
-    """Of a process whose first thread has ended the kernel says that it is a zombie, and nothing more."""
+    """The kernel reports a process whose first thread has ended only as a zombie."""
     box = Box(hosts("user"), "landlock")
-    # The kernel tells when a process was started in ticks of 10 ms: `before` is older by more than two of them.
+    # The kernel counts start times in ticks of 10 ms: `before` is older by more than two ticks.
     box.run(
         "import subprocess\nbefore = subprocess.Popen(['sleep', '1000'], start_new_session=True)\ntime.sleep(0.1)",
         context="c",

@@ -1,4 +1,4 @@
-"""Local volumes: whose files they are, who reaches them, and what the host does with what code left there."""
+"""Local volumes: owners and access of their files, and how the host treats hostile files on them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def root(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A root for volumes that every user may make some in."""
+    """Create a root where every user may create volumes."""
     folder = Path(tempfile.mkdtemp(prefix="volumes-", dir=open_folder))
     folder.chmod(0o1777)
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(folder))
@@ -175,7 +175,7 @@ def test_a_root_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
 
 @pytest.fixture
 def volume(root: Path) -> Volume:
-    """A volume on which code has left whatever could lead the host astray."""
+    """Return a volume on which code has left links, loops and pipes that could mislead the host."""
     (root / "secret.txt").write_text("the host's own")
     with LocalInterpreter(isolation="none", volume_name="left") as interpreter:
         interpreter.execute(
@@ -193,7 +193,7 @@ os.mkfifo(VOLUME + "/pipe")
     return Volume("left")
 
 
-@pytest.mark.requires("root")  # by whom a volume is given to a group of its own
+@pytest.mark.requires("root")  # only root can give a volume its own group
 def test_a_volume_that_is_a_link_is_refused_and_what_it_leads_to_stays_as_it_was(root: Path, tmp_path: Path) -> None:
     place = tmp_path / "elsewhere"
     place.mkdir(mode=0o755)
@@ -216,7 +216,7 @@ def test_directories_that_are_nested_without_end_are_a_sentence(root: Path) -> N
     os.close(at)
     with pytest.raises(VolumeError, match="more than 200 directories in each other"):
         asyncio.run(volume.ls())
-    subprocess.run(["rm", "-rf", str(volume.path)], check=True)  # deeper than Python's own removal goes
+    subprocess.run(["rm", "-rf", str(volume.path)], check=True)  # too deep for Python's own removal
 
 
 def test_the_host_follows_no_link_waits_at_no_pipe_and_leaves_no_volume(volume: Volume, root: Path) -> None:
@@ -231,7 +231,7 @@ def test_the_host_follows_no_link_waits_at_no_pipe_and_leaves_no_volume(volume: 
         for call in (volume.get, volume.delete, lambda path: volume.put(path, b"x")):
             with pytest.raises(VolumeError):
                 call(path)
-    volume.put("link.txt", "new")  # in the link's place
+    volume.put("link.txt", "new")  # replaces the link
     assert volume.get("link.txt") == b"new"
     for path in ("folder/x", "folder/secret.txt", "loop/x", "dir/file.txt/x"):
         with pytest.raises(VolumeError):

@@ -1,4 +1,4 @@
-"""What code in a local sandbox can do, on each level of isolation."""
+"""Operations that a local sandbox allows, on each isolation level."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ except urllib.error.URLError as error:
 
 
 def test_processes_that_code_starts_can_be_signalled_by_it(box: Box) -> None:
-    """From Landlock's ABI 6 on; below, only itself."""
+    """From Landlock's ABI 6 on code can signal the processes that it starts; before, only itself."""
     code = """
 import subprocess
 process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
@@ -194,7 +194,7 @@ context = multiprocessing.get_context("fork")
 with context.Pool(2) as pool:
     SUBMIT(total=sum(pool.map(abs, range(10))))
 """
-    if box.level == "landlock":  # /dev/shm is the host's
+    if box.level == "landlock":  # landlock shows the host's /dev/shm
         assert "PermissionError" in box.run(code)["error"]["text"]
     else:
         assert box.outputs(code) == {"total": 45}

@@ -1,4 +1,4 @@
-"""The packages of the running environment in local sandboxes: there, read only, and a part of the key."""
+"""The running environment's packages in local sandboxes: importable, read-only, and part of the key."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SUBMIT(value={module}.VALUE, done=done)
 
 
 def put_package(folder: Path, name: str, version: str = "1.0") -> None:
-    """An installed package with a module of its name."""
+    """Install a package that has one module of its name."""
     (folder / f"{name}.py").write_text("VALUE = 42\n")
     information = folder / f"{name}-{version}.dist-info"
     information.mkdir()
@@ -50,7 +50,7 @@ def put_package(folder: Path, name: str, version: str = "1.0") -> None:
 
 
 SCRIPT = "import of_purelib, sys\nprint(of_purelib.VALUE, sys.prefix, sys.argv[1:])\n"
-# As installers begin a script, where the path of the host's Python is short, and where it is long.
+# The first lines of scripts as installers write them, for a short and a long path of the host's Python.
 SCRIPT_HEADS = {
     "short": f"#!{sys.executable}\n",
     "long": f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n",
@@ -59,7 +59,7 @@ SCRIPT_HEADS = {
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """The running environment is one of the test's own, that has compiled packages apart."""
+    """Create an environment with a separate folder for compiled packages, and make it the running one."""
     tmp_path.chmod(0o755)
     monkeypatch.setenv("RLM_BATCH_CACHE", str(tmp_path / "cache"))
     folders = {"purelib": tmp_path / "lib", "platlib": tmp_path / "lib64", "scripts": tmp_path / "bin"}
@@ -81,7 +81,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Pa
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """All that is in a folder, and who may do what with it."""
+    """Return every path in a folder with its contents and permissions."""
     return {
         str(path): (path.stat().st_mode, path.stat().st_uid, path.read_bytes() if path.is_file() else None)
         for path in [folder, *sorted(folder.rglob("*"))]
@@ -124,7 +124,7 @@ def test_code_cannot_change_it_nor_see_anything_beside_it_unless_nothing_is_isol
             found = interpreter.execute(WRITE.format(module=f"of_{name}"))
             assert found.value == 42
             assert (describe(folder) == before) == (level != "none")
-            # For an ordinary user on landlock a change of a mode says that it was done, and nothing has changed.
+            # For an ordinary user on landlock, chmod reports success but changes nothing.
             assert "add" in found.done if level == "none" else {*found.done} <= {"open to all"}
 
 
@@ -144,7 +144,7 @@ SUBMIT(found=found, expected=f"42 {sys.prefix} ['a b']\\n", compiled=start("comp
         result = interpreter.execute(code)
     assert set(result.found.values()) == {result.expected}
     assert result.compiled == 0
-    assert "No module named pip" in result.pip  # that the Python has which the sandbox's is made of
+    assert "No module named pip" in result.pip  # pip is installed in the Python that the sandbox is built from
 
 
 def test_no_installer_runs_for_it(tmp_path: Path, environment: object) -> None:
@@ -170,7 +170,7 @@ def test_an_upgrade_is_another_key(environment: dict[str, Path]) -> None:
     (environment["platlib"] / "of_platlib-1.0.dist-info").rename(environment["platlib"] / "of_platlib-2.0.dist-info")
     metadata = environment["platlib"] / "of_platlib-2.0.dist-info" / "METADATA"
     metadata.write_text(metadata.read_text().replace("1.0", "2.0"))
-    assert asyncio.run(provider.fingerprint()) == first  # a process asks once
+    assert asyncio.run(provider.fingerprint()) == first  # each process computes it once
     digest_installed_versions.cache_clear()
     assert asyncio.run(provider.fingerprint()) != first
 

@@ -1,4 +1,4 @@
-"""What code in a local sandbox cannot do to the host's files, on each level of isolation."""
+"""Attempts of code in a local sandbox to read or change the host's files, on each isolation level."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ for name, path in paths.items():
 def test_files_of_the_host_cannot_be_read(box: Box, files: Files) -> None:
     open_there = unconfined(box).tried(READ, paths=files.paths()).done
     assert {"home", "home by cat", "home by a symlink", "tmp", "tmp by cat", "tmp mapped"} <= set(open_there)
-    files.home.write_text(FILE_SECRET)  # the attempts have moved it
+    files.home.write_text(FILE_SECRET)  # the attempts moved the file
     files.tmp.write_text(FILE_SECRET)
     found = box.tried(READ, paths=files.paths())
     assert found.done == {}
@@ -73,7 +73,7 @@ def test_what_the_system_keeps_to_itself_cannot_be_read(box: Box) -> None:
     places = [str(box.host.home), str(box.host.folders)]
     assert {*places} <= set(unconfined(box).tried(SYSTEM_SECRETS, paths=places).done)
     found = box.tried(SYSTEM_SECRETS, paths=places).done
-    # The way to an interpreter below the home directory may be there, with nothing beside it.
+    # For an interpreter below the home directory, its parent folders are visible, but no other entries in them.
     way = Path(box.outputs("SUBMIT(prefix=sys.base_prefix)")["prefix"]).parts
     assert {path: listed for path, listed in found.items() if listed not in [repr([part]) for part in way]} == {}
 
@@ -192,10 +192,10 @@ for name, path in paths.items():
 
 
 def state(path: Path) -> tuple[Any, ...]:
-    """What of a file is no content: mode, owner, times, attributes and flags."""
+    """Return a file's metadata: mode, owner, times, attributes and flags."""
     found = path.stat()
     flags = bytearray(8)
-    with path.open("rb") as file, suppress(OSError):  # not every file system has any
+    with path.open("rb") as file, suppress(OSError):  # not every file system has flags
         fcntl.ioctl(file, 0x80086601, flags)  # FS_IOC_GETFLAGS
     marks = os.listxattr(path)
     return oct(found.st_mode), found.st_uid, found.st_gid, found.st_mtime_ns, marks, bytes(flags)
@@ -206,7 +206,7 @@ def test_modes_owners_times_and_attributes_of_the_host_cannot_be_changed(box: Bo
     before = {path: (state(path), path.parent.stat().st_mode) for path in (files.home, files.tmp)}
     found = box.tried(CHANGE, paths=files.paths())
     assert {path: (state(path), path.parent.stat().st_mode) for path in (files.home, files.tmp)} == before, found
-    # An open that asks for neither reading nor writing still gives what ioctl works on.
+    # An open for neither reading nor writing still returns a descriptor that ioctl accepts.
     assert not [name for name in found.done if "neither" in name or "lease" in name or "flags" in name], found
     unconfined(box).tried(CHANGE, paths=files.paths())
     for path in (files.home, files.tmp):

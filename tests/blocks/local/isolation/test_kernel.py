@@ -1,4 +1,4 @@
-"""Calls and privileges that code in a local sandbox cannot have, on each level of isolation."""
+"""System calls and privileges that a local sandbox denies, on each isolation level."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ attempt("programs laid out as an attacker likes it", lambda: call("personality",
 attempt("a child of the supervisor's", become_a_sibling)
 """)
     assert found.done == {}
-    # Another error would say that the kernel had looked at the arguments.
+    # Any other error would mean that the kernel examined the arguments.
     assert {name: error for name, error in found.refused.items() if error not in ("EPERM", "ENOSYS")} == {}
 
 
@@ -83,7 +83,7 @@ attempt("a request that nobody knows", lambda: fcntl.ioctl(descriptor, 0x5000940
 
 @pytest.mark.older_kernels(0, 1, 4)
 def test_a_file_that_was_opened_for_reading_is_not_changed_by_a_request(box: Box) -> None:
-    """Landlock governs no requests to files, and the interpreter's may belong to the user."""
+    """Landlock does not govern ioctl requests, and the interpreter's files may belong to the user."""
     found = box.tried(FLAGS)
     assert {name: found.refused.get(name) for name in ("attributes written", "a request that nobody knows")} == {
         "attributes written": "ENOTTY",
@@ -165,7 +165,7 @@ SUBMIT(uid=os.getresuid(), groups=os.getgroups(), no_new=libc.prctl(39, 0, 0, 0,
     assert (found["uid"][0] > 1000) if root else (found["uid"] == [box.host.uid] * 3)
     assert len(set(found["uid"])) == 1
     assert found["no_new"] == 1
-    # Where the interpreter lies in a closed directory, root's code keeps the right to search; Landlock still decides.
+    # If the interpreter is in a private directory, root's code keeps the right to search; Landlock still restricts it.
     assert found["capabilities"] in ((0, 1 << 2) if root and box.level == "landlock" else (0,))
     assert {name: outcome for name, outcome in found["became"].items() if outcome[0] == 0} == {}
     assert found["done"] == {}
@@ -184,5 +184,5 @@ for fd in range(4096):
     kinds[str(fd)] = "pipe" if stat.S_ISFIFO(mode) else "device" if stat.S_ISCHR(mode) else oct(mode)
 SUBMIT(kinds=kinds)
 """)
-    # Standard input, output and error, and the execution's own channel.
+    # Standard input, output and error, and the channel of the execution.
     assert found["kinds"] == {"0": "device", "1": "pipe", "2": "pipe", "3": "pipe", "4": "pipe"}

@@ -1,4 +1,4 @@
-"""Limits that code in a local sandbox cannot pass, on each level of isolation."""
+"""Limits that code in a local sandbox cannot exceed, on each isolation level."""
 
 from __future__ import annotations
 
@@ -75,12 +75,13 @@ def test_forks_and_threads_stay_below_the_limit_which_is_of_all_executions_toget
     box = own_box(processes=50)
     first = box.send(FORKS % wait_for_file())
     wait_until((box.folder / "full").exists, "as many processes as there may be")
-    answer = box.run(FORKS % "")  # which may have found no place for a process of its own
+    answer = box.run(FORKS % "")  # this can fail, because no process was left for it
     second = answer["outputs"]["started"] if "outputs" in answer else 0
     box.let_go()
     counts = [box.host.wait(first)["outputs"]["started"] + second]
-    counts += [box.outputs(code)["started"] for code in (FORKS % "", THREADS)]  # what the first had has gone with it
-    # The supervisor and bubblewrap count too, and on landlock what else a user's sandboxes run.
+    # the first execution's processes have ended
+    counts += [box.outputs(code)["started"] for code in (FORKS % "", THREADS)]
+    # The count includes the supervisor and bubblewrap, and on landlock the user's other sandboxes.
     assert 5 < min(counts) <= max(counts) <= 50, counts
 
 

@@ -1,4 +1,4 @@
-"""What code does to data of the host's that it may read: as root's and as an ordinary user's sandbox, on each level."""
+"""Attacks on mounted host data that code may only read, in sandboxes of root and of an ordinary user, on each level."""
 
 from __future__ import annotations
 
@@ -67,13 +67,14 @@ def test_code_reads_what_is_mounted_and_can_do_nothing_else_to_it_nor_go_beside_
     places = {str(path) if is_own_path else f"/data/{path.name}": str(path) for path in (folder, alone)}
     box = own_box(mounts=places)
     for path in (folder.parent, *folder.parent.rglob("*")):
-        os.chown(path, box.host.uid, box.host.uid, follow_symlinks=False)  # the code's own, where that user is it
+        # for an ordinary user's host, the code owns these files
+        os.chown(path, box.host.uid, box.host.uid, follow_symlinks=False)
     before = _describe(folder.parent)
     at_folder, at_alone = places
     tried = box.tried(ATTACK, folder=at_folder, alone=at_alone)
     assert set(tried.done) == {"read", "read below", "read alone"}, tried
     assert _describe(folder.parent) == before
-    with socket.socket(socket.AF_UNIX) as server:  # that was not there when the sandbox was opened
+    with socket.socket(socket.AF_UNIX) as server:  # this socket did not exist when the sandbox opened
         try:
             server.bind(str(folder / "agent"))
             os.chmod(folder / "agent", 0o777)

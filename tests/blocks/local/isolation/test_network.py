@@ -1,4 +1,4 @@
-"""What code in a local sandbox cannot reach over a network, on each level of isolation."""
+"""Attempts of code in a local sandbox to reach a network, on each isolation level."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_servers_of_the_host_cannot_be_reached(box: Box, servers: Servers) -> No
         pass
     found = box.tried(REACH, addresses=servers.names)
     assert servers.reached() == set(), found
-    # In a network of its own a datagram goes out, to nobody.
+    # In the sandbox's own network a datagram can be sent, but it reaches no server.
     assert not [name for name in found.done if box.level == "landlock" or not name.startswith("udp")]
 
 
@@ -57,7 +57,7 @@ attempt("raw", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPP
 attempt("raw 6", lambda: socket.socket(socket.AF_INET6, socket.SOCK_RAW, 58))
 """)
     assert found.done == {}
-    # EAFNOSUPPORT would tell that the kernel was asked, and that nothing but its configuration keeps the family out.
+    # EAFNOSUPPORT would mean that the kernel was asked, and that only its configuration excludes the family.
     assert {name: error for name, error in found.refused.items() if error not in ("EPERM", "EACCES")} == {}
 
 

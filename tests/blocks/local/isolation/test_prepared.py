@@ -1,4 +1,4 @@
-"""What forks of one prepared process cannot do to each other, nor to that process, nor to the supervisor."""
+"""Forks of a prepared process: they cannot affect each other, that process or the supervisor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..boxes import Boxes
     from ..targets import Marked
 
-# It attacks the supervisor itself, and has something to lose.
+# Code that attacks the supervisor, and holds data that forks must not reach.
 PREPARE = f"""
 numbers = {numbers()!r}
 {ATTACK}
@@ -55,7 +55,7 @@ def test_forks_reach_neither_each_other_nor_the_process_that_is_forked_nor_the_s
     box.let_go()
     for number in others:
         assert box.host.wait(number).get("outputs") == {"secret": ["prepared"]}
-    # Where the filter looks at signals a fork can send itself none: the supervisor ends the code that goes on.
+    # A filter that checks signals keeps a fork from signalling itself, so the supervisor ends code that keeps running.
     code = "import threading\nthreading.Thread(target=lambda: SUBMIT(x=1)).start()\ntime.sleep(1000)"
     assert box.outputs(code) == {"x": 1}
 
@@ -93,7 +93,7 @@ def test_what_prepare_leaves_running_ends_with_the_sandbox(own_box: Boxes, marke
 @pytest.mark.full
 @pytest.mark.each_once
 def test_limits_on_processor_time_are_each_execution_s_own(own_box: Boxes) -> None:
-    """What prepare has used is not counted, nor does its own timeout bound what comes after it."""
+    """The code's processor time excludes that of `prepare`, and the timeout of `prepare` does not bound the code."""
     box = own_box(prepare="import time\nwhile time.process_time() < 0.7: pass", cpu_seconds=1)
     burn = "while time.process_time() < 0.7: pass\nSUBMIT(works=True)"
     assert [box.outputs(burn) for _ in range(2)] == [WORKS] * 2
@@ -114,7 +114,7 @@ except OSError:
         os.close(fd)
 """
     box = own_box(open_files=64)
-    for left in (1, 4):  # for one more file, and for a fork's pipes alone
+    for left in (1, 4):  # enough for one more file, and for a fork's pipes only
         box.close()
         box.fields["prepare"] = open_all % left
         answer = box.run("SUBMIT()")
@@ -137,7 +137,7 @@ def test_memory_that_executions_have_from_prepare_counts_once_for_the_sandbox(ow
     large = "import os, time\nprepared, data = os.getpid(), os.urandom(1 << 20) * 250"
     box = own_box(prepare=large, total_memory_mib=400)
     before = box.outputs("SUBMIT(prepared=prepared)")
-    # The watcher looks every half second, the kernel at once.
+    # The watcher checks twice a second, the kernel at once.
     running = [box.send("time.sleep(2)\nSUBMIT(prepared=prepared, size=len(data))") for _ in range(3)]
     assert [box.host.wait(number).get("outputs") for number in running] == [{**before, "size": 250 << 20}] * 3
     assert box.outputs("SUBMIT(prepared=prepared)") == before
@@ -150,7 +150,8 @@ def test_an_execution_ends_for_want_of_memory_of_the_sandbox_before_what_is_prep
     box = own_box(prepare=f"import os, time\nprepared = os.getpid()\n{leave}", total_memory_mib=400)
     before = box.run("SUBMIT(prepared=prepared)")
     running = [box.send(f"own = os.urandom(1 << 20) * 90\n{wait_for_file()}SUBMIT(works=True)") for _ in range(2)]
-    if "watcher" in before["layers"]:  # a control group's kernel takes the largest: what was left running
+    # with a control group, the kernel kills the largest process: the one left running
+    if "watcher" in before["layers"]:
         ended = box.host.wait_for_any(running)
         assert "total_memory_mib" in ended["error"]["text"]
         running.remove(ended["id"])

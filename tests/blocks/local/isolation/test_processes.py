@@ -1,4 +1,4 @@
-"""What code in a local sandbox cannot do to the host's other processes, nor learn of them, on each level."""
+"""Attempts of code in a local sandbox to affect or inspect the host's other processes, on each isolation level."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ except KeyError:
 SUBMIT(own=[getpass.getuser(), os.path.expanduser("~")], child=child, home=os.environ["HOME"], entry=entry)
 """)
     assert found["own"] == found["child"] == ["sandbox", found["home"]]
-    # Without mounts a sandbox has the machine's list of users.
+    # Without mounts a sandbox sees the machine's list of users.
     assert found["entry"] or box.level == "landlock"
 
 
@@ -114,7 +114,7 @@ attempt("victim's state", lambda: read(f"/proc/{pid}/stat"))
         assert found.done == {}
         return
     assert set(found.done) == {"listed"}
-    # Those of the sandbox, numbered from 1.
+    # The sandbox's own processes, numbered from 1.
     assert max(map(int, found.done["listed"].strip("[]").split(", "))) < 1000
 
 
@@ -154,8 +154,9 @@ def test_other_processes_cannot_be_signalled(box: Box, victim: Victim) -> None:
     victim.go_on()
     assert box.host.process.poll() is None
     assert found.done == {}
-    assert box.outputs("SUBMIT(works=True)") == {"works": True}  # the supervisor's too
-    alone = SIGNAL.partition("try:\n    os.kill(-1")[0]  # all of a user's processes are also those of the tests beside
+    assert box.outputs("SUBMIT(works=True)") == {"works": True}  # the supervisor works too
+    # without isolation, signalling all of a user's processes would also reach those of other tests
+    alone = SIGNAL.partition("try:\n    os.kill(-1")[0]
     assert {"victim killed"} <= set(unconfined(box).tried(alone, pids={"victim": victim.pid}).done)
 
 
@@ -225,7 +226,7 @@ attempt("key", lambda: call("add_key", b"user", b"mark", b"x", 1, -4))
         key=key,
         name=name,
     )
-    # Nor until then: no limit counts the memory in the kernel that is no process's.
+    # The sandbox refuses to create them, because no limit counts kernel memory that belongs to no process.
     assert {"memory", "semaphores", "messages"} <= set(found.refused)
     libc = ctypes.CDLL(None, use_errno=True)
     left = []

@@ -1,4 +1,4 @@
-"""Limits for a local sandbox as a whole: by control groups where the machine has them, and by the watcher elsewhere."""
+"""Limits for a local sandbox as a whole: control groups enforce them where the machine has them, else the watcher."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..hosts import Hosts
     from ..targets import Marked
 
-# One process holds 300 MiB that no limit on its address space sees, in pieces, until it is ended.
+# One process fills 300 MiB in pieces until it is killed; no limit on its address space counts this memory.
 IN_MEMORY_FILES = """
 held = []
 for number in range(3):
@@ -52,7 +52,7 @@ for number in range(8):
 time.sleep(1000)
 SUBMIT(works=True)
 """
-# What a process holds whose first thread has ended, of which the kernel says nothing by the process's own number.
+# A process whose first thread has ended: the kernel does not list its memory and files under the process's own id.
 BY_ANOTHER_THREAD = """
 import _thread
 is_ending = _thread.allocate_lock()
@@ -94,7 +94,7 @@ with open("file", "wb") as file:
     file.write(os.urandom(1 << 20) * 64)
 time.sleep(1000)
 """
-# Some thousands are enough: a file system without a journal makes new files slowly where many were just deleted.
+# A few thousand files exceed the limit; a file system without a journal creates files slowly after many deletions.
 EMPTY_FILES = """
 for number in range(20_000):
     open(str(number), "w").close()
@@ -124,7 +124,7 @@ time.sleep(1000)
 
 
 def run_beyond(box: Box, limit: str, code: str) -> dict[str, Any]:
-    """The error of code that goes beyond a limit of the sandbox as a whole, which must name it."""
+    """Return the error of code that exceeds a limit of the sandbox as a whole, and check that it names the limit."""
     answer = box.run(code, timeout=100)
     assert "error" in answer, answer
     error = answer["error"]
@@ -134,7 +134,7 @@ def run_beyond(box: Box, limit: str, code: str) -> dict[str, Any]:
 
 
 def list_groups() -> list[Path]:
-    """The groups of sandboxes below where this process makes its own."""
+    """Return the control groups of sandboxes in the groups that this process uses."""
     paths = {parent.path for parent in cgroups.find_parents().values()}
     return [group for path in paths for group in path.glob(cgroups.GROUP_PREFIX + "*")]
 
@@ -151,7 +151,7 @@ def test_memory_of_all_together_has_a_limit(own_box: Boxes) -> None:
 def test_what_processes_hold_together_has_a_limit(own_box: Boxes) -> None:
     box = own_box(memory_mib=256, total_memory_mib=300)
     answer = box.run(IN_PROCESSES)
-    # The kernel takes one process after the other, and the watcher the execution.
+    # The kernel kills one process after the other, the watcher the whole execution.
     if "outputs" in answer:
         assert answer["outputs"] == {"ended": [-signal.SIGKILL] * 3}
     else:
@@ -163,7 +163,7 @@ def test_what_processes_hold_together_has_a_limit(own_box: Boxes) -> None:
 @pytest.mark.each_once
 def test_memory_below_the_limit_is_let_be(own_box: Boxes) -> None:
     box = own_box(total_memory_mib=300)
-    # A fork has the same pages: they count once.
+    # A fork shares its parent's pages, which count once.
     code = """
 data = os.urandom(1 << 20) * 150
 if os.fork() == 0:
@@ -179,7 +179,7 @@ def test_files_on_disk_have_a_limit_together(own_box: Boxes) -> None:
     box = own_box(file_size_mib=128, disk_mib=32)
     assert box.outputs('open("small", "wb").write(bytes(1 << 20)); SUBMIT(works=True)') == {"works": True}
     run_beyond(box, "disk_mib", FILES)
-    # Its files are still there: it takes no more, and who comes next takes a new one.
+    # The files still exist, so this sandbox accepts no execution; the next caller opens a new one.
     assert box.run("pass")["error"]["error"] == "SandboxLost"
 
 
@@ -211,7 +211,7 @@ def test_files_count_wherever_and_however_they_are_held(own_box: Boxes, code: st
 
 
 @pytest.mark.full
-@pytest.mark.requires("root")  # who alone may look at what a process has mapped
+@pytest.mark.requires("root")  # only root can inspect a process's mapped files
 def test_a_deleted_file_that_is_only_mapped_counts_where_root_watches(hosts: Hosts, level: str) -> None:
     box = Box(hosts("root"), level, None, {"file_size_mib": 128, "disk_mib": 32})
     run_beyond(box, "disk_mib", MAPPED_FILE)
@@ -226,19 +226,19 @@ def test_doctor_says_what_would_hold_the_limits(level: str) -> None:
 
 
 def test_what_is_in_shared_memory_has_a_limit(own_box: Boxes) -> None:
-    """On `landlock` there is none."""
+    """On `landlock`, code cannot write to shared memory."""
     box = own_box(memory_mib=256, total_memory_mib=128)
     found = box.tried('attempt("written", lambda: open("/dev/shm/x", "wb").write(bytes(100 << 20)))')
     assert found.done == {}
     assert found.refused == {"written": "ENOSPC" if box.level == "bubblewrap" else "EACCES"}
-    # What was written stays, and leaves room for others.
+    # The written data stays, and leaves memory for the code.
     assert box.outputs("SUBMIT(works=len(bytearray(20 << 20)))") == {"works": 20 << 20}
 
 
 @pytest.mark.requires("root", "landlock", "cpu groups")
 def test_processors_have_a_limit(hosts: Hosts) -> None:
     box = Box(hosts("root"), "landlock", None, {"cpus": 0.2})
-    # Of a process in a group whose time is limited the group tells that it was held back.
+    # A group with limited processor time counts how often it was throttled.
     code = "while not os.path.exists('go'): pass\nSUBMIT(works=True)"
     box.run("pass")
     running = box.send(code)
@@ -265,10 +265,10 @@ def test_processes_have_a_limit_where_the_kernel_counts_all_of_the_user(hosts: H
     own = wait_until(lambda: found if len(found := below.read_text().split()) == 60 else [], "60 processes")
     box = Box(host, "landlock", None, {"processes": 20})
     box.run("pass")
-    # With them go the places that they had, and the sandbox could have as many more.
+    # The limit counted these processes, so their end would let the sandbox start as many more.
     for pid in map(int, own):
         os.kill(pid, signal.SIGKILL)
-    others.wait()  # it has reaped them: the dead count too
+    others.wait()  # the shell has reaped its children, which count until then
     run_beyond(box, "processes", FORKS)
     assert box.outputs("SUBMIT(works=True)") == {"works": True}
     box.close()
@@ -307,7 +307,7 @@ def test_an_empty_group_is_removed_by_the_next_process() -> None:
 
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> Iterator[cgroups.Parent]:
-    """A group for memory whose empty groups another process removes, the first times that one has been made there."""
+    """Return a parent group for memory in which another process removes the first three new groups."""
     parent = cgroups.find_parents()["memory"]
     own = cgroups.Parent(parent.path / f"tests-of-totals-{os.getpid()}", parent.version)
     own.path.mkdir()
@@ -344,7 +344,7 @@ def test_a_group_that_a_starting_process_removes_as_it_is_made_is_made_again(cro
 
 
 def make_delegated_tree(folder: Path, busy: str) -> Path:
-    """Folders as those of version 2; the group of that name cannot switch controllers on, as processes are in it."""
+    """Create folders like cgroup version 2; the group named `busy` has processes, so it cannot enable controllers."""
     for path in (folder, folder / "service", folder / "service" / "main"):
         path.mkdir(exist_ok=True)
         for name in ("cgroup.procs", "cgroup.subtree_control"):
@@ -375,7 +375,7 @@ def test_what_waits_for_the_first_code_of_a_sandbox_is_let_be_and_blamed_for_not
             assert sandbox.take_exceeded_limit() == ""
             assert read_process(waiting)[2] not in "ZX"
             sandbox.expect_execution(is_preparation=False)
-            sandbox.limits["processes"] = 1  # which the supervisor is none of
+            sandbox.limits["processes"] = 1  # the supervisor does not count
             sandbox.check(read_processes())
             assert sandbox.take_exceeded_limit() == ""
             sandbox.limits["processes"] = 0
@@ -398,7 +398,7 @@ def test_what_waited_before_a_sandbox_was_prepared_does_not_pass_for_the_process
             wait_until(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK") > begun + 2, "ticks")
             sandbox = WatchedSandbox((), {"processes": 1}, False, supervisor.pid, is_supervisor=True)
             sandbox.expect_execution(is_preparation=True)
-            sandbox.check(read_processes())  # while it is not there yet
+            sandbox.check(read_processes())  # the prepared process does not exist yet
             print(file=supervisor.stdin, flush=True)
             prepared = int(supervisor.stdout.readline())
             sandbox.check(read_processes())

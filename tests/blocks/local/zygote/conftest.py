@@ -1,4 +1,4 @@
-"""What the tests of zygotes share: zygotes of their own, and processes that are waited for."""
+"""Fixtures for tests of zygotes: separate zygotes for each test, and waits for processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ....infra.waiting import wait_until, wait_until_async
 
 @pytest.fixture
 def zygotes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Zygotes]:
-    """Zygotes of the test's own, and no others of this process."""
+    """End this process's zygotes and return new ones for one test."""
     launcher.zygotes.end()
     wait_until(lambda: not find_zygotes(os.getpid()), "the end of the zygotes before")
     found = Zygotes()
@@ -31,21 +31,21 @@ def zygotes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Zygotes]:
 
 @pytest.fixture(params=[pytest.param(level, marks=mark_level(level)) for level in ("bubblewrap", "landlock")])
 def local(request: pytest.FixtureRequest) -> LocalSandbox:
-    """The local provider on each level with zygotes of its own kind: without isolation they are as on Landlock."""
+    """Return the local provider on each level that has its own kind of zygote; level "none" uses landlock's kind."""
     provider = LocalSandbox(isolation=request.param)
     asyncio.run(provider.check())
     return provider
 
 
 async def wait_until_gone(pids: list[int]) -> None:
-    """Wait until none of the processes is there."""
+    """Wait until all of these processes have ended."""
     await wait_until_async(lambda: not any(map(is_alive, pids)), "no process that was killed")
 
 
 async def find_ahead(local: LocalSandbox) -> tuple[int, int]:
-    """Wait until this process's one zygote is at rest, and return what it has forked ahead.
+    """Wait until this process's only zygote is idle, and return the ids of its two processes forked ahead.
 
-    That is the process that waits to be a supervisor, and its child, below the zygote and bubblewrap.
+    The first waits to become a supervisor; the second is its child. Both are below the zygote and bubblewrap.
     """
     count = 4 if local.isolation == "bubblewrap" else 3
 

@@ -1,4 +1,4 @@
-"""What a zygote forks ahead of its next sandbox: it runs that one's first code, and nothing else depends on it."""
+"""Processes that a zygote forks ahead: they run the next sandbox's first code, and sandboxes work without them."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ SUBMIT(names=names, state=[
     parent.f_locals.get("self")._executions,
 ])
 """
-MODULES = 5  # in that state
-# A zygote in which no first child can be forked ahead.
+MODULES = 5  # the index of the modules in that state
+# A zygote that cannot fork a first child ahead.
 WITHOUT_CHILD = """
 namespace = {"__name__": "driver"}
 exec("driver", namespace)
@@ -75,7 +75,7 @@ def fail(*_, **__):
 
 main.__globals__["ChildAhead"] = fail
 """
-# A zygote in which the first process that is forked ahead, and for no request, cannot put up its walls.
+# A zygote whose first process forked ahead of a request cannot isolate itself.
 FAILING_AHEAD = """
 import os
 namespace = {"__name__": "driver"}
@@ -103,7 +103,7 @@ main.__globals__["rehearse_start"] = rehearse_start
 
 
 def change_zygote(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    """Has new zygotes run that program, with their own in the place of "driver"."""
+    """Make new zygotes run the program, in which "driver" is replaced by their own code."""
     driver, changed = marshal.loads(build_driver_code(ZYGOTE_MODULES)), compile(program, "changed", "exec")
     constants = tuple(driver if constant == "driver" else constant for constant in changed.co_consts)
     code = marshal.dumps(changed.replace(co_consts=constants))
@@ -114,7 +114,7 @@ async def test_what_the_process_ahead_failed_of_is_no_reason_to_refuse_the_next_
     local: LocalSandbox, zygotes: Zygotes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_zygote(monkeypatch, FAILING_AHEAD)
-    at_rest = asyncio.ensure_future(find_ahead(local))  # the one that failed is replaced after a later sandbox
+    at_rest = asyncio.ensure_future(find_ahead(local))  # the failed process is replaced after a later sandbox
     while not at_rest.done():
         async with local.interpreter() as interpreter:
             assert (await interpreter.execute("SUBMIT(1)")).output == 1
@@ -141,7 +141,7 @@ async def test_a_sandbox_whose_first_child_has_ended_runs_code(local: LocalSandb
     await wait_until_gone([child])
     async with local.interpreter() as interpreter:
         assert (await interpreter.execute("SUBMIT(1)")).output == 1
-    # Now it ends while the request is on its way, so that the supervisor finds both at once.
+    # The child ends while the request is on its way, so that the supervisor sees both at once.
     supervisor, child = await find_ahead(local)
     known = find_zygotes(os.getpid())
     async with local.interpreter() as interpreter:
@@ -160,7 +160,7 @@ async def test_a_process_ahead_that_was_killed_is_replaced_by_one_that_has_nothi
     local: LocalSandbox, zygotes: Zygotes
 ) -> None:
     async with AsyncExitStack() as others:
-        for _ in range(30):  # each has a descriptor of the zygote's, so that what comes then has a high number
+        for _ in range(30):  # each holds a descriptor of the zygote, so that later descriptors have high numbers
             await (await others.enter_async_context(local.interpreter())).execute("pass")
         ahead, child = await find_ahead(local)
         os.kill(ahead, signal.SIGKILL)
@@ -173,7 +173,7 @@ async def test_the_first_execution_is_that_of_the_child_ahead_and_finds_nothing_
     local: LocalSandbox, zygotes: Zygotes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with local.interpreter() as interpreter:
-        fresh = await interpreter.execute(SURROUNDINGS)  # of a zygote that has had no time to fork one ahead
+        fresh = await interpreter.execute(SURROUNDINGS)  # this zygote has had no time to fork a process ahead
     _, child = await find_ahead(local)
     async with local.interpreter() as interpreter:
         ahead = await interpreter.execute(SURROUNDINGS)
@@ -183,6 +183,6 @@ async def test_the_first_execution_is_that_of_the_child_ahead_and_finds_nothing_
         own = await interpreter.execute(SURROUNDINGS)
     assert ahead.names == fresh.names == own.names
     assert ahead.state == fresh.state
-    assert {*own.state.pop(MODULES)} <= {*ahead.state.pop(MODULES)}  # what a zygote has imported stays
+    assert {*own.state.pop(MODULES)} <= {*ahead.state.pop(MODULES)}  # modules that a zygote imported stay loaded
     assert ahead.state == own.state
     await wait_until_gone([child])

@@ -1,4 +1,4 @@
-"""Sandboxes are forked from a zygote: none reaches another, and what dies takes no more along than its own."""
+"""Sandboxes forked from a zygote: none reaches another, and a dead process ends only its own children."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ SUBMIT(done=done)
 
 
 def list_marked(pid: int) -> list[int]:
-    """What is below a process and has become a sandbox's."""
+    """Return the descendants of a process that carry a sandbox's mark."""
     children, found, below = list_children(), list[int](), [pid]
     for above in below:
         below += children.get(above, ())
@@ -80,7 +80,7 @@ def list_marked(pid: int) -> list[int]:
 
 
 def set_file_limit(pids: set[int], limit: tuple[int, int]) -> None:
-    """How many files the processes may have open from now on, those that end meanwhile left out."""
+    """Limit how many files the processes may open; ignore processes that have ended."""
     for pid in pids:
         with suppress(ProcessLookupError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
@@ -94,7 +94,7 @@ def test_a_sandbox_reaches_neither_its_siblings_nor_their_zygote(own_box: Boxes)
     box, sibling = own_box(), own_box()
 
     def find() -> list[int]:
-        """The zygotes with what they have forked ahead, and the supervisors of both sandboxes."""
+        """Return the zygotes with their processes forked ahead, and the supervisors of both sandboxes."""
         ahead, supervisors = find_zygotes(box.host.pid), list_marked(box.host.pid)
         return [*ahead, *supervisors] if len(ahead) > 2 and len(supervisors) >= 2 else []
 
@@ -138,11 +138,11 @@ async def test_a_zygote_that_is_killed_takes_its_sandboxes_along_and_the_next_ha
         assert len(marked) >= 2
         killed = find_zygotes(os.getpid())
         for pid in killed:
-            with suppress(ProcessLookupError):  # it ended with another
+            with suppress(ProcessLookupError):  # killing one process can end another
                 os.kill(pid, signal.SIGKILL)
         with pytest.raises((OutcomeUnknown, SandboxLost)):
             await running
-    await wait_until_gone(list(killed))  # until then it may take a request, which is lost with it
+    await wait_until_gone(list(killed))  # a zygote that is still ending could take a request and lose it
     async with local.interpreter() as interpreter:
         assert (await interpreter.execute("SUBMIT(1)")).output == 1
     await wait_until_gone(marked)
@@ -175,7 +175,7 @@ async def test_a_sandbox_that_is_asked_of_a_zygote_that_is_stopped_or_killed_jus
             for pid in reversed(stopped):
                 os.kill(pid, signal.SIGKILL)
         assert await asked == 2
-        if not is_killed:  # no sandbox is lost for that it was stopped
+        if not is_killed:  # stopping it loses no sandbox
             assert (await running.execute("SUBMIT(x)", context="kept")).output == 1
     zygotes.end()
     await wait_until_gone(stopped)
@@ -231,7 +231,7 @@ async def test_a_zygote_that_may_open_no_more_files_refuses_one_sandbox_and_keep
         set_file_limit(pids, (3, limit[1]))
         with pytest.raises(SandboxStartError, match=r"did not start|could not be forked"):
             await local.interpreter().execute("SUBMIT(2)")
-        for _ in range(2):  # what one has forked in the middle of this has its low limit
+        for _ in range(2):  # a process forked meanwhile has the low limit too
             set_file_limit(pids | find_zygotes(os.getpid()), limit)
         async with local.interpreter() as other:
             assert (await other.execute("SUBMIT(2)")).output == 2
@@ -258,7 +258,7 @@ def test_zygotes_of_other_walls_that_are_idle_are_few(volumes: Path, zygotes: Zy
     for number in range(MAX_IDLE_ZYGOTES + 4):
         with LocalInterpreter(isolation="bubblewrap", volume_name=f"data-{number}") as interpreter:
             interpreter.execute("pass")
-    # Each is four processes: bubblewrap, itself, and the two that are forked ahead.
+    # Each is four processes: bubblewrap, the zygote, and the two that it forks ahead.
     wait_until(lambda: len(find_zygotes(os.getpid())) <= 4 * (MAX_IDLE_ZYGOTES + 1), "few zygotes")
 
 
@@ -324,17 +324,18 @@ async def test_many_sandboxes_opened_and_closed_leave_nothing(local: LocalSandbo
         stock = Counter(zygotes=len(pids), sandboxes=len(list_marked(os.getpid())))
         stock["descriptors"] = len(os.listdir("/proc/self/fd"))
         links = set[str]()
-        for pid in pids if os.geteuid() == 0 else ():  # to others of their own user the zygotes are closed
-            with suppress(FileNotFoundError):  # it ended meanwhile
+        for pid in pids if os.geteuid() == 0 else ():  # an ordinary user cannot read the zygotes' /proc entries
+            with suppress(FileNotFoundError):  # the process ended meanwhile
                 stock["zygotes' descriptors"] += len(os.listdir(f"/proc/{pid}/fd"))
                 links |= {os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("mnt", "net", "pid")}
-                if local.isolation == "bubblewrap":  # on the others they see this machine's, as do the tests beside
+                # on the other levels the mounts are the machine's, which other tests change
+                if local.isolation == "bubblewrap":
                     stock["mounts"] += len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
         stock["namespaces"] = len(links)
         return stock
 
     async def run_sandboxes(count: int) -> Counter[str]:
-        """The stock after so many, at rest."""
+        """Run this many sandboxes and return the stock once the zygote is idle."""
         for _ in range(count):
             async with local.interpreter() as interpreter:
                 assert (await interpreter.execute("SUBMIT(1)")).output == 1
@@ -343,7 +344,7 @@ async def test_many_sandboxes_opened_and_closed_leave_nothing(local: LocalSandbo
 
     before = await run_sandboxes(3)
     more = await run_sandboxes(20) - before
-    if more:  # a process that has just been killed may still be there
+    if more:  # a process that has just been killed may still exist
         await wait_until_async(lambda: not take_stock() - before, f"no more than before, and not {more}")
 
 
