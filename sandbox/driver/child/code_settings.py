@@ -1,4 +1,4 @@
-"""Settings of Python that code changes, and that would hold for the driver's own functions in the same process."""
+"""Python settings that code changes and that would also affect the driver's functions in the same process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-DRIVER_DEPTH = 500  # of Python's stack, which is enough to describe an error
+DRIVER_DEPTH = 500  # stack frames, enough to describe an error
 
 
 class CodeSettings:
@@ -22,7 +22,7 @@ class CodeSettings:
         self._collects = True
 
     def enter(self) -> None:
-        """Gives them to code that is about to run."""
+        """Restore the code's settings before it runs."""
         if self._recursion_limit:
             setrecursionlimit(self._recursion_limit)
             self._recursion_limit = 0
@@ -34,7 +34,7 @@ class CodeSettings:
             setprofile(self._profile)
 
     def leave(self) -> None:
-        """Takes them from code that has ended: what follows is the driver's."""
+        """Save the code's settings after it ends, and reset them for the driver."""
         self._profile = _take(getprofile, setprofile)
         self._trace = _take(gettrace, settrace)
         self._collects = gc.isenabled()
@@ -45,11 +45,11 @@ class CodeSettings:
 
 
 def _take(get: Any, set_to: Any) -> Any:
-    """The function that is called for what runs, which is called no more; None where there is none."""
+    """Remove a trace or profile function and return it, or None."""
     try:
         function = get()
         if function is not None:
             set_to(None)
         return function
     except BaseException:
-        return None  # it has raised when it was called for this, upon which Python calls it no more
+        return None  # the function raised when called for this very call; Python has then removed it

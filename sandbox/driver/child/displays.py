@@ -1,7 +1,7 @@
-"""What code in a sandbox shows, beside what it submits: the value of its last expression, and its displays.
+"""Values that code shows without submitting them: the value of its last expression, and its displays.
 
-Whatever runs here is the code's own: an object's `repr`, its `_repr_html_`. An Exception of theirs is said in the place
-of what they should have returned; anything else that they raise ends the code, as it would anywhere in it.
+`repr` and methods like `_repr_html_` are the code's own. An Exception that they raise is shown instead of their result.
+Any other exception ends the code, as it would elsewhere.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 PYPLOT = "matplotlib.pyplot"
 TEXT = "text/plain"
 FORMS = {"_repr_html_": "text/html", "_repr_svg_": "image/svg+xml", "_repr_png_": "image/png"}
-PLAIN_TYPES = frozenset((int, float, bool, str, list, dict, tuple, bytes))  # that have no form but their `repr`
+PLAIN_TYPES = frozenset((int, float, bool, str, list, dict, tuple, bytes))  # types without a form besides `repr`
 SIZED_TYPES = (str, bytes, list, tuple, dict)
-MAX_NOTE_CHARACTERS = MAX_NOTE_BYTES // 6 - len(TEXT)  # as JSON has the longest
+MAX_NOTE_CHARACTERS = MAX_NOTE_BYTES // 6 - len(TEXT)  # a character takes at most 6 bytes of JSON
 MORE = f"an execution shows {MAX_DISPLAYS_BYTES // 1024 // 1024} MiB and {MAX_DISPLAYS:,} displays at most"
 
 
 class Displays:
-    """Sends what one execution shows, as long as there is room; `send` sends a kind of frame with its body."""
+    """A sender of what one execution shows, up to the limits. `send` takes the kind of a frame and its body."""
 
     def __init__(self, send: Callable[[str, bytes], None]) -> None:
         self._send = send
         self._count = self._bytes = 0
 
     def display(self, *values: Any) -> None:
-        """Shows each value, in the forms that it has: HTML, SVG, PNG, text."""
+        """Show each value in its forms: HTML, SVG, PNG, text."""
         for value in values:
             bundle = _build_bundle(value)
             bundle.setdefault(TEXT, describe(value))
             self._send_bundle(bundle)
 
     def send_value(self, value: Any) -> None:
-        """Sends the value of the last expression, and displays it where it has other forms than its `repr`."""
+        """Send the value of the last expression, and display it if it has other forms than its `repr`."""
         if value is None:
             return
         text, body = "", _encode_value(value)
@@ -66,7 +66,7 @@ class Displays:
                 self._send_bundle(bundle)
 
     def show_figures(self) -> None:
-        """Displays the figures of pyplot that are open, and closes them."""
+        """Display and close the open figures of pyplot."""
         pyplot: Any = MODULES.get(PYPLOT)
         if pyplot is None:
             return
@@ -79,7 +79,7 @@ class Displays:
             _complain(f"the figures that are open could not be shown: {_describe_error(error)}")
 
     def _send_bundle(self, bundle: dict[str, Any]) -> None:
-        """Sends what there is room for, with a note in its text on what is left out."""
+        """Send the forms that fit, with a note in the text on those left out."""
         self._count += 1
         if self._count > MAX_DISPLAYS:
             return
@@ -105,10 +105,10 @@ class Displays:
 
 
 def replace_show(pyplot: Any, show: Callable[[], None]) -> None:
-    """Gives pyplot a `show` that shows: where no screen is, its own only warns."""
+    """Replace pyplot's `show`, which only warns if there is no screen."""
 
     def show_figures(*_arguments: Any, **_options: Any) -> None:
-        """Displays all open figures, and closes them."""
+        """Display and close all open figures."""
         show()
 
     show_figures.__name__ = show_figures.__qualname__ = "show"
@@ -116,23 +116,23 @@ def replace_show(pyplot: Any, show: Callable[[], None]) -> None:
 
 
 def _encode_value(value: Any) -> bytes | None:
-    """The value as SUBMIT would hand it back, None where it would not."""
+    """Encode the value as SUBMIT would; return None if SUBMIT would refuse it."""
     if type(value) in SIZED_TYPES and len(value) > MAX_SUBMIT_BYTES:
         return None
     try:
         return encode_output({"value": value})
-    except Exception:  # not only NotJsonError: a list's own class may do anything when it is asked for its items
+    except Exception:  # not only NotJsonError: a subclass of list may raise anything
         return None
 
 
 def describe(value: Any) -> str:
-    """The value's `repr`, as much of it as is shown. Of a text or bytes no more than that is looked at."""
+    """Return the value's `repr`, cut to the limit. Of text or bytes, convert only the part that is shown."""
     if type(value) in (str, bytes):
         rest = len(value) - MAX_REPR_CHARACTERS
         text = repr(value[:MAX_REPR_CHARACTERS])
     else:
         try:
-            text = str.__str__(repr(value))  # of a class of the code's own it could be anything
+            text = str.__str__(repr(value))  # a class of the code may return a subclass of str
         except Exception as error:
             text = f"<{type(value).__qualname__}, whose repr raised {_describe_error(error)}>"
         rest = len(text) - MAX_REPR_CHARACTERS
@@ -141,12 +141,12 @@ def describe(value: Any) -> str:
 
 
 def _build_bundle(value: Any) -> dict[str, Any]:
-    """The forms that the value has beside its `repr`, by their MIME types."""
+    """Return the value's forms besides its `repr`, by MIME type."""
     if _is_figure(value):
         return {"image/png": _draw(value)}
     bundle: dict[str, Any] = {}
     forms = _call_form(value, "_repr_mimebundle_", include=None, exclude=None)
-    if type(forms) is tuple and forms:  # with metadata
+    if type(forms) is tuple and forms:  # data and metadata
         bundle.update(forms[0] if type(forms[0]) is dict else {})  # type: ignore[reportUnknownArgumentType]
     elif type(forms) is dict:  # type: ignore[reportUnknownArgumentType]
         bundle.update(forms)  # type: ignore[reportUnknownArgumentType]
@@ -158,7 +158,7 @@ def _build_bundle(value: Any) -> dict[str, Any]:
 
 
 def _call_form(value: Any, method: str, **options: Any) -> Any:
-    """What that method of the value's class returns, None where it has none or that fails."""
+    """Call that method of the value's class; return None if it is missing or fails."""
     kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
     function: Any = getattr(kind, method, None)
     if function is None:
@@ -171,7 +171,7 @@ def _call_form(value: Any, method: str, **options: Any) -> Any:
 
 
 def _convert(name: Any, data: Any) -> Any:
-    """A form's data as text, bytes or other JSON, None where it is none of these."""
+    """Return a form's data as text, bytes or other JSON; None for other types."""
     if type(name) is not str or len(name) > MAX_TYPE_CHARACTERS or data is None:
         return None
     if isinstance(data, str):
@@ -193,7 +193,7 @@ def _is_figure(value: Any) -> bool:
 
 
 def _is_open_figure(value: Any) -> bool:
-    """Whether it is a figure that is displayed at the end anyway."""
+    """Return whether the value is a figure that is displayed at the end anyway."""
     pyplot: Any = MODULES.get(PYPLOT)
     return pyplot is not None and _is_figure(value) and pyplot.fignum_exists(getattr(value, "number", -1))
 
@@ -207,14 +207,14 @@ def _draw(figure: Any) -> bytes:
 
 
 def _count_bytes(data: Any) -> int:
-    """Those that the data certainly takes as JSON, without making that."""
+    """Return a lower limit of the data's size as JSON, without encoding it."""
     if isinstance(data, bytes):
         return -(-len(data) // 3) * 4
     return len(data) if isinstance(data, str) else 0
 
 
 def _encode(fields: dict[str, Any]) -> bytes:
-    """The fields as JSON, bytes as base64, which is how Jupyter has them."""
+    """Encode the fields as JSON, with bytes as base64 like Jupyter."""
     import binascii
 
     for name, data in fields.items():
@@ -231,7 +231,7 @@ def _describe_error(error: Exception) -> str:
 
 
 def _complain(text: str) -> None:
-    """Says it where the code's own warnings are."""
+    """Print a warning to the code's stderr."""
     try:
         stream: Any = sys.stderr
         stream.write(f"rlm-batch: {text}\n")

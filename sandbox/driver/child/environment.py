@@ -1,4 +1,4 @@
-"""Where code runs, and what it finds there beside its names: the directory, the environment, modules, streams."""
+"""The environment of code: working directory, variables, modules and streams."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# Variables that Python, the loader and the C library read once, when a program starts. Time zones are read again.
+# Variables that Python, the loader or the C library reads once, at a program's start. Time zones can be set later.
 START_VARIABLES = ("LANG", "LANGUAGE", "LOCPATH")
 START_PREFIXES = ("PYTHON", "LC_", "LD_", "MALLOC_", "GLIBC_")
 
 
 def needs_new_start(environment: dict[str, str]) -> bool:
-    """Return whether these variables take effect only in a Python that is started with them."""
+    """Return whether these variables take effect only in a newly started Python."""
     return any(
         os.environ.get(name) != value and (name in START_VARIABLES or name.startswith(START_PREFIXES))
         for name, value in environment.items()
@@ -26,9 +26,9 @@ def needs_new_start(environment: dict[str, str]) -> bool:
 
 
 def enter_environment(settings: dict[str, Any]) -> None:
-    """Gives the calling process, and each that it forks, what the settings say; ``cwd`` is absolute then.
+    """Apply the settings to the calling process and its future forks; make ``cwd`` in them absolute.
 
-    Raises OSError where the directory cannot be entered.
+    Raises OSError if the directory cannot be entered.
     """
     settings["cwd"] = os.path.abspath(settings["cwd"])
     os.chdir(settings["cwd"])
@@ -41,9 +41,9 @@ def enter_environment(settings: dict[str, Any]) -> None:
 
 
 def _use_python(executable: str, python_path: list[str]) -> None:
-    """Set what code sees of its Python (`sys.executable`, PATH) to this executable, which its processes start then.
+    """Make this executable the code's Python (`sys.executable`, PATH), so that processes of the code start it.
 
-    On another machine this makes the executable's directory, for the Python that the machine has.
+    On another machine, create the executable's directory for that machine's Python.
     """
     prefix = os.path.dirname(os.path.dirname(executable))
     if not os.path.lexists(executable):
@@ -52,7 +52,7 @@ def _use_python(executable: str, python_path: list[str]) -> None:
         try:
             write_python_directory(prefix, base, first=python_path, sites=sites)
         except OSError:
-            return  # a file system without room, or read only: the machine's Python does without the modules
+            return  # full or read-only file system: use the machine's Python without the modules
         # For scripts whose first line names the machine's Python.
         given = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join([*python_path, *([given] if given else [])])
@@ -66,7 +66,7 @@ def _use_python(executable: str, python_path: list[str]) -> None:
 def hide_missing_site() -> None:
     """Clear the flag that this Python started without `site`, as the driver of a local sandbox does.
 
-    `multiprocessing` and joblib hand Python's flags to the processes that they start, which would import no packages.
+    `multiprocessing` and joblib pass Python's flags to the processes that they start, which would find no packages.
     """
     if sys.flags.no_site:
         import ctypes
@@ -77,10 +77,10 @@ def hide_missing_site() -> None:
 
 
 def open_streams() -> dict[str, Any]:
-    """Streams on the descriptors 0, 1 and 2, by their names in `sys`, for processes that are forked later on.
+    """Open streams on descriptors 0, 1 and 2 for future forks, by their names in `sys`. Raises OSError.
 
-    They look at their descriptors once, when they are made. So 0 is /dev/null already, as theirs is, and a pipe is in
-    the place of 1 and 2 meanwhile. Raises OSError.
+    A stream checks its descriptor once, when it is made. So descriptor 0 is already /dev/null, as in the forks, and a
+    pipe replaces 1 and 2 meanwhile.
     """
     pipe = os.pipe()
     kept = [os.dup(fd) for fd in (1, 2)]

@@ -1,7 +1,6 @@
-"""Changes of modes, owners and times where they do nothing but say that they did: of what is not there they say so.
+"""Changes of modes, owners and times, if the seccomp filter fakes their success: a missing file must raise an error.
 
-A filter of system calls sees no path, and answers for a missing file as for any other. `Path.touch` would take that
-for a file that it need not make.
+The filter sees no paths, so it reports success for missing files too. `Path.touch` would then not create its file.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ if TYPE_CHECKING:
 
 FOLLOWING = ("chmod", "chown", "utime", "setxattr", "removexattr")
 NOT_FOLLOWING = ("lchown",)
-FUNCTION_SETS = (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks)  # by which shutil asks what they take
+FUNCTION_SETS = (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks)  # shutil reads these
 
 
 def report_missing_files() -> None:
-    """Has the functions of `os` raise FileNotFoundError for what is not there, in this process."""
-    code_os = sys.modules["os"]  # for the driver has one of its own
+    """Make these functions of `os` raise FileNotFoundError for a missing file, in this process."""
+    code_os = sys.modules["os"]  # the driver has its own copy
     for name in (*FOLLOWING, *NOT_FOLLOWING):
         function = getattr(os, name)
         checked = _check_first(function, name in FOLLOWING)
@@ -37,7 +36,7 @@ def _check_first(function: Any, is_following: bool) -> Any:
             os.stat(path, dir_fd=options.get("dir_fd"), follow_symlinks=is_followed)
         times = arguments[0] if arguments else options.get("times")
         if function.__name__ == "utime" and times is None and options.get("ns") is None:
-            return None  # the filter refuses what would set the time to now, for programs that it is to help as well
+            return None  # the filter refuses to set times to now, which helps other programs
         return function(path, *arguments, **options)
 
     change.__name__ = change.__qualname__ = function.__name__

@@ -1,7 +1,7 @@
 """A new Python for code whose environment has variables that Python or the C library reads when it starts.
 
-The confined child becomes this Python by `exec`. The supervisor does not start with these variables: they may name a
-library or a module that other code has written, which would run outside the child's walls.
+The confined child becomes this Python by `exec`. The supervisor must not start with these variables: they may name a
+library or module that other code wrote, which would then run outside the child's walls.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-driver_parts: Any = ()  # The loader sets it to the names and code of all modules.
-LOWEST_DESCRIPTOR = 10  # clear of where a child puts what is its own
+driver_parts: Any = ()  # the loader sets it to the names and code of all modules
+LOWEST_DESCRIPTOR = 10  # above a child's fixed descriptors
 
 PROGRAM = f"""# rlm-batch: a sandbox's code
 import sys
@@ -57,21 +57,21 @@ def write_start_file(settings: dict[str, Any]) -> int:
 
 
 def start_fresh_python(supervisor: int, *, is_forked_on: bool) -> NoReturn:
-    """Replace the calling process, a confined child, by a new Python that waits for an execution. Raises OSError.
+    """Replace the calling process, a confined child, with a new Python that waits for an execution. Raises OSError.
 
-    The start file's descriptor is the first one behind those that a child has in fixed places.
+    The start file's descriptor is the first one after the child's fixed descriptors.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # The new Python has no handler yet.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the new Python has no handler yet
     _set_inheritable(True, is_forked_on=is_forked_on)
     arguments = [FORK_REQUESTS + is_forked_on, supervisor, int(is_forked_on)]
     os.execve(sys.executable, [sys.executable, "-c", PROGRAM, *map(str, arguments)], os.environ)
 
 
 def run_code(settings: dict[str, Any], supervisor: int, is_forked_on: int) -> None:
-    """Wait for an execution, in a Python that has just started. With `is_forked_on` its forks wait, after `prepare`."""
+    """Wait for an execution in a newly started Python. With `is_forked_on`, run `prepare`; the forks wait."""
     _set_inheritable(False, is_forked_on=bool(is_forked_on))
     confinement = Confinement.after_start(settings["confinement"])
-    confinement.close_to_others()  # An execution opens it again.
+    confinement.close_to_others()  # an execution opens it again
     runner = CodeRunner()
     runner.enter_process()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -85,6 +85,6 @@ def run_code(settings: dict[str, Any], supervisor: int, is_forked_on: int) -> No
 
 
 def _set_inheritable(is_inheritable: bool, *, is_forked_on: bool) -> None:
-    """Let a program that the calling process becomes keep the descriptors of a child, or close them."""
+    """Let the child's descriptors survive an `exec` of the calling process, or not."""
     for fd in (CHANNEL_IN, CHANNEL_OUT, *([FORK_REQUESTS] if is_forked_on else [])):
         os.set_inheritable(fd, is_inheritable)

@@ -1,7 +1,7 @@
-"""Imports that an interrupt has struck: what they leave behind is put right, so that the next import is whole.
+"""Repair of imports that an interrupt stopped, so that the next import is complete.
 
-The import machinery takes the module that was being imported out of `sys.modules` again. It leaves the submodules that
-a package had imported by then, and an import of the package anew does not bind their names, since it finds them there.
+Python removes the interrupted module from `sys.modules`, but keeps the submodules that a package had imported by then.
+A new import of the package finds these submodules and does not bind their names in it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-MODULES = sys.modules  # for code may put anything in its place, and Python goes on with this
+MODULES = sys.modules  # the import system keeps using this dict even if code replaces `sys.modules`
 IMPORT_MACHINERY = "<frozen importlib._bootstrap>"
 
 
 class ImportWatcher:
-    """Finds modules as others do, and changes some of them once they are imported: `actions`, by the modules' names."""
+    """A finder that changes some modules after their import: `actions` maps module names to functions."""
 
     def __init__(self) -> None:
         self.actions: dict[str, Callable[[Any], None]] = {}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Finds a module of which something is to be changed, and none other."""
+        """Find a module that has an action; return None for all others."""
         action = self.actions.get(name)
         if action is None:
             return None
@@ -42,10 +42,10 @@ class ImportWatcher:
 
 
 def list_imports(frame: Any) -> list[tuple[str, Any]]:
-    """The names of the modules that are being imported where the frame is, the innermost first, and what is there."""
+    """Return the modules being imported in this frame and its callers, innermost first: names and modules so far."""
     imports: list[tuple[str, Any]] = []
     while frame is not None:
-        # By the frames, not by who is initializing: what other threads import goes on.
+        # Checks frames and not `_initializing`, because other threads' imports continue.
         if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename == IMPORT_MACHINERY:
             name = frame.f_locals.get("name")
             imports.append((name, MODULES.get(name)))
@@ -54,20 +54,20 @@ def list_imports(frame: Any) -> list[tuple[str, Any]]:
 
 
 def repair_imports(imports: list[tuple[str, Any]]) -> None:
-    """Makes the next import of these modules whole, once the code that was interrupted has ended."""
+    """Repair these modules for their next import. Call it after the interrupted code has ended."""
     for name, module in imports:
         try:
             if MODULES.get(name) is None:
                 _remove_submodules(name)
             elif MODULES[name] is module and not module.__spec__._initializing:
-                _bind_to_parent(name, module)  # what comes last in an import
+                _bind_to_parent(name, module)  # the last step of an import
         except Exception:
             pass  # the code may have put anything there
 
 
 def _remove_submodules(package: str) -> None:
     names = [name for name in list(MODULES) if name.startswith(f"{package}.")]
-    if not any(_is_extension(MODULES.get(name)) for name in names):  # many refuse to be loaded a second time
+    if not any(_is_extension(MODULES.get(name)) for name in names):  # many extensions cannot be loaded twice
         for name in names:
             MODULES.pop(name, None)
 

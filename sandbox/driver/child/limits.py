@@ -1,4 +1,4 @@
-"""Which limit of the sandbox an exception is about, so that the host can name its option."""
+"""The limit of the sandbox that an exception is about, so that the host can name its option."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-NO_THREAD = "can't start new thread"  # Python's message, whatever the reason
-STARTERS = ("_execute_child", "_fork_exec", "_launch")  # functions of the standard library that start processes
-FILE_SIZE_STATUSES = (-25, 128 + 25)  # of a program that SIGXFSZ has ended, and of its shell
+NO_THREAD = "can't start new thread"  # Python's message, whatever the cause
+STARTERS = ("_execute_child", "_fork_exec", "_launch")  # standard library functions that start processes
+FILE_SIZE_STATUSES = (-25, 128 + 25)  # exit statuses of a program killed by SIGXFSZ, and of its shell
 DEFAULT_STACK_BYTES = 8 * 1024 * 1024
 SMALL_BYTES = 64 * 1024
 
 
 def find_limit(error: BaseException) -> str:
-    """Return the limit that an exception, or its direct cause, is about.
+    """Return the limit that an exception or its direct cause is about.
 
     Returns:
-        "processes", "open_files", "file_size", "memory", "disk" or "shm"; empty where that is not sure.
+        "processes", "open_files", "file_size", "memory", "disk" or "shm"; empty if uncertain.
     """
     for candidate in (error, error.__cause__):
         if candidate is not None:
@@ -58,7 +58,7 @@ def _find_own_limit(error: Any) -> str:
 
 
 def _has_started_process(error: BaseException) -> bool:
-    """Return whether the exception comes from a call that starts a process: other calls fail with the same number."""
+    """Return whether a call that starts a process raised this: other calls fail with the same error number."""
     trace: Any = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -72,7 +72,7 @@ def _has_started_process(error: BaseException) -> bool:
 
 
 def _has_no_room_for_stack() -> bool:
-    """Return whether there is no address space left for the stack of a thread."""
+    """Return whether no address space is left for a thread's stack."""
     import mmap
 
     stack = _thread.stack_size() or resource.getrlimit(resource.RLIMIT_STACK)[0]

@@ -1,4 +1,4 @@
-"""The code's main module: what Python's library finds where it looks for a program's file and its lines."""
+"""The code's main module, and the source file and lines that Python's library looks up for it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from .imports import ImportWatcher
 
 CODE_NAME = "<code>"
-MAX_SOURCES = 100  # executions of a context whose lines can be shown
-FILE_WORDS = ("__file__", "argv")  # code with one of these may open its file
-# A process that multiprocessing starts with `spawn` or `forkserver` runs this in the place of the file. It runs the
-# code as Python does, and of code that starts processes without `if __name__ == "__main__":` what stands before that.
-# Of what a context has run earlier it takes imports, definitions and assignments.
+MAX_SOURCES = 100  # executions of a context whose source lines tracebacks can show
+FILE_WORDS = ("__file__", "argv")  # code that contains one of these may open its file
+# The program of a process that multiprocessing starts with `spawn` or `forkserver`, instead of the code's file. It runs
+# the code as Python would: up to the first process that the code starts, if `if __name__ == "__main__":` is missing. Of
+# a context's earlier executions it runs imports, definitions and assignments.
 START_PROGRAM = """
 def _load(data, namespace):
     import ast, linecache, marshal, traceback
@@ -73,8 +73,8 @@ del _load
 class MainModule:
     """The code's `__main__`, which is like that of `python file.py`.
 
-    `module` is the module itself, `sources` are the texts that were run by their names in tracebacks. The file is
-    written only where the code may open it: most code does not, and it would cost each execution the time of a file.
+    `module` is the module itself; `sources` maps names in tracebacks to source texts. The file is written only if the
+    code may open it: most code does not, and a file would slow down each execution.
     """
 
     def __init__(self) -> None:
@@ -87,10 +87,10 @@ class MainModule:
         self._provided: dict[str, Any] = {}
         self._path = self._start_path = ""
         self._process_id = 0
-        self._files: set[str] = set()  # that this process has written
+        self._files: set[str] = set()  # paths that this process has written
 
     def install(self, finder: ImportWatcher) -> None:
-        """Puts the module where code looks for it, and its lines where Python's library does."""
+        """Register the module as `__main__`, and its lines with Python's library."""
         MODULES["__main__"] = self.module
         finder.actions["linecache"] = lambda _: self.show_lines()
         finder.actions["multiprocessing.spawn"] = self._replace_preparation
@@ -98,15 +98,15 @@ class MainModule:
             finder.actions["inspect"] = self._replace_class_search
 
     def reset(self) -> None:
-        """Forgets what was run."""
+        """Forget all sources and variables."""
         self.sources.clear()
         self._variables.clear()
         self._process_id = 0
 
     def begin(self, folder: str, name: str, source: str) -> None:
-        """Makes a compiled source known that is about to run; `folder` is where its file seems to be."""
+        """Register a compiled source that is about to run; `folder` is the apparent folder of its file."""
         process_id = os.getpid()
-        if process_id != self._process_id:  # a fork has a file of its own
+        if process_id != self._process_id:  # each fork gets its own file
             self._process_id, self._files = process_id, set()
             self._path = f"{folder}/{CODE_FILE_PREFIX}{process_id}.py"
             sys.argv = [self._path]
@@ -120,31 +120,31 @@ class MainModule:
         self.show_lines(name)
 
     def add_names(self, variables: dict[str, Any], provided: dict[str, Any]) -> None:
-        """Notes the names that processes that the code starts find too. A function says there that it is no use."""
+        """Record the names for processes that the code starts. A function raises an error there when called."""
         self._variables.update(variables)
         self._provided = provided
 
     def show_lines(self, *names: str) -> None:
-        """Has tracebacks, `inspect` and warnings find the lines of these sources, by default of all."""
+        """Let tracebacks, `inspect` and warnings find the lines of these sources; by default, of all."""
         linecache: Any = MODULES.get("linecache")
         if linecache is None or not self._path:
-            return  # most code that starts in a new Python needs none: `install` has it done when it is imported
+            return  # `linecache` is not imported yet; `install` makes its import call this
         try:
             for name in names or self.sources:
                 _add_lines(linecache, name, self.sources[name])
             if self._path in self._files:
                 _add_lines(linecache, self._path, self._join_sources())
-            else:  # `linecache` calls it when it is asked for them.
+            else:  # `linecache` calls this when it needs the lines
                 linecache.cache[self._path] = (self._join_sources,)
         except BaseException:
-            pass  # The code has changed that module, and does without the lines.
+            pass  # The code has changed `linecache`, so it gets no lines.
 
     def _join_sources(self) -> str:
-        """Return the file's text for `inspect`, which looks there for classes by their names: the first counts."""
+        """Return the file's text, newest source first: `inspect` takes the first class with a name."""
         return "\n".join(list(self.sources.values())[::-1])
 
     def _replace_class_search(self, inspect: Any) -> None:
-        """Has `inspect` find a class in the text that defined it. Python 3.13 and later look at one line's number."""
+        """Make `inspect` find a class in the source that defined it: Python 3.13 and later use only one line number."""
         find = inspect.findsource
 
         def findsource(object: Any) -> tuple[list[str], int]:
@@ -160,7 +160,7 @@ class MainModule:
         inspect.findsource = findsource
 
     def remove_files(self) -> None:
-        """Removes the files that this process has written."""
+        """Remove the files that this process has written."""
         if self._process_id == os.getpid():
             for path in self._files:
                 try:
@@ -169,7 +169,7 @@ class MainModule:
                     pass  # the code has removed it
 
     def _write(self, path: str, data: bytes) -> bool:
-        """Writes a file; returns False where the folder is closed or full: code that opens the file is told."""
+        """Write a file; return False if the folder is closed or full. Code that opens the file gets the error."""
         self._files.add(path)
         try:
             with open(path, "wb") as file:
@@ -179,13 +179,13 @@ class MainModule:
         return True
 
     def _replace_preparation(self, spawn: Any) -> None:
-        """Has processes that `multiprocessing.spawn` starts find the code's functions and variables."""
+        """Let processes that `multiprocessing.spawn` starts find the code's functions and variables."""
         prepare = spawn.get_preparation_data
 
         def get_preparation_data(name: str) -> dict[str, Any]:
             data: dict[str, Any] = prepare(name)
             if data.get("init_main_from_path") == self._path:
-                if not self._start_path:  # once, for the processes that were started before read it
+                if not self._start_path:  # written once for all processes of an execution
                     import tempfile
 
                     program, name = self._build_start_program(), f"{self._path[:-3]}-{len(self._files)}.py"
@@ -208,7 +208,7 @@ class MainModule:
             try:
                 marshal.dumps(value)
                 variables[name] = value
-            except ValueError:  # or the code has put an object into a list of its own
+            except ValueError:  # not marshallable: a function, or a list that the code put an object into
                 functions.append(name)
         data = marshal.dumps((self._path, list(self.sources.items()), variables, functions))
         return START_PROGRAM.replace("FLAGS", str(TOP_LEVEL_AWAIT)).replace("DATA", repr(data)).encode()

@@ -1,4 +1,4 @@
-"""What open files hold and have not written: before a process is forked, and at an execution's end, as Python's own."""
+"""Unwritten data of open files: it is written before a process is forked, and at an execution's end as Python does."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-FIRST_DESCRIPTOR = 5  # that can be a file of the code's: below are its streams and channel
-WATCHED_DESCRIPTORS = 128  # who has closed all of these and left a higher one open has that lost
+FIRST_DESCRIPTOR = 5  # the lowest descriptor of a code's file: below are its streams and channel
+WATCHED_DESCRIPTORS = 128  # a file with a higher descriptor is missed if the code has closed all of these
 
 
 class OpenFiles:
-    """The files of a process, of those that its code may have opened.
+    """The files that the code of a process may have opened.
 
-    Made in the process that children are forked from.
+    Create it in the process that children are forked from.
     """
 
     def __init__(self) -> None:
-        self._inherited: list[Any] = []  # that a fork has of the process that it is of, whose objects gc lists no more
+        self._inherited: list[Any] = []  # files of the forked process, which gc no longer lists in a fork
         self._poll = select.poll()
         for fd in range(FIRST_DESCRIPTOR, WATCHED_DESCRIPTORS):
             self._poll.register(fd, 0)
 
     def write_inherited(self) -> None:
-        """Writes out what they hold, for each fork would do it again; and remembers them for that."""
+        """Flush all files, because each fork would write the data again, and keep a list of them for the forks."""
         self._inherited = _find_writers()
         _flush(self._inherited)
 
     def write_at_end(self) -> None:
-        """Writes out what they hold when the code's names are gone: files in cycles, and those that others have.
+        """Flush all files after the code's names are gone: files in reference cycles or held by other modules.
 
-        It takes a tenth of a millisecond, so that it is not done where nothing is open.
+        This takes a tenth of a millisecond, so it is skipped if no file is open.
         """
         closed = [fd for fd, event in self._poll.poll(0) if event & select.POLLNVAL]
         if len(closed) == WATCHED_DESCRIPTORS - FIRST_DESCRIPTOR:
             return
         _flush([*_find_writers(), *self._inherited])
-        gc.collect()  # those of a cycle are closed, in any order: a compressed one writes its end then
+        gc.collect()  # closes files in cycles, in any order; a compressed file then writes its end
 
 
 def _find_writers() -> list[Any]:
@@ -47,7 +47,7 @@ def _find_writers() -> list[Any]:
 
     writers = (_io.TextIOWrapper, _io.BufferedWriter, _io.BufferedRandom)
     found = [item for item in gc.get_objects() if issubclass(type(item), writers)]
-    # What a text file holds goes to its buffer first.
+    # Text files first: they flush into their binary buffers.
     return sorted(found, key=lambda item: not issubclass(type(item), _io.TextIOWrapper))
 
 
@@ -55,5 +55,5 @@ def _flush(files: list[Any]) -> None:
     for file in files:
         try:
             file.flush()
-        except Exception:  # a closed one, one that is read, or a class of the code's own
+        except Exception:  # a closed or read-only file, or a class of the code
             pass

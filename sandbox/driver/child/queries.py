@@ -1,4 +1,4 @@
-"""The functions by which code in a sandbox asks a language model, through its host."""
+"""The functions with which code in a sandbox queries a language model through its host."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     CallHost = Callable[[str, tuple[Any, ...], dict[str, Any]], Any] | None
 
-MAX_INLINE_CHARACTERS = 32 * 1024  # of a query's context that go by the wire; a longer one goes by a file
-PREVIEW_CHARACTERS = 1000  # of a context that a model is shown
-MAX_PROMPTS_BYTES = MAX_CALL_BYTES - 256 * 1024  # of JSON in one call of the host: the rest is for a context
+MAX_INLINE_CHARACTERS = 32 * 1024  # characters of a query's context on the wire; a longer one goes through a file
+PREVIEW_CHARACTERS = 1000  # characters of a context that a model sees
+MAX_PROMPTS_BYTES = MAX_CALL_BYTES - 256 * 1024  # bytes of JSON in one host call; the rest is for a context
 
 
 class QueryError(RuntimeError):
-    """No model answered. Of a batch: `results` and `errors` are the answers and the errors by index."""
+    """No model answered. For a batch, `results` and `errors` hold the answers and errors by index."""
 
     def __init__(
         self, message: str, results: dict[int, str] | None = None, errors: dict[int, Exception] | None = None
@@ -32,42 +32,42 @@ class QueryError(RuntimeError):
 
 
 class BudgetExceeded(QueryError):
-    """The query would take more calls, tokens or money than there are left."""
+    """The query would take more calls, tokens or money than are left."""
 
 
 class DepthExceeded(QueryError):
-    """A recursive query below the greatest depth."""
+    """The recursive query exceeds the maximum depth."""
 
 
 class DeadlineExceeded(QueryError):
-    """The time for queries is over."""
+    """The time limit for queries has passed."""
 
 
 _ERRORS = {kind.__name__: kind for kind in (QueryError, BudgetExceeded, DepthExceeded, DeadlineExceeded)}
 for _error in _ERRORS.values():
-    _error.__module__ = "builtins"  # tracebacks name it as the code knows it
+    _error.__module__ = "builtins"  # the name that code sees in tracebacks
 
 
 def make_query_names(call_host: CallHost) -> dict[str, Any]:
-    """What the code finds to ask its host, which asks a model; `call_host` is None where there is no model."""
+    """Return the query functions and errors that code finds; without a model, `call_host` is None."""
 
     def llm_query(prompt: str) -> str:
-        """A model's answer to the prompt."""
+        """Return a model's answer to the prompt."""
         return _ask_one(call_host, "llm_query", prompt)
 
     def rlm_query(prompt: str, *, context: str = "") -> str:
-        """The answer of a recursive language model, which has Python of its own and finds the text as `context`."""
+        """Return the answer of a recursive language model, which runs Python and finds the text as `context`."""
         _check_text("rlm_query", "context", context)
         return _ask_one(call_host, "rlm_query", prompt, context)
 
     def llm_query_batched(prompts: list[str], *, concurrency: int | None = None, on_error: str = "raise") -> list[Any]:
-        """The answers to the prompts, in their order."""
+        """Return the answers to the prompts, in their order."""
         return _ask_many(call_host, "llm_query_batched", prompts, concurrency, on_error)
 
     def rlm_query_batched(
         prompts: list[str], *, concurrency: int | None = None, on_error: str = "raise", context: str = ""
     ) -> list[Any]:
-        """The answers of recursive language models to the prompts, in their order."""
+        """Return the answers of recursive language models to the prompts, in their order."""
         _check_text("rlm_query_batched", "context", context)
         return _ask_many(call_host, "rlm_query_batched", prompts, concurrency, on_error, context)
 
@@ -131,7 +131,7 @@ def _check_text(name: str, argument: str, value: Any) -> None:
 
 
 def _ask(call_host: CallHost, name: str, prompts: list[str], concurrency: int | None, context: str | None) -> list[Any]:
-    """Answers, and errors that have not been raised; `context` is None where the function takes none."""
+    """Return answers and unraised errors; `context` is None for functions without one."""
     if call_host is None:
         raise QueryError(f"{name} has no model to ask: pass language_model= where the code is run")
     options: dict[str, Any] = {"concurrency": concurrency}
@@ -142,7 +142,7 @@ def _ask(call_host: CallHost, name: str, prompts: list[str], concurrency: int | 
         elif context is not None:
             import tempfile
 
-            # It need not leave the sandbox: the model's Python that reads it runs here too.
+            # The file stays in the sandbox: the model's Python that reads it runs here too.
             fd, path = tempfile.mkstemp(prefix="context-", suffix=".txt")
             with open(fd, "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
                 file.write(context)
@@ -159,11 +159,11 @@ def _ask(call_host: CallHost, name: str, prompts: list[str], concurrency: int | 
 
 
 def _cut(name: str, prompts: list[str]) -> list[list[str]]:
-    """The prompts in as many parts as it takes for each to fit in a call. Raises ValueError for one that fits in none.
+    """Split the prompts into parts that each fit in one call. Raises ValueError for a prompt that is too long.
 
-    Each part is asked when the one before it has been answered.
+    Each part is sent after the previous one has been answered.
     """
-    if 6 * sum(map(len, prompts)) + 3 * len(prompts) <= MAX_PROMPTS_BYTES:  # whatever is in them
+    if 6 * sum(map(len, prompts)) + 3 * len(prompts) <= MAX_PROMPTS_BYTES:  # a safe estimate for any characters
         return [prompts]
     parts: list[list[str]] = [[]]
     size = 0

@@ -1,4 +1,4 @@
-"""What code in a sandbox calls to say how far it has come."""
+"""The function `report`, with which code in a sandbox reports its progress."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def make_report(call_host: CallHost, end: Callable[[], Any]) -> Callable[[Any, Any], None]:
-    """The function `report`; `end` is called where the host answers that the execution is to end there."""
+    """Return the function `report`; it calls `end` if the host answers that the execution must end."""
 
     def report(value: Any, step: Any) -> None:
-        """Records what has been reached at a step. Ends the trial as pruned where its sweep decides so."""
+        """Report the value reached at a step. End the trial as pruned if its sweep decides so."""
         number = _convert("value", value)
         place = _convert("step", step)
         if not _is_finite(place) or place < 0 or int(step) != step:
@@ -33,7 +33,7 @@ def _is_finite(number: float) -> bool:
 
 
 def _convert(name: str, value: Any) -> float:
-    # `float` makes a count of a date or a duration, NaN of a masked number, and drops a unit or an imaginary part.
+    # `float` accepts dates and durations, turns masked numbers into NaN, and drops units and imaginary parts.
     is_complex = getattr(getattr(value, "dtype", None), "kind", None) == "c"
     if isinstance(value, (str, bytes)) or is_complex or find_loss(value) is not None:
         raise TypeError(f"report: {name} is a {type(value).__name__}: it is a number")

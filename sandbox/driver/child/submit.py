@@ -1,4 +1,4 @@
-"""What SUBMIT takes: fields by name or by position, as JSON, within a limit."""
+"""The arguments of SUBMIT: fields by name or position, encoded as JSON within a limit."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
 
 
 class Submitted(SystemExit):
-    """Ends an execution whose value has been recorded. A SystemExit, which threads and event loops let pass quietly."""
+    """The end of an execution that submitted. Threads and event loops let a SystemExit pass without a message."""
 
-    __module__ = "builtins"  # tracebacks name it as the code knows it
+    __module__ = "builtins"  # the name that code sees in tracebacks
 
 
 class SubmitError(ValueError):
-    """SUBMIT was given something that cannot be handed back."""
+    """A value that SUBMIT cannot return."""
 
-    __module__ = "builtins"  # tracebacks name it as the code knows it
+    __module__ = "builtins"  # the name that code sees in tracebacks
 
 
 def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected: list[dict[str, str]] | None) -> bytes:
-    """The JSON of what SUBMIT was called with; `expected` are the fields that it takes, None for any.
+    """Return the JSON of SUBMIT's arguments; `expected` lists the allowed fields, None allows any.
 
-    It is an object, or where numbers in it are not finite a list of that object and of these. Raises SubmitError.
+    It is an object. With non-finite numbers it is a list of that object and these numbers. Raises SubmitError.
     """
     if expected is not None:
         fields = _match_fields(values, fields, [field["name"] for field in expected])
@@ -44,7 +44,7 @@ def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected:
 
 def encode_output(fields: dict[str, Any], expected: list[dict[str, str]] | None = None) -> bytes:
     """Return the JSON of fields by name, as `encode_submission` does. Raises NotJsonError and SubmissionError."""
-    # An item takes two bytes at least.
+    # An item takes at least two bytes.
     fields = convert_fields(fields, MAX_SUBMIT_BYTES // 2, allow_nonfinite=True)
     if expected is not None:
         check_fields(fields, expected)
@@ -57,7 +57,7 @@ def encode_output(fields: dict[str, Any], expected: list[dict[str, str]] | None 
 
 
 def _match_fields(values: tuple[Any, ...], fields: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """All fields by name; `names` are those of the positions."""
+    """Return all fields by name; `names` are the names of the positions."""
     if len(values) > len(names):
         raise SubmitError(f"SUBMIT takes {', '.join(names)}; it was given {len(values)} positional values")
     matched = dict(zip(names, values))

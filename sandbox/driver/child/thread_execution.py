@@ -1,4 +1,4 @@
-"""Which execution a thread belongs to: that of the thread that has started it."""
+"""The execution that a thread belongs to: it inherits that from the thread that started it."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ if TYPE_CHECKING:
 
 
 class ThreadExecution(_thread._local):  # type: ignore[reportPrivateUsage]
-    """The execution that the calling thread belongs to, by its number and its token.
+    """The number and token of the calling thread's execution.
 
-    Each thread has values of its own here, and finds no other's. Native code's threads belong to none.
+    Each thread sees only its own values here. Threads of native code belong to no execution.
     """
 
     number = 0
     token = ""
 
     def begin(self, number: int, token: str, is_only: bool) -> None:
-        """From now on the calling thread belongs to that execution; every thread does where there is no other."""
+        """Assign the execution to the calling thread; with `is_only`, to every thread."""
         owner = type(self) if is_only else self
         owner.number, owner.token = number, token
 
     @classmethod
     def forget(cls) -> None:
-        """Threads that were told of no execution belong to none: in a fork the last one was another's."""
+        """Remove the execution from all threads without one of their own: in a fork it was the parent's."""
         cls.number, cls.token = 0, ""
 
     def pass_on(self) -> None:
-        """Has each thread that is started from now on belong to the execution of the one that starts it."""
+        """Make each future thread belong to the execution of the thread that starts it."""
         threading = sys.modules.get("threading")
-        for name in ("start_new_thread", "start_new", "start_joinable_thread"):  # the last from Python 3.13 on
+        for name in ("start_new_thread", "start_new", "start_joinable_thread"):  # the last one from Python 3.13 on
             start = getattr(_thread, name, None)
             if start is not None:
                 wrapper = wrap_thread_start(start, self._hand_on)
@@ -42,7 +42,7 @@ class ThreadExecution(_thread._local):  # type: ignore[reportPrivateUsage]
                     setattr(threading, "_" + name, wrapper)
 
     def _hand_on(self) -> Callable[[], None]:
-        # In a list, which is empty once the thread has it: what stands in a frame any thread can read.
+        # A list that the new thread empties: any thread can read the variables of a frame.
         handed = [(self.number, self.token)]
 
         def take() -> None:
@@ -52,15 +52,15 @@ class ThreadExecution(_thread._local):  # type: ignore[reportPrivateUsage]
 
 
 def wrap_thread_start(start: Callable[..., Any], expect: Callable[[], Callable[[], Any]]) -> Callable[..., Any]:
-    """A function that starts threads as `start`, one of _thread's, does.
+    """Return a function that starts threads like `start`, which is one of `_thread`'s.
 
-    `expect` is called where a thread is asked for. What it returns is called in the thread, before anything else, or at
-    once where none could be started.
+    `expect` is called for each requested thread. The function that it returns is called first in the new thread, or at
+    once if the thread could not be started.
     """
 
     def start_thread(function: Any, *args: Any, **options: Any) -> Any:
         if not callable(function):
-            return start(function, *args, **options)  # which says what is wrong
+            return start(function, *args, **options)  # `start` raises the error
         begin = expect()
 
         def run(*values: Any, **keywords: Any) -> Any:

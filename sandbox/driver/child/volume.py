@@ -1,4 +1,4 @@
-"""The volume as code in a sandbox finds it."""
+"""The volume and its functions, as code in a sandbox finds them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ if TYPE_CHECKING:
 
 
 class VolumeError(OSError):
-    """A path that leaves the volume, a file that is not there or could not be written, or no volume at all."""
+    """An invalid path, a missing file, a failed write, or a sandbox without a volume."""
 
-    __module__ = "builtins"  # tracebacks name it as the code knows it
+    __module__ = "builtins"  # the name that code sees in tracebacks
 
 
 class Volume:
-    """The volume as the code knows it. `root` is where it is mounted, None where nobody asked for one.
+    """The volume, with the functions that code uses. `root` is its mount point; None if the sandbox has no volume.
 
-    Files are written as the least of the file systems below it can: once, from the first byte to the last, and closed.
-    Where a file can be renamed it gets its name when it is complete; elsewhere (S3 behind FUSE) what was begun is
-    removed again when it cannot be completed.
+    It requires little of the volume's file system: a file is written once, from first to last byte, and closed. Where
+    renaming works, a file gets its name when complete. Elsewhere (S3 behind FUSE) an incomplete file is removed.
     """
 
     def __init__(self, root: str | None, is_shared: bool, shield: InterruptShield) -> None:
         self.root = root
-        self._is_shared = is_shared  # by users who have a group in common: the next execution is another one
-        self._real_root: str | None = None  # once it has been needed
+        self._is_shared = is_shared  # by users with a common group: another execution has another user
+        self._real_root: str | None = None  # None until needed
         self._shield = shield
         self._renames_files: bool | None = None  # None: not tried yet
         self._written: dict[str, None] = {}
@@ -41,31 +40,31 @@ class Volume:
             sys.addaudithook(self._on_audit_event)
 
     def begin_execution(self) -> None:
-        """Another execution: what it writes is noted from here on."""
+        """Start a new record of written files."""
         self._written = {}
 
     def list_written(self) -> list[str]:
-        """The files on the volume that Python code of this process has opened for writing and that are there now.
+        """Return the existing files on the volume that this process's Python code has opened for writing.
 
-        What other processes have written is not among them, nor what native code has opened by itself.
+        Files that other processes wrote or native code opened are not included.
         """
         assert self.root is not None
         files: list[str] = []
-        for path in list(self._written):  # a thread that the code has left may still write
+        for path in list(self._written):  # a thread of the code may still write
             file = os.path.join(self.root, path)
             try:
                 entry = os.lstat(file)
                 if not stat.S_ISREG(entry.st_mode):
-                    continue  # tempfile opens the directory that it makes a file in
+                    continue  # tempfile opens the directory in which it makes a file
                 files.append(path)
                 if self._is_shared and entry.st_mode & 0o060 != 0o060:
-                    os.chmod(file, stat.S_IMODE(entry.st_mode) | 0o060)  # tempfile makes files for their user alone
+                    os.chmod(file, stat.S_IMODE(entry.st_mode) | 0o060)  # tempfile makes files private to their user
             except OSError:
-                continue  # it has gone, or is another's
+                continue  # removed, or owned by another user
         return files
 
     def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Python's own word, before it happens, on every file that is opened, renamed or removed."""
+        """Record files that are opened, renamed or removed; Python calls this before each such event."""
         try:
             if event == "open":
                 if arguments[2] & os.O_ACCMODE != os.O_RDONLY:
@@ -76,7 +75,7 @@ class Volume:
                 if event == "os.rename":
                     self._note_path(arguments[1])
         except Exception:
-            pass  # what it raises the code would get: for want of a working directory, or of arguments, say
+            pass  # it would be raised in the code: a missing working directory, wrong arguments
 
     def _note_path(self, path: Any) -> None:
         inside = self._find_path_inside(path)
@@ -84,7 +83,7 @@ class Volume:
             self._written[inside] = None
 
     def _find_path_inside(self, path: Any) -> str | None:
-        """The path in the volume of a file there; None for files elsewhere, our own, and what is no path."""
+        """Return a file's path relative to the volume; None for files elsewhere, the driver's files, and non-paths."""
         if isinstance(path, bytes):
             path = os.fsdecode(path)
         if not isinstance(path, str):
@@ -97,26 +96,26 @@ class Volume:
         return None
 
     def make_names(self) -> dict[str, Any]:
-        """What the code finds."""
+        """Return the names that code finds."""
 
         def save_to_volume(path: str | os.PathLike[str], data: str | bytes) -> str:
-            """Saves text (as UTF-8) or bytes as the file of that path, and returns the path in the volume.
+            """Save text (as UTF-8) or bytes in a file and return its path relative to the volume.
 
-            Directories on the way are made, and a file that was there is replaced. Nothing is left of a file that
-            could not be written whole. Raises VolumeError, and TypeError for data of another type.
+            Missing directories are created, and an existing file is replaced. A file that could not be written
+            completely is removed. Raises VolumeError, and TypeError for other types of data.
             """
             return self._save(path, data)
 
         def load_from_volume(path: str | os.PathLike[str], *, binary: bool | None = None) -> str | bytes:
-            """What was saved as that path: text if it is UTF-8, else bytes.
+            """Return the content of a file: text if it is UTF-8, else bytes.
 
-            A file does not say which of the two it was: with `binary=True` it is always bytes, with `binary=False`
-            always text, and a VolumeError where it is not UTF-8. Raises VolumeError.
+            A file does not record which type was saved. With `binary=True` the result is always bytes, with
+            `binary=False` always text. Raises VolumeError, also with `binary=False` if the file is not UTF-8.
             """
             return self._load(path, binary)
 
         def list_volume(path: str | os.PathLike[str] = "") -> list[str]:
-            """The paths in the volume of every file at or below that path, sorted; none of ours. Raises VolumeError."""
+            """Return the sorted paths of all files at or below `path`, except the driver's. Raises VolumeError."""
             return self._list(path)
 
         names: dict[str, Any] = {"VOLUME": self.root, "VolumeError": VolumeError}
@@ -126,7 +125,7 @@ class Volume:
         return names
 
     def _resolve(self, path: str | os.PathLike[str], function: str) -> tuple[str, str]:
-        """A path in the volume, and where that is once links are followed. Raises VolumeError where it leads out."""
+        """Return a path relative to the volume, and its real absolute path. Raises VolumeError if it leads out."""
         if self.root is None:
             raise VolumeError(
                 f"{function} needs a volume, and this sandbox has none: ask for one with volume_name, "
@@ -190,7 +189,7 @@ class Volume:
         return os.path.join(folder, f"{OWN_FILE_PREFIX}-{os.urandom(8).hex()}.partial")
 
     def _can_rename(self, folder: str) -> bool:
-        """Whether files can be renamed here, found out by renaming an empty one."""
+        """Return whether renaming works here; try it once with an empty file."""
         if self._renames_files is None:
             before, after = self._partial(folder), self._partial(folder)
             self._write(before, "xb", b"", then=None)
@@ -205,7 +204,7 @@ class Volume:
         return self._renames_files
 
     def _write(self, path: str, mode: str, data: Any, then: str | None) -> None:
-        """Writes a file in one go, and renames it if `then` says so; removes it again if either fails."""
+        """Write a file at once, and rename it to `then` if given. Remove it if either step fails."""
         file: Any = None
         try:
             with self._shield:
@@ -213,7 +212,7 @@ class Volume:
             rest = memoryview(data).cast("B")
             while rest:
                 rest = rest[file.write(rest) :]
-            file.close()  # where what is full, or gone, may be told only now
+            file.close()  # some file systems report a full disk only here
             if then is not None:
                 os.rename(path, then)
         except BaseException:
@@ -228,7 +227,7 @@ class Volume:
     def _load(self, path: str | os.PathLike[str], binary: bool | None) -> str | bytes:
         inside, real = self._resolve(path, "load_from_volume")
         try:
-            # Not to wait for the other end, where it is a pipe that some code has made.
+            # O_NONBLOCK: opening a pipe would otherwise wait for its other end.
             with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 mode = os.fstat(file.fileno()).st_mode
                 if not stat.S_ISREG(mode):

@@ -1,6 +1,6 @@
-"""Code that awaits at its top level: the event loop that it runs on, as in a notebook.
+"""The event loop for code that awaits at its top level, as in a notebook.
 
-`asyncio` is imported when there is such code, and not before.
+`asyncio` is imported only for such code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IS_COROUTINE = 0x80  # inspect.CO_COROUTINE
 
 
 async def await_codes(codes: list[CodeType], namespace: dict[str, Any]) -> Any:
-    """Runs pieces of code one after the other; returns the value of the last, where that is an expression."""
+    """Run pieces of code in order; return the value of the last one if it is an expression."""
     value = None
     for code in codes:
         value = eval(code, namespace)
@@ -30,16 +30,16 @@ async def await_codes(codes: list[CodeType], namespace: dict[str, Any]) -> Any:
 
 
 class CoroutineRunner:
-    """Runs coroutines on one event loop, which stays until it is closed; between two of them it stands still."""
+    """A runner of coroutines on one event loop, which stays open until `close`. It stands still between coroutines."""
 
     def __init__(self, shield: InterruptShield) -> None:
         self._shield = shield
         self._loop: Any = None
-        self._main: Any = None  # the task under way
-        self._is_cancelled = False  # by us, because something else has ended the execution
+        self._main: Any = None  # the current task
+        self._is_cancelled = False  # by this class, because something else ended the execution
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """What the coroutine returns. Raises what it raises, or what has interrupted it."""
+        """Run the coroutine and return its value. Raises its exception, or the one that interrupted it."""
         import asyncio
 
         loop = self._open_loop()
@@ -67,7 +67,7 @@ class CoroutineRunner:
         return outcome.value
 
     def close(self, *, joins_threads: bool) -> None:
-        """Ends what is left on the loop, as `asyncio.run` does, and closes it; with its threads if asked."""
+        """Cancel the remaining tasks and close the loop, as `asyncio.run` does; join its threads if asked."""
         loop, self._loop = self._loop, None
         if loop is None or loop.is_closed():
             return
@@ -91,15 +91,15 @@ class CoroutineRunner:
         if loop is None or loop.is_closed():  # the code may have closed it
             loop = self._loop = asyncio.new_event_loop()
         else:
-            # A thread belongs to the execution that has started it, and what it submits does too.
+            # A new executor, because a thread and its output belong to the execution that started the thread.
             from concurrent.futures import ThreadPoolExecutor
 
             loop.set_default_executor(ThreadPoolExecutor())
-        asyncio.set_event_loop(loop)  # which `asyncio.run` in earlier code has undone
+        asyncio.set_event_loop(loop)  # `asyncio.run` in earlier code unsets it
         return loop
 
     def _complete(self) -> BaseException | None:
-        """Runs the loop until the task is done. Returns what ended the execution from elsewhere: another task, say."""
+        """Run the loop until the task is done; return an exception raised elsewhere, such as in another task."""
         error: BaseException | None = None
         while not self._main.done():
             try:
@@ -107,7 +107,7 @@ class CoroutineRunner:
             except BaseException as raised:
                 error = raised
                 error.__traceback__ = _skip_loop(error.__traceback__)
-                if self._is_cancelled:  # it does not end, and a loop that was torn here is no use to anyone
+                if self._is_cancelled:  # the task does not end, and this loop is no longer usable
                     self._loop = None
                     break
                 self._cancel()
@@ -118,18 +118,18 @@ class CoroutineRunner:
         self._main.cancel()
 
     def _cancel_wait(self) -> bool:
-        """Has an interrupt end the task as a cancellation does, if it comes while no task runs; whether that is so."""
+        """Cancel the task on an interrupt that comes while no task runs; return whether this was done."""
         import asyncio
 
         if self._is_cancelled or asyncio.current_task(self._loop) is not None:
             return False
         self._cancel()
-        self._loop.call_soon_threadsafe(lambda: None)  # or it would go on waiting
+        self._loop.call_soon_threadsafe(lambda: None)  # wakes the loop, which would otherwise wait on
         return True
 
 
 def silence_own_errors(base_events: Any) -> None:
-    """Has event loops say nothing of tasks that SUBMIT or an interrupt has ended: that is no error of the code's."""
+    """Keep event loops from reporting tasks that SUBMIT or an interrupt ended, which are no errors of the code."""
     handle = base_events.BaseEventLoop.default_exception_handler
 
     def default_exception_handler(self: Any, context: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ class _Outcome:
 
 
 async def _settle(coroutine: Coroutine[Any, Any, Any], outcome: _Outcome) -> None:
-    """Notes its outcome, whatever that is: SystemExit would tear the loop on its way."""
+    """Record the coroutine's outcome and raise nothing: SystemExit would break out of the loop."""
     try:
         outcome.value = await coroutine
     except BaseException as error:
@@ -153,7 +153,7 @@ async def _settle(coroutine: Coroutine[Any, Any, Any], outcome: _Outcome) -> Non
 
 
 def _skip_loop(trace: Any) -> Any:
-    """A traceback from where it leaves this module and asyncio."""
+    """Return the part of a traceback after the frames of this module and asyncio."""
     while trace is not None and trace.tb_frame.f_globals.get("__package__") in (__package__, "asyncio"):
         trace = trace.tb_next
     return trace

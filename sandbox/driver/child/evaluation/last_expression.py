@@ -1,4 +1,4 @@
-"""Compiles code so that the value of its last statement is known, where that is an expression."""
+"""Compilation of code that keeps the value of the last statement if that is an expression."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ if TYPE_CHECKING:
     from typing import Any
 
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST
-TOP_LEVEL_AWAIT = 0x2000  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT: code that awaits is a coroutine's, and other code as ever
-# How a line at the margin begins that goes on with the statement before it.
+TOP_LEVEL_AWAIT = 0x2000  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT: changes only code that awaits
+# Beginnings of lines that continue the statement before them.
 CONTINUATIONS = (" ", "\t", "\r", ")", "]", "}", "#", "else", "elif", "except", "finally", "'''", '"""')
-MARKS = frozenset("()[]{}'\"#;\\\n")  # with which a line may be more than one statement, or less
+MARKS = frozenset("()[]{}'\"#;\\\n")  # with one of these, a line may not be exactly one statement
 
 
 def compile_code(source: str, file_name: str) -> tuple[list[CodeType], CodeType | None]:
-    """The code in the parts that are to be run one after the other, and the expression that is its last statement.
+    """Compile code into parts to run in order, and the expression that is its last statement.
 
-    The expression is None where the last statement is another one. Raises what `compile` raises.
+    The expression is None if the last statement is of another kind. Raises the exceptions of `compile`.
     """
     start = _find_last_statement(source)
     last = source[start:].rstrip()
-    # Most code ends so, and in a new process a tree takes longer than the compiling.
+    # Most code ends this way, and in a new process building a tree takes longer than compiling.
     if _is_assignment(last) or _is_submission(last):
         return [compile(source, file_name, "exec", TOP_LEVEL_AWAIT, dont_inherit=True)], None
-    if "__future__" not in source:  # which is said at the beginning, and is for the whole
+    if "__future__" not in source:  # a `__future__` import must start the code and applies to all of it
         try:
             return _compile_in_two(source, start, file_name)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            pass  # it is wrong, or was cut in a wrong place
+            pass  # the code is wrong, or was cut in the wrong place
     whole = _compile(source, file_name)
     try:
         parts, expression = _compile_tree(source, file_name)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return [whole], None  # the way by a tree is more easily too deep than the one without
+        return [whole], None  # compiling by a tree reaches the depth limit sooner
     return ([whole], None) if expression is None else (parts, expression)
 
 
 def _find_last_statement(source: str) -> int:
-    """Where the last line begins that looks like the beginning of a statement."""
+    """Return the start of the last line that looks like the beginning of a statement."""
     end = len(source.rstrip())
     while True:
         start = source.rfind("\n", 0, end) + 1
@@ -48,22 +48,21 @@ def _find_last_statement(source: str) -> int:
 
 
 def _is_assignment(line: str) -> bool:
-    """Whether the line certainly is one to a name."""
+    """Return whether the line is certainly an assignment to a name."""
     name, _, value = line.partition("=")
     name = name.rstrip(" ").rstrip("+-*/%&|^@").rstrip(" ")
     return name.isidentifier() and value != "" and value[0] != "=" and MARKS.isdisjoint(line)
 
 
 def _is_submission(lines: str) -> bool:
-    """Whether it is a call that does not return, and no line in the middle of a text."""
+    """Return whether the lines are a call of SUBMIT, which does not return, and not part of a string."""
     return lines.startswith("SUBMIT(") and "'''" not in lines and '"""' not in lines
 
 
 def _compile_in_two(source: str, start: int, file_name: str) -> tuple[list[CodeType], CodeType | None]:
-    """The same, with a tree for what begins there only. Raises SyntaxError where that cuts something in two.
+    """Compile like `compile_code`, with a tree only from `start` on. Raises SyntaxError if the cut splits a statement.
 
-    Where both parts are programs they are what the whole is, for no bracket, string or block goes on from one to the
-    other.
+    If both parts compile, they mean the same as the whole: no bracket, string or block spans the cut.
     """
     lines = source.count("\n", 0, start)
     parts, expression = _compile_tree("\n" * lines + source[start:], file_name)

@@ -1,4 +1,4 @@
-"""What a process must have, and have no more, when it is forked for executions; what each fork must have of its own."""
+"""Safety of forks for executions: what the forked process must have or give up, and what each fork must renew."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-START_SECONDS = 5  # in which the busiest machine lets a thread that was asked for begin
-END_SECONDS = 0.01  # for a thread that is at its end
-MAX_NAMES = 10  # in a sentence
-WORD_BITS = 32  # of which numpy takes a seed
+START_SECONDS = 5  # time for a requested thread to begin on a very busy machine
+END_SECONDS = 0.01  # time for a thread that is about to end
+MAX_NAMES = 10  # names in a message
+WORD_BITS = 32  # bits in each number of a numpy seed
 SEED_BYTES = 32
-# Of modules, for the processes and the log handlers that there are then: what is last is called first.
+# Exit functions of modules, for processes and log handlers. The last one registered is called first.
 EXIT_FUNCTIONS = (("logging", "shutdown"), ("multiprocessing.util", "_exit_function"))
 
 
 class ThreadsLeftError(RuntimeError):
-    """Threads that run on: a fork has none of them, and what they hold stays as it was."""
+    """Threads still run: a fork would not have them, and locks that they hold would stay locked."""
 
 
 def import_common_modules() -> None:
-    """Imports what most code and every traceback needs."""
+    """Import the modules that most code and every traceback needs."""
     for name in ("json", "signal", "traceback", "linecache"):
         __import__(name)
 
 
 class ThreadStarts:
-    """Threads that were asked of _thread and have not begun: it counts a thread only when that has begun to run."""
+    """Threads requested from `_thread` that have not begun: `_thread` counts a thread only once it runs."""
 
     def __init__(self) -> None:
         self._start = _thread.start_new_thread
-        self._pending: list[None] = []  # as many as there are threads: append and pop are each one step
+        self._pending: list[None] = []  # one item per thread: append and pop are atomic
 
     def watch(self) -> None:
-        """Sees every thread that _thread is asked for from now on; those of threading are waited for by that itself."""
+        """Watch all future thread starts through `_thread`; `threading` itself waits for those that it starts."""
         _thread.start_new_thread = _thread.start_new = wrap_thread_start(self._start, self._expect)
 
     def end(self) -> None:
-        """Gives _thread its own function back, and waits for the threads that have not begun."""
+        """Restore `_thread`'s own function, and wait for the threads that have not begun."""
         _thread.start_new_thread = _thread.start_new = self._start
         deadline = time.monotonic() + START_SECONDS
         while self._pending and time.monotonic() < deadline:
@@ -57,7 +57,7 @@ class ThreadStarts:
 
 
 def check_threads() -> None:
-    """Raises ThreadsLeftError, with the names of the threads that run beside the calling one."""
+    """Raise ThreadsLeftError with the names of all threads besides the calling one."""
     names, unnamed = _list_threads()
     if names or unnamed > 0:
         time.sleep(END_SECONDS)
@@ -78,9 +78,9 @@ def _list_threads() -> tuple[list[str], int]:
 
 
 def disarm_finalizers() -> None:
-    """Forgets what is to be done when the process ends, for it is the forked one's: each fork would do it.
+    """Clear the exit functions in a fork: they belong to the forked process, and each fork would run them again.
 
-    What modules of the library have registered when they were imported stays, for what a fork has of its own.
+    Those that library modules register at import stay, because a fork needs them for its own objects.
     """
     import atexit
 
@@ -100,21 +100,21 @@ def disarm_finalizers() -> None:
 
 
 def load_generators() -> None:
-    """Imports what every fork seeds, and what numpy imports only when it is first used: once, and not in each."""
+    """Import the generators that every fork seeds; numpy imports its own only at first use. Once, not in each fork."""
     __import__("random")
     if "numpy" in sys.modules:
         try:
             __import__("numpy.random")
         except ImportError:
-            pass  # another numpy than numpy
+            pass  # a module named numpy that is not numpy
 
 
 def seed_generators(seed: int | None) -> None:
-    """Seeds the global random generators; None takes a seed from the operating system."""
+    """Seed the global random generators; None takes a seed from the operating system."""
     if seed is None:
         seed = int.from_bytes(os.urandom(SEED_BYTES), "little")
     __import__("random").seed(seed)
-    # What is called numpy or torch may be a stand-in without them.
+    # Modules named numpy or torch may be others, without these functions.
     seed_numpy: Any = getattr(sys.modules.get("numpy.random"), "seed", None)
     if seed_numpy is not None:
         seed_numpy([seed >> at & (1 << WORD_BITS) - 1 for at in range(0, 8 * SEED_BYTES, WORD_BITS)])

@@ -1,8 +1,8 @@
-"""The forks of a process that executions build on: made when the supervisor asks, each to be a child of its own.
+"""The service that forks a prepared process for executions when the supervisor requests it.
 
-Who asks sends the descriptors that the fork shall have, and is told its id. The fork's parent is a process that ends at
-once: so it becomes the supervisor's child, and the supervisor is told by the kernel how it ends. What else loses its
-parent in that moment becomes the supervisor's too, which is why it is told whether there is anything.
+A request carries the descriptors for the fork; the reply is the fork's id. The fork's parent is a middle process that
+ends at once. So the supervisor adopts the fork, and the kernel reports its end to the supervisor. The supervisor also
+adopts other orphans of that moment, so the reply says whether the prepared process has children.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ if TYPE_CHECKING:
     from ..runner import CodeRunner
 
 FD_BYTES = 4
-PIPES = 4  # of a child, whose ends it gets
-MAX_DESCRIPTORS = PIPES + 1  # in a request: one more is of the ruleset, where there is one
+PIPES = 4  # pipes of a child
+MAX_DESCRIPTORS = PIPES + 1  # in a request: the pipes and, with Landlock, the ruleset
 MAX_MESSAGE_BYTES = 64
 
 
 def encode_descriptors(fds: list[int]) -> list[tuple[int, int, bytes]]:
-    """Descriptors as they go along with a message."""
+    """Return descriptors as ancillary data of a message."""
     import _socket
 
     return [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(fd.to_bytes(FD_BYTES, sys.byteorder) for fd in fds))]
 
 
 def serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) -> None:
-    """Forks the calling process for each request. Returns in each fork, which is to run its execution."""
+    """Fork the calling process for each request. Returns only in each fork, which then runs its execution."""
     import _socket
 
     requests, fork_bare = _socket.socket(fileno=FORK_REQUESTS), _find_bare_fork()
-    requests.setblocking(True)  # whatever `socket.setdefaulttimeout` was given
+    requests.setblocking(True)  # the code may have called `socket.setdefaulttimeout`
     confinement.close_to_forks()
     while True:
         (count, fds), status = _receive_request(requests), 0
         try:
-            if len(fds) != count:  # this process can have no more; what does not come is not known
+            if len(fds) != count:  # this process has reached its limit on open files; the missing descriptors are lost
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            confinement.release_orphans()  # the grandchild becomes the supervisor's child
+            confinement.release_orphans()  # so that the supervisor adopts the grandchild
             middle = fork_bare()
             if middle == 0:
                 break
             status = os.waitstatus_to_exitcode(os.waitpid(middle, 0)[1])
         except ChildProcessError:
-            pass  # the code has a handler that waits for children, or none shall be waited for: it has ended
+            pass  # it has ended: the code's handler reaped it, or SIGCHLD is ignored
         except OSError as error:
             status = error.errno or 1
-        confinement.adopt_orphans()  # what the code has left running is this process's, whenever its parent ends
+        confinement.adopt_orphans()  # processes that the code left running are this process's
         has_children = _reap_orphans()
         for fd in fds:
             os.close(fd)
@@ -66,7 +66,7 @@ def serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) -
 
 
 def _receive_request(requests: Any) -> tuple[int, list[int]]:
-    """How many descriptors come with the next request, and those. Ends the process where the supervisor has gone."""
+    """Return the number of descriptors in the next request, and the descriptors. Exit if the supervisor has ended."""
     import _socket
 
     message, rights, _flags, _address = requests.recvmsg(
@@ -82,7 +82,7 @@ def _receive_request(requests: Any) -> tuple[int, list[int]]:
 
 
 def _reap_orphans() -> bool:
-    """Whether there are children that live on."""
+    """Reap ended children; return whether others still run."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -92,7 +92,7 @@ def _reap_orphans() -> bool:
 
 
 def _find_bare_fork() -> Callable[[], int]:
-    """fork(2) without what Python does in a child, which touches pages by the hundred: for one that only forks."""
+    """Return fork(2) without Python's work in the child, which touches hundreds of pages. The child may only fork."""
     try:
         import _ctypes
 
@@ -114,7 +114,7 @@ def _find_bare_fork() -> Callable[[], int]:
 
 
 def _fork_once_more(requests: Any) -> None:
-    """Returns in a child, whose parent says the child's id and ends."""
+    """Fork again and return in the child; the parent sends the child's id and exits."""
     try:
         pid = os.fork()
         if pid == 0:
@@ -126,14 +126,14 @@ def _fork_once_more(requests: Any) -> None:
 
 
 def _become_execution(runner: CodeRunner, confinement: Confinement, supervisor: int, fds: list[int]) -> None:
-    """Makes the calling process one that waits for an execution; the descriptors are its own from now on."""
+    """Turn the calling process into one that waits for an execution and owns the descriptors."""
     os.setsid()
     places = place_descriptors(fds[:PIPES])
     try:
         confinement.confine_fork(fds[PIPES:])
     except OSError as error:
         report_unconfined(error)
-    for fd in {*places, *fds} - {1, 2, CHANNEL_IN, CHANNEL_OUT}:  # where they belong, if prepare had closed those
+    for fd in {*places, *fds} - {1, 2, CHANNEL_IN, CHANNEL_OUT}:  # already in place if `prepare` had closed those
         os.close(fd)
     os.close(FORK_REQUESTS)
     runner.begin_fork(supervisor)
