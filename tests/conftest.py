@@ -58,13 +58,13 @@ use_own_storage(Path(HOME))
 os.environ["MODAL_CONFIG_PATH"] = f"{HOME}/modal.toml"
 for name in ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "MODAL_ENVIRONMENT", "MODAL_PROFILE"):
     os.environ.pop(name, None)
-ZYGOTE = b"# rlm-batch: zygote of local sandboxes"  # in the command line of a zygote and of its forks
+ZYGOTE = b"# rlm-batch: zygote of local sandboxes"  # this text marks the command line of a zygote and of its forks
 STANDINS: set[int] = set()  # ids of the server processes that serve all tests
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)  # registered first, so it runs after Prefect's own handlers
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.set_threshold(GARBAGE_THRESHOLD)  # before the tests import the package
+    gc.set_threshold(GARBAGE_THRESHOLD)  # this runs before the tests import the package
     config.addinivalue_line("markers", "requires(*names): what the test needs, of tests/infra/requirements.py")
     strongest = "strongest_first: on the strongest level of isolation that is here, on the others at full size"
     config.addinivalue_line("markers", strongest)

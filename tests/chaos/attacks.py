@@ -1,4 +1,4 @@
-"""Attacks of code on its sandbox and on the machine: nearly all end themselves within seconds."""
+"""Attacks of code on its sandbox and on the machine; nearly all end themselves within seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-BOMB_SECONDS = 3  # for which an attack lives, if nothing else ends it
+BOMB_SECONDS = 3  # seconds that an attack lives, if nothing else ends it
 BOMB_SOURCE = Path(__file__).parents[1] / "blocks" / "local" / "fork_bomb.c"
 BOMB_KINDS = {"stays": "s", "leaves": "l", "mixes": "m", "adopts": "a"}
 
@@ -61,13 +61,13 @@ while True: threading.Thread(target=time.sleep, args=(seconds,), daemon=True).st
 """,
     "a frozen interpreter": "import re\nre.match('(a+)+$', 'a' * 40 + 'b')",
 }
-# A batch has one code for all its inputs, and says by `text` what each of them does. An alarm, which ends the process
-# by default, ends an attack that would go on until its timeout, unless it has stopped itself.
+# All inputs of a batch share one code, and `text` is the attack of an input. The alarm ends the process of an attack
+# that would run until its timeout, unless the process has stopped itself.
 CODE = "if text:\n    import signal; signal.alarm(seconds)\n    exec(text)\nelse:\n    SUBMIT(y=x * x)"
 
 
 def compile_bomb(folder: Path) -> str | None:
-    """Compile the fork bomb in C, and return it as text of base64; None where there is no compiler."""
+    """Compile the fork bomb in C and return it in base64, or None without a compiler."""
     if shutil.which("gcc") is None:
         return None
     program = folder / "fork_bomb"

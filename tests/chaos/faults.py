@@ -1,4 +1,4 @@
-"""Faults of a batch by a seed: providers and servers whose calls fail, and processes that are killed."""
+"""Seeded faults of a batch: failing calls of providers and servers, and killed processes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from rlm_batch.blocks.local.inventory import CREATION_GRACE_SECONDS, LABELS_FILE
 
 from ..infra.waiting import wait_until
 
-LIFETIME = 45  # seconds: long enough for an execution on a busy machine, and short enough for a test to wait for it
-SLOTS = 200  # more than killed processes held in the last minute: no run waits for a slot
+LIFETIME = 45  # seconds: enough for an execution on a busy machine, and short enough for a test to wait
+SLOTS = 200  # more than the slots of processes killed in the last minute, so no run waits for one
 TIMEOUT = 60.0  # seconds for an execution
 
 SEED = int(os.environ.get("CHAOS_SEED") or random.SystemRandom().randrange(1_000_000))
 
 
 def chance(*names: object) -> random.Random:
-    """Make the dice of one test: the same for the same seed, whatever other tests have thrown."""
+    """Return the random generator of one test, which depends only on the seed and these names."""
     print(f"repeat with: make chaos SEED={SEED}")  # pytest shows it with a failure
     return random.Random(repr((SEED, *names)))
 
@@ -39,13 +39,13 @@ def chance(*names: object) -> random.Random:
 
 
 class Local:
-    """Local sandboxes: no call of a provider can fail, and a killed host leaves folders."""
+    """Local sandboxes: no provider call can fail, and a killed host leaves folders."""
 
     name = "local"
     environment: ClassVar[dict[str, str]] = {}
 
     def block(self) -> LocalSandbox | DaytonaSandbox | ModalSandbox:
-        """Make the block, for sandboxes that reach the test's own server on loopback."""
+        """Return a block whose sandboxes reach the test's server on loopback."""
         return LocalSandbox(isolation="none", lifetime=LIFETIME, max_sandboxes=SLOTS)
 
     def sandboxes(self) -> set[str]:
@@ -53,20 +53,20 @@ class Local:
         return {path.name for path in Path(tempfile.gettempdir()).glob("rlm-batch-*")}
 
     def fail(self, share: float, seed: int) -> None:
-        """Let that share of all calls fail from now on."""
+        """Make that share of all calls fail from now on."""
 
     def faults(self) -> int:
-        """Count the calls that have failed."""
+        """Return the number of failed calls."""
         return 0
 
     def reaped_after(self) -> float:
-        """Return the seconds after which one reap takes all that killed processes have left."""
+        """Return the seconds after which one reap removes everything that killed processes have left."""
         folders = [Path(tempfile.gettempdir()) / name for name in self.sandboxes()]
-        # A folder of a dead host is known at once, except one that the host was making or removing when it died.
+        # A dead host's folder is recognised at once, unless the host died while it created or removed the folder.
         return 0.0 if all((folder / LABELS_FILE).exists() for folder in folders) else CREATION_GRACE_SECONDS + 2
 
     def take(self, sandbox: str) -> None:
-        """End a sandbox as its provider would: kill the process that everything in it depends on."""
+        """End a sandbox as its provider would: kill its root process."""
         place = os.fsencode(Path(tempfile.gettempdir()) / sandbox / "work")
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -76,7 +76,7 @@ class Local:
 
 
 class Daytona:
-    """The stand-in for Daytona, one of whose minutes is the lifetime."""
+    """The stand-in for Daytona, where one minute of an interval lasts one lifetime."""
 
     name = "daytona"
 
@@ -110,7 +110,7 @@ class Daytona:
             method="DELETE",
             headers={"Authorization": f"Bearer {self._standin.key}"},
         )
-        with suppress(OSError):  # the fault may be this call's, or the sandbox has gone
+        with suppress(OSError):  # this call may get a fault, or the sandbox is already deleted
             urllib.request.urlopen(request, timeout=30).close()
 
 
@@ -155,7 +155,7 @@ class Modal:
         return LIFETIME + 5
 
     def take(self, sandbox: str) -> None:
-        with suppress(RuntimeError):  # it has gone
+        with suppress(RuntimeError):  # the sandbox is already deleted
             self._standin.ask("end", sandbox=sandbox)
 
 
@@ -166,25 +166,25 @@ Provider = Local | Daytona | Modal
 
 
 class Host:
-    """One run of a flow, in a process that can be killed."""
+    """A flow run in a process that can be killed."""
 
     def __init__(self, hosts: Hosts, pid: int, log: Path) -> None:
         self._hosts, self.pid, self._log = hosts, pid, log
         self._status: int | None = None
 
     def status(self) -> int | None:
-        """Return its exit status, as subprocess has it; None while it runs."""
+        """Return the exit status as subprocess defines it; None while the process runs."""
         if self._status is None:
             self._status = self._hosts.ask({"op": "wait", "pid": self.pid})
         return self._status
 
     def kill(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
+        """Send the process a signal, if it still runs."""
         if self.status() is None:
             os.kill(self.pid, number)
 
     def ended(self, seconds: float = 120.0) -> int:
-        """Wait for its end, and return its exit status. Kills it and fails the test where it hangs."""
+        """Wait for the process to end and return its exit status. A process that hangs is killed and fails the test."""
         try:
             wait_until(lambda: self.status() is not None, timeout=seconds)
         except TimeoutError:
@@ -194,12 +194,12 @@ class Host:
         return self._status
 
     def said(self) -> str:
-        """Return the end of what it wrote."""
+        """Return the end of the process's output."""
         return self._log.read_text(errors="replace")[-4000:]
 
 
 class Hosts:
-    """Starts processes of flows, from one that has all imports done. A context manager."""
+    """A context manager that starts flow processes from one process with all imports done."""
 
     def __init__(self, server: str, folder: Path) -> None:
         self._server, self._folder = server, folder
@@ -215,7 +215,7 @@ class Hosts:
         assert self._process.stdout.readline() == "ready\n"
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """Send a line, and return the answer."""
+        """Send one line and return the answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
@@ -223,7 +223,7 @@ class Hosts:
         return json.loads(self._process.stdout.readline())
 
     def start(self, provider: Provider, server: str | None = None, **request: Any) -> Host:
-        """Start a run of a flow, on another server than the tests' own where one is given."""
+        """Start a flow run; `server` replaces the tests' own server."""
         log = self._folder / "flow.log"
         common = {"environment": provider.environment, "server": server or self._server, "log": str(log)}
         return Host(self, self.ask({**common, **request}), log)
@@ -243,8 +243,10 @@ class Hosts:
 
 
 class Proxy:
-    """Stands before a Prefect server, and lets a share of all connections down: by the status 503, by closing them at
-    once, or by cutting them after a while. A context manager; `url` is what clients are given."""
+    """A context manager for a proxy of a Prefect server that breaks a share of all connections.
+
+    A broken connection gets the status 503, closes at once, or closes after a while. `url` is the address for clients.
+    """
 
     def __init__(self, server: str, share: float, dice: random.Random) -> None:
         self._to = urlsplit(server)
@@ -296,7 +298,7 @@ class Proxy:
 
         async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
             while data := await source.read(65536):
-                target.write(data.replace(own, its))  # the server goes by no name but its own
+                target.write(data.replace(own, its))  # the server accepts only its own host name
                 await target.drain()
 
         copies = [asyncio.ensure_future(copy(*pair)) for pair in ((reader, back), (there, writer))]

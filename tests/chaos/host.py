@@ -1,6 +1,6 @@
-"""A process that has imported what flows need, and forks one for each run that it is asked for: a line of JSON each.
+"""A process that has imported the flows, and forks a process for each run; a run is one line of JSON.
 
-A run that is killed costs what it does, and not the seconds of imports before it.
+A killed run therefore does not cost seconds of imports.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import traceback
 from typing import Any
 
 import daytona
-import modal  # noqa: F401 - what a provider would import with its first sandbox
+import modal  # noqa: F401 - a provider would import it with its first sandbox
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch.flows.batch import batch
@@ -22,7 +22,7 @@ from rlm_batch.sandbox.errors import ExecutionsFailed
 
 
 def run(request: dict[str, Any]) -> int:
-    """Run a flow as a person's script does, and return the exit status."""
+    """Run a flow as a user's script does, and return the exit status."""
     os.setsid()
     with open(request["log"], "ab") as log:
         for number in (1, 2):
@@ -45,8 +45,8 @@ def run(request: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    """Fork and wait, as each line asks."""
-    _ = daytona.AsyncDaytona  # the SDK imports most when it is asked for it
+    """Fork a process or poll one, as each line requests."""
+    _ = daytona.AsyncDaytona  # the SDK imports most of its modules when this attribute is read
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)

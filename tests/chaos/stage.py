@@ -1,4 +1,4 @@
-"""A batch that is disturbed, its ledger, and the provider and server that it runs on."""
+"""A disturbed batch with its ledger, and the provider and server that it runs on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CODE = COUNT_EXECUTION + "import time\ncount_execution(f'{batch}-{x}')\ntime.sle
 
 
 class Batch:
-    """A batch whose every execution tells that it has begun, and the ledger of its runs."""
+    """A batch whose executions report their starts, and the ledger of its runs."""
 
     def __init__(self, size: int, block: str, counter: ExecutionCounter, folder: Path, dice: random.Random) -> None:
         self.size = size
@@ -35,10 +35,10 @@ class Batch:
             for x in range(size)
         ]
         self._ledger = Ledger(folder / self._name)
-        self._done: Counter[int] = Counter()  # how often those had begun that had a result when it was looked for last
+        self._done: Counter[int] = Counter()  # number of starts per execution that had a result at the last check
 
     def start(self, hosts: Hosts, provider: Provider, server: str | None = None, **options: Any) -> Host:
-        """Run it, or what has no result of it yet, in ways that differ from run to run."""
+        """Start a run of the executions without a result, with random options."""
         dice = self._dice
         shape = {
             "max_workers": dice.choice((3, 6)),
@@ -50,12 +50,12 @@ class Batch:
         return hosts.start(provider, server, op="batch", parameters=parameters)
 
     def count_starts(self) -> Counter[int]:
-        """Count how often each execution has begun."""
+        """Count the starts of each execution."""
         names = {f"{self._name}-{x}": x for x in range(self.size)}
         return Counter({names[name]: times for name, times in self._counter.counts.items() if name in names})
 
     def results(self) -> dict[int, Result]:
-        """Return the results in its ledger. Fails where one is wrong, or was begun again although it had a result."""
+        """Return the results in the ledger. Fails if one is wrong, lost, or was started again after it had a result."""
         found: dict[int, Result] = {}
         for line in self._ledger.load_latest_lines().values():
             outcome = line.to_outcome()
@@ -78,7 +78,7 @@ class Batch:
         assert not missing, f"no results of {missing}: {failed}"
 
     def wait_for_progress(self, host: Host, dice: random.Random) -> None:
-        """Wait until a random part of what is left has begun, and a random part of a second more."""
+        """Wait until a random share of the remaining executions has started, and a random part of a second more."""
         left = self.size - len(self.results())
         before, more = sum(self.count_starts().values()), dice.randint(0, max(1, left // 2))
         wait_until(lambda: sum(self.count_starts().values()) >= before + more or host.status() is not None)
@@ -86,7 +86,7 @@ class Batch:
 
 
 class Stage:
-    """A provider with a saved block, and the processes that were there before."""
+    """A provider with a saved block, and the processes that ran before."""
 
     def __init__(self, provider: Provider, hosts: Hosts, server: str, counter: ExecutionCounter, folder: Path) -> None:
         self.provider, self.hosts = provider, hosts
@@ -100,21 +100,21 @@ class Stage:
         self._limit = f"rlm-batch.{block.get_block_type_slug()}.{name}"
 
     def batch(self, size: int, dice: random.Random, block: str | None = None) -> Batch:
-        """Make a batch, on the saved block."""
+        """Return a new batch, by default on the saved block."""
         return Batch(size, block or self._block, self._counter, self._folder, dice)
 
     def start(self, batch: Batch, server: str | None = None, **options: Any) -> Host:
-        """Run a batch, or what is left of it."""
+        """Start a batch, or what remains of it."""
         return batch.start(self.hosts, self.provider, server, **options)
 
     def finish(self, batch: Batch, **options: Any) -> None:
-        """Run what is left of a batch to its end, undisturbed."""
+        """Run the rest of a batch to its end without faults."""
         host = self.start(batch, **options)
         assert host.ended(300) == 0, host.said()
         batch.complete()
 
     def no_slot_is_held(self) -> None:
-        """Wait until no slot is held: that of a killed process ends with its lease, after a minute and some seconds."""
+        """Wait until no slot is held; a killed process's slot expires with its lease, after slightly over a minute."""
 
         def none() -> bool:
             answer = httpx.get(f"{self._server}/v2/concurrency_limits/{self._limit}", timeout=60)
@@ -123,13 +123,16 @@ class Stage:
         wait_until(none, "no slot is held", timeout=120)
 
     def nothing_is_left(self, *, after_lifetime: bool = True) -> None:
-        """Wait until no sandbox, folder or process is left, but the servers': at once, or after lifetime and reap."""
+        """Wait until no sandbox, folder or process is left, except the servers'.
+
+        With `after_lifetime`, sandboxes get their lifetime to expire, and then a reap removes the rest.
+        """
         if after_lifetime:
             with suppress(TimeoutError):
                 wait_until(lambda: not self.provider.sandboxes(), timeout=self.provider.reaped_after())
             if self.provider.sandboxes():
                 reap = self.hosts.start(self.provider, op="reap", block=self._block)
                 assert reap.ended() == 0, reap.said()
-        # Less than the lifetime, after which the provider itself removes what was left.
+        # The wait is shorter than the lifetime, after which the provider itself removes sandboxes.
         wait_until(lambda: not self.provider.sandboxes(), "no sandbox is left", timeout=30)
         wait_until(lambda: not descendants().keys() - self._processes, "no process is left")

@@ -1,4 +1,4 @@
-"""A batch some of whose executions attack their sandboxes: every other one is right, and no process is left."""
+"""Tests of batches in which some executions attack their sandboxes: all others succeed, and no process is left."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .attacks import ATTACKS, BOMB_KINDS, BOMB_SECONDS, CODE, START_BOMB, compil
 from .faults import Hosts, Provider, chance
 from .stage import Stage
 
-SECONDS = 30  # after which no further batch begins
-TIMEOUT = 60.0  # seconds for an execution: a right one takes milliseconds, but bombs keep the machine busy
+SECONDS = 30  # seconds after which no further batch starts
+TIMEOUT = 60.0  # seconds for an execution: a harmless one takes milliseconds, but bombs keep the machine busy
 SIZE = 40
 
 
 def make_inputs(marked: Marked, bomb: str | None, dice: Any) -> list[dict[str, Any]]:
-    """Make inputs of which a third attack, each in another way, at random places."""
+    """Return inputs of which a third attack, each differently, at random places."""
     bombs = [{"text": START_BOMB, "bomb": bomb, "kind": kind} for kind in BOMB_KINDS.values()] if bomb else []
     attacks: list[dict[str, Any]] = [*bombs, *({"text": text} for text in ATTACKS.values())]
     dice.shuffle(attacks)

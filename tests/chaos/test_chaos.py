@@ -1,6 +1,6 @@
-"""A batch among faults: its results are right, none of them is computed again, and nothing is left behind.
+"""Tests of batches with faults: right results, none computed twice, and nothing left behind.
 
-`make chaos` runs all of it, with a seed that it prints; `make test-full` a short form.
+`make chaos` runs all of them, with a seed that it prints; `make test-full` runs a short form.
 """
 
 import os
@@ -19,7 +19,7 @@ NAMES = ("local", "daytona", "modal")
 
 
 def killed(stage: Stage, size: int, times: int, seconds: float, *, slots: bool = False) -> None:
-    """Kill a batch's process again and again, and then resume it. Begins no more rounds after those seconds."""
+    """Kill a batch's process repeatedly, then resume the batch. No round starts after that many seconds."""
     dice = chance("kill", stage.provider.name)
     started_at, strikes, batches = time.monotonic(), 0, [stage.batch(size, dice)]
     while not strikes or (strikes < times and time.monotonic() < started_at + seconds):
@@ -123,7 +123,7 @@ def test_a_batch_outlives_a_kill_of_its_server_that_is_started_again(stage: Stag
     from rlm_batch.deployments.server import PrefectServer
 
     dice = chance("server", stage.provider.name)
-    batch = stage.batch(50, dice, "local:none")  # the block is not known there
+    batch = stage.batch(50, dice, "local:none")  # the block is missing on that server
     with PrefectServer(tmp_path / "home") as server:
         port = int(server.url.rpartition(":")[2].partition("/")[0])
         host = stage.start(batch, server.url)

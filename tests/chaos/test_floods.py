@@ -1,6 +1,6 @@
-"""Floods: whatever one sandbox sends, its host goes on with all others, and what runs there ends.
+"""Tests of floods: whatever a sandbox sends, its host serves all other sandboxes, and the execution ends.
 
-`make chaos` sends every flood but those of `make test-full`, which sends some of each kind.
+`make test-full` runs some floods of each kind, and `make chaos` runs the others.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from ..infra.isolation_levels import find_strongest_level
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_process_left")]
 
-FLOOD_SECONDS = 1.5  # for which a flood lasts, and executions of another sandbox run beside it
+FLOOD_SECONDS = 1.5  # duration of a flood, while executions of another sandbox run
 SHORT = (
     "slow calls that nobody waits for", "large calls", "calls of escapes", "a million prompts by hand",
     "SUBMIT of as many lists as may be", "output in one frame", "file names", "headers without fields",
     "one result that is too large",
 )  # fmt: skip
 
-# A program in the driver's place: it reads what the host sends, says that it is ready, and floods once it has code.
+# This program replaces the driver: it reads the host's input, reports that it is ready, and floods once it has code.
 DRIVER = """
 import json, os, sys, threading, time
 seconds, numbers, has_code = {seconds}, iter(range(1, 1 << 60)), threading.Event()
@@ -72,7 +72,7 @@ end = time.monotonic() + seconds
 time.sleep(60)
 """
 
-# Calls without waiting for answers, which are quicker than those of a thousand threads.
+# These calls do not wait for answers, which is faster than calls of a thousand threads.
 CALL = """
 import os, time
 channel = next(cell.cell_contents for cell in ask.__closure__ if hasattr(cell.cell_contents, "_channel"))._channel
@@ -183,7 +183,7 @@ def make_queries() -> Queries:
 
 
 def make_interpreter(name: str, block: LocalSandbox) -> Interpreter:
-    """Make an interpreter whose sandbox floods its host when it gets code."""
+    """Return an interpreter whose sandbox floods its host when it gets code."""
     answer = "x" * 1_000_000
     tools: dict[str, Callable[..., Any]] = {
         "ask": lambda value=None: None,

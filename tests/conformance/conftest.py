@@ -1,6 +1,6 @@
-"""What every provider of sandboxes has to do: the same tests run on each that `blocks/registry.py` has an entry for.
+"""Fixtures that run the same tests on every provider of `blocks/registry.py`.
 
-A new provider adds to `MAKERS` a function that makes it with a stand-in behind it.
+For a new provider, add to `MAKERS` a function that creates it with its stand-in.
 """
 
 import os
@@ -26,12 +26,12 @@ PROVIDER_NAMES = [
     for entry in PROVIDERS.values()
     for name in [f"{entry.name}-{isolation}" for isolation in reversed(entry.isolations)] or [entry.name]
 ]
-# `make test` runs on the strongest level that this machine has; code runs the same on the weaker ones, so their tests
-# are `full`.
+# `make test` uses the strongest level of this machine. Code behaves the same on weaker levels, so their tests are
+# `full`.
 LEVELS = ("bubblewrap", "landlock", "none")
 LATER = [f"local-{level}" for level in LEVELS[LEVELS.index(find_strongest_level() or "none") + 1 :]]
 LITTLE_MEMORY = 256  # MiB
-# A container takes a hundred times as long to start as a local sandbox, so its other tests are `full`.
+# A container takes a hundred times as long to start as a local sandbox, so only these of its tests are not `full`.
 QUICK_IN_CONTAINERS = (
     "test_fields_come_back_as_items_and_attributes",
     "test_what_is_saved_in_one_sandbox_is_loaded_in_the_next",
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the run's own choice of marks
+@pytest.hookimpl(tryfirst=True)  # this runs before pytest selects tests by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         name = str(item.callspec.params.get("provider_name", "local")) if hasattr(item, "callspec") else "local"  # type: ignore[attr-defined]
@@ -67,18 +67,18 @@ def make_local(name: str, memory_mib: int, request: pytest.FixtureRequest) -> Sa
     isolation = name.removeprefix("local-")
     more: dict[str, Any] = {}
     if os.geteuid() != 0:
-        more["processes"] = 1024  # on `landlock` the kernel counts all of the user's, and clouds beside have hundreds
+        more["processes"] = 1024  # `landlock` counts the user's other processes too
     return LocalSandbox(isolation=isolation, memory_mib=memory_mib, **more)  # type: ignore[arg-type]
 
 
 def make_daytona(_name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:
     request.getfixturevalue("daytona")
-    return DaytonaSandbox(image="python:3.12", memory=-(-memory_mib // 1024))  # in whole GiB, and with an image
+    return DaytonaSandbox(image="python:3.12", memory=-(-memory_mib // 1024))  # whole GiB, with an image only
 
 
 def make_modal(_name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:
     hello = request.getfixturevalue("modal_standin").hello
-    # Without a root directory of its own a sandbox has its folder where the block says, on this machine.
+    # Without namespaces a sandbox has no root directory, so the block sets a working directory on this machine.
     place: dict[str, Any] = {}
     if find_refusal():
         place["workdir"] = str(request.getfixturevalue("tmp_path_factory").mktemp("sandbox"))
@@ -101,7 +101,7 @@ def make(name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxP
 
 
 def mark_provider(name: str) -> list[pytest.MarkDecorator]:
-    """Return the marks of that provider's tests: what they need, and whether they are `full`."""
+    """Return the marks of that provider's tests: their requirement, and `full` where it applies."""
     if name == "container":
         return [pytest.mark.requires("podman")]
     level = name.partition("-")[2]
@@ -115,25 +115,25 @@ def provider_name(request: pytest.FixtureRequest, running_daytona: object) -> st
 
 @pytest.fixture
 def provider(provider_name: str, request: pytest.FixtureRequest) -> SandboxProvider:
-    """Each provider that this machine has, with its usual settings."""
+    """Return each provider that this machine supports, with its usual settings."""
     return make(provider_name, 4096, request)
 
 
 @pytest.fixture
 def small_provider(provider_name: str, request: pytest.FixtureRequest) -> SandboxProvider:
-    """Each provider with little memory."""
+    """Return each provider with little memory."""
     return make(provider_name, LITTLE_MEMORY, request)
 
 
 @pytest.fixture
 def volume_name(volumes: Path) -> str:
-    """A volume of the test's own."""
+    """Return the name of a new volume for the test."""
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture
 async def interpreter(provider: SandboxProvider) -> AsyncIterator[Interpreter]:
-    """An interpreter in an open sandbox."""
+    """Yield an interpreter in an open sandbox."""
     async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
         yield interpreter
 

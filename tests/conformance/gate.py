@@ -1,10 +1,10 @@
-"""A tool of the host's at which code waits, so that a test decides what comes first."""
+"""A host tool that blocks code until the test lets it continue."""
 
 import asyncio
 
 
 class Gate:
-    """A tool that returns once the test opens the gate; `is_reached` is set when code first calls it."""
+    """A tool that returns once the test opens the gate; `is_reached` is set at the first call."""
 
     def __init__(self) -> None:
         self.is_reached = asyncio.Event()
@@ -15,5 +15,5 @@ class Gate:
         await self._is_open.wait()
 
     def open(self) -> None:
-        """Let all calls return, those to come too."""
+        """Let all calls return, including later ones."""
         self._is_open.set()

@@ -1,4 +1,4 @@
-"""A cancelled execution ends, and its sandbox can be used again."""
+"""Tests that a cancelled execution ends, and that its sandbox stays usable."""
 
 import asyncio
 from textwrap import dedent
@@ -14,7 +14,7 @@ from .gate import Gate
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
-# Holds a lock for as long as its process lives, and says so.
+# This code holds a lock while its process lives, and prints that it has the lock.
 HOLDING = """
 import fcntl, time
 file = open("lock", "w")
@@ -24,7 +24,7 @@ time.sleep(1000)
 """
 STUBBORN = HOLDING.replace("time.sleep(1000)", "while True:\n    try: time.sleep(1000)\n    except BaseException: pass")
 TAKE_LOCK = "import fcntl; fcntl.flock(open('lock', 'w'), fcntl.LOCK_EX)"
-# Leaves processes that no signal but SIGKILL ends.
+# This code leaves processes that only SIGKILL ends.
 DEAF = """
     import os, signal, time
     for _ in range(3):
@@ -39,7 +39,7 @@ DEAF = """
 
 
 async def start_and_hear(interpreter: Interpreter, code: str, context: str | None = None) -> asyncio.Task[object]:
-    """Start an execution, and return it once it has printed something."""
+    """Start an execution, and return its task after its first output."""
     heard = asyncio.Event()
     task: asyncio.Task[object] = asyncio.ensure_future(
         interpreter.execute(code, context=context, on_output=lambda *_: heard.set())
@@ -107,7 +107,7 @@ async def test_code_that_has_run_when_its_start_is_heard_of_is_not_called_unsent
     interpreter, held, endings = provider.interpreter(), bytearray(), list[asyncio.Task[None]]()
     receive = interpreter._receive  # type: ignore[reportPrivateUsage]
 
-    def receive_at_once(data: bytes) -> None:  # as a host does that has been busy meanwhile
+    def receive_at_once(data: bytes) -> None:  # delivers late, like a busy host
         held.extend(data)
         if b'"output"' in held or endings:
             receive(bytes(held))

@@ -1,4 +1,4 @@
-"""Code may change anything in `sys`, builtins and Python's library: its result, output and state are what they were."""
+"""Tests that code can change anything in `sys`, builtins and the library without losing its result, output or state."""
 
 from textwrap import dedent
 

@@ -1,4 +1,4 @@
-"""Executions of one sandbox run at the same time, and sandboxes beside each other."""
+"""Tests of simultaneous executions in one sandbox, and of simultaneous sandboxes."""
 
 import asyncio
 

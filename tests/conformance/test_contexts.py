@@ -1,4 +1,4 @@
-"""A context keeps its state from execution to execution, until its process has ended or it is forgotten."""
+"""Tests that a context keeps its state between executions, until its process ends or it is forgotten."""
 
 import asyncio
 from textwrap import dedent
@@ -112,7 +112,7 @@ async def test_a_timeout_keeps_the_state_but_that_of_a_process_that_ignores_the_
 
     async with provider.interpreter(tools={"forever": forever, "quick": lambda: None}) as interpreter:
         await asyncio.gather(check_lost(), *(check_kept(name) for name in WAITING if name not in BUSY))
-        for name in BUSY:  # one after the other, for they leave no processor to the others
+        for name in BUSY:  # one at a time, because each uses a whole processor
             await check_kept(name)
             await interpreter.forget_context(name)
 
@@ -138,15 +138,15 @@ async def test_a_process_that_ends_between_two_executions_has_lost_the_state(int
         threading.Thread(target=end).start()
         """
     await interpreter.execute(HOLD_LOCK + dedent(code), context="c")
-    await interpreter.execute("open('go', 'w').close()\n" + TAKE_LOCK)  # which the end of the process releases
-    with pytest.raises((StateLost, CodeCrashed), match="status 4"):  # a crash, if the driver has not heard of it yet
+    await interpreter.execute("open('go', 'w').close()\n" + TAKE_LOCK)  # the end of the process releases the lock
+    with pytest.raises((StateLost, CodeCrashed), match="status 4"):  # crashed: the driver has not noticed yet
         await interpreter.execute("SUBMIT()", context="c")
     with pytest.raises(StateLost, match="status 4"):
         await interpreter.execute("SUBMIT()", context="c")
 
 
 async def test_a_forgotten_context_begins_anew(interpreter: Interpreter) -> None:
-    await interpreter.forget_context("c")  # of which nothing is known
+    await interpreter.forget_context("c")  # an unknown context
     for has_ended in (False, True):
         await interpreter.execute(HOLD_LOCK, context="c")
         await interpreter.forget_context("c")
@@ -165,7 +165,7 @@ async def test_a_forgotten_context_begins_anew(interpreter: Interpreter) -> None
     assert (await interpreter.execute("SUBMIT(x=1)", context="c")).x == 1
 
 
-# A thread of the first execution waits for the second one, and then tries to give it a result.
+# A thread of the first execution waits for the second one, and then tries to submit a result for it.
 FIRST = """
 import threading
 go, done = threading.Event(), threading.Event()
@@ -253,7 +253,7 @@ async def test_a_thread_of_an_earlier_execution_cannot_give_a_later_one_its_resu
 
 
 async def test_threads_that_an_execution_starts_are_its_own_in_a_context_too(interpreter: Interpreter) -> None:
-    """Threads of a pool of an earlier execution, and those that another thread starts, are this execution's too."""
+    """Check that threads of an earlier execution's pool, and threads started by threads, belong to this execution."""
     await interpreter.execute(
         "import _thread, threading, time\nfrom concurrent.futures import ThreadPoolExecutor\n"
         "pool = ThreadPoolExecutor(4)\ndef rest(): time.sleep(1000)",
@@ -284,7 +284,7 @@ time.sleep(1000)
 
 @pytest.mark.full
 async def test_the_state_is_kept_where_the_interrupt_of_a_thread_that_submits_is_lost(interpreter: Interpreter) -> None:
-    """An interrupt that comes just before the main thread sleeps is lost in the same way."""
+    """Check an interrupt that gets lost; one just before the main thread sleeps is lost in the same way."""
     await interpreter.execute("kept = 1", context="c")
     assert (await interpreter.execute(INTERRUPT_LOST, context="c")).outputs == {"x": 1}
     assert (await interpreter.execute("SUBMIT(kept=kept)", context="c")).kept == 1

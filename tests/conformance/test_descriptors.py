@@ -1,4 +1,4 @@
-"""Code that reads and writes whatever descriptor it finds disturbs no other execution."""
+"""Tests that code which reads and writes every descriptor disturbs no other execution."""
 
 import asyncio
 from textwrap import dedent
@@ -77,8 +77,8 @@ async def test_what_code_does_with_every_descriptor_ends_at_worst_its_own_execut
     assert (await interpreter.execute("SUBMIT(kept=kept)", context="kept")).kept == 1
 
 
-# Finds all that the driver's part of this process knows, and speaks in the name of executions 0 to 29 with the tokens
-# that they might have.
+# This code finds all data of the driver in its own process. It sends frames for executions 0 to 29 with the tokens that
+# they might have.
 FORGING = """
     import gc, json, os
     gc.unfreeze()
@@ -116,7 +116,7 @@ async def test_no_result_of_another_execution_can_be_forged(interpreter: Interpr
         assert (await interpreter.execute("SUBMIT(i=7)")).outputs == {"i": 7}
 
 
-# Code may use its own token: whatever it says with it, the host gets a result or an error.
+# Code may use its own token. Whatever it sends with that token, the host returns a result or an error.
 SAYING = """
     import gc, json, os
     gc.unfreeze()

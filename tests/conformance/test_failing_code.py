@@ -1,4 +1,4 @@
-"""Each way in which code fails is an error of its own, other executions finish, and the sandbox lives on."""
+"""Tests that each kind of failure has its own error, while other executions finish and the sandbox stays usable."""
 
 import asyncio
 import re
@@ -80,7 +80,7 @@ async def test_a_syntax_error_shows_the_line_and_nothing_ran(interpreter: Interp
     assert "driver" not in str(error)
 
 
-# What models and editors write around code.
+# Text that models and editors write around code.
 WRAPPED = {
     "a fence": "```python\n{}\n```",
     "a fence with an indent": "\n  ```PY \n{}\n```\n",
@@ -199,7 +199,7 @@ async def test_out_of_memory_says_so_names_the_setting_for_more_and_keeps_a_cont
         assert (await interpreter.execute(CATCHING)).caught
 
 
-# Stands in for Python, which raises this in code that has filled its memory.
+# This line simulates Python, which raises the same error if code has filled its memory.
 NO_EXCEPTION = "raise SystemError('error return without exception set')"
 
 

@@ -1,4 +1,4 @@
-"""An error that comes of a limit of ours names the option that sets it, and its value; other errors do not."""
+"""Tests that an error caused by one of our limits names the option and its value, and that other errors do not."""
 
 from textwrap import dedent
 
@@ -50,7 +50,7 @@ CODE = [
 
 @pytest.fixture(params=[pytest.param(level, marks=mark_level(level)) for level in ("bubblewrap", "landlock")])
 def limited(request: pytest.FixtureRequest) -> LocalSandbox:
-    """The local provider with low limits."""
+    """Return the local provider with low limits."""
     return LocalSandbox(isolation=request.param, processes=40, open_files=64, file_size_mib=5, memory_mib=4096)
 
 

@@ -1,4 +1,4 @@
-"""The code's main module is that of `python file.py`: it has a file and lines, and processes can import it."""
+"""Tests that the code's main module resembles that of `python file.py`: it has a file, and processes can import it."""
 
 from textwrap import dedent, indent
 from typing import Any
@@ -52,7 +52,7 @@ FILE = """
     if __name__ == "__main__":
         print(parser.parse_args().lr)
     """
-# What a started process has to import: functions, a class, a variable of the execution and a value of the code.
+# A started process has to import functions, a class, a variable of the execution and a value of the code.
 PROCESSES = """
     import dataclasses, multiprocessing
     from concurrent.futures import ProcessPoolExecutor
@@ -132,7 +132,7 @@ async def test_processes_that_are_started_anew_find_what_the_code_has_defined(
             assert (await interpreter.execute(text, {"given": 5})).scaled == [10, 20]
     async with provider.interpreter(timeout=2 * HANG_SECONDS) as interpreter:
         definitions, last = code.split(guard)
-        # The folder may be closed, and definitions may depend on what there is.
+        # The folder may be read only, and definitions may depend on its files.
         definitions = f"import os; os.chmod('.', 0o555)\ntry:\n{indent(definitions, '  ')}\nexcept ImportError:\n  pass"
         await interpreter.execute(
             definitions + "\nos.chmod('.', 0o755)\nopen('count', 'a').write('1')\nos.chmod('.', 0o555)\nSUBMIT()",

@@ -1,4 +1,4 @@
-"""In a sandbox there is one Python: what code starts imports what code imports, and begins as code has begun."""
+"""Tests that every Python a sandbox's code starts has the same imports, environment and settings as the code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..infra.waiting import HANG_SECONDS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.own_machine]
 
-# Asks each Python that code can start for the same, and returns what another answers than the code's own.
+# This code asks each Python that it can start the same question, and returns the answers that differ from its own.
 ASK_CHILDREN = """
 import os, subprocess, sys
 
@@ -72,7 +72,7 @@ async def test_processes_of_multiprocessing_import_what_code_imports(
         pytest.skip("there multiprocessing has no /dev/shm for its locks")
     tmp_path.chmod(0o755)
     (tmp_path / "mine.py").write_text("def double(x):\n    return 2 * x\n")
-    # A fork server listens at a path below TMPDIR, and that of the tests is too long for a socket.
+    # A fork server listens at a path below TMPDIR, and the tests' TMPDIR is too long for a socket.
     methods = ["fork", "spawn", *(["forkserver"] if provider_name != "local-none" else [])]
     code = """
 import multiprocessing, mine
@@ -95,7 +95,7 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "x", "PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1",
     "HOME": "/x",
 }  # fmt: skip
-# What these change, and the machine's time zone, hashes and warnings are others.
+# The variables change these values. Without them, the machine's time zone, hashes and warnings differ.
 READ_AT_START = """
 import locale, os, sys, time, warnings
 answer = repr({

@@ -1,4 +1,4 @@
-"""What code and its processes print comes back: as it is written, and whole up to a cap."""
+"""Tests that the output of code and its processes is streamed to the host, complete up to a limit."""
 
 import asyncio
 import re
@@ -21,7 +21,7 @@ GAP = re.compile(r"\n\[\.\.\. ([\d,]+) characters dropped \.\.\.\]\n")
 
 
 def parts(text: str) -> tuple[str, int, str]:
-    """Return the head of an output that was cut, the number of characters that were dropped, and its tail."""
+    """Return a truncated output's head, its number of dropped characters, and its tail."""
     head, dropped, tail = GAP.split(text)
     return head, int(dropped.replace(",", "")), tail
 
@@ -148,7 +148,7 @@ async def test_a_listener_that_fails_harms_no_other_execution(interpreter: Inter
 async def test_output_stands_in_errors(interpreter: Interpreter) -> None:
     with pytest.raises(CodeError) as caught:
         await interpreter.execute("print('begun', end='')\nimport os\nos._exit(3)")
-    assert caught.value.stdout == ""  # Python's own buffer was never written out
+    assert caught.value.stdout == ""  # Python never flushed its own buffer
     with pytest.raises(CodeError) as caught:
         await interpreter.execute("print('begun')\nraise ValueError")
     assert caught.value.stdout == "begun\n"

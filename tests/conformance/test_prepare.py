@@ -1,4 +1,4 @@
-"""Code that prepares a sandbox runs once in it, and each execution is a fork of its process."""
+"""Tests of preparation code, which runs once in a sandbox; each execution is a fork of its process."""
 
 import asyncio
 import importlib
@@ -20,7 +20,7 @@ from .gate import Gate
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
-# Says where it runs, and leaves names, functions and a list that can be changed.
+# This code records its process, and defines names, functions and a list that can be changed.
 PREPARE = """
 import os, random, time
 process = os.getpid()
@@ -33,7 +33,7 @@ def hand_back():
 
 
 def open_prepared(provider: SandboxProvider, code: str = PREPARE, **options: Any) -> Interpreter:
-    """Return an interpreter whose executions are forks of the process that ran this code; its tool echoes."""
+    """Return an interpreter whose executions fork the process that ran this code; its tool `ask` echoes."""
     names = {name: options.pop(name) for name in ("timeout", "seed") if name in options}
     preparation = Preparation(dedent(code), **names)
     tools = {"ask": lambda x: x}
@@ -173,7 +173,7 @@ FAILING = {
 
 async def check_failure(provider: SandboxProvider, name: str) -> None:
     code, said = FAILING[name]
-    # Six seconds until it has printed and sleeps are for a busy machine.
+    # The timeout of six seconds allows for a busy machine: the code has to print before it sleeps.
     one = open_prepared(provider, f"print('on'); {code}", timeout=6 if name == "a timeout" else HANG_SECONDS)
     with pytest.raises(PrepareError) as caught:
         await one.execute("raise AssertionError")
@@ -189,7 +189,7 @@ async def test_an_error_in_it_is_a_prepare_error_and_no_code_runs(provider: Sand
 
 
 async def test_all_else_that_goes_wrong_in_it_is_a_prepare_error_too(provider: SandboxProvider) -> None:
-    await check_failure(provider, "a timeout")  # with no other sandbox beside it
+    await check_failure(provider, "a timeout")  # without another sandbox at the same time
     await asyncio.gather(*(check_failure(provider, name) for name in FAILING if name not in ("an error", "a timeout")))
 
 
@@ -222,7 +222,7 @@ async def execute_on_and_on(one: Interpreter, code: str) -> None:
 async def test_when_what_was_prepared_is_lost_the_next_execution_says_so_and_asks_for_a_new_sandbox(
     provider: SandboxProvider,
 ) -> None:
-    # It ends itself: nothing else in a local sandbox can reach it.
+    # The process ends itself, because nothing else in a local sandbox can reach it.
     prepare = """
     import os, signal
     def look(*_):
@@ -234,7 +234,7 @@ async def test_when_what_was_prepared_is_lost_the_next_execution_says_so_and_ask
     """
     async with open_prepared(provider, prepare) as one, asyncio.timeout(HANG_SECONDS):
         one.tools["wait"] = gate = Gate()
-        running = asyncio.create_task(one.execute("wait(); SUBMIT(x=ask(1))"))  # a fork has no timer
+        running = asyncio.create_task(one.execute("wait(); SUBMIT(x=ask(1))"))  # a fork does not inherit the timer
         await gate.is_reached.wait()
         with pytest.raises(SandboxLost, match="prepare had run in was killed by signal 14: run it in a new sandbox"):
             await execute_on_and_on(one, "open('go', 'w').close()")
@@ -270,7 +270,7 @@ async def test_each_execution_draws_numbers_of_its_own_and_with_a_seed_the_same_
     assert tuple(steps[0]) == first[0]
 
 
-# Stand-ins for modules whose global generators a fork would share.
+# These replace modules whose global generators a fork would share.
 GENERATORS = """
 import sys, types
 for name, function in (("numpy", None), ("numpy.random", "seed"), ("torch", "manual_seed")):
@@ -345,7 +345,7 @@ async def test_neither_a_default_timeout_of_sockets_nor_closed_streams_end_it(pr
             assert (result.x, result.meta.stdout) == (1, "heard\n")
 
 
-# The shell ends once the file `go` is there, and leaves a process that adds to the file `beats`.
+# The shell ends once the file `go` exists, and leaves a process that appends to the file `beats`.
 SHELL = """
     import os, subprocess, time
     command = (
@@ -355,7 +355,7 @@ SHELL = """
     while not os.path.exists("beats"):
         time.sleep(0.01)
     """
-# Each parent ends once a file with its number is there, and leaves a process that adds to a file.
+# Each parent ends once the file with its number exists, and leaves a process that appends to a file.
 PARENTS = """
     import os, time
     for number in range(10):
@@ -395,7 +395,7 @@ async def test_with_a_seed_the_code_of_a_recursive_query_draws_by_who_asks_and_h
     provider: SandboxProvider, chat: ChatServer
 ) -> None:
     for name in ("litellm", "rlm_batch.blocks.language_model.dspy_rlm"):
-        importlib.import_module(name)  # before a time-out runs
+        importlib.import_module(name)  # imported before a time-out starts
     deeper = "' '.join(rlm_query_batched(['level two'] * 2))"
     chat.script = make_script(
         ("level two", "SUBMIT(answer=str(random.random()))"),
@@ -421,7 +421,7 @@ async def test_with_a_seed_the_code_of_a_recursive_query_draws_by_who_asks_and_h
 
 
 OPENING = "import logging.handlers, multiprocessing.util\nlog, files = open('log', 'a'), {}"
-# What each code leaves open: it has the name of the file, in which the next execution reads x.
+# Each code leaves something open, and is named after the file in which the next execution reads x.
 LEFT_OPEN = {
     "log": "log.write('x')",
     "dict": "files['a'] = open('dict', 'w'); files['a'].write('x')",
@@ -473,4 +473,4 @@ async def test_a_function_of_the_codes_own_may_have_the_name_of_one_of_ours(
         await one.execute(define, context="c")
         assert (await one.execute(use, context="c")).both == [["mine", 1], ["mine", 2]]
         with pytest.raises(CodeError):
-            await one.execute(use)  # ours take other arguments
+            await one.execute(use)  # our functions take other arguments

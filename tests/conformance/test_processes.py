@@ -1,4 +1,4 @@
-"""Threads, subprocesses and forks work, and processes that an execution leaves running end with it."""
+"""Tests of threads, subprocesses and forks; those that an execution leaves running end with it."""
 
 import asyncio
 from textwrap import dedent
@@ -111,7 +111,7 @@ async def test_a_forked_process_cannot_submit_and_fails_for_itself(interpreter: 
     assert "ZeroDivisionError: division by zero" in result.meta.stderr
 
 
-# Each of these leaves a process that holds a lock for ever, and that says when it has it.
+# Each code leaves a process that holds a lock forever, and that creates a file when it has the lock.
 HOLD = "import fcntl, os, time; f = open('lock', 'w'); fcntl.flock(f, 2); open('held', 'w'); time.sleep(1000)"
 LEAVING = {
     "a subprocess": """
@@ -159,7 +159,7 @@ SUBMIT(False)
 
 
 async def test_processes_that_an_execution_left_running_are_gone_after_it(interpreter: Interpreter) -> None:
-    """The lock is free once they have ended; `test_timeout` has the same of an execution that timed out."""
+    """Check that the lock becomes free; `test_timeout` checks the same after a timeout."""
     for name, leaving in LEAVING.items():
         result = await interpreter.execute(dedent(leaving) + UNTIL_HELD + "SUBMIT(left=True)", {"hold": HOLD})
         assert result.left, name

@@ -1,4 +1,4 @@
-"""Code in a sandbox asks its host, which asks a model: the same on every provider."""
+"""Tests of queries, which code in a sandbox sends to its host and the host to a model, on every provider."""
 
 import asyncio
 import hashlib
@@ -29,13 +29,13 @@ THREE = ["Summarise chunk one", "Summarise chunk two", "Summarise chunk three"]
 
 @pytest.fixture(scope="module", autouse=True)
 def imported() -> None:
-    """Import what the first query of a process imports, so that no test's time-out runs meanwhile."""
+    """Import the modules of a process's first query, so that no test's time-out runs meanwhile."""
     importlib.import_module("litellm")
     importlib.import_module("rlm_batch.blocks.language_model.dspy_rlm")
 
 
 def model(chat: ChatServer, **settings: Any) -> LanguageModel:
-    """Return the model that the server plays."""
+    """Return a language model that the chat server answers for."""
     defaults = {"model": "openai/gpt-4o-mini", "api_key": KEY, "api_base": chat.url, "retries": 0}
     return LanguageModel(**{**defaults, **settings})
 
@@ -43,7 +43,7 @@ def model(chat: ChatServer, **settings: Any) -> LanguageModel:
 async def ask(
     provider: SandboxProvider, chat: ChatServer, code: str, variables: dict[str, Any] | None = None, **limits: Any
 ) -> Result:
-    """Return the result of code that may ask that server's model."""
+    """Run code that may query the server's model, and return its result."""
     access = ModelAccess(model=model(chat), **limits)
     async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
         return await interpreter.execute(dedent(code), variables, queries=access.queries(interpreter))
@@ -131,7 +131,7 @@ async def test_wrong_arguments_are_errors_of_the_code_and_reach_no_model(provide
 async def test_a_query_at_the_bottom_is_a_depth_exceeded_error_and_no_plain_call(
     provider: SandboxProvider, chat: ChatServer
 ):
-    """Three recursive models, one below the other, with one request to the model at a time."""
+    """Check three nested recursive models, with one request to the model at a time."""
     bottom = """
         try:
             said = rlm_query("level four")
@@ -267,14 +267,17 @@ async def test_the_deadline_of_a_query_is_that_of_the_code_which_can_still_submi
             SUBMIT(answers=[a if isinstance(a, str) else type(a).__name__ for a in answers], late=True)
         """
     access = ModelAccess(model=model(chat))
-    async with provider.interpreter(timeout=20) as interpreter:  # of which the code has the last second
+    async with provider.interpreter(timeout=20) as interpreter:  # seconds, of which the last one is the code's alone
         found = await interpreter.execute(dedent(code), queries=access.queries(interpreter))
         assert found.answers == ["answer to: quick", "DeadlineExceeded"]
         assert found.late
 
 
 async def test_nothing_is_asked_after_the_code_has_ended(provider: SandboxProvider, chat: ChatServer):
-    """Were the fifty not ended, the host would ask two of them beside each query of the next execution."""
+    """Check that fifty queries end with their code.
+
+    Otherwise the host would ask two of them beside each query of the next execution.
+    """
     chat.script = make_script(("", "llm_query_batched([str(i) for i in range(50)])"))
     chat.rule("fence", "over")
     chat.delay = 0.1
@@ -314,7 +317,7 @@ async def test_nothing_is_asked_after_the_code_has_ended(provider: SandboxProvid
 
 @pytest.mark.every_provider
 async def test_the_key_is_nowhere_in_the_sandbox(provider: SandboxProvider, chat: ChatServer):
-    """The code looks for the key by its hash, so that the key is not there because the code looks for it."""
+    """Check the sandbox's memory and files for the key; the code knows only the key's hash."""
     chat.rule("refuse", Reply(f"Incorrect API key provided: {KEY}", status=401))
     code = """
         import glob, hashlib, re
@@ -376,7 +379,7 @@ async def test_tools_and_queries_are_there_together_and_queries_need_a_model(
 
 
 async def test_code_that_sends_nonsense_to_the_host_gets_an_error(provider: SandboxProvider, chat: ChatServer):
-    """Code may call the host past our functions, so the host trusts nothing that comes from its process."""
+    """Check calls that bypass our functions: the host trusts no data from the code's process."""
     code = """
         import gc, types
         gc.unfreeze()

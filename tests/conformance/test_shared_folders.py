@@ -1,4 +1,4 @@
-"""Executions share a sandbox's folder, and none spoils it for those that follow."""
+"""Tests that executions share a sandbox's folder, and that none makes it unusable for the next."""
 
 from contextlib import suppress
 from textwrap import dedent
@@ -60,7 +60,7 @@ LEFT = """
         os.posix_fallocate(filled, 0, 100 << 20)
     SUBMIT(prepared=os.path.exists(os.path.join(tempfile.gettempdir(), "prepared")))
     """
-# Together longer than a program's arguments may be.
+# These names are together longer than the limit of a program's arguments.
 MANY_NAMES = "for number in range(9000): os.mkdir(f'{tempfile.gettempdir()}/{number:0>250}')\n"
 
 
@@ -72,7 +72,7 @@ async def test_temporary_files_are_an_executions_own_but_those_of_the_preparatio
         sandboxes.add((await interpreter.execute("import os, tempfile\n" + MANY_NAMES + dedent(LEFT))).meta.sandbox_id)
         sandboxes.add((await interpreter.execute(dedent(LEFT))).meta.sandbox_id)
         assert len(sandboxes) == 1
-        await interpreter.execute(dedent(LEFT), context="c")  # whose state goes on
+        await interpreter.execute(dedent(LEFT), context="c")  # a context, whose state stays
         await interpreter.execute("import os, tempfile; os.chmod(tempfile.gettempdir(), 0)")
         code = "import os; SUBMIT(found=os.path.isdir(folder))"
         assert (await interpreter.execute(code, context="c")).found is True
@@ -83,7 +83,7 @@ async def test_temporary_files_are_an_executions_own_but_those_of_the_preparatio
 
 
 async def test_a_sandbox_whose_folder_has_gone_takes_no_further_execution(provider: SandboxProvider) -> None:
-    """Where code can remove it: on the isolated levels it cannot."""
+    """Check a removed folder; on the isolated levels code cannot remove it."""
     async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
         await interpreter.execute("x = 1", context="c")
         code = """

@@ -1,4 +1,4 @@
-"""The synchronous interpreter: executions step by step, from threads that have no event loop."""
+"""Tests of the synchronous interpreter, which runs code step by step from threads without an event loop."""
 
 import asyncio
 import threading
@@ -35,7 +35,7 @@ Make = Callable[..., SyncInterpreter]
 
 @pytest.fixture
 def make(provider: SandboxProvider) -> Iterator[Make]:
-    """Return a function that makes interpreters, which are shut down at the end."""
+    """Yield a function that creates interpreters, and shut them down at the end."""
     made: list[SyncInterpreter] = []
 
     def make(**settings: Any) -> SyncInterpreter:
@@ -109,7 +109,7 @@ def test_output_is_heard_as_it_comes_and_a_listener_that_raises_loses_nothing(
 @pytest.mark.every_provider
 def test_a_reset_forgets_the_names_and_keeps_the_sandbox_and_its_files(make: Make) -> None:
     interpreter = make()
-    interpreter.reset()  # before it is open
+    interpreter.reset()  # the sandbox is not open yet
     first = interpreter.execute("x = 1\nwith open('kept.txt', 'w') as file: file.write('kept')").meta.sandbox_id
     interpreter.reset()
     result = interpreter.execute("SUBMIT(known='x' in globals(), text=open('kept.txt').read())")
@@ -185,7 +185,7 @@ def test_what_fails_to_prepare_it_fails_its_start_and_leaves_no_sandbox(make: Ma
 
 
 def test_a_listener_that_blocks_for_longer_than_the_timeout_loses_nothing(make: Make) -> None:
-    """The code has six seconds to end, and takes milliseconds."""
+    """Check a slow listener; the code has six seconds, and takes milliseconds."""
     interpreter = make()
     interpreter.start()
     slow = interpreter.execute("print('z')\nSUBMIT(x=3)", timeout=6, on_output=lambda *_: time.sleep(7))

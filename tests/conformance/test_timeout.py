@@ -1,4 +1,4 @@
-"""Code that outlives its timeout is ended, wherever it is."""
+"""Tests that code ends at its timeout, whatever it is doing."""
 
 import asyncio
 from pathlib import Path
@@ -76,7 +76,10 @@ REPRESENTING = "class A:\n    def __repr__(self):\n        while True: pass\ndis
 async def test_a_timeout_says_where_the_code_was_and_brings_what_it_had_done(
     interpreter: Interpreter, tmp_path: Path
 ) -> None:
-    """All four run at the same time and take milliseconds before they wait: six seconds are for a busy machine."""
+    """Check four executions at the same time.
+
+    They take milliseconds before they wait; the six seconds allow for a busy machine.
+    """
     outcomes: tuple[Any, ...] = await asyncio.gather(
         interpreter.execute(dedent(WAITING), timeout=6),
         interpreter.execute(SAVING, timeout=6, collect=["saved"], collect_to=tmp_path),
@@ -95,7 +98,7 @@ async def test_a_timeout_says_where_the_code_was_and_brings_what_it_had_done(
     assert saving.meta.collected == (str(tmp_path / "saved"),)
     assert (tmp_path / "saved").read_text() == "x"
     assert leaving.stdout == "left\n"
-    await interpreter.execute("import fcntl; fcntl.flock(open('lock', 'w'), fcntl.LOCK_EX)")  # free once all have ended
+    await interpreter.execute("import fcntl; fcntl.flock(open('lock', 'w'), fcntl.LOCK_EX)")  # waits for their end
     assert "line 3" in str(representing)
     assert representing.meta.displays == ({"text/plain": "1"},)
 

@@ -1,4 +1,4 @@
-"""Functions of the host that the code calls by name."""
+"""Tests of host functions that code calls by name."""
 
 import asyncio
 import functools
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 
 async def run(provider: SandboxProvider, code: str, variables: dict[str, Any] | None = None, **tools: Any) -> Any:
-    """Return the fields that code submits which finds those tools."""
+    """Run code with those tools, and return the fields that it submits."""
     async with provider.interpreter(timeout=HANG_SECONDS, tools=tools) as interpreter:
         return (await interpreter.execute(dedent(code), variables)).outputs
 

@@ -1,4 +1,4 @@
-"""What code saves to a volume is there for the next sandbox; and what cannot be saved or found is a VolumeError."""
+"""Tests that the next sandbox finds what code saved to a volume, and that failures raise VolumeError."""
 
 import asyncio
 import os
@@ -18,13 +18,13 @@ from ..infra.waiting import HANG_SECONDS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
-OBJECT_STORES = {"daytona"}  # their volumes have neither symbolic links nor renaming
+OBJECT_STORES = {"daytona"}  # providers whose volumes have neither symbolic links nor renaming
 Sandboxes = Callable[[], AbstractAsyncContextManager[Interpreter]]
 
 
 @pytest.fixture
 def sandbox(provider: SandboxProvider, volume_name: str) -> Sandboxes:
-    """Return a function that opens one more sandbox with the volume of the test's own."""
+    """Return a function that opens a new sandbox with the test's volume."""
     with_volume = provider.model_copy(update={"volume_name": volume_name})
     return lambda: with_volume.interpreter(timeout=HANG_SECONDS)
 
@@ -294,7 +294,7 @@ async def test_a_file_that_was_made_for_its_user_alone_is_the_next_sandboxs_too(
 async def test_the_host_lists_gets_puts_and_deletes(
     sandbox: Sandboxes, provider: SandboxProvider, volume_name: str
 ) -> None:
-    large = bytes(range(256)) * 8192  # more than one SUBMIT or one frame of a variable takes
+    large = bytes(range(256)) * 8192  # more than fits in one SUBMIT or one frame of a variable
     async with sandbox() as first:
         await first.execute(
             "save_to_volume('code/a.txt', 'from code')\nsave_to_volume('b.bin', bytes(range(256)) * 8192)"
@@ -338,7 +338,7 @@ async def test_the_host_sees_what_many_pages_of_a_list_hold(provider: SandboxPro
     try:
         whole = await store.ls()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sandbox_volume, "PAGE_BYTES", 4_000)  # about three files a page
+            patch.setattr(sandbox_volume, "PAGE_BYTES", 4_000)  # room for about three files
             assert await store.ls() == whole
     finally:
         await store.close()

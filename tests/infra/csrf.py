@@ -1,4 +1,4 @@
-"""Headers that a Prefect server of ours requires for a request that changes something, or for a POST."""
+"""Headers that our Prefect servers require for a request that changes something, or for a POST."""
 
 from functools import cache
 from uuid import uuid4

@@ -15,7 +15,7 @@ from .logged_process import choose_port
 class RedisServer:
     """A context manager for a Redis server; `port` is where it listens.
 
-    The server keeps its data in a file of its own folder, like the one in compose.yaml.
+    The server keeps its data in a file of its folder, like the one in compose.yaml.
     """
 
     def __init__(self) -> None:

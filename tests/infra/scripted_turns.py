@@ -6,7 +6,7 @@ from textwrap import dedent
 
 from ..standins.openai_chat import Reply, Request, Script
 
-MARK = "[[ ## code ## ]]"  # in each request for a turn, and in no flat query
+MARK = "[[ ## code ## ]]"  # each request for a turn has this text, and no flat query has it
 
 
 def format_turn(code: str) -> str:

@@ -1,4 +1,4 @@
-"""A driver that a test starts and speaks to in frames, scripts, and the check that no process is left."""
+"""Fixtures that start drivers and scripts, and the check that no process is left."""
 
 import os
 import select
@@ -20,7 +20,7 @@ from rlm_batch.sandbox.wire.strict_json import dumps, loads
 
 Frame = tuple[dict[str, Any], bytes | None]
 Run = Callable[..., subprocess.Popen[str]]
-PATIENCE = 90.0  # seconds after which a driver or a script has hung; what they wait for in vain takes 1000
+PATIENCE = 90.0  # seconds after which a driver or a script has hung; code that must be ended early sleeps for 1000 s
 
 BEGIN = """
 import asyncio, os, sys, time
@@ -28,7 +28,7 @@ from rlm_batch import LocalInterpreter
 def ready():
     os.write(1, b"ready\\n")  # in one piece, whatever other threads say
 """
-# Functions of the host that never return.
+# Host functions that never return.
 TOOLS = """
 def plain():
     ready()
@@ -40,7 +40,7 @@ async def asynchronous():
 
 
 class Driver:
-    """A driver's process and its wire."""
+    """A driver's process, with the frames to and from it."""
 
     def __init__(self, command: list[str], **options: Any) -> None:
         self.process = subprocess.Popen(
@@ -65,26 +65,26 @@ class Driver:
             data = data[os.write(self._writes, data) :]
 
     def start(self, cwd: Path, **settings: Any) -> Self:
-        """Send the settings, and wait until the driver is ready."""
+        """Send the settings and wait until the driver is ready."""
         values = {"cwd": str(cwd), "heartbeat": None, **settings}
         self.send(self.frame("start", body=asdict(DriverSettings(**values))))
         self.until("ready")
         return self
 
     def execution(self, number: int, code: str, **header: Any) -> bytes:
-        """Encode the frame of an execution."""
+        """Encode the frame that starts an execution."""
         body = {"code": code, "variables": {}, "names": ["ask"], "output_fields": None, "queries": False}
         return self.frame("execute", number, body, **{"timeout": None, "context": None, **header})
 
     def listen(self) -> None:
-        """Add what the driver says next to what was heard. Fails where it says nothing or has ended."""
+        """Read the driver's next frames into `heard`. Fails if the driver is silent or has ended."""
         assert select.select([self._reads], [], [], PATIENCE)[0], f"the driver said nothing for {PATIENCE:.0f} s"
         data = os.read(self._reads, 65_536)
         assert data, f"the driver has ended: {self.words()}"
         self.heard += self._frames.feed(data)
 
     def until(self, op: str, number: int = 0) -> Frame:
-        """Return the next frame of that kind, which may have been heard already."""
+        """Return the next frame of that kind, which may have arrived earlier."""
         while True:
             for i, (header, _) in enumerate(self.heard):
                 if (header["op"], header["id"]) == (op, number):
@@ -92,34 +92,34 @@ class Driver:
             self.listen()
 
     def end(self, number: int) -> tuple[str, Any]:
-        """Return the status of an execution's end and its body."""
+        """Return the status and the body of an execution's end."""
         header, body = self.until("end", number)
         return header["status"], loads((body or b"null").decode())
 
     def submitted(self, number: int) -> Any:
-        """Return what that execution submits."""
+        """Return the fields that the execution submits."""
         status, body = self.end(number)
         assert status == "submitted", (status, body)
         return body
 
     def words(self) -> str:
-        """Return what the driver has written to its standard error."""
+        """Return the driver's standard error."""
         assert self.process.stderr is not None
         os.set_blocking(self.process.stderr.fileno(), False)
         return (self.process.stderr.read() or b"").decode()
 
     def close(self) -> None:
-        """Close the wire to the driver."""
+        """Close the driver's standard input."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
     def wait(self) -> None:
-        """Wait for the driver's end."""
+        """Wait for the driver to end."""
         self.process.wait(PATIENCE)
 
 
 def read_memory(pid: int | str, field: str) -> int:
-    """Return a line of a process's status in KiB; 0 for a process that has ended."""
+    """Return a field of a process's status in KiB; 0 if the process has ended."""
     with suppress(OSError, IndexError):
         return int(Path(f"/proc/{pid}/status").read_text().partition(f"{field}:")[2].split()[0])
     return 0
@@ -127,7 +127,7 @@ def read_memory(pid: int | str, field: str) -> int:
 
 @pytest.fixture(scope="session")
 def driver_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the driver as one program of text, as a sandbox gets it."""
+    """Return a file with the driver as one text program, as a sandbox gets it."""
     path = tmp_path_factory.mktemp("driver") / "driver.py"
     path.write_bytes(build_driver_text())
     return path
@@ -135,7 +135,7 @@ def driver_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def launch(driver_file: Path) -> Iterator[Callable[..., Driver]]:
-    """Start drivers, with this Python or with another command line."""
+    """Yield a function that starts drivers, with this Python or with another command."""
     launched: list[Driver] = []
 
     def launch(*command: str, **options: Any) -> Driver:
@@ -153,7 +153,7 @@ def launch(driver_file: Path) -> Iterator[Callable[..., Driver]]:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[Run]:
-    """Start scripts as a terminal does: each leads a process group."""
+    """Yield a function that starts scripts as a terminal does: each leads a process group."""
     started: list[subprocess.Popen[str]] = []
 
     def script(text: str) -> subprocess.Popen[str]:
@@ -172,4 +172,4 @@ def script(tmp_path: Path) -> Iterator[Run]:
 
 @pytest.fixture(autouse=True)
 def clean(no_process_left: None) -> None:
-    """Check that no process is left: every test here starts some."""
+    """Fail each test here that leaves a process."""

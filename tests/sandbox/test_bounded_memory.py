@@ -1,4 +1,4 @@
-"""Output and results that code makes without end fill neither the host's memory nor the driver's."""
+"""Tests that endless output and results fill neither the host's memory nor the driver's."""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ from .conftest import read_memory
 pytestmark = pytest.mark.anyio
 Processes = Callable[[], dict[int, str]]
 
-MIB = 1024  # KiB, in which the kernel counts
+MIB = 1024  # KiB, the kernel's unit
 
 
 @pytest.mark.strongest_first
@@ -27,7 +27,7 @@ async def test_fifty_megabytes_of_prints_fill_no_memory(local: LocalSandbox, pro
     async with local.interpreter() as interpreter:
         await interpreter.execute("SUBMIT()")
         ours = read_memory("self", "VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         code = """
             import sys
             for i in range(50_000):
@@ -53,7 +53,7 @@ async def test_executions_leave_nothing_in_the_memory_of_the_host_or_the_driver(
             return {pid: read_memory(pid, "VmRSS") for pid in ("self", *(set(processes()) - before))}
 
         first, second = await run_some(), await run_some()
-        assert len(first.keys() & second.keys()) > 1  # the driver, but no process that waited for an execution
+        assert len(first.keys() & second.keys()) > 1  # includes the driver, but no process that waited for an execution
         for pid in first.keys() & second.keys():
             assert second[pid] - first[pid] < 10 * MIB
 
@@ -75,7 +75,7 @@ async def test_tools_of_all_executions_together_hold_a_bounded_size_of_arguments
         with lock:
             held += sys.getsizeof(text)
             most = max(most, held)
-        time.sleep(0.3)  # long enough for more to be seen, if there were more
+        time.sleep(0.3)  # long enough to see a further call, if there were one
         with lock:
             held -= sys.getsizeof(text)
         return len(text)
@@ -94,7 +94,7 @@ async def test_tools_of_all_executions_together_hold_a_bounded_size_of_arguments
     else:
         sizes = await asyncio.gather(run(), run())
     assert sizes == [[3_900_001] * 12] * 2
-    assert most <= 128 * 1024 * 1024  # Python has four bytes for each character of such a text: all have 374 MB
+    assert most <= 128 * 1024 * 1024  # Python uses four bytes per character here, so all texts together have 374 MB
 
 
 @pytest.mark.parametrize("is_sync", [False, True])
@@ -102,7 +102,7 @@ async def test_a_tool_that_holds_all_there_is_room_for_can_run_code_that_calls_t
     everything_holds = threading.Barrier(8)
 
     def run_nested(text: str) -> int:
-        everything_holds.wait(60)  # of 8 calls there is no room for a ninth
+        everything_holds.wait(60)  # eight calls fill the limit, so a ninth would have to wait
         with LocalInterpreter(isolation="none", tools={"count": len}) as interpreter:
             return interpreter.execute("SUBMIT(count('y' * 3_900_000 + chr(0x1F600)))").output + len(text)
 

@@ -1,4 +1,4 @@
-"""Every error survives being written down and being handed to another process."""
+"""Tests that every error survives JSON, pickling and copying."""
 
 import copy
 import json
@@ -22,7 +22,7 @@ def list_kinds(kind: type[RlmBatchError] = RlmBatchError) -> list[type[RlmBatchE
 
 
 def make_error(kind: type[RlmBatchError]) -> RlmBatchError:
-    """Make an error in which everything is set."""
+    """Return an error with all of its fields set."""
     failure = Failure(errors.CodeError("failed"), META)
     details = {
         errors.CodeError: CODE,

@@ -1,4 +1,4 @@
-"""On an isolated level the executions of one sandbox cannot reach each other, nor their driver."""
+"""Tests that on isolated levels the executions of a sandbox reach neither each other nor their driver."""
 
 import asyncio
 from textwrap import dedent

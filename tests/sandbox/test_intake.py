@@ -1,4 +1,4 @@
-"""Intake of what a sandbox sends: large JSON in parts, and calls of the host's functions up to a limit."""
+"""Tests of the intake of a sandbox's data: large JSON in parts, and a limited number of calls of host functions."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from rlm_batch.sandbox.wire.strict_json import MAX_CONTAINERS, dumps, loads
 
 from .conftest import read_memory
 
-# Calls functions of the host as quickly as a thousand threads would, and waits for no answer.
+# This code calls host functions as fast as a thousand threads would, and waits for no answer.
 CALL = """
 import time
 channel = next(cell.cell_contents for cell in ask.__closure__ if hasattr(cell.cell_contents, "_channel"))._channel
@@ -28,7 +28,7 @@ def call(body=b'{"args":[],"kwargs":{}}', number=[1_000_000]):
 
 
 def read(text: str) -> Any:
-    """Read the text in parts; return the value, or that it is refused."""
+    """Read the text in parts and return the value, or "refused"."""
     try:
         value = finish(read_json(text.encode()))
         dumps(value).encode()
@@ -38,7 +38,7 @@ def read(text: str) -> Any:
 
 
 def expect(text: str) -> Any:
-    """Read the text at once; return the value, or that it is refused."""
+    """Read the text at once and return the value, or "refused"."""
     try:
         value = loads(text)
         dumps(value).encode()
@@ -58,7 +58,7 @@ def make_value(dice: random.Random, depth: int = 0) -> Any:
 
 
 def test_json_that_is_read_in_parts_is_what_it_is_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut JSON anywhere, in the middle of escapes and pairs of them too, and break some of it."""
+    """Check JSON that is cut anywhere, even inside escapes and surrogate pairs, and JSON that is broken."""
     for name, value in {
         "QUICK_BYTES": 0, "QUICK_VALUES": 0, "QUICK_TEXT_BYTES": 0, "CHARACTERS_AT_ONCE": 13, "SHORT_CHARACTERS": 3,
     }.items():  # fmt: skip
@@ -123,14 +123,14 @@ async def test_the_calls_of_a_sandbox_have_256_threads_and_the_others_wait_for_o
             if under_way == 256:
                 is_full.set()
         is_full.wait(90)
-        time.sleep(0.02)  # long enough for a 257th to be seen, if there were one
+        time.sleep(0.02)  # long enough to see a 257th call, if there were one
         with lock:
             under_way -= 1
             answered += 1
 
     async with LocalSandbox(isolation="none").interpreter(tools={"ask": ask}) as interpreter:
         await interpreter.execute(f"{CALL}\nfor _ in range(600): call()\nask()")
-        assert answered >= 601 - 256  # those that nobody waits for end with their execution
+        assert answered >= 601 - 256  # calls without a waiting caller end with their execution
     assert most == 256
 
 

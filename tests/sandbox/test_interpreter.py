@@ -1,4 +1,4 @@
-"""Sandboxes that do not start or are lost: what the host says, and that nothing is left."""
+"""Tests of sandboxes that do not start or are lost: the host's errors, and that nothing is left."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ Open = Callable[[], Awaitable[Sandbox]]
 
 
 def opening(**settings: Any) -> Open:
-    """Open sandboxes without isolation whose drivers get other settings."""
+    """Return a function that opens sandboxes without isolation, with these driver settings."""
 
     async def open_sandbox() -> Sandbox:
         sandbox = await LocalSandbox(isolation="none").open({})
@@ -40,7 +40,7 @@ def tell(pids: set[int], number: int) -> None:
 
 
 class Deaf(Sandbox):
-    """A sandbox whose driver never answers, as where a provider has started the wrong image."""
+    """A sandbox whose driver never answers, as if a provider had started the wrong image."""
 
     id, provider, isolation, layers = "deaf-1", "deaf", "none", ()
 
@@ -54,7 +54,7 @@ class Deaf(Sandbox):
         return self
 
     async def send(self, data: bytes) -> None:
-        """Do nothing."""
+        """Discard the data."""
 
     async def upload(self, path: str, data: bytes) -> None:
         raise NotImplementedError
@@ -162,7 +162,7 @@ async def test_a_cancelled_start_removes_what_it_has_opened() -> None:
 async def test_beats_of_the_host_keep_an_idle_sandbox_alive() -> None:
     async with Interpreter(opening(heartbeat=0.3, silence=5)) as one:
         await one.execute("x = 1", context="c")
-        await asyncio.sleep(7)  # neither side says anything but beats
+        await asyncio.sleep(7)  # both sides send only beats
         assert one.is_alive
         assert (await one.execute("SUBMIT(x=x)", context="c")).x == 1
 
@@ -208,7 +208,7 @@ def test_a_driver_that_does_not_report_a_timeout_is_taken_for_lost(
 @pytest.mark.anyio
 async def test_opening_and_closing_leaves_no_descriptor_and_no_thread(local: LocalSandbox) -> None:
     def count_threads() -> int:
-        """Count our threads: an earlier test's model or server may have some of its own."""
+        """Count our threads only, because an earlier test's model or server may still have threads."""
         return sum(thread.name.startswith("rlm-batch") for thread in threading.enumerate())
 
     async def use(i: int) -> None:

@@ -1,4 +1,4 @@
-"""The text by which a process is known on its machine, also after it has ended."""
+"""Tests of the text that identifies a process on its machine, even after the process has ended."""
 
 import os
 import re
@@ -26,7 +26,7 @@ OTHER_BOOT = "0" * 32
 
 @contextmanager
 def asked(*identities: str, mounts: Sequence[Mount] = ()) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """Start a process, and read what it says: its own identity, and whether it takes those of others for alive."""
+    """Start a process, and yield it with its own identity and its answers about these identities."""
     command = [sys.executable, "-c", ASK, *identities]
     command = make_command(command, mounts, os.getcwd()) if mounts else command
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -39,14 +39,14 @@ def asked(*identities: str, mounts: Sequence[Mount] = ()) -> Iterator[tuple[subp
 
 def test_a_process_is_alive_until_it_is_killed_also_for_a_parent_that_does_not_ask() -> None:
     own = read_own_identity()
-    assert re.fullmatch(r"[a-zA-Z0-9._-]{1,63}", own)  # what Modal takes in a tag
+    assert re.fullmatch(r"[a-zA-Z0-9._-]{1,63}", own)  # valid in a tag of Modal
     assert is_process_alive(own) is True
     with asked(own) as (process, (identity, seen)):
         assert seen == "True"
         assert identity.split(".")[2] == str(process.pid)
         assert is_process_alive(identity) is True
         process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays, and nobody has asked for its status
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # leaves the process a zombie
         assert is_process_alive(identity) is False
     assert is_process_alive(identity) is False
 

@@ -1,4 +1,4 @@
-"""A result's fields are items and attributes, and a missing one is an error that helps."""
+"""Tests that a result's fields are items and attributes, and that a missing field raises a helpful error."""
 
 import copy
 import json

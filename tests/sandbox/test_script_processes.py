@@ -1,4 +1,4 @@
-"""Scripts whose process is an unusual one: a fork, with signals blocked, a closed umask, no PATH, few descriptors."""
+"""Tests of scripts in unusual processes: a fork, blocked signals, a closed umask, no PATH, few descriptors."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Whole scripts: however one ends, and whatever it was doing, it ends and leaves nothing."""
+"""Tests that whole scripts end and leave nothing, whatever they were doing."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from rlm_batch import LocalSandbox
 from ..infra.waiting import wait_until
 from .conftest import PATIENCE, Run
 
-# Leaves processes that only SIGKILL ends, in the session of the code and outside of it.
+# This code leaves processes that only SIGKILL ends, inside and outside of its session.
 DAEMONS = """
 import os, signal, subprocess, time
 for own_session in (False, True):
@@ -77,7 +77,7 @@ def test_ctrl_c_ends_an_asynchronous_script_that_waits_for_its_code_and_whose_co
     ],
 )
 def test_ctrl_c_that_does_not_reach_a_system_call_ends_a_script_too(script: Run, options: str) -> None:
-    """A signal that another thread takes interrupts no call of the main thread, nor does one just before the call."""
+    """Check a signal that interrupts no call of the main thread, because it came just before or to another thread."""
     process = script(f"""
         import signal, threading
         def press():
@@ -216,7 +216,7 @@ def test_ctrl_c_during_the_start_waits_for_what_was_opened_to_be_removed(script:
 
 @pytest.mark.full
 def test_ctrl_c_at_any_moment_of_a_start_leaves_nothing(script: Run, local: LocalSandbox) -> None:
-    # An interrupt that comes in the callback of a weak reference is lost to Python itself, which only prints it.
+    # Python itself loses an interrupt that comes in the callback of a weak reference; it only prints that one.
     process = script(f"""
         import signal, sys
         sys.unraisablehook = lambda it: it.exc_type is KeyboardInterrupt or sys.__unraisablehook__(it)
@@ -328,7 +328,7 @@ def test_a_host_that_is_killed_leaves_no_process(
     wait_until(lambda: not set(processes()) - before, "no process is left")
 
     async def remove_folders() -> None:
-        """Remove the folders of the two sandboxes, as a person does for a host that was killed."""
+        """Remove the folders of the two sandboxes, as a user does after a host was killed."""
         found = await local.list_sandboxes()
         assert len(found) == 2
         for info in found:

@@ -1,4 +1,4 @@
-"""The wire's own way to JSON agrees with the standard library's."""
+"""Tests that the wire's JSON agrees with the standard library's."""
 
 import json
 import math
@@ -20,7 +20,7 @@ INTEGERS = [0, -1, 2**31, 2**53 + 1, -(2**64), 10**300]
 
 
 def value(chance: random.Random, depth: int = 0) -> Any:
-    """Make some JSON value."""
+    """Return a random JSON value."""
     kind = chance.randrange(8 if depth < 5 else 6)
     if kind == 0:
         return chance.choice([None, True, False])

@@ -1,4 +1,4 @@
-"""Text that code chose, made safe to show."""
+"""Tests of escaping text from code for display."""
 
 import unicodedata
 
@@ -6,7 +6,7 @@ from rlm_batch import CodeError
 from rlm_batch.sandbox.outcomes.text_escape import escape_text
 
 BIDIRECTIONAL = ("ALM", "LRE", "LRO", "RLE", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
-# Unicode's names for those that have no class of their own.
+# Unicode names of marks whose bidirectional class is not in the list above.
 MARKS = ("LEFT-TO-RIGHT MARK", "RIGHT-TO-LEFT MARK", "ARABIC LETTER MARK")
 
 

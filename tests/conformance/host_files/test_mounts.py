@@ -1,4 +1,4 @@
-"""Files of the host in the sandboxes of every provider: at the path that was asked for, and unchanged on the host."""
+"""Tests of mounted host files in every provider's sandboxes: at the requested path, and unchanged on the host."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_code_and_its_preparation_read_files_and_directories(
     for path in (folder / "rows.bin", one):
         path.write_bytes(data)
     is_own_path = provider_name in ("local-landlock", "local-none")
-    root = "/home/daytona" if provider_name == "daytona" else ""  # its user may not write to the root
+    root = "/home/daytona" if provider_name == "daytona" else ""  # the sandbox's user may not write to the root
     targets = (str(folder), str(one)) if is_own_path else (f"{root}/data/the set", f"{root}/data/one")
     given = provider.with_files(mounts=dict(zip(targets, (folder, one), strict=True)))
     assert (await given.fingerprint())["mounts"].keys() == set(targets)
@@ -50,5 +50,5 @@ async def test_a_path_that_the_sandbox_needs_is_refused_before_one_is_opened(
     for target in ("/", "/usr/lib", "/proc/x"):
         with pytest.raises(ConfigurationError, match="needs for itself"):
             provider.with_files(mounts={target: tmp_path})
-    mine = read_own_identity()  # a container engine also lists those of other processes
+    mine = read_own_identity()  # a container engine also lists other processes' sandboxes
     assert [info for info in await provider.list_sandboxes() if info.process == mine] == []

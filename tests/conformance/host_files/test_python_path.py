@@ -1,4 +1,4 @@
-"""Modules of the host in the sandboxes of every provider: as they were when the interpreter was made, and first."""
+"""Tests of host modules in every provider's sandboxes: found first, and unchanged since the interpreter was created."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.own_machine]
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of modules, and a cache of the test's own."""
+    """Return a directory of modules, and set a cache folder for the test."""
     tmp_path.chmod(0o755)
     monkeypatch.setenv("RLM_BATCH_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "src"

@@ -1,4 +1,4 @@
-"""Arrays and their numbers are values: numpy's and pandas', in what code submits and in what it is given."""
+"""Tests of arrays and their numbers, from numpy and pandas, as submitted values and as variables."""
 
 import re
 import sysconfig
@@ -11,7 +11,7 @@ import pytest
 from rlm_batch import CodeError, ConfigurationError, LocalInterpreter, SubmitError, batch, sweep
 from rlm_batch.sandbox.interpreter import Interpreter
 
-# Tests import them where they need them: at the top they would cost each test process a second.
+# Tests import these packages where they need them. An import at the top would cost each test process a second.
 IMPORTS = f"import sys\nsys.path.append({sysconfig.get_path('purelib')!r})\n"
 IMPORTS += "import decimal, json\nimport numpy as np, pandas as pd, pyarrow as pa\n"
 IMPORTS += "class Lengths:\n    def __init__(self, unit): self.units = unit\n    def tolist(self): return [1.0]\n"
@@ -23,7 +23,7 @@ LARGE = [2**63 - 1, -(2**63), 2**53 + 1]
 
 @pytest.fixture(scope="module")
 def scientist() -> Iterator[LocalInterpreter]:
-    """An interpreter whose code finds this environment's packages."""
+    """Yield an interpreter whose code finds this environment's packages."""
     with LocalInterpreter(isolation="none") as interpreter:
         interpreter.execute(IMPORTS)
         yield interpreter
@@ -52,7 +52,7 @@ VALUES: list[tuple[str, Any]] = [
     ("pa.array(['x']).dictionary_encode()", ["x"]),
     ("Lengths('dimensionless')", [1.0]),
 ]
-# Values of which a list would lose something, and what SUBMIT hands back where the code follows the error's remedy.
+# Values that would lose something as a list, and the submitted value if the code follows the error's suggestion.
 FOLLOWED: list[tuple[str, Any]] = [
     ("pd.Series(['a', 'b', 'a']).value_counts()", {"a": 2, "b": 1}),
     ("pd.DataFrame({'k': ['x', 'y'], 'v': [1, 2]}).groupby('k').v.mean()", {"x": 1.0, "y": 2.0}),
@@ -111,7 +111,7 @@ REFUSED = [
 def test_code_submits_an_array_as_it_is_and_shows_one(scientist: LocalInterpreter) -> None:
     for text, value in VALUES:
         result = scientist.execute(f"SUBMIT({text}, again={text})").outputs
-        assert repr(result) == repr({"output": value, "again": value}), text  # -0.0 and types too
+        assert repr(result) == repr({"output": value, "again": value}), text  # compares -0.0 and types too
     assert scientist.execute("np.arange(3) / 2").meta.value == [0.0, 0.5, 1.0]
     meta = scientist.execute("pd.DataFrame({'a': [1, 2]})").meta
     assert (meta.value, meta.value_repr) == (None, "   a\n0  1\n1  2")

@@ -1,4 +1,4 @@
-"""Code that awaits at its top level, as in a notebook, with and without state."""
+"""Tests of code that awaits at its top level, as in a notebook, with and without a context."""
 
 from textwrap import dedent
 from typing import Any
@@ -36,7 +36,7 @@ try:
 finally:
     print("finally")
 """
-# What each code prints, and what it submits or has as its last value.
+# The printed text of each code, and its submitted fields or last value.
 CODES: dict[str, tuple[str, Any]] = {
     "await answer(41) + 1": ("", 42),
     "x = await answer(1)\nprint(x)": ("1\n", None),
@@ -104,7 +104,7 @@ async def test_a_preparation_awaits_and_each_execution_has_a_loop_of_its_own(pro
             assert result.meta.value == 42
 
 
-# Parses a text whenever garbage is collected, as the traceback of a task does whose error was never retrieved.
+# This code parses a text at each garbage collection, like the traceback of a task whose error was never retrieved.
 PARSING = """
 import ast, gc
 class Parsing:

@@ -1,4 +1,4 @@
-"""Files of the working folder that patterns name come to the host, and the result is there whatever happens to them."""
+"""Tests of collected files, which match patterns in the working folder; their failures do not affect the result."""
 
 import os
 import sys
@@ -54,7 +54,7 @@ async def test_new_files_that_match_come_home_and_links_and_pipes_do_not(
     assert read_below(tmp_path / "a") == {
         name: b"" if name == "empty.png" else name.encode() * 50_000 for name in names
     }
-    # A file that was there before comes home only if the next execution has changed it.
+    # An older file is collected only if the execution has changed it.
     code = "open('out/model.bin', 'a').write('more'); open('d.png', 'w').write('d'); 1 / 0"
     with pytest.raises(CodeError) as failure:
         await interpreter.execute(code, collect=patterns, collect_to=tmp_path / "b")
@@ -78,7 +78,7 @@ async def test_a_pattern_that_leads_out_is_refused_before_anything_starts(tmp_pa
 
 
 async def test_files_come_home_from_code_that_crashed(interpreter: Interpreter) -> None:
-    """From code that timed out they do too: `test_timeout` has that."""
+    """Check collection after a crash; `test_timeout` checks it after a timeout."""
     with pytest.raises(CodeCrashed) as failure:
         await interpreter.execute("open('left', 'w').write('x')\nimport os; os._exit(3)", collect=["**"])
     assert failure.value.meta is not None
@@ -117,7 +117,7 @@ async def test_holes_and_hard_links_bring_no_more_home_than_disk_mib(interpreter
     """
     meta = (await interpreter.execute(dedent(code), collect=["*.bin", "**/*.bin"], collect_to=tmp_path)).meta
     assert sorted(read_below(tmp_path)) == ["0.bin", "sparse.bin", "sparse1.bin"]
-    assert sum(path.stat().st_blocks for path in tmp_path.iterdir()) * 512 < 4 << 20  # the holes are holes here, too
+    assert sum(path.stat().st_blocks for path in tmp_path.iterdir()) * 512 < 4 << 20  # the copies are sparse too
     assert (tmp_path / "sparse.bin").read_bytes() == b"x" + bytes((20 << 20) - 1)
     assert (
         "large.bin has 943,718,400 bytes: the files of an execution may have 52,428,800 (as disk_mib says"
@@ -142,9 +142,9 @@ async def test_the_event_loop_runs_on_while_deep_directories_come_home(
         if event == "os.mkdir" and arguments[0] == "d":
             threads.add(threading.get_ident())
 
-    sys.addaudithook(note_thread)  # which stays: there is no way to remove one
+    sys.addaudithook(note_thread)  # stays installed, because audit hooks cannot be removed
     meta = (await interpreter.execute(dedent(code), collect=["**"], collect_to=tmp_path)).meta
-    # Each of 300 files is in 41 directories of its own, and there are 10,000 at most.
+    # Each of 300 files is below 41 new directories, and an execution may bring 10,000 directories.
     assert len(meta.collected) == len(os.listdir(tmp_path)) == 243
     assert "is in a directory too many: an execution brings 10,000 home at most" in meta.not_collected[0]
     assert threads
@@ -155,7 +155,7 @@ async def test_the_event_loop_runs_on_while_deep_directories_come_home(
 async def test_code_that_exchanges_what_is_read_gets_nothing_read_for_it(
     interpreter: Interpreter, tmp_path: Path
 ) -> None:
-    """A thread of a context lives on after an execution, and makes links of files and directories, and back."""
+    """Check a context's thread that outlives its execution and swaps files and directories with links."""
     code = """
     import os, threading
     os.mkdir("d")
@@ -187,7 +187,7 @@ async def test_code_that_exchanges_what_is_read_gets_nothing_read_for_it(
 
 @pytest.mark.full
 def test_more_files_than_an_execution_brings_home_are_counted(tmp_path: Path) -> None:
-    """The driver counts them, so one provider is enough."""
+    """Check the driver's count on one provider, because no provider affects it."""
     code = "for number in range(10_150): open(f'{number:05}.txt', 'w').write(str(number))"
     with LocalInterpreter(isolation="none") as interpreter:
         meta = interpreter.execute(code, collect=["*.txt"], collect_to=tmp_path, timeout=500).meta

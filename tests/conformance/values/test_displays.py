@@ -1,4 +1,4 @@
-"""What code shows beside what it submits comes back: its last value, and what it displays."""
+"""Tests of what code shows besides its submitted fields: its last value, and its displays."""
 
 import json
 import math
@@ -28,7 +28,7 @@ SHAPE = {
 
 
 async def run(interpreter: Interpreter, code: str, **more: Any) -> Result:
-    """Return the result, which a ledger keeps as it is."""
+    """Run the code and return the result, after checking that JSON preserves its meta."""
     result = await interpreter.execute(dedent(code), **more)
     line = json.dumps(outcome_to_json(result), allow_nan=False)
     assert repr(outcome_from_json(json.loads(line)).meta) == repr(result.meta)

@@ -1,4 +1,4 @@
-"""NaN and infinities are values: they arrive in code and come back from it as what they are."""
+"""Tests that NaN and infinities reach code and return from it unchanged."""
 
 import json
 import math
@@ -19,7 +19,7 @@ VALUES: list[Any] = [NAN, INF, -INF, [0.5, NAN], {"a/b": {"~": [None, [INF]]}, "
 
 
 def show(value: Any) -> str:
-    """Return the value as text, in which all NaN are alike."""
+    """Return the value as text, so that NaN compare equal."""
     return json.dumps(value, sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""SUBMIT where the host says which fields it wants."""
+"""Tests of SUBMIT when the host specifies the fields."""
 
 from typing import Any
 

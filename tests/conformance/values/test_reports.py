@@ -1,4 +1,4 @@
-"""Code reports how far it is, and a search may end it there."""
+"""Tests of reports, by which code reports its progress and a search may end it."""
 
 import math
 from textwrap import dedent
@@ -66,7 +66,7 @@ async def test_what_is_no_report_is_an_error_of_the_code(provider: SandboxProvid
 
 
 async def test_ten_thousand_steps_are_recorded_and_one_more_is_refused() -> None:
-    """The host counts: code that reports each takes ten seconds."""
+    """Check the host's count alone, because code that sends all of these reports takes ten seconds."""
     reports = Reports()
     for step in range(10_000):
         await reports.add(step, step)

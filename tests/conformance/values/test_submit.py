@@ -1,4 +1,4 @@
-"""SUBMIT hands values back, and ends the execution wherever it is called."""
+"""Tests of SUBMIT, which returns values to the host and ends the execution wherever it is called."""
 
 import asyncio
 from textwrap import dedent
@@ -110,7 +110,7 @@ except ValueError as error:
 
 async def test_submit_ends_the_execution_wherever_it_is_called(interpreter: Interpreter) -> None:
     for place, code in ENDING.items():
-        for context in (None, place):  # a context of its own, for tasks that are left in one write to its output later
+        for context in (None, place):  # a context per case, because tasks left in one write to its output later
             result = await interpreter.execute(code, context=context)
             assert result.outputs == {"x": 1}, place
             assert result.meta.stdout == ("closed\n" if "closed" in code else ""), place

@@ -1,4 +1,4 @@
-"""The values that SUBMIT takes, and the errors for the others."""
+"""Tests of the values that SUBMIT accepts, and of the errors for others."""
 
 from textwrap import dedent
 from typing import Any
@@ -10,7 +10,7 @@ from rlm_batch.sandbox.interpreter import Interpreter
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
-# Values that are no JSON, and what SUBMIT hands back where the code follows the remedy that the error names.
+# Values that are not JSON, and the submitted value if the code follows the error's suggestion.
 FOLLOWED: list[tuple[str, Any]] = [
     ("{1: 2}", {"1": 2}),
     ("{1: 2, '1': datetime.date(2026, 1, 2)}", [[1, 2], ["1", "2026-01-02"]]),
@@ -46,11 +46,11 @@ FOLLOWED: list[tuple[str, Any]] = [
     ("type('Table', (), {'to_dict': lambda self, as_series: {'a': [1]}, 'columns': ['a']})()", {"a": [1]}),
     ("type('array', (), {'tolist': lambda self: [1, {2}]})()", [1, "{2}"]),
 ]
-# A list of it would have its nodes alone.
+# A list of this graph would contain only its nodes.
 GRAPH = "type('Graph', (), {'__iter__': lambda self: iter('ab'), '__len__': lambda self: 2, "
 GRAPH += "'__getitem__': lambda self, node: {'a': {'b': 1}, 'b': {'a': 1}}[node]})()"
 MODULES = "array, collections, dataclasses, datetime, decimal, enum, fractions, json, pathlib, types, uuid"
-# Values for which there is no such expression, and what the error says.
+# Values without such a suggestion, and the error's text.
 REFUSED = [
     ("object()", "numbers, text, lists and dicts"),
     (GRAPH, "numbers, text, lists and dicts"),
@@ -62,7 +62,7 @@ REFUSED = [
 
 
 async def refusal(interpreter: Interpreter, code: str) -> str:
-    """Return the text of the error with which the code's SUBMIT is refused."""
+    """Return the error text of the code's refused SUBMIT."""
     with pytest.raises(SubmitError) as caught:
         await interpreter.execute(code)
     return str(caught.value)
@@ -83,7 +83,7 @@ async def test_what_is_not_json_is_an_error_whose_remedy_works_when_it_is_follow
         assert message in text, value
 
 
-# The value, and the word that the error has for what is wrong with it.
+# Values, and the word with which the error describes the problem.
 UNUSUAL = {
     "chr(0xD800)": "surrogate", "{'a': ['x' + chr(0xDFFF)]}": "surrogate", "{chr(0xD800): 1}": "surrogate",
     "(x := [], x.append(x))[0]": "contains itself", "(x := {}, x.update(x=[x]))[0]": "contains itself",
@@ -122,7 +122,7 @@ async def test_a_nested_value_comes_back_whole_up_to_a_hundred_levels(interprete
         for number in reversed(range(depth)):
             value = value["x" if number % 2 else 0]
         assert value == 0
-    # The limit is the same however deep the sandbox's own Python could go.
+    # The limit does not depend on the recursion limit of the sandbox's Python.
     for depth, limit in ((101, 1000), (489, 1000), (800, 1000), (900, 100_000), (5000, 1000)):
         text = await refusal(interpreter, dedent(code).replace("depth", str(depth)).replace("limit)", f"{limit})"))
         assert "value" in text

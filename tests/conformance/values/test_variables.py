@@ -1,4 +1,4 @@
-"""Variables exist as top-level names when the code starts, and no other name of the host does."""
+"""Tests of variables: they are top-level names when the code starts, and no other host names are."""
 
 import math
 from textwrap import dedent
@@ -27,7 +27,7 @@ async def test_variables_are_top_level_names_and_meta_says_where_the_code_ran(
     assert result.meta.sandbox_id
     assert result.meta.provider
     assert result.meta.isolation in (await provider.check()).lower()
-    micro = "\N{MICRO SIGN}"  # a keyboard gives this one, and Python reads it as a Greek mu
+    micro = "\N{MICRO SIGN}"  # keyboards type this character, and Python reads it as a Greek mu
     assert (await interpreter.execute(f"SUBMIT(x={micro})", {micro: 0.5})).x == 0.5
 
 

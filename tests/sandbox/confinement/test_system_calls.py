@@ -1,6 +1,6 @@
-"""The filter of system calls and the kernel's table: each call is refused, looked at, or allowed for a reason.
+"""Tests of the system call filter against the kernel's table: each call is denied, checked, or allowed for a reason.
 
-The filter is run here as the kernel would run it, for both architectures.
+The tests interpret the filter as the kernel would, for both architectures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ arches = pytest.mark.parametrize("arch", MACHINES)
 
 
 def run_filter(program: str, audit: int, number: int, arguments: tuple[int, ...] = ()) -> str:
-    """Return what the filter answers to a system call."""
+    """Return the filter's answer to a system call."""
     words = [argument & (1 << 64) - 1 for argument in (*arguments, *([0] * 6))[:6]]
     data = struct.pack("<IIQ6Q", number, audit, 0, *words)
     instructions = list(struct.iter_unpack("<HBBI", bytes.fromhex(program)))
@@ -57,25 +57,25 @@ class Filter:
         self.column, self.audit = MACHINES[arch]
         self.program = Policy(readable=(), writable=(), abi=abi, **kind).build_seccomp_filter(arch)
         program = bytes.fromhex(self.program)
-        assert len(program) // 8 <= 4096  # the kernel's limit
-        # The driver writes an id over these bytes, wherever they are: in operands, and in nothing else.
+        assert len(program) // 8 <= 4096  # the kernel's limit on instructions
+        # The driver writes its id over these bytes, so they may occur only in operands.
         assert {found.start() % 8 for found in re.finditer(re.escape(struct.pack("<I", OWN_PID)), program)} <= {4}
 
     def ask(self, name: str, *arguments: int) -> str:
-        """Return what becomes of a call; "absent" where the architecture has none."""
+        """Return the answer to a call; "absent" if the architecture has no such call."""
         number = TABLE[name][self.column]
         return "absent" if number is None else run_filter(self.program, self.audit, number, arguments)
 
 
 @pytest.fixture(params=MACHINES)
 def landlock(request: pytest.FixtureRequest) -> Filter:
-    """Build the filter of a sandbox that sees the host's files."""
+    """Return the filter of a sandbox that sees the host's files."""
     return Filter(request.param, **LANDLOCK)
 
 
 @pytest.fixture(params=MACHINES)
 def bubblewrap(request: pytest.FixtureRequest) -> Filter:
-    """Build the filter of a sandbox with namespaces of its own."""
+    """Return the filter of a sandbox with its own namespaces."""
     return Filter(request.param, **BUBBLEWRAP)
 
 
@@ -121,7 +121,7 @@ def test_times_that_are_to_be_now_are_refused_by_a_path_alone_for_that_is_how_a_
             assert filter_.ask(name, *given) in ("EACCES", "absent")
         for times in (1, 1 << 32):
             assert filter_.ask("utimensat", -100, path, times, 0) == "ignored"
-    assert filter_.ask("utimensat", 3, 0, 0, 0) == "ignored"  # of a descriptor
+    assert filter_.ask("utimensat", 3, 0, 0, 0) == "ignored"  # names a descriptor instead of a path
 
 
 @arches
@@ -151,7 +151,7 @@ def test_requests_to_descriptors_are_those_that_are_known(landlock: Filter, bubb
     for filter_ in (landlock, bubblewrap):
         for request in (TCGETS, TCGETS2, FIONREAD, TIOCGWINSZ, FIOCLEX, FICLONE):
             assert filter_.ask("ioctl", 0, request) == ALLOWED
-            assert filter_.ask("ioctl", 0, request | 1 << 40) == ALLOWED  # of which the kernel takes 32 bits
+            assert filter_.ask("ioctl", 0, request | 1 << 40) == ALLOWED  # the kernel ignores the upper 32 bits
         for request in (TIOCSTI, TIOCSETD, SIOCSPGRP, TIOCSTI | 1 << 32):
             assert filter_.ask("ioctl", 0, request) == "EPERM"
         for request in (FS_IOC_SETFLAGS, FS_IOC_ENABLE_VERITY, BTRFS_IOC_SNAP_CREATE, 0, 0xFFFFFFFF):

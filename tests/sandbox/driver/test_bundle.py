@@ -1,4 +1,4 @@
-"""The driver is one program for any Python from 3.9 on, of modules that have the standard library alone."""
+"""Tests that the driver is one program for Python 3.9 and later, of modules that need only the standard library."""
 
 import ast
 import subprocess
@@ -36,7 +36,7 @@ def test_it_compiles_as_python_3_9_and_imports_the_standard_library_and_its_own_
     for name, source in SOURCES.items():
         tree = ast.parse(source, feature_version=(3, 9))
         imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-        # `int | None` in a signature is an error in 3.9, unless annotations are text.
+        # `int | None` in a signature is an error in 3.9, unless annotations are strings.
         first = imports[0]
         assert isinstance(first, ast.ImportFrom), name
         assert (first.module, first.names[0].name) == ("__future__", "annotations"), name

@@ -1,4 +1,4 @@
-"""Frames whose bodies are files, and frames that come before the wire."""
+"""Tests of frames whose bodies are files, and of frames that arrive before the wire."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def test_a_body_may_be_a_file_which_is_deleted_once_it_was_read(launch: Launch, 
     one.send(frame)
     assert one.submitted(1) == {"n": 1_000_000}
     assert not file.exists()
-    one.send(frame)  # the driver drops a frame that comes again before it asks for the file
+    one.send(frame)  # the driver drops a repeated frame before it opens the file
     one.send(one.execution(2, "SUBMIT(fine=1)"))
     assert one.submitted(2) == {"fine": 1}
 

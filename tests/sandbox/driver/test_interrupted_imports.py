@@ -1,4 +1,4 @@
-"""An interrupt in the middle of an import: what later executions of the context find."""
+"""Tests of imports that were interrupted, and of what later executions of the context find."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +16,13 @@ def write_package(folder: Path, **files: str) -> None:
 
 
 def run(driver: Any, number: int, code: str) -> Any:
-    """Return what code submits in the context."""
+    """Run code in the context and return the submitted fields."""
     driver.send(driver.execution(number, code, context="c"))
     return driver.submitted(number)
 
 
 def interrupt_import(launch: Launch, cwd: Path, code: str) -> Any:
-    """Start a driver whose context was interrupted in a pause, as a timeout does it; the next pause is none."""
+    """Start a driver whose context was interrupted in a pause, as by a timeout, and disable further pauses."""
     driver = launch().start(cwd)
     run(driver, 1, "import sys; sys.pause = 1000; SUBMIT()")
     driver.send(driver.execution(2, code, context="c"))
@@ -73,10 +73,10 @@ time.sleep(1000)
 
 
 def test_a_package_with_a_compiled_module_is_left_with_it(launch: Launch, tmp_path: Path) -> None:
-    """Many compiled modules, such as numpy's, cannot be loaded a second time by a process."""
+    """Check a compiled module, because many of them, such as numpy's, cannot be loaded twice in a process."""
     part = "import sys\nsys.loads = getattr(sys, 'loads', 0) + 1\nX = 5\n"
     write_package(tmp_path / "compiled", __init__="from . import _json, part\n" + PAUSE + "X = part.X\n", part=part)
-    # A compiled module of the library's stands in for one of the package's own.
+    # A compiled module of the library replaces one of the package.
     code = "import importlib.util, shutil\nshutil.copy(importlib.util.find_spec('_json').origin, 'compiled/_json.so')"
     driver = interrupt_import(launch, tmp_path, f"{code}\nimport compiled")
     assert run(driver, 4, "import compiled; SUBMIT(x=compiled.X, loads=sys.loads)") == {"x": 5, "loads": 1}

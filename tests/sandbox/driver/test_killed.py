@@ -1,4 +1,4 @@
-"""A driver that is killed: what is left of its executions, and what the host says."""
+"""Tests of a killed driver: its executions end, and the host raises an error."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ Processes = Callable[[], dict[int, str]]
 
 
 def find_driver(before: set[int], processes: Processes) -> int:
-    """Return the parent of the one new process that has no child, which runs the code."""
+    """Return the driver's id: the parent of the one new process without children, which runs the code."""
 
     def find() -> int:
         with suppress(OSError):  # a process ended meanwhile

@@ -1,4 +1,4 @@
-"""Executions whose host takes nothing from their driver for a while."""
+"""Tests of executions whose host does not read from the driver for a while."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import Any
 from ...infra.machine import is_alive
 from ...infra.waiting import wait_until
 
-# Calls with more than the driver keeps for its host, so that the driver reads no more from what runs; then `full`.
+# The calls exceed the driver's buffer for its host, so the driver stops reading from executions. Then the code creates
+# the file `full`.
 FLOOD = """
 import re, threading, time
 for _ in range(40):
@@ -43,7 +44,7 @@ def test_what_is_submitted_in_time_counts_although_the_host_reads_it_late(
     one.until("end", 1)
     one.send(one.execution(2, FLOOD))
     wait_until((tmp_path / "full").exists)
-    # Both submit within milliseconds.
+    # Both executions submit within milliseconds.
     one.send(one.execution(3, FROM_A_THREAD, timeout=6) + one.execution(4, IN_A_CONTEXT, timeout=6, context="c"))
     pid = int(wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
     wait_until(lambda: not is_alive(pid))

@@ -1,4 +1,4 @@
-"""The command that commits a volume: it runs when an execution has ended, and before its result is known."""
+"""Tests of the command that commits a volume: it runs after an execution and before its result is sent."""
 
 import sys
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from ...infra.waiting import wait_until
 
 Launch = Callable[..., Any]
 
-# Notes what the code had left when it ran, and that it ran.
+# This command records the saved file at the time of the commit, and that the command ran.
 NOTE = ["sh", "-c", 'cat saved >> committed 2>/dev/null; echo "$0" >> committed']
 SAVE = "open('saved', 'w').write('kept ')"
 
@@ -24,7 +24,7 @@ def test_what_the_code_left_is_committed_before_its_end_is_known(
     for number, (code, status) in enumerate(
         [("SUBMIT(x=1)", "submitted"), ("x = 1", "finished"), ("1 / 0", "error"), ("os._exit(3)", "crashed")], 1
     ):
-        # A stateless process closes its files when it ends, a context when they are collected.
+        # A stateless process closes its files when it ends, and a context when Python collects them.
         one.send(one.execution(number, f"def run():\n    import os\n    {SAVE}; {code}\nrun()", context=context))
         assert one.end(number)[0] == status
         assert committed.read_text().endswith("sh\n")

@@ -1,4 +1,4 @@
-"""The driver's wire, spoken by hand: numbers, beats, silence, and its end."""
+"""Tests of the driver's wire, with hand-made frames: numbers, beats, silence, and its end."""
 
 import os
 import resource
@@ -20,7 +20,7 @@ from ...infra.waiting import wait_until
 
 Launch = Callable[..., Any]
 
-# Starts a daemon and a process that ignores signals, says so, and stays.
+# This code starts a daemon and a process that ignores signals, prints "on", and stays.
 STAYING = """
 import os, signal, time
 for own_session in (False, True):
@@ -82,7 +82,7 @@ def test_without_a_heartbeat_silence_ends_nothing_and_a_lifetime_of_years_is_as_
     launch: Launch, tmp_path: Path
 ) -> None:
     one = launch().start(tmp_path, heartbeat=None, silence=0.01, lifetime=10 * 365 * 86_400)
-    # The driver takes note of the time whenever it has something to do.
+    # The driver checks the time whenever it has something to do.
     for number in range(1, 4):
         one.send(one.execution(number, "import time; time.sleep(0.1); SUBMIT(x=1)"))
         assert one.submitted(number) == {"x": 1}
@@ -115,7 +115,7 @@ def test_a_host_that_reads_no_more_is_noticed(launch: Launch, tmp_path: Path) ->
     one.send(one.execution(1, "print('on')\nwhile True: print('x' * 9999, flush=True)"))
     one.until("output", 1)
     one.process.stdout.close()
-    with suppress(BrokenPipeError):  # it may have noticed already
+    with suppress(BrokenPipeError):  # the driver may have noticed already
         one.send(one.execution(2, "SUBMIT(x=1)"))
     one.wait()
 
@@ -168,7 +168,7 @@ def test_the_driver_says_nothing_on_its_standard_error(launch: Launch, tmp_path:
 
 
 def does_start(name: str) -> bool:
-    """Say if a Python of that name starts: pyenv puts names on PATH that it then refuses to start."""
+    """Return whether a Python of that name starts; pyenv puts names on PATH that it then refuses to start."""
     try:
         subprocess.run([name, "-I", "-S", "-c", ""], check=True, capture_output=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
@@ -177,7 +177,7 @@ def does_start(name: str) -> bool:
 
 
 def find_python(name: str) -> str | None:
-    """Find a Python of that name, on PATH or installed beside the one that runs the tests, as pyenv does."""
+    """Return a Python of that name on PATH, or next to the tests' own Python, where pyenv installs others."""
     beside = sorted(map(str, Path(sys.base_prefix).parent.glob(f"*/bin/{name}")))
     return next(filter(does_start, [name, *beside]), None)
 
@@ -194,7 +194,7 @@ def test_the_driver_runs_without_the_fast_json(launch: Launch, tmp_path: Path) -
 
 
 def check(one: Any, tmp_path: Path) -> None:
-    """Put a driver through the ways in which an execution can end."""
+    """Check each way in which an execution can end."""
     one.start(tmp_path)
     one.send(one.execution(1, "print('é')\nSUBMIT(x=[1, 2.5, None, {'é': 'é'}], same=ask(1) == 1)"))
     call, body = one.until("call", 1)

@@ -1,4 +1,4 @@
-"""Questions that are asked once: whoever waits gets an answer or asks, whatever becomes of who asked first."""
+"""Tests that equal questions are asked once: each waiting query gets the answer, or asks if the first query fails."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 class GatedModel:
-    """A model that answers when its gate is open, with how often it was asked; or refuses."""
+    """A model that answers with its number of calls once its gate is open, or refuses."""
 
     name = "gated"
 
@@ -40,7 +40,7 @@ class GatedModel:
 
 
 def begin(model: GatedModel, cache: AnswerCache, prompt: str = "q", **limits: Any) -> asyncio.Task[str]:
-    """Asks in a session of its own, as another execution would; the deadline is in seconds from now."""
+    """Ask in a new session, as another execution would; `deadline` is in seconds from now."""
     deadline = limits.pop("deadline", None)
     session = QuerySession(
         root_model=model, flat_model=model, budget=Budget(**limits), concurrency=4, cache=cache
@@ -56,7 +56,7 @@ def begin(model: GatedModel, cache: AnswerCache, prompt: str = "q", **limits: An
 
 
 async def settle() -> None:
-    """Lets every task come as far as it can without the model."""
+    """Let every task run until it waits for the model."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -73,7 +73,7 @@ async def test_whoever_waits_asks_where_the_first_is_cancelled_or_refused_and_ke
         await late
     leader.cancel()
     await settle()
-    with pytest.raises(BudgetExceeded):  # its own turn to ask had come
+    with pytest.raises(BudgetExceeded):  # the leader's end made this task the next to ask
         await others.pop(0)
     assert model.asked == 2
     model.gate.set()

@@ -1,4 +1,4 @@
-"""The number of prompts that one query takes, on either side of the wire, and how many of them are asked at a time."""
+"""Tests of the limit on prompts per query, in the sandbox and on the host, and of how many run at a time."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""A budget: reserved before a call, settled after it, and given back where it failed."""
+"""Tests of budgets: reserved before a call, settled after it, and released if it fails."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Functions as code: what of them is sent, and by which name one that cannot be is refused."""
+"""Tests of functions as code: the source that is sent, and the errors for functions that cannot be sent."""
 
 import functools
 import importlib.util
@@ -19,7 +19,7 @@ OUTSIDE = 3
 
 
 def train(rate: np.float64, layers: int = 2) -> "np.float64":
-    """The annotations name what is imported outside: nobody asks them."""
+    """Use names of outer imports in annotations, which are not evaluated."""
     import math as m
 
     def scale(x: np.float64) -> float:
@@ -249,7 +249,7 @@ def test_a_function_of_an_installed_module_and_of_a_command_are_sent_or_refused(
     assert convert_code(textwrap.indent).startswith("def indent(text, prefix, predicate=None):\n")
     program = "from rlm_batch import LocalInterpreter\ndef f(x): return x\nLocalInterpreter().execute(f, {'x': 1})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False)
-    if sys.version_info >= (3, 13):  # which keeps the text of a command
+    if sys.version_info >= (3, 13):  # keeps the source of a command
         assert done.returncode == 0, done.stderr
     else:
         assert done.returncode == 1
@@ -259,7 +259,7 @@ def test_a_function_of_an_installed_module_and_of_a_command_are_sent_or_refused(
 def test_an_interpreter_runs_functions_and_their_parameters_are_the_variables():
     with LocalInterpreter(isolation="none") as interpreter:
         assert interpreter.execute(train, {"rate": 4, "layers": 7}).outputs == {"loss": 9}
-        assert interpreter.execute(train, {"rate": 9}).outputs == {"loss": 5}  # the default, whatever was before
+        assert interpreter.execute(train, {"rate": 9}).outputs == {"loss": 5}  # the default, not the last value
         assert interpreter.execute(count_down, {"type": 3, "all": 5}).outputs == {"all": 1}
         assert interpreter.execute(pair, {"x": "é"}).output == ["é", "é"]
         assert interpreter.execute(answer_later, {"x": 3}).output == 12
@@ -275,6 +275,6 @@ def test_an_interpreter_runs_functions_and_their_parameters_are_the_variables():
         assert interpreter.execute(use_state).output == 5
         with pytest.raises(CodeError, match="ZeroDivisionError") as failed:
             interpreter.execute(divide, {"x": 1})
-        assert failed.value.line == 3  # from the function's own beginning
+        assert failed.value.line == 3  # counted from the function's first line
         interpreter.tools["lookup"] = lambda x: x * 2
         assert interpreter.execute(calls_tool, {"x": 4}).output == 8

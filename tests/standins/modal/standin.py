@@ -184,7 +184,7 @@ class Standin:
         return box
 
     async def _watch(self, box: Box) -> None:
-        """End the sandbox when its lifetime or its idle timeout is over."""
+        """End the sandbox when its lifetime or its idle timeout ends."""
         while not box.ending:
             now, left = time.monotonic(), box.created + box.timeout - time.time()
             if any(not command.ended.is_set() for command in box.commands.values()):
