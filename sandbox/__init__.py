@@ -1,1 +1,1 @@
-"""What happens in one sandbox: the driver inside, the interpreter on the host, results and errors."""
+"""The code for one sandbox: the driver inside, the interpreter on the host, results and errors."""

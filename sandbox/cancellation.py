@@ -1,4 +1,4 @@
-"""Work that a cancellation waits for."""
+"""Work that must finish before a cancellation takes effect."""
 
 import asyncio
 import logging
@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
-NOTICE_SECONDS = 1.0  # after which whoever waits for a removal is told of it
+NOTICE_SECONDS = 1.0  # seconds before a removal is logged
 
 
 async def run_shielded(work: Awaitable[None]) -> None:
-    """Lets the work end although the caller is cancelled meanwhile, and only then passes the cancellation on.
+    """Run the work to its end even if the caller is cancelled meanwhile, then raise the cancellation.
 
-    It is passed on from work that fails, too: whoever is cancelled would otherwise go on with handling the error.
+    The cancellation also replaces an error of the work. Otherwise the cancelled caller would handle the error and
+    continue.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -33,7 +34,7 @@ async def run_shielded(work: Awaitable[None]) -> None:
 
 @contextmanager
 def announce_removal(log: logging.Logger) -> Generator[None]:
-    """Tells whoever waits that a sandbox is removed which is still starting; those of a second, in one line."""
+    """Log a warning if removing a starting sandbox takes long. Removals within a second share one line."""
     notices = _notices.setdefault(asyncio.get_running_loop(), {})
     notice = notices.setdefault(log.name, _RemovalNotice(log))
     notice.add()
@@ -44,7 +45,7 @@ def announce_removal(log: logging.Logger) -> Generator[None]:
 
 
 class _RemovalNotice:
-    """The removals that are under way, and the line of the log that tells how many they are."""
+    """The running removals of one logger, and the timer for the line that counts them."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -52,13 +53,13 @@ class _RemovalNotice:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self) -> None:
-        """Counts one more; the first is told of in a second."""
+        """Count a removal. The first one starts the timer."""
         self._count += 1
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(NOTICE_SECONDS, self._tell)
 
     def remove(self) -> None:
-        """Counts one less, which has been removed."""
+        """Uncount a finished removal. The last one stops the timer."""
         self._count -= 1
         if not self._count and self._timer is not None:
             self._timer.cancel()

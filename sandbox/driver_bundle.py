@@ -1,7 +1,7 @@
-"""The driver in one piece, as a sandbox is sent it: code objects for a Python of the host's version, text for another.
+"""The driver as one program for a sandbox: code objects for a Python of the host's version, text for any other.
 
-Both forms are one program, which loads the driver's modules and has `main` among its names. A sandbox whose Python has
-the host's magic number (`importlib.util.MAGIC_NUMBER`) takes the code and starts some 20 ms sooner than from text.
+Both forms load the driver's modules and define `main`. A sandbox whose Python has the host's magic number
+(`importlib.util.MAGIC_NUMBER`) takes the code objects, which start some 20 ms sooner than text.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ from typing import Any
 from .wire.loading import LOAD
 from .wire.names import DRIVER_FILE_PREFIX
 
-# In the order in which they import each other.
+# Modules in import order.
 MODULES = (
     "wire.names", "wire.remedies", "wire.strict_json", "wire.nonfinite", "wire.submission", "wire.frames",
     "wire.displays", "wire.pipes", "wire.process_table", "wire.collection", "wire.loading", "wire.python_directory",
@@ -32,11 +32,11 @@ MODULES = (
     "driver.supervisor",
     "driver.main",
 )  # fmt: skip
-# For this machine, and not sent elsewhere.
+# Modules used only on this machine, so remote sandboxes do not receive them.
 ZYGOTE_MODULES = (
     *MODULES, "driver.zygote.rehearsal", "driver.zygote.namespaces", "driver.zygote.child_ahead", "driver.zygote.main",
 )  # fmt: skip
-PARTS = "the driver's modules"  # stands in the program for pairs of a module's name and its text or code
+PARTS = "the driver's modules"  # the program's placeholder for pairs of a module's name and its text or code
 
 PROGRAM = f"""{LOAD.format(prefix=DRIVER_FILE_PREFIX)}
 main = load({PARTS!r}).main
@@ -45,7 +45,7 @@ if __name__ == "__main__":
     main()
 """
 
-# Lines of a program that has what `compress_driver` gives as `code` and `text`: they leave its `main` in `found`.
+# Lines of a program with the variables `code` and `text` from `compress_driver`. They leave `main` in `found`.
 DRIVER_LOADER = f"""
 import marshal, zlib
 from _frozen_importlib_external import MAGIC_NUMBER
@@ -61,23 +61,23 @@ exec(program, found)
 
 @cache
 def compress_driver() -> tuple[bytes, bytes]:
-    """The driver, compiled for this Python and as text, each compressed by zlib."""
+    """Return the driver as code for this Python and as text, both compressed by zlib."""
     return zlib.compress(build_driver_code(), 9), zlib.compress(build_driver_text(), 9)
 
 
 @cache
 def build_driver_text() -> bytes:
-    """The program as text, for any Python from 3.9 on."""
+    """Return the program as text, for Python 3.9 or later."""
     parts = tuple((module, loader.get_source(name)) for module, name, loader in _find_loaders(MODULES))
     return PROGRAM.replace(repr(PARTS), repr(parts)).encode()
 
 
 @cache
 def build_driver_code(modules: tuple[str, ...] = MODULES) -> bytes:
-    """The program as a marshalled code object, for a Python with this one's magic number.
+    """Return the program as a marshalled code object, for a Python with this one's magic number.
 
-    Its `main` is that of the last of the modules. Their code is from Python's own cache where it is there; file names
-    are as where the sandbox compiles it.
+    Its `main` comes from the last module. Python's bytecode cache provides the modules' code if possible. File names
+    match those of code that the sandbox compiles from text.
     """
     parts = tuple(
         (module, _rename_file(loader.get_code(name), f"{DRIVER_FILE_PREFIX}{module.replace('.', '/')}.py"))
@@ -89,7 +89,7 @@ def build_driver_code(modules: tuple[str, ...] = MODULES) -> bytes:
 
 
 def _find_loaders(modules: tuple[str, ...]) -> Iterator[tuple[str, str, Any]]:
-    """Each module's name in the program, its name here, and its loader."""
+    """Yield each module's name in the program, its name on the host, and its loader."""
     for module in modules:
         name = f"{__package__}.{module}"
         spec: Any = importlib.util.find_spec(name)

@@ -1,4 +1,4 @@
-"""What a driver is told when it starts: where code runs, what is run before it, when a silence is an end."""
+"""The settings that a driver receives when it starts, and the preparation of a sandbox."""
 
 import hashlib
 import math
@@ -7,26 +7,32 @@ from typing import Any
 
 from .errors import ConfigurationError
 
-PREPARE_TIMEOUT_SECONDS: float = 300  # for imports and models that are loaded
-OUTPUT_CAP_CHARACTERS = 100_000  # of each stream that are kept: some 2,000 lines, and harmless in a log or a ledger
+PREPARE_TIMEOUT_SECONDS: float = 300  # seconds; imports and loading models take long
+OUTPUT_CAP_CHARACTERS = 100_000  # characters kept of each stream: some 2,000 lines, small enough for a log or a ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverSettings:
-    """What the driver in a sandbox is told when it starts.
+    """The settings that the driver in a sandbox receives when it starts.
 
-    `cwd` is the directory that code runs in (a relative one is below that in which the driver starts); `environment`
-    reaches the code and nothing else; `temporary` are directories of the sandbox's own that are emptied of what an
-    execution leaves there. `path` is appended to `sys.path`, and `python_path` stands before all that is there.
-    `executable` is the Python of a directory (`wire/python_directory.py`) that the code's processes start, which
-    the driver makes where it is missing; None leaves them the driver's own. `heartbeat` is the number of seconds after
-    which a side that has said nothing sends a beat, and after `silence` seconds without any frame each side takes the
-    other for dead; None where the wire's end is enough.
-    `lifetime` is the number of seconds after which the driver ends whatever the host says. `confinement` is what each
-    child does to itself. `volume` is the directory where the volume is mounted, None without one. `files` is a
-    directory in which the driver leaves large bodies, for a wire that they are too much for; None where all goes over
-    the wire. `commit` is a command that runs when an execution has ended and before its result is handed back, empty
-    for none: where a volume has to be told to keep what was saved.
+    Attributes:
+        cwd: Working directory of the code. A relative one is below the driver's working directory.
+        volume: Directory where the volume is mounted; None without a volume.
+        environment: Environment variables for the code only.
+        temporary: The sandbox's own directories, emptied of what an execution leaves there.
+        path: Directories appended to `sys.path`.
+        python_path: Directories placed at the front of `sys.path`.
+        executable: Python of a directory (`wire/python_directory.py`) that the code's processes start. The driver
+            creates it if it is missing. None means the driver's own Python.
+        heartbeat: Seconds without a frame after which a side sends a heartbeat. None if the end of the connection is
+            always noticed.
+        silence: Seconds without a frame after which a side takes the other for dead.
+        lifetime: Seconds after which the driver ends on its own.
+        confinement: Restrictions that each child applies to itself.
+        commit: Command that makes a volume keep saved files. It runs after each execution, before the result is sent.
+            Empty if the volume needs none.
+        output_cap: Characters kept of each output stream.
+        files: Directory for bodies that are too large for the connection; None sends everything over the connection.
     """
 
     cwd: str
@@ -47,9 +53,9 @@ class DriverSettings:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """Code that runs once in a sandbox, for `timeout` seconds at most; each execution is a fork of its process.
+    """Code that runs once in a sandbox, for at most `timeout` seconds. Each execution is a fork of its process.
 
-    `seed` is what the executions' own seeds are made of; with None they are the operating system's.
+    The seeds of the executions are derived from `seed`; with None the operating system provides them.
     """
 
     code: str
@@ -60,7 +66,7 @@ class Preparation:
     def from_parameters(
         cls, prepare: str | None, prepare_timeout: float | None, prepare_seed: int | None
     ) -> "Preparation | None":
-        """What these parameters of flows and interpreters stand for. Raises ConfigurationError."""
+        """Build the preparation from parameters of flows and interpreters. Raise ConfigurationError."""
         if prepare is None:
             if prepare_seed is not None:
                 raise ConfigurationError("prepare_seed goes with prepare: it seeds the forks of what that has prepared")
@@ -77,7 +83,7 @@ class Preparation:
         return cls(prepare, seconds, prepare_seed)
 
     def derive_seed(self, *numbers: int) -> int | None:
-        """The seed of the execution with that number, or of a query's code with those of `Queries`."""
+        """Derive the seed of the execution with that number, or of a query's code with the numbers from `Queries`."""
         if self.seed is None:
             return None
         return int.from_bytes(hashlib.sha256(" ".join(map(str, (self.seed, *numbers))).encode()).digest(), "big")

@@ -1,8 +1,8 @@
-"""Everything that can go wrong, each with a type of its own.
+"""The errors of the project, one class for each kind.
 
-An error's text says what happened, where, and what to do next. `retry_rule` says when an execution that met it is tried
-again; it is read by the type, never by searching a message. Errors are JSON both ways, for they stand in the ledger.
-Code chooses parts of these texts: what `str` gives can be shown on a terminal, and attributes have them as they are.
+An error's text says what happened, where, and what to do next. `retry_rule` says when a failed execution is retried.
+The class decides this, never the text. Errors convert to JSON and back, because ledgers store them. Code can choose
+parts of the texts, so `str` escapes them for a terminal; attributes are unescaped.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 class CodeError(RlmBatchError):
     """The code raised an exception.
 
-    `type` and `message` are the exception's, `traceback` begins at the code's own first frame, `line` is the line of
-    the code where it happened, `stdout` what the code had printed.
+    Attributes:
+        type: Class name of the exception.
+        message: Message of the exception.
+        traceback: Traceback from the code's own first frame on.
+        stdout: Output of the code so far.
+        line: Line of the code that raised.
     """
 
     retry_rule = "if asked"
@@ -37,7 +41,7 @@ class CodeSyntaxError(CodeError):
 class CodeCrashed(CodeError):
     """The process that ran the code ended before the code did, or ran out of memory.
 
-    `exit_code` or `signal` is how it ended; `out_of_memory` is true where the memory limit or the kernel's
+    `exit_code` or `signal` tells how it ended. `out_of_memory` is True if the memory limit or the kernel's
     out-of-memory killer ended it.
     """
 
@@ -48,7 +52,7 @@ class CodeCrashed(CodeError):
 
 
 class ExecutionTimeout(RlmBatchError):
-    """The code outlived its timeout of `timeout` seconds; `traceback` is where it was, if it could be asked."""
+    """The code exceeded its timeout of `timeout` seconds. `traceback` shows where it was, if the process answered."""
 
     retry_rule = "if asked"
     details = ("timeout", "traceback", "stdout")
@@ -58,9 +62,10 @@ class ExecutionTimeout(RlmBatchError):
 
 
 class PrepareError(RlmBatchError):
-    """The code that was to prepare a sandbox failed, and so no execution has run there.
+    """The code that prepares a sandbox failed, so no execution ran there.
 
-    Attributes are as of `CodeError`, of that code; `traceback` and `line` are empty where it has no such place.
+    The attributes are those of `CodeError` for that code. `traceback` and `line` are empty if the failure has no
+    location.
     """
 
     details = CodeError.details
@@ -72,11 +77,11 @@ class PrepareError(RlmBatchError):
 
 
 class SubmitError(RlmBatchError):
-    """SUBMIT was given what cannot be handed back: not JSON, too large, or not the fields that were asked for."""
+    """SUBMIT received values that it cannot return: not JSON, too large, or not the requested fields."""
 
 
 class VolumeError(RlmBatchError):
-    """A path that leaves the volume, a file that is not there or could not be written, or no volume at all."""
+    """A path leaves the volume, a file is missing or not writable, or there is no volume."""
 
 
 class StateLost(RlmBatchError):
@@ -96,13 +101,13 @@ class SandboxLost(RlmBatchError):
 
 
 class OutcomeUnknown(RlmBatchError):
-    """The sandbox went away after the code was sent and before it answered: it may have run, wholly or in part."""
+    """The sandbox went away after the code was sent and before it answered. The code may have run, fully or partly."""
 
     retry_rule = "if idempotent"
 
 
 class QuotaExceeded(RlmBatchError):
-    """The provider refused for now; `retry_after` is the number of seconds that it asked for, or None."""
+    """The provider refused for now. `retry_after` is the number of seconds that it asked for, or None."""
 
     retry_rule = "always"
     details = ("retry_after",)
@@ -110,23 +115,23 @@ class QuotaExceeded(RlmBatchError):
 
 
 class ConfigurationError(RlmBatchError):
-    """Credentials, image, block or parameter are wrong; trying again would not help."""
+    """Credentials, image, block or parameter are wrong. Retrying does not help."""
 
 
 class BudgetExceeded(RlmBatchError):
-    """A query would take more calls, tokens or money than it was given."""
+    """A query would exceed its limit of calls, tokens or money."""
 
 
 class DepthExceeded(RlmBatchError):
-    """A recursive query was asked below the greatest depth."""
+    """A recursive query exceeded the maximum depth."""
 
 
 class DeadlineExceeded(RlmBatchError):
-    """The time that was given to the whole flow, or to a tree of queries, is over."""
+    """The time limit of the flow or of a tree of queries was exceeded."""
 
 
 class NotRun(RlmBatchError):
-    """The execution was not begun, because one that it builds on has failed."""
+    """The execution did not start because an execution that it depends on failed."""
 
 
 class QueryError(RlmBatchError):
@@ -134,17 +139,19 @@ class QueryError(RlmBatchError):
 
 
 class SandboxesLeft(RlmBatchError):
-    """Sandboxes that nobody uses any more could not be removed: those in `sandboxes`, by their ids."""
+    """Unused sandboxes could not be removed. `sandboxes` has their ids."""
 
     details = ("sandboxes",)
     sandboxes: Sequence[str] = ()
 
 
 class ExecutionsFailed(RlmBatchError):
-    """A flow's end when some executions failed.
+    """Some executions of a flow failed.
 
-    `results` has a `Result` or a `Failure` for each execution, in order; `failures` are the failures among them;
-    `results_path` is the ledger's directory.
+    Attributes:
+        results: A `Result` or a `Failure` for each execution, in order.
+        failures: The failures among the results.
+        results_path: Directory of the ledger.
     """
 
     details = ("results_path",)
@@ -154,12 +161,12 @@ class ExecutionsFailed(RlmBatchError):
 
 
 def error_to_json(error: RlmBatchError) -> dict[str, Any]:
-    """The error as a dict of JSON values, without its meta."""
+    """Convert an error to a dict of JSON values, without its meta."""
     return {"error": type(error).__name__, "text": error.text, **{name: getattr(error, name) for name in error.details}}
 
 
 def error_from_json(data: dict[str, Any]) -> RlmBatchError:
-    """Return the error that `error_to_json` was given; an RlmBatchError if its class is not imported here."""
+    """Convert the output of `error_to_json` back to an error; an RlmBatchError if its class is not imported here."""
     kind = RlmBatchError._kinds.get(data["error"], RlmBatchError)  # type: ignore[reportPrivateUsage]
     details = {name: data[name] for name in kind.details if name in data}
     return kind(data["text"], **details)

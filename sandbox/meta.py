@@ -1,4 +1,4 @@
-"""What is known of an execution beside what it submitted: its sandbox, its output, its times, its queries."""
+"""The metadata of an execution: its sandbox, output, times and queries."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,10 +6,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class QuerySummary:
-    """The queries of an execution: how many were `asked` and how many of them failed; the model's `calls` that were
-    answered, with their tokens and cost (US dollars, None where a price is unknown), a recursive model's own turns
-    included; how many questions were answered from the cache and are no calls (`cached`); and the queries as a `tree`
-    of records, the first thousand of them.
+    """The queries of an execution.
+
+    Attributes:
+        asked: Number of queries.
+        failed: Number of queries that failed.
+        calls: Number of answered calls to the model, including a recursive model's own turns.
+        prompt_tokens: Tokens of these calls' prompts.
+        completion_tokens: Tokens of these calls' answers.
+        cost: Cost of these calls in US dollars; None if a price is unknown.
+        cached: Number of questions answered from the cache. They do not count as calls.
+        tree: Records of the first thousand queries, as a tree.
     """
 
     asked: int = 0
@@ -27,23 +34,28 @@ NOTHING_ASKED = QuerySummary()
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What is known of an execution beside what it submitted.
+    """The metadata of an execution.
 
-    `seconds` is how long the code ran, by the sandbox's own monotonic clock. `attempt` counts from 1, and
-    `earlier_errors` says how those before it failed. `stdout` and `stderr` are the first and the last half of what the
-    code wrote, where it wrote more than the cap; a line between them says how much was dropped. `isolation` is the
-    level that was in force, `layers` what it was made of. `files` are the paths on the volume of what the code wrote
-    there, as far as its own Python knew (a subprocess's are not among them), 1,000 at most. `queries` says what was
-    asked of a language model. `reports` are the steps and values that the code reported, `pruned` says that its sweep
-    ended it after the last of them. `tool_calls` says how often the code of a flow run called each of its tools.
-
-    `value` is what the last statement of the code came to, where that is an expression, as JSON and of at most 1 MiB;
-    where it is none of that `value_repr` is its `repr`, 20,000 characters of it. `displays` are what the code has
-    shown, as Jupyter has it: dicts of MIME types and data, bytes as base64, 4 MiB together; what is over is named in
-    its text.
-
-    `collected` are the files that were brought home, by their paths on the host, which are locations where results are
-    at one; `not_collected` says in a sentence each which were not, and why.
+    Attributes:
+        seconds: Run time of the code by the sandbox's monotonic clock.
+        attempt: Number of the attempt, from 1.
+        earlier_errors: Errors of the earlier attempts.
+        stdout: Output of the code. Over the cap, only its start and end are kept, with a line that counts the dropped
+            characters.
+        stderr: Error output of the code, capped like `stdout`.
+        isolation: Isolation level of the sandbox.
+        layers: Mechanisms that the isolation consists of.
+        files: Paths on the volume that the code wrote, at most 1,000. Files that a subprocess wrote are missing.
+        queries: Summary of the queries to a language model.
+        reports: Steps and values that the code reported.
+        pruned: True if the sweep ended the code after its last report.
+        tool_calls: Number of calls of each tool, for code of a flow run.
+        value: Value of the last statement as JSON of at most 1 MiB, if the statement is an expression.
+        value_repr: The first 20,000 characters of that value's `repr`, if the value is not such JSON.
+        displays: What the code displayed, as in Jupyter: dicts of MIME types and data, with bytes as base64. At most
+            4 MiB together; a text names what was dropped.
+        collected: Host paths of the collected files, or their locations if the results are at a location.
+        not_collected: One sentence for each file that was not collected, with the reason.
     """
 
     index: int | None = None

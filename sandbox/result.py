@@ -1,4 +1,4 @@
-"""What comes back from an execution: a result, or the failure that stands in its place."""
+"""The outcome of an execution: a result or a failure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Result:
-    """What `SUBMIT` handed back: its fields as items and as attributes; `dict(result)` and `**result` are the fields.
+    """The fields that the code submitted, available as items and as attributes.
 
-    All of them are in `outputs`, and what else is known of the execution is in `meta`; only those two names are taken.
-    A field that is called `keys` is an attribute too, and then `dict(result.outputs)` is the way.
+    `dict(result)` and `**result` give the fields. `outputs` has all fields and `meta` the metadata; only these two
+    names are reserved. If a field is called `keys`, use `dict(result.outputs)`: the field hides the method.
     """
 
     __slots__ = ("meta", "outputs")
@@ -33,20 +33,20 @@ class Result:
             raise KeyError(self._describe_missing(name)) from None
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("outputs", "meta"):  # pickling and copying ask before there is anything
+        if name.startswith("__") or name in ("outputs", "meta"):  # pickle and copy look these up before they are set
             raise AttributeError(name)
         try:
             return self.outputs[name]
         except KeyError:
-            if name == "keys":  # not a method, which would hide a field of that name
+            if name == "keys":  # A method would hide a field of that name.
                 return self.outputs.keys
             if name == "_repr_html_":
                 return self._render_html
             raise AttributeError(self._describe_missing(name)) from None
 
     def _render_html(self) -> str:
-        """For a notebook, which shows it in the place of `repr`."""
-        from .outcomes.html_table import render_fields  # nobody else pays for it
+        """Return an HTML table, which notebooks show instead of `repr`."""
+        from .outcomes.html_table import render_fields  # only notebooks need this import
 
         return render_fields(self.outputs)
 
@@ -73,7 +73,7 @@ class Result:
         return len(self.outputs)
 
     def __bool__(self) -> bool:
-        return True  # a result without fields is a result
+        return True  # even without fields
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Result) and self.outputs == other.outputs and self.meta == other.meta
@@ -85,7 +85,7 @@ class Result:
 
 
 class Failure:
-    """Stands in the place of a result where an execution failed for good: `error` and `meta`."""
+    """The failure of an execution, with `error` and `meta`, in the list of results."""
 
     __slots__ = ("error", "meta")
 
@@ -109,5 +109,5 @@ class Failure:
 
 
 Outcome = Result | Failure
-# `Result | MaybeNone` is None in cases that its reader knows: no type checker asks for a look before each use.
+# In `Result | MaybeNone`, None is possible, but type checkers require no check before each use.
 MaybeNone = Any

@@ -11,16 +11,20 @@ class Channel(Protocol):
     """A duplex stream of bytes to the driver."""
 
     async def send(self, data: bytes) -> None:
-        """Hands over the bytes, all of them, after those of earlier sends. Raises SandboxLost."""
+        """Send all the bytes, after those of earlier sends. Raise SandboxLost."""
 
 
 class Sandbox(ABC):
-    """One open sandbox. `id` is the provider's; `isolation` and `layers` are what keeps the code in.
+    """An open sandbox.
 
-    `disk_mib` is the most MiB that its files may take together; None where the provider has no such option.
-    `limits` are the provider's options that limit code, with their values, as far as they hold.
-    `memory_option` is the provider's option that gives more memory to code that ran into a MemoryError, and
-    `kill_memory_option` the one for code that the kernel has killed; empty where no option does.
+    Attributes:
+        id: The provider's id of the sandbox.
+        isolation: Isolation level.
+        layers: Mechanisms that the isolation consists of.
+        disk_mib: Limit of the sandbox's files together, in MiB; None if the provider has no such option.
+        limits: The provider's options that limit code, with the values that are enforced.
+        memory_option: The provider's option that prevents a MemoryError by more memory; "" if there is no such option.
+        kill_memory_option: The provider's option that helps code the kernel killed for memory; "" if no option does.
     """
 
     id: str
@@ -35,59 +39,67 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> Channel:
-        """Starts the driver. `receive` gets its bytes as they come, `closed` the reason when there are no more.
+        """Start the driver. `receive` gets its bytes; `closed` gets the reason for the end of the connection.
 
-        Both are called on the event loop that called this. Raises SandboxStartError.
+        Both are called on the event loop that called this. Raise SandboxStartError.
         """
 
     async def attach(self) -> tuple[int, int] | None:
-        """Starts the driver of a sandbox on this machine; returns descriptors to read its wire from and to write it to.
+        """Start the driver of a sandbox on this machine. Return descriptors to read from and to write to.
 
-        They do not block. None, and nothing started, where there is only `connect`. Raises SandboxStartError.
+        The descriptors are non-blocking. Return None, and start nothing, if the provider supports only `connect`. Raise
+        SandboxStartError.
         """
         return None
 
     async def may_start_again(self) -> bool:
-        """Whether the driver did not start for a reason that is over, so that `connect` may be called once more."""
+        """Return True if the driver failed to start for a reason that is resolved, so `connect` may be retried."""
         return False
 
     def read_stderr_tail(self) -> str:
-        """The end of what the driver's process wrote on its standard error; empty where that is not known."""
+        """Return the end of the driver's standard error, or "" if it is unknown."""
         return ""
 
     def may_run_unheard(self) -> bool:
-        """Whether a driver of which nothing was heard may have begun with what it was sent, or may still do so."""
+        """Return True if a silent driver may have run the code that was sent to it, or may still run it."""
         return False
 
     def expect_execution(self, *, is_preparation: bool = False) -> None:
-        """Hears that code is about to run in it; `is_preparation`: in the process that executions will be forks of."""
+        """Take note that code is about to run. `is_preparation`: in the process that executions are forks of."""
         return
 
     def find_exceeded_limit(self) -> str:
-        """The option that limits the sandbox as a whole for which something in it was killed since this was last asked.
+        """Return the sandbox-wide limit that had a process killed since the last call, as its option's name.
 
-        Empty where there was none.
+        Return "" if no such limit was exceeded.
         """
         return ""
 
     async def refresh_volume(self) -> None:
-        """Lets code see what others have saved to the volume since; for volumes that have to be asked.
+        """Make files visible that others saved to the volume, for volumes that need a refresh.
 
-        Called before an execution is sent, when no other is under way. Raises SandboxLost.
+        The interpreter calls this before it sends an execution, while no other is running. Raise SandboxLost.
         """
         return
 
     @abstractmethod
     async def upload(self, path: str, data: bytes) -> None:
-        """Writes a file, with the directories above it; a relative path is below the directory that code runs in.
+        """Write a file, and the directories above it. A relative path is below the code's working directory.
 
-        Raises VolumeError where it cannot be written, SandboxLost where the sandbox is gone.
+        Raises:
+            VolumeError: The file cannot be written.
+            SandboxLost: The sandbox is gone.
         """
 
     @abstractmethod
     async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        """A file's bytes. Raises as `upload` does, also for what is no file, and for one of more than `max_bytes`."""
+        """Return a file's bytes.
+
+        Raises:
+            VolumeError: The path is not a readable file, or the file is larger than `max_bytes`.
+            SandboxLost: The sandbox is gone.
+        """
 
     @abstractmethod
     async def remove(self) -> None:
-        """Ends the sandbox and everything in it. A second time, or after it has gone, is no error."""
+        """Remove the sandbox and everything in it. Removing a missing sandbox is not an error."""

@@ -1,4 +1,4 @@
-"""A pool of threads for blocking calls: as many as there are calls, up to a limit, reused, and daemons."""
+"""A pool of daemon threads for blocking calls. It starts a thread for each concurrent call, up to a limit."""
 
 import asyncio
 import contextlib
@@ -13,11 +13,11 @@ from .errors import SandboxStartError
 from .intake.calls import host_memory, running_call
 
 T = TypeVar("T")
-MAX_THREADS = 256  # of one sandbox: calls beyond them wait; 8 MiB of address space each, and some 100 us to start
+MAX_THREADS = 256  # per sandbox; further calls wait. A thread takes 8 MiB of address space and some 100 us to start.
 
 
 def start_thread(function: Callable[[], object], name: str) -> None:
-    """Run the function in a new daemon thread. Raises SandboxStartError where the host has no room for one."""
+    """Run the function in a new daemon thread. Raise SandboxStartError if the host cannot start one."""
     try:
         threading.Thread(target=function, name=name, daemon=True).start()
     except RuntimeError as error:
@@ -28,20 +28,20 @@ def start_thread(function: Callable[[], object], name: str) -> None:
 
 
 class ThreadPool:
-    """Runs functions in daemon threads, `MAX_THREADS` at a time: many, for calls may wait for each other."""
+    """A pool of at most `MAX_THREADS` daemon threads. The limit is high because calls may wait for each other."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
-        self._free_threads = 0  # those that do nothing, less the functions that wait for one
+        self._free_threads = 0  # idle threads minus queued functions
         self._is_closed = False
 
     def submit(self, function: Callable[[], None]) -> None:
         """Run the function soon, in a thread. It must not raise.
 
         Raises:
-            SandboxStartError: No thread could be started, and there is none that runs it later.
+            SandboxStartError: No thread could be started, and no existing thread can run the function later.
         """
         with self._lock:
             self._free_threads -= 1
@@ -64,9 +64,9 @@ class ThreadPool:
                 raise
 
     async def run_in_thread(self, function: Callable[[], T]) -> T:
-        """Runs the function with the caller's context variables, and returns or raises what it does.
+        """Run the function with the caller's context variables, and return or raise what it does.
 
-        A caller that is cancelled does not wait for it, and it is not run if it has not begun.
+        A cancelled caller does not wait for the function. The function is skipped if it has not begun.
         """
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
         work, call = [function], running_call.get()
@@ -82,19 +82,19 @@ class ThreadPool:
                 host_memory.hold(call)
             try:
                 outcome = work.pop()(), None
-            except BaseException as error:  # noqa: BLE001 - it is raised where the call was asked for
+            except BaseException as error:  # noqa: BLE001 - raised for the caller of `run_in_thread`
                 outcome = None, error
             if call is not None:
                 host_memory.let_go(call)
-            with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop may have ended
                 loop.call_soon_threadsafe(finish, *outcome)
-            del outcome  # which an error's traceback leads back to
+            del outcome  # breaks the reference cycle with an error's traceback
 
         self.submit(functools.partial(contextvars.copy_context().run, call_function))
         try:
             value, error = await done
         except asyncio.CancelledError:
-            work.clear()  # it may be in the queue for long, with its arguments
+            work.clear()  # the queue may hold it for long, so free the arguments
             raise
         try:
             if error is not None:
@@ -104,7 +104,7 @@ class ThreadPool:
             del error
 
     def close(self) -> None:
-        """Lets the threads that are idle go, and each of the others when it is done."""
+        """End the idle threads now, and each of the others after its function."""
         with self._lock:
             self._is_closed = True
             for _ in range(self._threads):

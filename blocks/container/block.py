@@ -1,4 +1,4 @@
-"""Containers as a Prefect block."""
+"""The Prefect block for sandboxes in containers."""
 
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
@@ -10,11 +10,11 @@ from .settings import ContainerFields
 
 
 class ContainerSandbox(ContainerProvider, Block):
-    """Sandboxes that are containers of Docker or Podman on this machine, which need no account.
+    """Sandboxes in containers of Docker or Podman on this machine. They need no account.
 
-    Code runs in a container of any image with Python, as a user that is not root, with no capabilities, no network, a
-    root that is read only, and limits on memory, processes, processors and files for the container as a whole. Linux
-    containers share the kernel, unless `runtime` names one that does not, such as runsc.
+    Any image with Python works. Code runs as a user that is not root, without capabilities or network, and with a
+    read-only root. Memory, processes, processors and files are limited for the container as a whole. Linux containers
+    share the host's kernel, unless `runtime` names a runtime that does not, such as runsc.
 
     Example:
         Load a saved block, and run a batch in its sandboxes:
@@ -35,6 +35,6 @@ class ContainerSandbox(ContainerProvider, Block):
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://docs.podman.io/")  # type: ignore[misc]
     _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
 
-    if TYPE_CHECKING:  # In what they make of pydantic's fields no secret may be text.
+    if TYPE_CHECKING:  # Pydantic's own signature would reject secrets given as text.
 
         def __init__(self, **fields: Unpack[ContainerFields]) -> None: ...

@@ -1,4 +1,4 @@
-"""The wire to the driver in a container: standard input and output of the engine's `run --interactive`."""
+"""The connection to the driver in a container: standard input and output of the engine's `run --interactive`."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,9 +14,9 @@ STDERR_BYTES = 2000
 
 
 class ContainerChannel:
-    """Hands bytes to a container's first process, and on what comes from it.
+    """The connection to a container's first process.
 
-    `closed` gets the reason where there is no more, or where none of its input is taken for `STALL_SECONDS`.
+    `closed` gets the reason when the connection ends, or when the process reads no input for `STALL_SECONDS`.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class ContainerChannel:
         self._tasks = [asyncio.create_task(self._read_stderr()), asyncio.create_task(self._read_output())]
 
     async def send(self, data: bytes) -> None:
-        """Hands the bytes over, after those of earlier sends. Raises SandboxLost."""
+        """Send the bytes, after those of earlier sends. Raise SandboxLost."""
         async with self._lock:
             if self.end_reason or self._process.stdin is None:
                 raise SandboxLost(f"the container has gone ({self.end_reason}): run it in a new one")
@@ -51,17 +51,17 @@ class ContainerChannel:
 
     @property
     def stderr_tail(self) -> str:
-        """The end of what the engine's client, or the container's first process, wrote on its standard error."""
+        """Return the end of the standard error of the engine's client and the container's first process."""
         return self._stderr.decode("utf-8", "replace").strip()
 
     async def close(self) -> None:
-        """Ends the wire, upon which the driver ends everything, and the container with it."""
+        """Close the connection. The driver then ends everything, and the container with it."""
         self._end("it was removed", is_told=False)
         if self._process.stdin is not None:
             self._process.stdin.close()
 
     async def wait_closed(self) -> None:
-        """Waits until all that came has been read."""
+        """Stop the tasks that read the output, and wait for their end."""
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)

@@ -1,4 +1,4 @@
-"""The command line that runs a container, held to its limits: the same for a sandbox and for the probe of an image."""
+"""The command line that runs a container with its limits, both for sandboxes and for the probe of an image."""
 
 import os
 import re
@@ -11,26 +11,26 @@ from ...sandbox.errors import ConfigurationError
 from .engine import Engine
 from .settings import ContainerSettings
 
-OPEN_FILES = 4096  # of each process
-MOST_PROCESSES = 4096  # of a user: where Podman has few rights, it cannot set many more
-FIRST_UID = 0x5B000000  # of the users that code runs as where the host is root: far from those that systems hand out
-NOBODY = 65534  # the user where an engine's own root is an ordinary user of this machine
-# A container needs them for itself.
+OPEN_FILES = 4096  # per process
+MOST_PROCESSES = 4096  # per user: without privileges Podman cannot set many more
+FIRST_UID = 0x5B000000  # first of the user ids for code if the host is root, far from the ids that systems assign
+NOBODY = 65534  # the user id for an engine whose root is an unprivileged user of this machine
+# Directories that a container needs itself.
 SYSTEM_DIRECTORIES = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/tmp")
-START_ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}  # what Python reads when it starts
+START_ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}  # variables that Python reads at its start
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
 
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """A directory or file of this machine that a container has at `target`."""
+    """A directory or file of this machine that is mounted in a container at `target`."""
 
     source: str
     target: str
     is_writable: bool
 
     def build_option(self) -> str:
-        """What engines call it; of what may not be written no other file system in it, which an engine would let be."""
+        """Return the mount option. A read-only bind has no nested mounts, because engines leave those writable."""
         rest = "" if self.is_writable else ",readonly,bind-nonrecursive"
         return f"type=bind,source={self.source},target={self.target}{rest}"
 
@@ -47,11 +47,12 @@ def build_run_command(
     binds: Sequence[Bind] = (),
     gid: int | None = None,
 ) -> list[str]:
-    """The words that run `program`, a Python program, in a container that is removed at its end."""
+    """Build the command that runs `program`, a Python program, in a container that is removed when it ends."""
     memory = f"{settings.memory_mib}m"
-    # What is in /dev/shm stays when the code that wrote it was killed: with the files it leaves some memory.
+    # Files in /dev/shm remain when the code that wrote them is killed. Together with the other files they must leave
+    # some memory free.
     shm_mib = max(1, min(settings.memory_mib - settings.disk_limit_mib, settings.memory_mib // 2) // 2)
-    mounted = {"/tmp", "/dev/shm", *(bind.target for bind in binds)}  # there can be one mount at a place
+    mounted = {"/tmp", "/dev/shm", *(bind.target for bind in binds)}  # only one mount is possible at a path
     tmpfs = "rw,exec,nosuid,nodev,mode=1777"
     words = [engine.program, "run", "--interactive", "--rm", "--pull", "never", "--log-driver", "none"]
     words += ["--name", name]
@@ -74,7 +75,7 @@ def build_run_command(
     words += _build_user(engine, gid)
     if engine.name == "podman":
         words += ["--read-only-tmpfs=false", "--http-proxy=false"]
-    else:  # its client hands on what its configuration has, with passwords in it
+    else:  # Docker's client passes on the proxies of its configuration, including their passwords.
         words += [word for name in PROXY_VARIABLES for word in ("--env", f"{name}=", "--env", f"{name.lower()}=")]
     words += [word for name, value in START_ENVIRONMENT.items() for word in ("--env", f"{name}={value}")]
     words += [word for bind in binds for word in ("--mount", bind.build_option())]
@@ -82,7 +83,7 @@ def build_run_command(
 
 
 def build_ulimits(engine: Engine) -> list[str]:
-    """The limits of each process. Podman's own are higher than its process may set where that has few rights."""
+    """Return the limits of each process. An unprivileged process cannot set Podman's defaults, which are higher."""
     limits = {"core": 0, "nofile": OPEN_FILES}
     if engine.name == "podman":
         limits["nproc"] = MOST_PROCESSES
@@ -94,10 +95,10 @@ def build_ulimits(engine: Engine) -> list[str]:
 
 
 def _build_user(engine: Engine, gid: int | None) -> list[str]:
-    """The user that code runs as, which is never root.
+    """Return the options for the user that code runs as, which is never root.
 
-    That is one of its own where this process is root, for what the kernel counts by user, and else who runs this, whose
-    volumes it can then write. `gid` is the group that owns a volume.
+    If this process is root, the user is a new one, because the kernel counts some limits by user. Otherwise it is the
+    user of this process, who can write the volumes. `gid` is the group that owns a volume.
     """
     if engine.is_rootless and engine.name == "podman":
         return ["--userns", "keep-id"]
@@ -110,12 +111,12 @@ def _build_user(engine: Engine, gid: int | None) -> list[str]:
 
 
 def is_mountable(path: str) -> bool:
-    """Whether the option for mounts, which engines read as a line of CSV, can have that path."""
+    """Return True if the mount option, which engines parse as a line of CSV, can contain that path."""
     return re.search(r'[\x00-\x1f\x7f,"]', path) is None
 
 
 def resolve_mount_point(path: str) -> str:
-    """The path of a volume in the container. Raises ConfigurationError for one that the container needs for itself."""
+    """Return the path of a volume in the container. Raise ConfigurationError if the container needs the path itself."""
     mount = PurePosixPath(os.path.normpath("/" + path.lstrip("/")))
     if not is_mountable(path):
         raise ConfigurationError(

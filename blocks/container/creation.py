@@ -1,4 +1,4 @@
-"""How a container comes to be: its name, its volume, what it is sent, and its driver's settings."""
+"""The creation of a container: its name, volume, payload and driver settings."""
 
 import os
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ from .launch import CWD, Payload, pack_repository
 from .probe import ensure_ready
 from .settings import ContainerSettings
 
-# In a user namespace of its own code would have every capability, as Podman's filter lets it make one, and sockets to
-# the machine that runs a virtual one (AF_VSOCK) are of no network namespace.
+# This policy closes two gaps. Podman's filter lets code create a user namespace, in which it has every capability. And
+# no network namespace confines the sockets that lead to a virtual machine's host (AF_VSOCK).
 CODE_POLICY = Policy(readable=(), writable=(), network=True, own_mounts=True, own_uid=True, abi=LATEST_ABI)
 
 
 async def create_container(
     settings: ContainerSettings, engine: Engine, labels: dict[str, str], commit: str | None, files: HostFiles
 ) -> ContainerHandle:
-    """A container that is run when its driver is asked for. Raises ConfigurationError, SandboxStartError."""
+    """Create a container. It starts when its driver is connected. Raise ConfigurationError or SandboxStartError."""
     check_consent(settings)
     check_mounts(files.mounts, engine)
     volume, bind, gid = None, None, None
@@ -69,7 +69,7 @@ async def create_container(
         gid=gid,
     )
     policy = replace(CODE_POLICY, unix_sockets=not any(mount.is_directory for mount in files.mounts))
-    # What is too large by itself is a MemoryError, and the process lives on. What is only reserved is free.
+    # A too large allocation raises MemoryError and the process survives. Memory that is only reserved does not count.
     limits = {"CORE": 0, "DATA": settings.memory_mib << 20}
     own_environment = {"HOME": CWD, "USER": "sandbox", "LOGNAME": "sandbox", "TMPDIR": "/tmp", **START_ENVIRONMENT}
     given = {variable: value.get_secret_value() for variable, value in settings.environment.items()}
@@ -98,7 +98,7 @@ async def create_container(
 
 
 def check_mounts(mounts: Sequence[HostMount], engine: Engine) -> None:
-    """Returns if containers of that engine can have these files of this machine. Raises ConfigurationError."""
+    """Check that the engine's containers can mount these files. Raise ConfigurationError."""
     for mount in mounts:
         if not engine.is_local:
             raise ConfigurationError(
@@ -121,7 +121,7 @@ def check_mounts(mounts: Sequence[HostMount], engine: Engine) -> None:
 
 
 def check_consent(settings: ContainerSettings) -> None:
-    """Returns if this process may run such containers. Raises ConfigurationError."""
+    """Check that this process may run such containers. Raise ConfigurationError."""
     if settings.network:
         check_network("network")
     if settings.runtime is not None:

@@ -1,4 +1,4 @@
-"""How a container is removed: one whose client is ours by its wire, and others by their labels."""
+"""The deletion of containers by their names, and the list of containers with this package's label."""
 
 import json
 import re
@@ -16,12 +16,12 @@ REMOVE_SECONDS = 60.0
 
 
 def make_name() -> str:
-    """The name of a new container, which is its id for us."""
+    """Make a name for a new container. It serves as the sandbox's id."""
     return f"{NAME_PREFIX}{uuid.uuid4().hex[:16]}"
 
 
 async def list_containers(engine: Engine) -> list[SandboxInfo]:
-    """The containers that carry our labels, running or not."""
+    """List the containers that carry this package's label, running or not."""
     done = await engine.run("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={LABEL}={LABEL_VALUE}")
     if done.returncode:
         raise RlmBatchError(f"the containers of {engine.name} could not be listed: {get_last_line(done.stderr)}")
@@ -30,9 +30,9 @@ async def list_containers(engine: Engine) -> list[SandboxInfo]:
 
 
 async def delete_container(engines: list[Engine], sandbox_id: str) -> None:
-    """Removes a container of ours by its name, with all that runs in it; one that has gone is no error.
+    """Remove a container by its name, with all its processes. Removing a missing container is not an error.
 
-    A container that does not carry our label is left alone, whatever it is called. Raises ConfigurationError and
+    A container without this package's label is left alone, whatever its name. Raise ConfigurationError or
     RlmBatchError.
     """
     if NAME.fullmatch(sandbox_id) is None:
@@ -44,12 +44,13 @@ async def delete_container(engines: list[Engine], sandbox_id: str) -> None:
 
 
 async def remove_container(engine: Engine, container: str, sandbox_id: str) -> None:
-    """Removes a container that is known to be ours. Raises RlmBatchError where it is left."""
-    at_once = ["--time", "0"] if engine.name == "podman" else []  # without, it gives ten seconds to what is deaf
+    """Remove a container that has this package's label. Raise RlmBatchError if that fails."""
+    # Without it, Podman waits ten seconds for a process that ignores signals.
+    at_once = ["--time", "0"] if engine.name == "podman" else []
     command = ("rm", "--force", *at_once, "--volumes", container)
     done = await engine.run(*command, timeout=REMOVE_SECONDS)
     if done.returncode and await _inspect(engine, [container]):
-        # Podman's first try only notes that the container has ended, where what watched over it (conmon) was killed.
+        # If Podman's monitor (conmon) was killed, the first attempt only records that the container has ended.
         done = await engine.run(*command, timeout=REMOVE_SECONDS)
     if done.returncode and await _inspect(engine, [container]):
         raise RlmBatchError(
@@ -58,10 +59,10 @@ async def remove_container(engine: Engine, container: str, sandbox_id: str) -> N
 
 
 async def _inspect(engine: Engine, names: list[str]) -> list[tuple[str, str, dict[str, str]]]:
-    """The id, the name and the labels of those that are there and carry our label."""
+    """Return the id, name and labels of the existing containers that carry this package's label."""
     done = await engine.run("container", "inspect", *names)
     try:
-        containers = json.loads(done.stdout or "[]")  # without those that have gone meanwhile
+        containers = json.loads(done.stdout or "[]")  # containers that are gone are missing here
         told = [(item["Id"], item["Name"].removeprefix("/"), item["Config"]["Labels"] or {}) for item in containers]
     except (ValueError, LookupError, TypeError, AttributeError):
         raise RlmBatchError(

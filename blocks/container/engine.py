@@ -1,4 +1,4 @@
-"""Container engines on this machine: which of them answer, and what each says of itself."""
+"""The container engines on this machine and their properties."""
 
 import json
 import os
@@ -11,11 +11,11 @@ from ...sandbox.errors import ConfigurationError
 from ..subprocess_runner import run_command
 from .errors import get_last_line
 
-ENGINES = ("podman", "docker")  # in the order of auto: the first needs no daemon, and with it no one's root
+ENGINES = ("podman", "docker")  # Order of `auto`: Podman needs no daemon, which would run as root.
 ANSWER_SECONDS = 30.0
-# Where clients run: conmon, which Podman starts, would leave a file `oom` in a directory that it can write.
+# Working directory of clients. In a writable directory Podman's conmon would leave a file `oom`.
 CLIENT_DIRECTORY = "/proc" if os.path.isdir("/proc") else "/"
-# By setting: the controller as Podman names it, and what Docker says of it.
+# By setting: Podman's name of the controller, and Docker's name of the property.
 CONTROLLERS = {
     "memory_mib": ("memory", "MemoryLimit"), "processes": ("pids", "PidsLimit"), "cpus": ("cpu", "CpuCfsQuota"),
 }  # fmt: skip
@@ -24,36 +24,36 @@ INSTALL_HINT = "install Podman (apt install podman, brew install podman) or Dock
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine that has answered. `name` is whose command line it speaks, `is_local` whether it is on this kernel."""
+    """An engine that answers. `name` is the kind of its command line. `is_local` is True if it uses this kernel."""
 
     program: str
     name: str
     version: str
-    runtime: str  # its default one
-    cgroup_version: str  # 1 or 2
+    runtime: str  # the default runtime
+    cgroup_version: str  # "1" or "2"
     is_rootless: bool
     is_local: bool
-    limits: tuple[str, ...]  # the settings that its control groups can hold, as it says itself
+    limits: tuple[str, ...]  # the settings that its cgroups can enforce, by its own account
 
     async def run(self, *words: str, timeout: float = ANSWER_SECONDS) -> subprocess.CompletedProcess[str]:
-        """One of its commands. Raises ConfigurationError where it does not end within `timeout` seconds."""
+        """Run one of its commands. Raise ConfigurationError if it does not end within `timeout` seconds."""
         try:
             return await run_command(self.program, *words, timeout=timeout, cwd=CLIENT_DIRECTORY)
         except TimeoutError:
             raise ConfigurationError(f"{self.name} {words[0]} did not end within {timeout:g} s: is it well?") from None
 
     def describe(self) -> str:
-        """What it is, in a line: its version, whose rights it has, its runtime and the version of control groups."""
+        """Describe the engine in a line: version, privileges, runtime and cgroups."""
         rights = "rootless" if self.is_rootless else "with root's rights"
         limits = ", ".join(self.limits) or "nothing"
         return f"{self.name} {self.version} ({rights}, {self.runtime}, cgroup v{self.cgroup_version} for {limits})"
 
 
-_engines: dict[tuple[str, ...], Engine] = {}  # those that have answered, for this process
+_engines: dict[tuple[str, ...], Engine] = {}  # engines that have answered this process
 
 
 async def find_engine(name: Literal["auto", "podman", "docker"]) -> Engine:
-    """The engine of that name, or the first that answers. Raises ConfigurationError where none does."""
+    """Return the engine of that name, or the first that answers. Raise ConfigurationError if none answers."""
     reasons: list[str] = []
     for candidate in ENGINES if name == "auto" else (name,):
         found = await ask_engine(candidate)
@@ -64,13 +64,13 @@ async def find_engine(name: Literal["auto", "podman", "docker"]) -> Engine:
 
 
 async def list_engines(name: Literal["auto", "podman", "docker"]) -> list[Engine]:
-    """All that answer, of those that `name` stands for. Raises ConfigurationError where none does."""
+    """Return all engines that answer among those that `name` selects. Raise ConfigurationError if none answers."""
     answers = [await ask_engine(candidate) for candidate in (ENGINES if name == "auto" else (name,))]
     return [answer for answer in answers if isinstance(answer, Engine)] or [await find_engine(name)]
 
 
 async def ask_engine(name: str) -> Engine | str:
-    """The engine of that name, or why there is none: a client may be there with nobody who answers it."""
+    """Return the engine of that name, or the reason why it is unavailable, such as a client without a server."""
     program = shutil.which(name)
     if program is None:
         return "it is not on the PATH"
@@ -91,12 +91,12 @@ async def ask_engine(name: str) -> Engine | str:
 
 
 class NoServerError(ValueError):
-    """A client has told of itself, and of no server: the message is what it complained of."""
+    """An answer of a client that has no server. The message is the client's complaint."""
 
 
 def _read_info(program: str, info: dict[str, Any]) -> Engine:
-    """The engine that says this of itself. Raises KeyError, TypeError or ValueError where it is no such answer."""
-    if "host" in info:  # Podman, whatever it is called here
+    """Build the engine from its description. Raise KeyError, TypeError or ValueError if the description is invalid."""
+    if "host" in info:  # Podman, even under another name
         host = info["host"]
         return Engine(
             program,

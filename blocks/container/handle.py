@@ -1,4 +1,4 @@
-"""One open container: its driver, its files, and its end."""
+"""The handle on one open container."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from .engine import CLIENT_DIRECTORY, Engine
 from .errors import ENGINE_STATUSES, get_last_line, make_start_error
 from .launch import Payload
 
-END_GRACE_SECONDS = 8.0  # for the driver to end what runs and for the engine to remove the container
+END_GRACE_SECONDS = 8.0  # seconds for the driver to end all processes and for the engine to remove the container
 FILE_SECONDS = 300.0
 FILE_ERROR_STATUS = 3
 WRITE_FILE = f"""
@@ -31,7 +31,7 @@ except (OSError, ValueError) as error:
     print(error, file=sys.stderr)
     os._exit({FILE_ERROR_STATUS})
 """
-# No device nor pipe, to which code may have left a link: what comes of it has no end.
+# The program refuses devices and pipes, which have no end. Code may have left a link to one.
 READ_FILE = f"""
 import os, stat, sys
 try:
@@ -55,7 +55,7 @@ log = logging.getLogger("rlm_batch.container")
 
 
 class ContainerHandle(Sandbox):
-    """One container, and the engine's client that its driver is reached through."""
+    """A container, and the engine's client that connects to its driver."""
 
     provider = "container"
     memory_option = kill_memory_option = "memory_mib"
@@ -88,7 +88,7 @@ class ContainerHandle(Sandbox):
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C in the terminal is the host's to handle
+                start_new_session=True,  # keeps Ctrl-C in the terminal from the client
                 cwd=CLIENT_DIRECTORY,
             )
         except OSError as error:
@@ -106,7 +106,7 @@ class ContainerHandle(Sandbox):
         return "" if self._channel is None else self._channel.stderr_tail
 
     def may_run_unheard(self) -> bool:
-        # Whoever kills the client cuts off what the driver was saying; a client that ended has handed on all of it.
+        # A killed client may lose output of the driver. A client that ended normally has passed on all of it.
         return self._process is not None and (self._process.returncode is None or self._process.returncode < 0)
 
     async def upload(self, path: str, data: bytes) -> None:
@@ -124,7 +124,7 @@ class ContainerHandle(Sandbox):
         return await self._run_on_file(READ_FILE, str(place), f"{path} could not be read", limit=limit)
 
     def _locate(self, path: str) -> str | PurePosixPath:
-        """The path below the volume where it is on that, and else the path in the container. Raises VolumeError."""
+        """Return the path relative to the volume, or else the path in the container. Raise VolumeError."""
         if not path or "\0" in path:
             raise VolumeError(f"{path!r} is no path of a file")
         if self.settings.volume is not None and PurePosixPath(path).is_relative_to(self.settings.volume):
@@ -132,7 +132,7 @@ class ContainerHandle(Sandbox):
         return PurePosixPath(path) if path.startswith("/") else PurePosixPath(self.settings.cwd, *split_path(path))
 
     async def _run_on_file(self, program: str, path: str, failure: str, data: bytes = b"", limit: str = "") -> bytes:
-        """What a program in the container writes: an engine cannot copy into files that are in memory."""
+        """Run a program on a file in the container and return its output. Engines cannot copy to or from a tmpfs."""
         words = [self._engine.program, "exec", "--interactive", self.id, "python3", "-I", "-c", program, path, limit]
         process = await asyncio.create_subprocess_exec(
             *words,
@@ -159,7 +159,7 @@ class ContainerHandle(Sandbox):
         return stdout
 
     async def remove(self) -> None:
-        """Ends the wire, upon which the driver ends everything; removes the container itself if that does not."""
+        """Close the connection, so that the driver ends everything. Remove the container if that does not suffice."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -168,7 +168,7 @@ class ContainerHandle(Sandbox):
         try:
             async with asyncio.timeout(END_GRACE_SECONDS):
                 await process.wait()
-            # Podman ends with the status of a program that is not there also where conmon was killed.
+            # Podman may end with the status of a missing program when conmon was killed.
             is_gone = (process.returncode or 0) >= 0 and process.returncode not in ENGINE_STATUSES
         except TimeoutError:
             is_gone = False

@@ -1,4 +1,4 @@
-"""The image of containers: pulled where it is missing, and built once where packages go into it."""
+"""The image of containers: pulled if it is missing, and built once if packages are added."""
 
 import hashlib
 import json
@@ -15,18 +15,18 @@ from .settings import DEFAULT_IMAGE, ContainerSettings
 
 BUILD_SECONDS = 1800.0
 BUILT_REPOSITORY = "localhost/rlm-batch-packages"
-PIP_SECRET = "pip"  # the name under which a build has what signs pip in: no layer and no history keeps it
-# pip's settings that say where packages come from; those that name files of this machine are not among them.
+PIP_SECRET = "pip"  # name of the build secret with pip's credentials, which no layer or history keeps
+# pip's settings of package sources, without those that name files of this machine.
 INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST")
 
 
 async def find_image(settings: ContainerSettings, engine: Engine) -> bool:
-    """Whether the image is in the engine's store."""
+    """Return True if the image is in the engine's store."""
     return (await engine.run("image", "inspect", "--format", "{{.Id}}", settings.image)).returncode == 0
 
 
 async def ensure_image(settings: ContainerSettings, engine: Engine) -> str:
-    """The name of an image that is in the engine's store, with the packages. Raises ConfigurationError."""
+    """Return the name of an image in the engine's store that has the packages. Raise ConfigurationError."""
     if not await find_image(settings, engine):
         await _pull(settings, engine)
     if not settings.packages:
@@ -42,7 +42,7 @@ async def ensure_image(settings: ContainerSettings, engine: Engine) -> str:
 
 
 async def list_image_volumes(engine: Engine, image: str) -> list[str]:
-    """The directories that the image declares as volumes, for which an engine would make some without a limit."""
+    """List the directories that the image declares as volumes. An engine would create them without a size limit."""
     done = await engine.run("image", "inspect", "--format", "{{json .Config.Volumes}}", image)
     try:
         return sorted(json.loads(done.stdout) or {})
@@ -60,7 +60,7 @@ async def _pull(settings: ContainerSettings, engine: Engine) -> None:
 
 
 async def _build(settings: ContainerSettings, engine: Engine, name: str) -> None:
-    """Builds the image with its packages: wheels of the index alone, for which pip runs none of their code."""
+    """Build the image with its packages. Only wheels are allowed, because pip runs no code from them."""
     install = ["python3", "-I", "-m", "pip", "install", "--no-cache-dir", "--only-binary", ":all:", "--"]
     mount = f"--mount=type=secret,id={PIP_SECRET},target=/etc/pip.conf "
     lines = [

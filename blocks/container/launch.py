@@ -1,4 +1,4 @@
-"""What a container's first process does: it takes what it needs from its standard input, and becomes the driver."""
+"""The start of a container: its first process reads its payload from standard input and becomes the driver."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from ...sandbox.errors import SandboxStartError
 from ..host_files.cache import make_once, resolve_cache_root
 from ..subprocess_runner import run_command
 
-CWD = "/tmp/sandbox"  # below the one directory that can be written, so that one limit holds for all files
+CWD = "/tmp/sandbox"  # The only writable directory has this one, so one limit covers all files.
 ARCHIVE_PIECE_BYTES = 1 << 20
 
-# A program for `python3 -c`. It has the host's files in its standard input, behind the driver and before the first
-# frame, and unpacks them in a process of its own, which imports what the driver does without. The first process of a
-# namespace is deaf to signals that it has no handler for.
+# A program for `python3 -c`. Its standard input has the driver, the host's files and then the first frame. A child
+# process unpacks the files, because that imports modules which the driver does not need. The first process of a
+# namespace ignores signals without a handler, so SIGALRM gets one.
 BOOT = """
 import sys
 
@@ -66,13 +66,13 @@ found["main"]()
 
 @dataclass(frozen=True)
 class Payload:
-    """What a container is sent ahead of the first frame: the driver, an archive of modules, one of a repository."""
+    """The input of a container before the first frame: the driver and archives of modules and of a repository."""
 
     modules: bytes | None = None
     repository: Path | None = None
 
     def build_boot_program(self, seconds: int) -> str:
-        """The program that takes it; it gives up after so many seconds."""
+        """Build the program that reads the payload. It gives up after `seconds`."""
         code, text = compress_driver()
         return BOOT.format(
             seconds=seconds,
@@ -85,7 +85,7 @@ class Payload:
         )
 
     def read_pieces(self) -> Iterator[bytes]:
-        """Its bytes, in pieces that fit into memory."""
+        """Yield the payload in pieces that fit into memory."""
         yield b"".join((*compress_driver(), self.modules or b""))
         if self.repository is not None:
             with self.repository.open("rb") as file:
@@ -94,7 +94,7 @@ class Payload:
 
 
 async def pack_repository(clone: Path) -> Path:
-    """An archive of a clone, made once beside it. Raises SandboxStartError, ConfigurationError."""
+    """Return an archive of a clone, created once in the cache. Raise SandboxStartError or ConfigurationError."""
 
     async def pack(folder: Path) -> None:
         done = await run_command("tar", "-C", str(clone), "-cf", str(folder / "repository.tar"), ".")

@@ -1,4 +1,4 @@
-"""What a container of an image and of these settings turns out to be on this machine: found out by running one."""
+"""The probe of an image: running a container shows which limits and layers are in force on this machine."""
 
 import asyncio
 import json
@@ -18,8 +18,8 @@ from .image import ensure_image, list_image_volumes
 from .settings import ContainerSettings
 
 PROBE_SECONDS = 60.0
-# Prints what the kernel says of the container that it runs in. The first of each pair of files is control groups' first
-# version's. gVisor shows neither.
+# A program that prints what the kernel reports about its container. The first path of each pair is that of cgroups v1.
+# gVisor has neither path.
 PROBE = """
 import json, os, sys
 
@@ -58,15 +58,15 @@ print(json.dumps({
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """An image that containers can be made of, and what holds them here."""
+    """An image that runs, and the limits and layers of its containers on this machine."""
 
     image: str
     image_volumes: tuple[str, ...]
     python: str
-    limits: tuple[str, ...]  # the settings that the kernel holds for the container as a whole
+    limits: tuple[str, ...]  # the settings that the kernel enforces for the container as a whole
     layers: tuple[str, ...]
-    machine: str | None  # the architecture of its processes, where the kernel takes filters of system calls from them
-    is_host_kernel: bool  # and not that of a virtual machine, or one that is a program
+    machine: str | None  # architecture of its processes; None if its kernel accepts no system call filters
+    is_host_kernel: bool  # False for the kernel of a virtual machine, or one implemented in user space
 
 
 _ready: dict[tuple[Any, ...], Readiness] = {}
@@ -74,9 +74,9 @@ _locks = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
 
 
 async def ensure_ready(settings: ContainerSettings, engine: Engine, labels: Mapping[str, str]) -> Readiness:
-    """An image that is there, tried once in a process, in a container with these labels.
+    """Return an image that was pulled and tried once in this process, in a container with these labels.
 
-    Raises ConfigurationError where no container of it runs.
+    Raise ConfigurationError if no container of it runs.
     """
     key = _build_key(settings, engine)
     if key not in _ready:
@@ -103,7 +103,7 @@ async def _try_container(
         done = await engine.run(*words, timeout=PROBE_SECONDS)
         is_gone = done.returncode == 0
     finally:
-        if not is_gone:  # one that was made and not started is not removed by itself
+        if not is_gone:  # A container that was created but not started is not removed automatically.
             await run_shielded(remove_container(engine, name, name))
     try:
         told = json.loads(done.stdout.splitlines()[-1])

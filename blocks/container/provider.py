@@ -1,4 +1,4 @@
-"""The container provider: opens sandboxes as containers of an engine on this machine, and lists them."""
+"""The container provider: it runs sandboxes as containers of an engine on this machine."""
 
 from typing import Any, ClassVar
 
@@ -14,18 +14,18 @@ from .settings import ContainerSettings
 
 
 class ContainerProvider(ContainerSettings, SandboxProvider):
-    """Opens, lists and removes containers of Docker and Podman."""
+    """The provider for containers of Docker and Podman."""
 
     provider_name: ClassVar[str] = "container"
     gradual: ClassVar[bool] = False
     binds_mounts: ClassVar[bool] = True
 
     async def open(self, labels: dict[str, str]) -> ContainerHandle:
-        """Opens a sandbox. Raises ConfigurationError where no engine answers or none runs the image."""
+        """Open a sandbox. Raise ConfigurationError if no engine answers or none runs the image."""
         return await create_container(self, await find_engine(self.engine), labels, await self.commit(), self._files)
 
     async def check(self) -> str:
-        """The engine, what it is, and what holds for a sandbox as a whole; of an image that is here, by running it."""
+        """Describe the engine. If the image is already here, run it and describe its limits too."""
         check_consent(self)
         engine = await find_engine(self.engine)
         check_mounts(self._files.mounts, engine)
@@ -41,25 +41,25 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
         )
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
-        """The containers with our labels, of every engine that answers, unless one is named."""
+        """List the containers with this package's label, of the named engine or of every engine that answers."""
         return [info for engine in await list_engines(self.engine) for info in await list_containers(engine)]
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
         await delete_container(await list_engines(self.engine), sandbox_id)
 
     async def list_volumes(self) -> list[str]:
-        """The names of the directories below the root that can be volumes."""
+        """List the directories below the root that can be volumes."""
         return list_volumes(self.volume_root)
 
     async def fingerprint(self) -> dict[str, Any]:
-        """The common settings, the image and the network: limits decide whether there is a result, and not which."""
+        """Return the common settings, the image and the network. Limits are left out: they do not change results."""
         settings = {**await super().fingerprint(), "image": self.image}
         if self.network:
             settings["network"] = True
-        if self.volume_name is not None:  # the same name elsewhere is another volume
+        if self.volume_name is not None:  # The same name below another root is another volume.
             settings["volume"] += [str(find_volumes_root(self.volume_root))]
         return settings
 
     async def open_volume(self, name: str) -> LocalVolume:
-        """The directory of that name below the root."""
+        """Return the volume of that name below the root."""
         return find_volume(self.volume_root, name)

@@ -1,4 +1,4 @@
-"""The settings of containers: plain pydantic, which a Prefect block and a script share."""
+"""The settings of containers, as a pydantic model for both Prefect blocks and scripts."""
 
 import re
 from typing import ClassVar, Literal, Self
@@ -9,12 +9,12 @@ from ..host_files.wheels import check_wheel_requirements
 from ..settings import SandboxFields, SandboxSettings
 
 DEFAULT_IMAGE = "docker.io/library/python:3.12-slim"
-MAX_MIB = 1 << 40  # a limit is a signed 64-bit number of bytes for the kernel
+MAX_MIB = 1 << 40  # the kernel stores a limit as a signed 64-bit number of bytes
 REFERENCE = re.compile(
     r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?::[0-9]+(?=/))?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 )
-# What Podman takes, in front of a colon, for a place on this machine or elsewhere and not for an image's name.
+# Prefixes that Podman, before a colon, takes for a transport and not for part of an image's name.
 TRANSPORTS = (
     "atomic", "containers-storage", "dir", "docker", "docker-archive", "docker-daemon", "oci", "oci-archive", "ostree",
     "sif", "tarball",
@@ -22,7 +22,7 @@ TRANSPORTS = (
 
 
 class ContainerSettings(SandboxSettings):
-    """What a person sets of containers: the engine, the image, and the limits of a sandbox as a whole."""
+    """The engine, the image, and the limits of a sandbox as a whole."""
 
     block_only: ClassVar[tuple[str, ...]] = (*SandboxSettings.block_only, "engine", "runtime")
 
@@ -111,12 +111,12 @@ class ContainerSettings(SandboxSettings):
 
     @property
     def disk_limit_mib(self) -> int:
-        """MiB that all files of a sandbox may take together."""
+        """Return the MiB that all files of a sandbox may take together."""
         return self.memory_mib // 2 if self.disk_mib is None else self.disk_mib
 
 
 class ContainerFields(SandboxFields, total=False):
-    """The same for type checkers, as keywords of `ContainerSandbox` and `ContainerInterpreter`."""
+    """The keywords of `ContainerSandbox` and `ContainerInterpreter`, for type checkers."""
 
     packages: list[str] | tuple[str, ...]
     engine: Literal["auto", "podman", "docker"]

@@ -1,4 +1,4 @@
-"""Daytona's sandboxes as a Prefect block."""
+"""The Prefect block for sandboxes of Daytona."""
 
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
@@ -10,10 +10,10 @@ from .settings import DaytonaFields
 
 
 class DaytonaSandbox(DaytonaProvider, Block):
-    """Sandboxes of Daytona, for which an account and an API key are needed.
+    """Sandboxes of Daytona. They need an account and an API key.
 
-    Without `snapshot` and `image` they are made from the account's default snapshot, which Daytona keeps warm. What is
-    not set here is taken from the SDK's environment: DAYTONA_API_KEY, DAYTONA_API_URL and DAYTONA_TARGET.
+    Without `snapshot` and `image` they start from the account's default snapshot, which Daytona keeps warm. The SDK
+    reads settings that are missing here from DAYTONA_API_KEY, DAYTONA_API_URL and DAYTONA_TARGET.
 
     Example:
         Load a saved block, and run a batch in its sandboxes:
@@ -34,6 +34,6 @@ class DaytonaSandbox(DaytonaProvider, Block):
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://www.daytona.io/docs/")  # type: ignore[misc]
     _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
 
-    if TYPE_CHECKING:  # In what they make of pydantic's fields no secret may be text.
+    if TYPE_CHECKING:  # Pydantic's own signature would reject secrets given as text.
 
         def __init__(self, **fields: Unpack[DaytonaFields]) -> None: ...

@@ -1,4 +1,4 @@
-"""The wire to a driver in Daytona: its log is what it says, and it is sent input."""
+"""The connection to a driver in Daytona: output arrives through a command's log, input is sent by API calls."""
 
 import asyncio
 import logging
@@ -23,18 +23,19 @@ from .errors import (
 )
 from .launch import LOST_RACE_STATUS, StartLostError, name_folder
 
-LAST_WORDS_SECONDS = 5.0  # for a log to come to its end, a second or more after its command's
-INPUT_LIMIT_BYTES = 32 * 1024  # in one input: the pipe behind it holds 64 KiB, and more would block the daemon's call
-TAKE_BYTES = 16 * 1024  # of the log, before the event loop does other things: they may be a thousand frames
+LAST_WORDS_SECONDS = 5.0  # seconds for a log to end, which happens a second or more after its command ended
+# bytes per input. The pipe behind it holds 64 KiB, and more would block the daemon's call.
+INPUT_LIMIT_BYTES = 32 * 1024
+TAKE_BYTES = 16 * 1024  # bytes of the log between two turns of the event loop; they can hold a thousand frames
 
 log = logging.getLogger("rlm_batch.daytona")
 
 
 class DaytonaChannel:
-    """The wire to a driver that runs as a session's command: its log is followed, and it is sent input.
+    """The connection to a driver that runs as a command of a session.
 
-    The log comes again from its beginning whenever its connection was cut, and an input whose answer was lost is sent
-    again: either side passes over frames that it has had.
+    After a lost connection the log starts again from its beginning. An input whose answer was lost is sent again.
+    Either side ignores frames that it has already received.
     """
 
     def __init__(
@@ -45,8 +46,8 @@ class DaytonaChannel:
         closed: Callable[[str], None],
     ) -> None:
         self._remote = remote
-        self._launch = launch  # starts the driver, and takes of the first frames what it is started with
-        self._command = ("", "")  # session and id, once the driver has been started
+        self._launch = launch  # starts the driver, and removes the frames that it starts with from the list
+        self._command = ("", "")  # session and command id, set when the driver has started
         self._receive = receive
         self._closed = closed
         self._frames = FrameReader(MAX_CALL_BYTES)
@@ -57,14 +58,17 @@ class DaytonaChannel:
         self._has_input = asyncio.Event()
         self._body_number = 0
         self.stderr_tail = ""
-        self.is_complete = False  # whether the driver has ended and all that it said was heard
+        self.is_complete = False  # True if the driver has ended and its whole output was received
         self._tasks: list[asyncio.Task[None]] = []
 
     async def send(self, data: bytes) -> None:
-        """Hands the bytes over, after those of earlier sends. Raises SandboxLost where the driver cannot have them.
+        """Send the bytes, after those of earlier sends. The first frames start the driver.
 
-        Where it may have them and nothing more can be heard of it, the channel is closed and nothing is raised. The
-        first frames start the driver; SandboxStartError is raised where it does not start.
+        If the driver may have received the bytes but can no longer be heard, close the channel without an error.
+
+        Raises:
+            SandboxLost: The driver did not receive the bytes.
+            SandboxStartError: The driver did not start.
         """
         if self._end_reason:
             raise self._make_lost_error()
@@ -80,8 +84,8 @@ class DaytonaChannel:
                 return
             self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._send_all())]
             for task in self._tasks:
-                # One may be cancelled by somebody else: a loop that ends cancels all that there is, and who waits here
-                # for a send would wait for ever.
+                # An event loop that ends cancels all its tasks. Without this callback a caller waiting in `send` would
+                # then wait for ever.
                 task.add_done_callback(lambda _: self._end("what carries its frames has been cancelled"))
         sent = [asyncio.get_running_loop().create_future() for _ in frames]
         self._queue.extend(zip(frames, sent, strict=True))
@@ -89,7 +93,7 @@ class DaytonaChannel:
         await asyncio.gather(*sent)
 
     async def close(self) -> None:
-        """Stops following the log and sending."""
+        """Stop following the log and sending."""
         self._end_reason = self._end_reason or "it was shut down"
         for task in self._tasks:
             task.cancel()
@@ -107,7 +111,7 @@ class DaytonaChannel:
         self._queue.clear()
 
     def _settle(self, futures: list[asyncio.Future[None]], is_delivered: bool) -> None:
-        """The end of what was to be sent; an input that cannot be sent may have arrived nonetheless."""
+        """Complete the futures of sent frames. `is_delivered` is also True for frames that may have arrived."""
         for done in futures:
             if done.done():
                 continue
@@ -133,7 +137,7 @@ class DaytonaChannel:
                         futures.append(done)
                         frames.append(await self._shrink(data))
                         size += len(frames[-1])
-                    # Whoever takes the input adds the newline that is missing.
+                    # The daemon appends the missing newline.
                     await self._send_input(b"".join(frames)[:-1].decode("utf-8"), futures)
                 except daytona.DaytonaError as error:
                     self._end(f"it takes no input: {get_message(error)}")
@@ -141,15 +145,16 @@ class DaytonaChannel:
                     self._end("it was shut down")
                     raise
                 finally:
-                    self._settle(futures, is_delivered=False)  # those that `_send_input` has not come to
+                    self._settle(futures, is_delivered=False)  # frames that were not sent
 
     async def _shrink(self, data: bytes) -> bytes:
-        """A frame as it is, or, where it is large, one that names a file with its body."""
+        """Return a small frame unchanged. Upload the body of a large one and return a frame that names the file."""
         if len(data) <= INPUT_LIMIT_BYTES:
             return data
         ((header, body),) = _split_frames(data)
         self._body_number += 1
-        # Beside the folder: an upload makes the folders above it, and that one says that the driver was started.
+        # The file is next to the driver's folder: an upload creates parent folders, and that folder's existence marks a
+        # driver as started.
         header["file"] = f"{name_folder(self._remote.id)}.in.{self._body_number}"
         await retry_call(
             lambda: self._remote.fs.upload_file(body, header["file"], int(SETUP_SECONDS)), remote=self._remote
@@ -157,7 +162,7 @@ class DaytonaChannel:
         return encode_frame(header)
 
     async def _send_input(self, text: str, futures: list[asyncio.Future[None]]) -> None:
-        """Sends one input; again where it was lost, for the driver passes over what it has had."""
+        """Send one input. A lost input is sent again, because the driver ignores frames that it already has."""
         session, command = self._command
         process, loop = self._remote.process, asyncio.get_running_loop()
         give_up_at, may_be_delivered, is_delivered = loop.time() + GIVE_UP_SECONDS, False, True
@@ -177,7 +182,7 @@ class DaytonaChannel:
             raise
         except daytona.DaytonaError as error:
             is_delivered = may_be_delivered
-            if get_status(error) == 410:  # the log's end says more
+            if get_status(error) == 410:  # the log's end gives a better reason
                 await asyncio.wait(self._tasks[:1], timeout=LAST_WORDS_SECONDS)
             self._end(f"it takes no input: {get_message(error)}")
         finally:
@@ -186,12 +191,12 @@ class DaytonaChannel:
     # -- from the driver
 
     async def _follow(self) -> None:
-        """Hands over what the driver says, until its command has ended or its log cannot be followed."""
+        """Receive the driver's output until its command ends or its log cannot be followed."""
         session, command = self._command
         process, loop = self._remote.process, asyncio.get_running_loop()
         attempt, last_number, last_progress = 0, 0, loop.time()
         while True:
-            self._frames, self._is_broken = FrameReader(MAX_CALL_BYTES), False  # the log begins anew
+            self._frames, self._is_broken = FrameReader(MAX_CALL_BYTES), False  # the log starts from its beginning
             failure: Exception | None = None
             try:
                 await process.get_session_command_logs_async(session, command, self._on_stdout, self._on_stderr)
@@ -225,7 +230,8 @@ class DaytonaChannel:
             attempt += 1
 
     async def _on_stdout(self, text: str) -> None:
-        if self._is_broken:  # the SDK hands over what it still holds, markers and all, when this has raised
+        # After an exception here, the SDK passes on its remaining buffer, with its own stream markers in it.
+        if self._is_broken:
             return
         self._is_broken = True
         data = text.encode("utf-8")
@@ -244,11 +250,12 @@ class DaytonaChannel:
         self._is_broken = False
 
     async def _fetch(self, path: str) -> bytes:
-        """A body that was too large for the log."""
+        """Download a body that was too large for the log."""
         body = await retry_call(lambda: self._remote.fs.download_file(path, int(SETUP_SECONDS)), remote=self._remote)
         try:
             await retry_call(lambda: self._remote.fs.delete_file(path, False, CALL_SECONDS))
-        except daytona.DaytonaError as error:  # a call whose answer was lost may have removed it; the body is here
+        # A call whose answer was lost may have deleted the file. The body has arrived.
+        except daytona.DaytonaError as error:
             log.debug("%s was not removed from sandbox %s: %s", path, self._remote.id, get_message(error))
         return body or b""
 
@@ -257,7 +264,7 @@ class DaytonaChannel:
 
 
 def _split_frames(data: bytes) -> list[tuple[dict[str, Any], bytes]]:
-    """Each frame's header, which says nothing of its body any more, and the body."""
+    """Split the data into frames. The headers no longer have the body's length."""
     frames: list[tuple[dict[str, Any], bytes]] = []
     for header, body in FrameReader().feed(data):
         header.pop("body", None)

@@ -1,4 +1,4 @@
-"""The SDK's client, which all sandboxes of an event loop share."""
+"""The SDK's client, shared by all sandboxes of an event loop."""
 
 import asyncio
 import contextvars
@@ -15,35 +15,35 @@ from ...sandbox.errors import ConfigurationError
 from .errors import map_error
 from .settings import DaytonaSettings
 
-CLIENT_IDLE_SECONDS = 30.0  # that a client without sandboxes stays open for the next
-NAME_PREFIX = "rlm-batch-"  # of what we make at Daytona
+CLIENT_IDLE_SECONDS = 30.0  # seconds that a client without sandboxes stays open for the next one
+NAME_PREFIX = "rlm-batch-"  # prefix of every name that this package creates at Daytona
 ENVIRONMENT_NAMES = ("API_KEY", "JWT_TOKEN", "ORGANIZATION_ID", "API_URL", "SERVER_URL", "TARGET")
 
 
 class SharedClient:
-    """The SDK's client of one event loop, with what it costs to make it shared by every sandbox of that loop."""
+    """The SDK's client for one event loop. Creating a client is slow, so all sandboxes of the loop share it."""
 
     def __init__(self, config: daytona.DaytonaConfig, forget: Callable[[], object]) -> None:
         self.sdk = daytona.AsyncDaytona(config)
         self._users = 0
         self._forget = forget
         self._changed = asyncio.Event()
-        # A context of its own: what borrowed the client first shall not be kept alive by it.
+        # A separate context, so that the client does not keep its first user's context alive.
         self._task = asyncio.get_running_loop().create_task(self._close_when_idle(), context=contextvars.Context())
 
     def borrow(self) -> Self:
-        """The client, for one more sandbox or call; it is to be released."""
+        """Return the client for another sandbox or call. The borrower calls `release` later."""
         self._users += 1
         self._changed.set()
         return self
 
     def release(self) -> None:
-        """Gives back what was borrowed."""
+        """Return what was borrowed."""
         self._users -= 1
         self._changed.set()
 
     async def _close_when_idle(self) -> None:
-        """Closes the client when nobody has used it for a while, or when the loop ends."""
+        """Close the client when it has been unused for `CLIENT_IDLE_SECONDS`, or when the loop ends."""
         try:
             while True:
                 try:
@@ -62,9 +62,9 @@ _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, SharedClient]] 
 
 
 async def borrow_client(settings: DaytonaSettings) -> SharedClient:
-    """This loop's client; `release` it when done. Raises ConfigurationError without credentials."""
+    """Return this loop's client; call `release` when done. Raise ConfigurationError without credentials."""
     if "daytona._async.daytona" not in sys.modules:
-        # The SDK imports what a client is made of when it is asked for it, which takes seconds.
+        # The first access to the client class makes the SDK import its parts, which takes seconds.
         await asyncio.to_thread(getattr, daytona, "AsyncDaytona")
     clients = _clients.setdefault(asyncio.get_running_loop(), {})
     key = get_account_key(settings)
@@ -72,7 +72,7 @@ async def borrow_client(settings: DaytonaSettings) -> SharedClient:
     if client is None:
         config = daytona.DaytonaConfig(
             api_key=_get_api_key(settings), api_url=settings.api_url, target=settings.target,
-            # A log that is followed holds a connection: a pool with a limit would come to a standstill.
+            # Following a log occupies a connection, so a limited pool would block all other calls.
             connection_pool_maxsize=None,
         )  # fmt: skip
         try:
@@ -85,7 +85,7 @@ async def borrow_client(settings: DaytonaSettings) -> SharedClient:
 
 
 def get_account_key(settings: DaytonaSettings) -> tuple[str | None, ...]:
-    """Whose sandboxes a client makes, and where: what the block does not say the SDK reads in the environment, once."""
+    """Return the account and region of a client. The SDK reads missing settings from the environment once."""
     environment = (os.environ.get(f"DAYTONA_{name}") for name in ENVIRONMENT_NAMES)
     return (_get_api_key(settings), settings.api_url, settings.target, *environment)
 
@@ -96,7 +96,7 @@ def _get_api_key(settings: DaytonaSettings) -> str | None:
 
 @asynccontextmanager
 async def use_client(settings: DaytonaSettings, failure: str) -> AsyncIterator[SharedClient]:
-    """This loop's client for one call. DaytonaErrors become ours: `failure` is what could not be done."""
+    """Borrow this loop's client for one call. Convert DaytonaErrors; `failure` says what could not be done."""
     client = await borrow_client(settings)
     try:
         yield client

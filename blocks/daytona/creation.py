@@ -1,4 +1,4 @@
-"""How a sandbox comes to be: its volume, and the call that creates it, found again where that call is lost."""
+"""The creation of a Daytona sandbox and its volume. A sandbox whose creation call was lost is found by its name."""
 
 import asyncio
 import math
@@ -17,9 +17,9 @@ from .errors import KeyRefusals, find_row, get_delay, get_status, is_transient, 
 from .handle import IDLE_MINUTES, DaytonaSandboxHandle
 from .settings import DaytonaSettings
 
-UNREACHABLE_SECONDS = 20.0  # in which nobody answers at an address: it is a wrong one, or there is no network
-MAX_SETUPS = 3  # of one execution's sandbox, each in another one, which is paid for
-LONGEST_DELAY_SECONDS = 8.0  # before a creation is asked for again
+UNREACHABLE_SECONDS = 20.0  # seconds without a connection before the address counts as wrong or the network as down
+MAX_SETUPS = 3  # attempts to set up one execution's sandbox; each attempt pays for a new sandbox
+LONGEST_DELAY_SECONDS = 8.0  # seconds before the creation is retried
 STARTING = (
     "creating",
     "restoring",
@@ -35,15 +35,17 @@ STARTING = (
 async def open_sandbox(
     settings: DaytonaSettings, labels: dict[str, str], commit: str | None, files: HostFiles
 ) -> DaytonaSandboxHandle:
-    """A sandbox that has started, with the repository, the packages and the host's files in it.
+    """Create a sandbox with the repository, the packages and the host's files in it, and wait until it has started.
 
-    What may pass is tried again for the block's `start_timeout`; a set-up that was cut off, in another sandbox. That
-    the account's limits are reached is told at once, for it is the run that knows when to ask again. Raises
-    ConfigurationError, QuotaExceeded or SandboxStartError, and leaves none then.
+    Transient failures are retried for the block's `start_timeout`. An interrupted set-up is retried in a new sandbox. A
+    reached account limit fails at once, because the run decides when to retry.
+
+    Raises:
+        ConfigurationError, QuotaExceeded, SandboxStartError: No sandbox was opened, and none is left.
     """
     loop = asyncio.get_running_loop()
     start_by, attempt = loop.time() + settings.start_timeout, 0
-    failure: RlmBatchError | None = None  # of the set-up before
+    failure: RlmBatchError | None = None  # error of the previous set-up
     while True:
         attempt += 1
         client = await borrow_client(settings)
@@ -84,7 +86,7 @@ async def _create(
 
 
 class _Creation:
-    """A sandbox on its way. Its name is used for it alone, so that it can be found whatever a call came to."""
+    """The creation of one sandbox. Its unique name finds the sandbox even if a call fails."""
 
     def __init__(self, client: SharedClient, params: Any) -> None:
         self._client = client
@@ -93,7 +95,7 @@ class _Creation:
         self._may_exist = False
 
     async def run(self, start_by: float) -> daytona.AsyncSandbox:
-        """The sandbox, which has started. Raises DaytonaError or SandboxStartError."""
+        """Return the started sandbox. Raise DaytonaError or SandboxStartError."""
         loop, key_refusals, attempt = asyncio.get_running_loop(), KeyRefusals(), 0
         away_since: float | None = None
         while True:
@@ -105,7 +107,9 @@ class _Creation:
                 try:
                     remote = await self._find_started(failure, start_by)
                 except daytona.DaytonaError as error:
-                    if not is_transient(error) or find_row(error).meaning is Meaning.KEY:  # it has been tried again
+                    if (
+                        not is_transient(error) or find_row(error).meaning is Meaning.KEY
+                    ):  # A refused key was already retried.
                         self._may_exist = self._may_exist and not is_transient(error)
                         raise
                     failure, remote = error, None
@@ -124,7 +128,7 @@ class _Creation:
             attempt += 1
 
     async def undo(self, wait: bool) -> None:
-        """Deletes the sandbox of a creation that failed, or that nobody waits for any more."""
+        """Delete the sandbox of a creation that failed or was cancelled."""
         if self._may_exist and self._call is not None:
             await delete_leftover(self._client, self._call, self._params.name, wait)
 
@@ -134,16 +138,18 @@ class _Creation:
         try:
             return await asyncio.shield(self._call)
         except daytona.DaytonaError as error:
-            # Those answers are of the creation itself. Another may be of a call by which the SDK waits for the start.
+            # These refusals concern the creation. Other errors may come from a call with which the SDK waits for the
+            # start.
             is_refused = find_row(error).meaning in (Meaning.FINAL, Meaning.QUOTA)
             self._may_exist = may_exist or not (is_refused or is_unreachable(error))
             raise
 
     async def _find_started(self, failure: Exception, start_by: float) -> daytona.AsyncSandbox | None:
-        """The sandbox that a call has created before it failed, once it has started; None where there is none."""
+        """Find the sandbox that a failed call created, and wait until it has started. Return None if none exists."""
         loop = asyncio.get_running_loop()
         while True:
-            # A call that was refused has either made nothing or was not the first; one that was lost may be under way.
+            # A refused call created nothing, or an earlier call did. A lost call may still be running, so look several
+            # times.
             status = get_status(failure)
             looks = 3 if status is None or status >= 500 else 1
             remote = await find_sandbox(self._client, self._params.name, looks)
@@ -170,12 +176,12 @@ class _Creation:
 def _make_params(settings: DaytonaSettings, name: str, labels: dict[str, str], mounts: list[Any]) -> Any:
     common: dict[str, Any] = {
         "name": name,
-        "labels": dict(labels),  # the SDK adds one of its own
+        "labels": dict(labels),  # a copy, because the SDK adds a label
         "volumes": mounts or None,
         "ephemeral": True,
         "auto_stop_interval": IDLE_MINUTES,
         "ttl_minutes": math.ceil(settings.lifetime / 60),
-        "queue_timeout": math.ceil(settings.start_timeout / 60),  # in which a machine is found for it
+        "queue_timeout": math.ceil(settings.start_timeout / 60),  # minutes in which Daytona finds a machine
         "network_block_all": settings.network_block_all or None,
         "network_allow_list": settings.network_allow_list,
         "domain_allow_list": settings.domain_allow_list,
@@ -187,18 +193,18 @@ def _make_params(settings: DaytonaSettings, name: str, labels: dict[str, str], m
 
 
 async def _mount_volume(settings: DaytonaSettings, client: SharedClient, start_by: float) -> list[Any]:
-    """The mount of the volume, which is made where it is new and waited for; none where there is no volume."""
+    """Return the mount of the volume, after creating it if needed. Return [] if no volume is set."""
     if settings.volume_name is None:
         return []
     name, loop = settings.volume_name, asyncio.get_running_loop()
-    refusal: daytona.DaytonaError | None = None  # of the last call
+    refusal: daytona.DaytonaError | None = None  # error of the last call
 
     async def get_volume() -> Any:
         nonlocal refusal
         try:
             try:
                 volume = await client.sdk.volume.get(name, create=True)
-            except daytona.DaytonaConflictError:  # somebody else has made it meanwhile
+            except daytona.DaytonaConflictError:  # another process created it in between
                 volume = await client.sdk.volume.get(name)
         except daytona.DaytonaError as error:
             refusal = error

@@ -1,4 +1,4 @@
-"""How a sandbox of Daytona is deleted: one that is known, and one that a lost creation may have left."""
+"""The deletion of Daytona sandboxes: known ones, and those that a lost creation call may have left."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from ...sandbox.cancellation import announce_removal
 from .client import SharedClient
 from .errors import CALL_SECONDS, get_message, retry_call, says_gone
 
-DELETE_SECONDS = 60.0  # for which a removal is tried: Daytona removes none whose state is just changing
+DELETE_SECONDS = 60.0  # seconds for which a deletion is retried: Daytona refuses it while the sandbox's state changes
 
 log = logging.getLogger("rlm_batch.daytona")
 
@@ -18,9 +18,9 @@ log = logging.getLogger("rlm_batch.daytona")
 async def find_sandbox(
     client: SharedClient, name: str, looks: int = 1, *, tries: int | None = None, seconds: float = 0.0
 ) -> daytona.AsyncSandbox | None:
-    """The sandbox of that name or id, looked for several times where a call that creates it may be under way.
+    """Find the sandbox with that name or id. Look several times if a call that creates it may be running.
 
-    `tries` and `seconds` are those of `retry_call`, for each look. Raises DaytonaError.
+    `tries` and `seconds` are passed to `retry_call` for each look. Raise DaytonaError.
     """
     for look in range(looks):
         if look:
@@ -33,15 +33,15 @@ async def find_sandbox(
 
 
 async def delete_sandbox(remote: daytona.AsyncSandbox, wait: bool = False) -> None:
-    """Deletes it, and tries to for a minute; with `wait`, returns when it has gone, for until then it counts.
+    """Delete a sandbox, retrying for `DELETE_SECONDS`. Deleting a missing sandbox is not an error. Raise DaytonaError.
 
-    That it has gone already is success. Raises DaytonaError.
+    With `wait`, return only when the sandbox is gone. Until then it counts against the limit of sandboxes.
     """
 
     async def delete() -> None:
         try:
             await remote.delete(CALL_SECONDS, wait)
-        except daytona.DaytonaConflictError:  # its state is just changing: it may be on its way out
+        except daytona.DaytonaConflictError:  # its state is changing; it may already be in deletion
             await remote.refresh_data(CALL_SECONDS)
             if wait or remote.state not in (daytona.SandboxState.DESTROYING, daytona.SandboxState.DESTROYED):
                 raise
@@ -54,7 +54,7 @@ async def delete_sandbox(remote: daytona.AsyncSandbox, wait: bool = False) -> No
 
 
 async def delete_leftover(client: SharedClient, creating: asyncio.Future[Any], name: str, wait: bool) -> None:
-    """Deletes the sandbox of a creation that failed, or that nobody waits for any more, as soon as that can be done."""
+    """Delete the sandbox of a creation that failed or was cancelled, as soon as possible."""
     pause = 0.05
     try:
         with announce_removal(log):
@@ -76,7 +76,7 @@ async def delete_leftover(client: SharedClient, creating: asyncio.Future[Any], n
 
 
 def warn_of_leftover(sandbox: str, error: daytona.DaytonaError) -> None:
-    """Says in the log that a sandbox, by its id or name, is left, and what will remove it."""
+    """Log that a sandbox, given by id or name, was not removed, and what will remove it."""
     log.warning(
         "sandbox %s could not be removed within %.0f s (%s): Daytona removes it when it was idle or at the end of its "
         "lifetime, `rlm-batch reap --provider daytona` when it can be",

@@ -1,11 +1,11 @@
-"""What Daytona's refusals mean: a row for each that is known, with the place where it is written.
+"""The meaning of Daytona's refusals: one row for each known refusal, with its source.
 
-The status alone says little: Daytona answers 400, 401 and 404 where a machine is missing, where a sandbox has just come
-up and where its own services do not reach each other. So a refusal is the block's only where a row says so; what no row
-knows is a trouble that may pass.
+The status alone is not enough. Daytona answers 400, 401 and 404 also when a machine is missing, when a sandbox has just
+started, and when its own services cannot reach each other. So a refusal counts as an error of the block only if a row
+says so. Unknown refusals count as transient.
 
-The sources are files of github.com/daytonaio/daytona in its release 0.190, the last one whose code is published, issues
-there (#), and what was measured of the service.
+The sources are files of github.com/daytonaio/daytona in release 0.190, the last one with published code, issues there
+(#), and measurements of the service.
 """
 
 import re
@@ -14,7 +14,7 @@ from enum import Enum
 
 
 class Meaning(Enum):
-    """What follows from a refusal."""
+    """The consequence of a refusal."""
 
     PASSING = "it may well succeed in a moment: it is tried again"
     MAYBE_GONE = "the same, unless the sandbox is no more, which its record says"
@@ -27,9 +27,9 @@ class Meaning(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Refusals of these statuses (of any, without one) with this pattern in their message, in either case.
+    """A kind of refusal: its statuses (empty for any), a pattern in its message (case-insensitive), and its meaning.
 
-    `advice` is what to change where that is certain.
+    `advice` says what to change, if that is certain.
     """
 
     statuses: tuple[int, ...]
@@ -39,7 +39,7 @@ class Row:
     advice: str = ""
 
     def matches(self, status: int | None, message: str) -> bool:
-        """Whether a refusal is one of these."""
+        """Return True if a refusal is of this kind."""
         is_status = not self.statuses or status in self.statuses
         return is_status and re.search(self.pattern, message, re.IGNORECASE) is not None
 
@@ -57,15 +57,15 @@ KEY_ADVICE = "set api_key on the block, or DAYTONA_API_KEY, to a valid one"
 RIGHTS_ADVICE = "use a key that may"
 REPOSITORY_ADVICE = "check repo_url, repo_ref and repo_token"
 
-# The first row that matches counts.
+# The first matching row counts.
 TABLE: tuple[Row, ...] = (
     Row((429,), "", Meaning.THROTTLED, "apps/api/src/common/guards/authenticated-rate-limit.guard.ts"),
-    # Between the client and a sandbox: a proxy, which asks the API, and the runner, the machine that the sandbox is on.
+    # Between client and sandbox: a proxy, which queries the API, and the runner, the sandbox's machine.
     Row((400,), "failed to get (runner info|sandbox public status)", Meaning.MAYBE_GONE, PROXY_TARGET),
     Row(
         (401,),
         "authentication failed: |Bearer token (validation error|is invalid)",
-        Meaning.MAYBE_GONE,  # what it says of a good key, too, where the API did not answer it
+        Meaning.MAYBE_GONE,  # the proxy's answer for a valid key, too, if the API did not respond
         "apps/proxy/pkg/proxy/auth.go, #5136",
     ),
     Row((400,), r"Is the Sandbox started\?|no IP address found", Meaning.MAYBE_GONE, RUNNER_PROXY),
@@ -80,14 +80,14 @@ TABLE: tuple[Row, ...] = (
     Row((400, 404, 409), r"Sandbox \S+ is not started", Meaning.GONE, "measured: one that was stopped"),
     Row((404,), "(session|command) not found", Meaning.GONE, "apps/daemon/pkg/session/command.go"),
     Row((410,), "", Meaning.GONE, "apps/daemon/pkg/session/input.go"),
-    # Files in a sandbox.
+    # Files in a sandbox
     Row(
         (400, 403, 404),
         "no such file|file not found|permission denied|is a directory|not a directory|path must be a file",
         Meaning.FINAL,
         "apps/daemon/pkg/toolbox/fs",
     ),
-    # Machines.
+    # Machines
     Row((400,), "No available runners", Meaning.PASSING, f"{RUNNER_SERVICE}, #2523, #2855"),
     Row((400,), r"Runner \S+ is (not READY|unschedulable|draining)", Meaning.PASSING, RUNNER_SERVICE),
     Row(
@@ -97,7 +97,7 @@ TABLE: tuple[Row, ...] = (
         "apps/api/src/exceptions/state-change-in-progress.exception.ts",
     ),
     Row((409,), r"Sandbox with name \S+ already exists", Meaning.PASSING, f"{SANDBOX_SERVICE}: made by a lost call"),
-    # Snapshots.
+    # Snapshots
     Row((400, 404), r"Snapshot \S+ not found", Meaning.FINAL, SANDBOX_SERVICE, SNAPSHOT_ADVICE),
     Row((400,), r"Snapshot \S+ is not available in region", Meaning.FINAL, SANDBOX_SERVICE, SNAPSHOT_ADVICE),
     Row(
@@ -108,11 +108,11 @@ TABLE: tuple[Row, ...] = (
         f"activate it in Daytona's dashboard, or {SNAPSHOT_ADVICE}",
     ),
     Row((400,), r"Snapshot \S+ is (pulling|pending|building)\b", Meaning.PASSING, SANDBOX_SERVICE),
-    # Volumes.
+    # Volumes
     Row((400,), "is not in a ready state", Meaning.PASSING, VOLUME_SERVICE),
     Row((400, 409), r"Volume with name \S+ already exists", Meaning.PASSING, f"{VOLUME_SERVICE}: made meanwhile"),
     Row((400,), "Volume quota exceeded", Meaning.FINAL, VOLUME_SERVICE, "delete volumes in Daytona's dashboard"),
-    # What the account may have.
+    # Limits of the account
     Row(
         (400,),
         "exceeds maximum allowed per",
@@ -130,7 +130,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row((403,), r"Region \S+ is not available", Meaning.FINAL, SANDBOX_SERVICE, REGION_ADVICE),
     Row((404,), "Region not found", Meaning.FINAL, SANDBOX_SERVICE, REGION_ADVICE),
-    # What the block asks for.
+    # Settings of the block
     Row(
         (400,),
         "Invalid (IP address|network format|CIDR prefix|domain)|allow list cannot contain",
@@ -146,7 +146,7 @@ TABLE: tuple[Row, ...] = (
         "change volume_mount_path",
     ),
     Row((400,), r"\b\w+ must (not )?be ", Meaning.FINAL, "apps/api/src/main.ts: the framework's check of each field"),
-    # What Git says in the sandbox. Of a server that does not answer it says 500.
+    # Git's messages in the sandbox. For a server that does not answer, the status is 500.
     Row(
         (400, 401, 403, 404),
         "authentication (required|failed)|authorization failed|invalid auth method|could not read (username|password)",
@@ -161,7 +161,7 @@ TABLE: tuple[Row, ...] = (
         GIT_ERRORS,
         REPOSITORY_ADVICE,
     ),
-    # The key. What is refused for now looks the same.
+    # The key. A temporary refusal looks the same.
     Row((401,), "", Meaning.KEY, "apps/api/src/auth/global-auth.guard.ts, #5136", KEY_ADVICE),
     Row((403,), "Forbidden resource", Meaning.KEY, "the framework's text for every guard of the API", RIGHTS_ADVICE),
 )

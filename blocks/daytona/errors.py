@@ -1,4 +1,4 @@
-"""What the SDK's errors mean: whether a call is made again, and which of our errors one becomes."""
+"""Handling of the SDK's errors: when a call is retried, and which error of this package one becomes."""
 
 import asyncio
 import random
@@ -15,32 +15,32 @@ from .error_table import TABLE, Meaning, Row
 
 T = TypeVar("T")
 
-CALL_SECONDS = 30.0  # for one call's answer
-SETUP_SECONDS = 1800.0  # for a clone, or for pip: some packages are compiled
-TRIES = 7  # of a call that may be made twice; with the pauses between them some 7 s
-KEY_SECONDS = 3.0  # between two refusals of a key, after which it is wrong
-GIVE_UP_SECONDS = 60.0  # without one call's success, or one reconnection's, after which a sandbox is taken for lost
-LONGEST_DELAY_SECONDS = 20.0  # that a refused call waits where it is told to wait longer
+CALL_SECONDS = 30.0  # seconds for an answer
+SETUP_SECONDS = 1800.0  # seconds for a clone or for pip, which compiles some packages
+TRIES = 7  # attempts of a repeatable call; with the pauses some 7 s
+KEY_SECONDS = 3.0  # seconds after which a key that is refused again counts as wrong
+GIVE_UP_SECONDS = 60.0  # seconds without a successful call or reconnection before a sandbox counts as lost
+LONGEST_DELAY_SECONDS = 20.0  # upper limit of the seconds that a refusal can ask to wait
 
 UNKNOWN = Row((), "", Meaning.PASSING, "nothing is known of it")
 REFUSED_REQUEST = Row((), "", Meaning.FINAL, "the sandbox's daemon, or the SDK, of what it was asked for")
 
 
 def get_status(error: BaseException) -> int | None:
-    """The HTTP status that a call was refused with, None where there was no answer."""
+    """Return the HTTP status of a refused call; None if no answer arrived."""
     return getattr(error, "status_code", None)
 
 
 def get_message(error: BaseException) -> str:
-    """The provider's own words, without what the SDK puts before them."""
-    # Of an answer whose words are no text, but a list of them, the SDK passes them over.
+    """Return the provider's message, without the SDK's prefix."""
+    # The SDK ignores an answer whose message is a list.
     words = extract_message(str(getattr(error.__cause__, "body", None) or "")) or extract_message(str(error))
     text = " ".join(words.split())
     return re.sub(r"^(Fail(ed|ure) [a-z ]+:( |$))+", "", text)[:1000] or _describe_silence(error)
 
 
 def _describe_silence(error: BaseException) -> str:
-    """What is known of an error that has no words: a call that was waited for in vain is one."""
+    """Describe an error without a message, such as a timeout."""
     if isinstance(error.__cause__, TimeoutError):
         return "no answer came in time"
     status = get_status(error)
@@ -48,9 +48,9 @@ def _describe_silence(error: BaseException) -> str:
 
 
 def find_row(error: BaseException) -> Row:
-    """The row of the table that says what an error means; one that means PASSING where the table does not know it."""
+    """Return the table's row for an error. An unknown error gets a row with the meaning PASSING."""
     status, message = get_status(error), get_message(error)
-    if status is None:  # what never was an answer; a client's own complaint is one of the named types
+    if status is None:  # No answer arrived. If the SDK rejects a request itself, it raises a subclass.
         is_lost = isinstance(error, (daytona.DaytonaConnectionError, daytona.DaytonaTimeoutError))
         return UNKNOWN if is_lost or type(error) is daytona.DaytonaError else REFUSED_REQUEST
     if status >= 500 or status == 408:
@@ -58,35 +58,35 @@ def find_row(error: BaseException) -> Row:
     for row in TABLE:
         if row.matches(status, message):
             return row
-    # Of an upload the SDK hands on the answer as it came.
+    # The error of an upload has the whole answer as its text.
     is_daemons = getattr(error, "source", None) == "DAYTONA_DAEMON" or '"source":"DAYTONA_DAEMON"' in str(error)
     return REFUSED_REQUEST if is_daemons else UNKNOWN
 
 
 def says_gone(error: BaseException) -> bool:
-    """Whether it says that the sandbox is no more, or is going."""
+    """Return True if the error says that the sandbox is gone or in deletion."""
     return find_row(error).meaning is Meaning.GONE
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may well succeed in a moment."""
+    """Return True if repeating the call may soon succeed."""
     return find_row(error).meaning in (Meaning.PASSING, Meaning.MAYBE_GONE, Meaning.THROTTLED, Meaning.KEY)
 
 
 def is_turned_away(error: BaseException) -> bool:
-    """Whether the same call may well succeed in a moment, and this one was refused before anything was done."""
+    """Return True if the error is transient and the call was refused before it had any effect."""
     return is_transient(error) and get_status(error) in range(400, 500)
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Whether no connection could be made, so that nothing was sent."""
+    """Return True if no connection could be made, so nothing was sent."""
     import aiohttp
 
     return isinstance(error.__cause__, aiohttp.ClientConnectorError)
 
 
 def get_retry_after(error: BaseException) -> float | None:
-    """The seconds that a refusal asks for. Its header's name may end with that of the limit."""
+    """Return the seconds that a refusal asks to wait. The header's name may end with the name of the limit."""
     headers: dict[str, Any] = getattr(error, "headers", None) or {}
     for name, value in headers.items():
         if name.lower().startswith("retry-after"):
@@ -98,19 +98,19 @@ def get_retry_after(error: BaseException) -> float | None:
 
 
 def get_delay(error: Exception, attempt: int, longest: float = 2.0) -> float:
-    """Seconds before the next attempt, the first being number 0: what the error asks for, or more each time."""
+    """Return the seconds before the next attempt (counted from 0): what the error asks for, or an increasing delay."""
     asked = get_retry_after(error) or 0.0
     return max(min(asked, LONGEST_DELAY_SECONDS), min(0.1 * 2**attempt, longest)) * random.uniform(1.0, 1.5)
 
 
 class KeyRefusals:
-    """Tells a key that is wrong from one that was refused for a moment: it is refused again some seconds later."""
+    """A test for wrong keys: a key is wrong if it is refused again after `KEY_SECONDS`."""
 
     def __init__(self) -> None:
         self._first_at: float | None = None
 
     def choose_delay(self) -> float | None:
-        """Seconds after which to ask again whether the key is refused; None where it is wrong."""
+        """Return the seconds before the next attempt with the key, or None if the key is wrong."""
         now = asyncio.get_running_loop().time()
         if self._first_at is None:
             self._first_at = now
@@ -127,11 +127,15 @@ async def retry_call(
     remote: daytona.AsyncSandbox | None = None,
     is_passing: Callable[[Exception], bool] | None = None,
 ) -> T:
-    """What a call returns that may be made twice: where it was lost or refused it is made again.
+    """Make a call that may be repeated, and retry it when it is lost or refused. Raise the last DaytonaError.
 
-    It is made `tries` times at least, and for so many seconds. `remote` is the sandbox that it is to: where that is no
-    more there is no further try. `is_passing` says after which DaytonaErrors it is made again: by default those that
-    are transient, while a key that is refused is asked about for some seconds only. Raises the last DaytonaError.
+    Args:
+        call: The call.
+        tries: Minimum number of attempts; by default `TRIES`.
+        seconds: Retry at least for this time.
+        remote: The sandbox that the call is for. Retrying stops when it is gone.
+        is_passing: Decides which DaytonaErrors are retried. By default transient ones; a refused key is then retried
+            only for `KEY_SECONDS`.
     """
     loop = asyncio.get_running_loop()
     give_up_at, key_refusals, is_doubtful = loop.time() + seconds, KeyRefusals(), False
@@ -157,7 +161,7 @@ async def retry_call(
 
 
 async def check_existence(remote: daytona.AsyncSandbox) -> None:
-    """Raises a DaytonaError that means GONE where the sandbox's own record says that it is not running any more."""
+    """Raise a DaytonaError with the meaning GONE if the sandbox's record says that it is not running."""
     try:
         await remote.refresh_data(CALL_SECONDS)
     except daytona.DaytonaError as error:
@@ -170,7 +174,7 @@ async def check_existence(remote: daytona.AsyncSandbox) -> None:
 
 
 def map_error(error: BaseException, failure: str) -> RlmBatchError:
-    """Our error for one of the SDK's: `failure` is what could not be done, the provider's own message the reason."""
+    """Convert an error of the SDK. `failure` says what could not be done; the provider's message gives the reason."""
     row, message = find_row(error), get_message(error)
     if row.meaning is Meaning.GONE:
         return SandboxStartError(f"{failure}: it went away meanwhile ({message})")

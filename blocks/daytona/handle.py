@@ -1,4 +1,4 @@
-"""One open sandbox of Daytona: its driver, its files, and its end."""
+"""The handle on one open sandbox of Daytona."""
 
 import asyncio
 import logging
@@ -19,14 +19,14 @@ from .launch import name_folder, start_driver
 from .settings import DaytonaSettings
 from .setup import clone_repository, install_packages, unpack_files
 
-IDLE_MINUTES = 5  # after which Daytona ends a sandbox that nobody has called: that of a host that died
-KEEP_AWAKE_SECONDS = IDLE_MINUTES * 60 / 3  # between two of our calls that say that one is in use
+IDLE_MINUTES = 5  # minutes without a call before Daytona ends a sandbox, such as that of a dead host
+KEEP_AWAKE_SECONDS = IDLE_MINUTES * 60 / 3  # seconds between calls that keep a used sandbox awake
 
 log = logging.getLogger("rlm_batch.daytona")
 
 
 class DaytonaSandboxHandle(Sandbox):
-    """One sandbox of Daytona."""
+    """A sandbox of Daytona."""
 
     provider = "daytona"
     isolation = "daytona"
@@ -36,10 +36,10 @@ class DaytonaSandboxHandle(Sandbox):
         self, settings: DaytonaSettings, client: SharedClient, remote: daytona.AsyncSandbox, files: HostFiles
     ) -> None:
         self.id = remote.id
-        if settings.image is not None:  # a snapshot brings its own
+        if settings.image is not None:  # a snapshot has a fixed size
             self.memory_option = self.kill_memory_option = "memory"
         self.settings = DriverSettings(
-            cwd=".",  # where its command starts
+            cwd=".",  # the directory where the driver's command starts
             volume=settings.volume_mount_path if settings.volume_name is not None else None,
             environment={name: value.get_secret_value() for name, value in settings.environment.items()},
             python_path=files.list_uploaded_directories(),
@@ -51,23 +51,23 @@ class DaytonaSandboxHandle(Sandbox):
         self._archive = files.archive
         self._client = client
         self._remote = remote
-        self._directory = ""  # of the clone, below the sandbox's own
+        self._directory = ""  # the clone's, relative to the sandbox's working directory
         self._channel: DaytonaChannel | None = None
         self._keeping_awake: asyncio.Task[None] | None = None
         self._is_removed = False
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> DaytonaChannel:
-        """Gives a channel whose first frames start the driver; see `Sandbox.connect`."""
+        """Create a channel whose first frames start the driver; see `Sandbox.connect`."""
         self._channel = DaytonaChannel(self._remote, self._launch, receive, closed)
         return self._channel
 
     async def set_up(self, commit: str | None) -> None:
-        """Clones the repository, where the code then runs, and brings packages and files. Raises as `setup` does."""
+        """Clone the repository, where the code then runs, and add packages and files. Raise the errors of `setup`."""
         settings = self._provider_settings
         if self._remote.auto_destroy_at is None:
             await self._ensure_end()
         if commit is not None:
-            # A clone whose answer was lost may be under way: only one that was turned away is made again here.
+            # A clone whose answer was lost may be running, so only a refused clone is retried here.
             self._directory = await retry_call(
                 lambda: clone_repository(self._remote, settings, commit),
                 seconds=settings.start_timeout, remote=self._remote, is_passing=is_turned_away,
@@ -78,10 +78,10 @@ class DaytonaSandboxHandle(Sandbox):
             await unpack_files(self._remote, self._archive, settings.start_timeout)
 
     async def _ensure_end(self) -> None:
-        """Sees to it that a sandbox ends that nobody calls, where Daytona does not know of a lifetime.
+        """Make sure that an idle sandbox ends, even on an old Daytona without lifetimes, which ignores unknown fields.
 
-        An older one drops the fields that it does not know. The driver ends with the lifetime, by its own clock, from
-        then on nothing keeps the sandbox awake, and what is stopped is deleted.
+        The driver ends at the lifetime, by its own clock. Then nothing keeps the sandbox awake, so Daytona stops it and
+        deletes it as a stopped sandbox.
         """
         remote = self._remote
         try:
@@ -97,10 +97,10 @@ class DaytonaSandboxHandle(Sandbox):
             )
 
     async def _launch(self, frames: list[bytes]) -> tuple[str, str]:
-        """Starts the driver; returns its session and command. Raises SandboxStartError, StartLostError.
+        """Start the driver; return its session and command. Raise SandboxStartError or StartLostError.
 
-        The first frames go along, which saves a call, and are taken from the list: all that are small, unless they
-        hold secrets, which shall stand in no command.
+        The command includes the first small frames, which saves a call, and removes them from the list. Environment
+        variables may be secrets, which no command may contain: if there are any, all frames are sent later.
         """
         first = b""
         while frames and not self.settings.environment and len(first) + len(frames[0]) <= INPUT_LIMIT_BYTES:
@@ -110,7 +110,7 @@ class DaytonaSandboxHandle(Sandbox):
         return command
 
     async def _keep_awake(self) -> None:
-        """Tells Daytona that the sandbox is in use: code may wait for an answer longer than one may be idle."""
+        """Tell Daytona regularly that the sandbox is in use, because code may wait longer than the idle limit."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._provider_settings.lifetime
         while loop.time() + KEEP_AWAKE_SECONDS < end:
@@ -150,7 +150,7 @@ class DaytonaSandboxHandle(Sandbox):
             raise self._map_file_error(error, path, "read") from error
 
     async def _read(self, path: str, remote_path: str, max_bytes: int) -> bytes:
-        """The file's bytes. Raises VolumeError for what is no file, or has more than that."""
+        """Read a file. Raise VolumeError if it is not a regular file or is larger than `max_bytes`."""
         info = await self._remote.fs.get_file_info(remote_path, CALL_SECONDS)
         if not info.mode.startswith("-"):  # a pipe would never end
             raise VolumeError(f"{path} is no file that could be read")
@@ -158,7 +158,7 @@ class DaytonaSandboxHandle(Sandbox):
         if size <= max_bytes:
             async for piece in await self._remote.fs.download_file_stream(remote_path, int(SETUP_SECONDS)):
                 data += piece
-                if (size := len(data)) > max_bytes:  # code may write to it meanwhile
+                if (size := len(data)) > max_bytes:  # code may be appending to it
                     break
         if size > max_bytes:
             raise VolumeError(describe_large_file(path, size, max_bytes))

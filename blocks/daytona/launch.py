@@ -1,4 +1,4 @@
-"""How a sandbox of Daytona comes to run the driver: by one command of a session, which holds all that it needs."""
+"""The start of the driver in a Daytona sandbox, by one command of a session that contains the whole driver."""
 
 import binascii
 import shlex
@@ -12,11 +12,11 @@ from .errors import CALL_SECONDS, get_message, get_status, retry_call
 from .setup import open_session
 
 PYTHON = "python3"
-LOST_RACE_STATUS = 75  # of a start that found another one before it
+LOST_RACE_STATUS = 75  # exit status of a start that finds an earlier one
 
-# The directory is made once: a start that comes twice, because its answer was lost or because Daytona's proxy has
-# repeated it (libs/common-go/pkg/proxy/retry_transport.go), starts nothing the second time. The shell writes the file
-# by itself, for an argument of a program has a limit of 128 KiB. A session's command must not be `exit`.
+# `mkdir` succeeds only once. So a repeated start does nothing, whether an answer was lost or Daytona's proxy repeated
+# the call (libs/common-go/pkg/proxy/retry_transport.go). The shell itself writes the file, because a program's argument
+# is limited to 128 KiB. A session's command must not be `exit`.
 COMMAND = """if mkdir -m 700 {folder}; then
 printf %s {data} > {folder}/start
 {enter}{python} -u -c {boot} {folder}/start
@@ -39,20 +39,20 @@ found["main"](first=first.decode())
 
 
 def name_folder(sandbox_id: str) -> str:
-    """The driver's own folder in a sandbox."""
+    """Return the path of the driver's own folder in a sandbox."""
     return f"/tmp/rlm-batch-{sandbox_id}"
 
 
 class StartLostError(Exception):
-    """Nobody can say whether the driver has started."""
+    """An error of a start whose success is unknown."""
 
 
 async def start_driver(remote: daytona.AsyncSandbox, directory: str, first: bytes, seconds: float) -> tuple[str, str]:
-    """Starts the driver in that directory with its first frames; returns its session and its command.
+    """Start the driver in a directory with its first frames; return its session and command.
 
-    A start that was refused is made again for so many seconds. One whose answer was lost is looked for in its session,
-    and made again in another where it is not there: in the same one it would wait for the first to end. Raises
-    SandboxStartError, or StartLostError.
+    A refused start is retried for `seconds`. After a lost answer, look for the start in its session. If it is not
+    there, start again in a new session, because in the same one it would wait for the first start to end. Raise
+    SandboxStartError or StartLostError.
     """
     command = _make_command(remote.id, directory, first)
     request = daytona.SessionExecuteRequest(command=command, run_async=True, suppress_input_echo=True)
@@ -62,7 +62,7 @@ async def start_driver(remote: daytona.AsyncSandbox, directory: str, first: byte
         nonlocal session
         try:
             session = session or await open_session(remote, seconds)
-        except daytona.DaytonaError as error:  # after tries of its own
+        except daytona.DaytonaError as error:  # `open_session` has already retried.
             raise make_start_error(error) from error
         try:
             answer = await process.execute_session_command(session, request, int(CALL_SECONDS))
@@ -98,7 +98,7 @@ async def start_driver(remote: daytona.AsyncSandbox, directory: str, first: byte
 def _make_command(sandbox_id: str, directory: str, first: bytes) -> str:
     return COMMAND.format(
         folder=name_folder(sandbox_id),
-        data=_quote_driver() + shlex.quote(first.decode("utf-8")),  # the shell takes them as one word
+        data=_quote_driver() + shlex.quote(first.decode("utf-8")),  # adjacent words are one word for the shell
         enter=f"cd {shlex.quote(directory)} && " if directory else "",
         python=PYTHON,
         boot=shlex.quote(BOOT),
@@ -108,5 +108,5 @@ def _make_command(sandbox_id: str, directory: str, first: bytes) -> str:
 
 @cache
 def _quote_driver() -> str:
-    """The driver for a shell, compiled and as text, a line for each."""
+    """Return the compiled driver and its text as a quoted shell word, one line each."""
     return shlex.quote("".join(binascii.b2a_base64(part).decode() for part in compress_driver()))

@@ -1,6 +1,7 @@
 """Daytona as a provider of sandboxes, through its SDK's asynchronous client.
 
-The SDK is imported when the first sandbox is opened: that costs seconds and a hundred megabytes, once for a process.
+The SDK is imported when the first sandbox is opened, because that takes seconds and a hundred megabytes once per
+process.
 """
 
 import asyncio
@@ -18,23 +19,24 @@ from .settings import DaytonaSettings
 
 DELETED_VOLUME_STATES = ("pending_delete", "deleting", "deleted")
 log = logging.getLogger("rlm_batch.daytona")
-_accepted_accounts: set[tuple[str | None, ...]] = set()  # by this process's first call: the next run need not ask
+# accounts that accepted a call of this process, so later runs skip the check
+_accepted_accounts: set[tuple[str | None, ...]] = set()
 
 
 class DaytonaProvider(DaytonaSettings, SandboxProvider):
-    """Opens, lists and deletes sandboxes of a Daytona account."""
+    """The provider for sandboxes of a Daytona account."""
 
     provider_name: ClassVar[str] = "daytona"
 
     async def open(self, labels: dict[str, str]) -> Sandbox:
-        """Opens a sandbox, clones the repository into it and installs the packages; see `SandboxProvider.open`."""
+        """Open a sandbox, clone the repository into it and install the packages; see `SandboxProvider.open`."""
         await _import_sdk()
         from .creation import open_sandbox
 
         return await open_sandbox(self, labels, await self.commit(), self._files)
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
-        """The sandboxes of the account that carry our labels, less those that are on their way out."""
+        """List the account's sandboxes that carry this package's labels, except those in deletion."""
         await _import_sdk()
         import daytona
 
@@ -42,7 +44,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         from .errors import CALL_SECONDS, retry_call
 
         async def list_all() -> list[SandboxInfo]:
-            # Not the query's `states`, which would have to name every state that Daytona may add.
+            # The query's `states` would need every state, including those that Daytona adds later.
             query = daytona.ListSandboxesQuery(labels=MANAGED_LABELS)
             return [
                 SandboxInfo(item.id, dict(item.labels))
@@ -73,7 +75,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         return sorted(volume.name for volume in volumes if volume.state not in DELETED_VOLUME_STATES)
 
     async def check(self) -> str:
-        """Where sandboxes come from, once the account has accepted the key. Raises ConfigurationError."""
+        """Return a description of the sandboxes' source, after checking the API key. Raise ConfigurationError."""
         await _import_sdk()
         import daytona
 
@@ -90,13 +92,13 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
             except ConfigurationError:
                 raise
             except RlmBatchError as error:
-                log.warning("%s", error)  # it may answer when the first sandbox is opened
+                log.warning("%s", error)  # Daytona may answer when the first sandbox is opened.
         origin = f"image {self.image}" if self.image else f"snapshot {self.snapshot or 'of the account'}"
         address = self.api_url or os.environ.get("DAYTONA_API_URL") or "https://app.daytona.io/api"
         return f"daytona ({urlsplit(address).netloc}, {origin})"
 
     async def fingerprint(self) -> dict[str, Any]:
-        """The common settings, and what the sandboxes are made of and may reach."""
+        """Return the common settings plus the sandboxes' origin, resources and network access."""
         settings = await super().fingerprint()
         for name in ("snapshot", "image", "cpu", "memory", "disk", "network_allow_list", "domain_allow_list"):
             if getattr(self, name) is not None:
@@ -104,13 +106,13 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         return {**settings, "network_block_all": True} if self.network_block_all else settings
 
     def has_credentials(self) -> bool:
-        """Whether there is a key on the block or in the environment."""
+        """Return True if the block or the environment has a key."""
         names = ("DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")
         return self.api_key is not None or any(os.environ.get(name) for name in names)
 
 
 async def _import_sdk() -> None:
-    """Imports the SDK, and what of ours is made of it, in a thread: the event loop would stand still for seconds."""
+    """Import the SDK and the modules that use it in a thread, because that would block the event loop for seconds."""
     module = sys.modules.get(f"{__package__}.creation")
-    if module is None or not hasattr(module, "open_sandbox"):  # it may be on its way, in another thread
+    if module is None or not hasattr(module, "open_sandbox"):  # another thread may be importing it
         await asyncio.to_thread(import_module, ".creation", __package__)

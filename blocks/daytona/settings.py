@@ -1,4 +1,4 @@
-"""What a person sets of Daytona's sandboxes."""
+"""The settings of Daytona sandboxes."""
 
 from typing import ClassVar, Self
 
@@ -8,7 +8,7 @@ from ..settings import MountPath, SandboxFields, SandboxSettings
 
 
 class DaytonaSettings(SandboxSettings):
-    """The account, what sandboxes are made from, their resources, and what they may reach."""
+    """The account, the origin of sandboxes, their resources and their network access."""
 
     account_settings: ClassVar[tuple[str, ...]] = ("api_key", "api_url", "target")
     block_only: ClassVar[tuple[str, ...]] = (*SandboxSettings.block_only, "api_url")
@@ -70,7 +70,7 @@ class DaytonaSettings(SandboxSettings):
 
 
 class DaytonaFields(SandboxFields, total=False):
-    """The same for type checkers, as keywords of `DaytonaSandbox` and `DaytonaInterpreter`."""
+    """The keywords of `DaytonaSandbox` and `DaytonaInterpreter`, for type checkers."""
 
     packages: list[str] | tuple[str, ...]
     api_key: SecretStr | str | None

@@ -1,4 +1,4 @@
-"""What a sandbox of Daytona gets before code runs: the repository's clone, the packages and the host's files."""
+"""The set-up of a Daytona sandbox before code runs: repository, packages and the host's files."""
 
 import asyncio
 import re
@@ -19,14 +19,14 @@ from .client import NAME_PREFIX
 from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, is_turned_away, retry_call, says_gone
 from .settings import DaytonaSettings
 
-# What the daemon says where a commit is not on the branch that it has cloned: go-git, and git itself.
+# Messages of the daemon if a commit is not on the cloned branch, by go-git and by git itself.
 NOT_ON_BRANCH = re.compile("object not found|git checkout .* exited with|reference is not a tree|unable to read tree")
 
 
 async def open_session(remote: daytona.AsyncSandbox, retry_seconds: float) -> str:
-    """A new session of the sandbox, by its name. Raises DaytonaError."""
+    """Open a session in the sandbox and return its name. Raise DaytonaError."""
     name = f"{NAME_PREFIX}{uuid.uuid4().hex[:8]}"
-    with suppress(daytona.DaytonaConflictError):  # a call whose answer was lost has made it
+    with suppress(daytona.DaytonaConflictError):  # a call whose answer was lost has created the session
         await retry_call(
             lambda: remote.process.create_session(name, CALL_SECONDS), seconds=retry_seconds, remote=remote
         )
@@ -36,10 +36,10 @@ async def open_session(remote: daytona.AsyncSandbox, retry_seconds: float) -> st
 async def run_command(
     remote: daytona.AsyncSandbox, command: str, seconds: float, retry_seconds: float
 ) -> tuple[int, str]:
-    """Runs a shell command to its end; returns its status and what it wrote. Raises TimeoutError, DaytonaError.
+    """Run a shell command to its end; return its exit status and output. Raise TimeoutError or DaytonaError.
 
-    It is asked for its status, not waited for in one call: a proxy ends a call that takes minutes. Where its start was
-    lost, and not only refused, nothing is tried again: it may be under way.
+    The status is polled, because a proxy ends calls that take minutes. If the answer to the start was lost, the start
+    is not retried: the command may be running.
     """
     process = remote.process
     retry = partial(retry_call, seconds=retry_seconds, remote=remote)
@@ -61,10 +61,10 @@ async def run_command(
 
 
 async def clone_repository(remote: daytona.AsyncSandbox, settings: DaytonaSettings, commit: str) -> str:
-    """Clones the repository and checks the commit out; returns the clone's directory, below the sandbox's own.
+    """Clone the repository and check the commit out; return the clone's directory, relative to the working directory.
 
-    The daemon signs in with the token; nothing in the clone, the environment or a command line has it. Raises
-    ConfigurationError, SandboxStartError, DaytonaError.
+    The daemon signs in with the token. The token is not in the clone, the environment or a command line. Raise
+    ConfigurationError, SandboxStartError or DaytonaError.
     """
     url = settings.repo_url
     assert url is not None
@@ -72,7 +72,7 @@ async def clone_repository(remote: daytona.AsyncSandbox, settings: DaytonaSettin
     token = settings.repo_token.get_secret_value() if settings.repo_token is not None else None
     credentials: dict[str, Any] = {"username": "x-access-token", "password": token} if token else {}
     ref = settings.repo_ref
-    # It clones one branch. A name may be a branch's or a tag's, and most tags and commits are on the default branch.
+    # Daytona clones one branch. A ref may be a branch or a tag. Most tags and commits are on the default branch.
     branches = [None] if ref is None or repository.COMMIT_PATTERN.fullmatch(ref) else [ref, None]
     try:
         for branch in branches:
@@ -100,10 +100,10 @@ async def clone_repository(remote: daytona.AsyncSandbox, settings: DaytonaSettin
 
 
 async def _fetch_commit(remote: daytona.AsyncSandbox, settings: DaytonaSettings, path: str, commit: str) -> None:
-    """Checks a commit out that is not on the branch which was cloned, with the sandbox's own git.
+    """Check out a commit that is not on the cloned branch, with the sandbox's own git.
 
-    The token is in the environment of git alone, which has ended when code runs. Raises ConfigurationError,
-    SandboxStartError, DaytonaError.
+    Only git's environment has the token, and git has ended when code runs. Raise ConfigurationError, SandboxStartError
+    or DaytonaError.
     """
     url = settings.repo_url
     assert url is not None
@@ -124,9 +124,9 @@ async def _fetch_commit(remote: daytona.AsyncSandbox, settings: DaytonaSettings,
 
 
 async def install_packages(remote: daytona.AsyncSandbox, packages: list[str], retry_seconds: float) -> None:
-    """Installs packages. Raises ConfigurationError, SandboxStartError or DaytonaError, with pip's last lines."""
+    """Install packages. Raise ConfigurationError, SandboxStartError or DaytonaError, with pip's last lines."""
     requirements = " ".join(shlex.quote(package) for package in packages)
-    # A module in the session's own directory, such as a repository's, could have the name of one that pip imports.
+    # Run pip in /: a module in the session's directory could shadow one that pip imports.
     command = f"cd / && python3 -m pip install --quiet --disable-pip-version-check --no-input -- {requirements}"
     try:
         status, output = await run_command(remote, command, SETUP_SECONDS, retry_seconds)
@@ -135,7 +135,7 @@ async def install_packages(remote: daytona.AsyncSandbox, packages: list[str], re
     if status:
         lines = [line for line in output.splitlines() if line.strip()]
         text = f"pip could not install {', '.join(packages)} (status {status}): " + "\n".join(lines[-10:])
-        # The one sign that pip gives of a network that is away: it says that it tries again.
+        # This line is pip's only sign of a network failure.
         is_network_lost = "Retrying (" in output
         raise (
             SandboxStartError(text) if is_network_lost else ConfigurationError(f"{text}\nChange packages, or the image")
@@ -143,7 +143,7 @@ async def install_packages(remote: daytona.AsyncSandbox, packages: list[str], re
 
 
 async def unpack_files(remote: daytona.AsyncSandbox, archive: bytes, retry_seconds: float) -> None:
-    """Uploads an archive of the host's files and unpacks it. Raises ConfigurationError or DaytonaError."""
+    """Upload an archive of the host's files and unpack it. Raise ConfigurationError or DaytonaError."""
     seconds = int(SETUP_SECONDS)
     command = shlex.join(["sh", "-c", UNPACK_ARCHIVE, "unpack", ARCHIVE_PATH, "python3"])
     retry = partial(retry_call, seconds=retry_seconds, remote=remote)

@@ -1,6 +1,6 @@
-"""A client that has signed in to Modal, its app and its volumes.
+"""A signed-in client of Modal, its app and its volumes.
 
-Each is made once for the process: by whoever asks first, and waited for by those who ask meanwhile.
+Each is created once per process. Concurrent callers wait for the first one.
 """
 
 import asyncio
@@ -23,33 +23,34 @@ from .settings import ModalSettings
 
 T = TypeVar("T")
 
-OAUTH_NAMES = ("refresh_token", "client_id", "client_secret", "jwt_key")  # of Modal's configuration, each with oauth_
+# names in Modal's configuration, each with the prefix oauth_
+OAUTH_NAMES = ("refresh_token", "client_id", "client_secret", "jwt_key")
 ENVIRONMENT_NAMES = (
     *("SERVER_URL", "TOKEN_ID", "TOKEN_SECRET", "PROFILE", "ENVIRONMENT"),
     *(f"OAUTH_{name.upper()}" for name in OAUTH_NAMES),
 )
-SIGN_IN_SECONDS = 10.0  # for Modal to answer at all; its client would try for a minute, and wait for ever
-THROTTLE_NOTICE_SECONDS = 300.0  # between two lines of the log that say that Modal throttles calls
+SIGN_IN_SECONDS = 10.0  # seconds for Modal to answer. Its client would retry for a minute, or wait for ever.
+THROTTLE_NOTICE_SECONDS = 300.0  # seconds between two log lines about throttled calls
 
 
 @dataclass(frozen=True)
 class Account:
-    """A client that has signed in, and its app."""
+    """A signed-in client and its app."""
 
     client: modal.Client
     app: modal.App
 
 
 async def open_account(settings: ModalSettings) -> Account:
-    """The client and the app. Raises what `open` raises."""
+    """Return the client and the app. Raise the errors of `SandboxProvider.open`."""
     token = _get_token(settings)
 
     async def make() -> Account:
         if config.get("max_throttle_wait") is None:
             os.environ["MODAL_MAX_THROTTLE_WAIT"] = str(THROTTLE_SECONDS)
-        # It logs every header of every call, the token among them, where a program logs all that there is.
+        # At DEBUG level, hpack logs all headers of every call, including the token.
         logging.getLogger("hpack").setLevel(logging.WARNING)
-        logging.getLogger("modal-utils").addFilter(_is_worth_a_line)  # the second time it changes nothing
+        logging.getLogger("modal-utils").addFilter(_is_worth_a_line)  # adding it again has no effect
         token_id, secret = (config.get("token_id"), config.get("token_secret")) if None in token else token
         refresh_token, client_id, client_secret, jwt_key = (config.get(f"oauth_{name}") for name in OAUTH_NAMES)
         try:
@@ -63,7 +64,7 @@ async def open_account(settings: ModalSettings) -> Account:
                         oauth_client_secret=client_secret,
                         oauth_jwt_key=jwt_key,
                     )
-                else:  # it says what is missing
+                else:  # raises an error that says what is missing
                     client = await modal.Client.from_env.aio()
                 await client.hello.aio()
             app = await modal.App.lookup.aio(settings.app_name, create_if_missing=True, client=client)
@@ -81,7 +82,7 @@ async def open_account(settings: ModalSettings) -> Account:
 
 
 async def get_volume(settings: ModalSettings) -> modal.Volume | None:
-    """The volume, of version 2: only there does `sync` commit. Raises what `open` raises."""
+    """Return the volume, of version 2: only there does `sync` commit. Raise the errors of `SandboxProvider.open`."""
     name = settings.volume_name
     if name is None:
         return None
@@ -104,7 +105,7 @@ async def get_volume(settings: ModalSettings) -> modal.Volume | None:
 
 
 def forget_images_and_volumes(settings: ModalSettings) -> None:
-    """Drops those of the account, for others may have removed them."""
+    """Forget the account's images and volumes, because they may have been deleted."""
     account_key = get_account_key(settings)
     for key in list(_made):
         if key[0] != "account" and key[1 : 1 + len(account_key)] == account_key:
@@ -112,7 +113,7 @@ def forget_images_and_volumes(settings: ModalSettings) -> None:
 
 
 def get_account_key(settings: ModalSettings) -> tuple[Hashable, ...]:
-    """Whose handles they are: Modal's client reads the rest of its configuration from the environment."""
+    """Return the key of an account's handles. Modal's client reads further settings from the environment."""
     environment = (os.environ.get(f"MODAL_{name}") for name in ENVIRONMENT_NAMES)
     return (*_get_token(settings), settings.app_name, *environment)
 
@@ -128,7 +129,7 @@ _making = weakref.WeakKeyDictionary()
 
 
 async def make_once(key: tuple[Hashable, ...], make: Callable[[], Awaitable[T]]) -> T:
-    """What `make` makes, made once for a key; who asks meanwhile waits for it, and may be cancelled alone."""
+    """Return what `make` creates, once per key. Concurrent callers wait for it and can be cancelled separately."""
     if key in _made:
         return _made[key]
     making = _making.setdefault(asyncio.get_running_loop(), {})
@@ -143,7 +144,8 @@ async def make_once(key: tuple[Hashable, ...], make: Callable[[], Awaitable[T]])
                 del making[key]
 
         task = making[key] = asyncio.create_task(run())
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to hear it
+        # marks the exception as retrieved, as all callers may have been cancelled
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(task)
 
 
@@ -151,7 +153,7 @@ _told_of_throttling_at = -math.inf
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether a line of the client's is to be seen: it says of each call that is throttled that it is made again."""
+    """Return False for most of the client's lines about throttled calls, which it logs for each retry."""
     global _told_of_throttling_at
     text = record.getMessage()
     if "Retrying..." not in text or "Received" not in text:

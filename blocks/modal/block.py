@@ -1,4 +1,4 @@
-"""Modal's sandboxes as a Prefect block."""
+"""The Prefect block for sandboxes of Modal."""
 
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
@@ -10,10 +10,10 @@ from .settings import ModalFields
 
 
 class ModalSandbox(ModalProvider, Block):
-    """Sandboxes of Modal, which need an account.
+    """Sandboxes of Modal. They need an account.
 
-    Without `token_id` and `token_secret` it signs in as Modal's own client does: with MODAL_TOKEN_ID and
-    MODAL_TOKEN_SECRET, or what `modal token new` has saved.
+    Without `token_id` and `token_secret` the block signs in like Modal's own client: with MODAL_TOKEN_ID and
+    MODAL_TOKEN_SECRET, or with the token that `modal token new` saved.
 
     Example:
         Load a saved block, and run a batch in its sandboxes:
@@ -34,6 +34,6 @@ class ModalSandbox(ModalProvider, Block):
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://modal.com/docs/guide/sandbox")  # type: ignore[misc]
     _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
 
-    if TYPE_CHECKING:  # In what they make of pydantic's fields no secret may be text.
+    if TYPE_CHECKING:  # Pydantic's own signature would reject secrets given as text.
 
         def __init__(self, **fields: Unpack[ModalFields]) -> None: ...

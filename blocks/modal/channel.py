@@ -1,4 +1,4 @@
-"""The wire to a driver in Modal: the standard input and output of its process."""
+"""The connection to a driver in Modal: the standard input and output of its process."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,13 +12,16 @@ from ...sandbox.errors import SandboxLost
 from ...sandbox.wire.pipes import READ_BYTES
 from .errors import THROTTLE_SECONDS, get_last_line, retry_refused
 
-SEND_SECONDS = 90.0  # for the driver to take a piece of its input: as long as it may be silent
-PIECE_BYTES = 4 * 1024 * 1024  # of input at a time; the client takes 16 MiB at most
-READ_SECONDS = 5.0  # for the last words of a driver that has ended
+SEND_SECONDS = 90.0  # seconds for the driver to read a piece of its input, equal to the silence that it is allowed
+PIECE_BYTES = 4 * 1024 * 1024  # bytes of input per write; the client accepts at most 16 MiB
+READ_SECONDS = 5.0  # seconds to read the last output of a driver that has ended
 
 
 class ModalChannel:
-    """The driver's process. `first_input` goes to it with the first frame; `lifetime` is the sandbox's, in seconds."""
+    """The connection to a driver's process.
+
+    `first_input` is sent before the first frame. `lifetime` is the sandbox's, in seconds.
+    """
 
     def __init__(
         self,
@@ -30,8 +33,8 @@ class ModalChannel:
         sandbox_id: str,
         lifetime: int,
     ) -> None:
-        self.end_reason = ""  # why nothing more can be said to the driver
-        self.is_complete = False  # whether the driver has ended and all that it said was heard
+        self.end_reason = ""  # why nothing more can be sent to the driver; "" while sending is possible
+        self.is_complete = False  # True if the driver has ended and its whole output was received
         self._process = process
         self._receive = receive
         self._closed = closed
@@ -42,13 +45,13 @@ class ModalChannel:
         self._reading = asyncio.create_task(self._read())
 
     def close(self) -> None:
-        """Stops reading; nothing is sent any more."""
+        """Stop reading and sending."""
         self.end_reason = self.end_reason or "it was removed"
         self._reading.cancel()
 
     async def send(self, data: bytes) -> None:
-        """Hands the bytes over, after those of earlier sends. Raises SandboxLost if none of them were sent."""
-        await run_shielded(self._send(data))  # half a frame would be the end of the wire
+        """Send the bytes, after those of earlier sends. Raise SandboxLost if none of them were sent."""
+        await run_shielded(self._send(data))  # Shielded, because a partial frame would break the connection.
 
     async def _send(self, data: bytes) -> None:
         stdin = self._process.stdin
@@ -61,8 +64,8 @@ class ModalChannel:
                         stdin.write(data[start : start + PIECE_BYTES])
                         await retry_refused(stdin.drain.aio)
             except (modal.exception.Error, TimeoutError) as error:
-                # The driver may have had all of it: so the wire is closed, and what was sent has an unknown outcome.
-                # A driver that has ended is given a moment to say why.
+                # The driver may have received everything. So close the connection, which makes the outcome unknown.
+                # First give a driver that has ended a moment to say why.
                 await asyncio.wait({self._reading}, timeout=READ_SECONDS)
                 if not self.end_reason:
                     self.end_reason = f"it took no input: {get_last_line(error) or type(error).__name__}"
@@ -82,13 +85,13 @@ class ModalChannel:
             reason = "Modal has ended it"
         except modal.exception.TimeoutError:
             reason = f"its lifetime of {self._lifetime} s is over"
-        except Exception as error:  # noqa: BLE001 - whatever broke it, there is no more to read
+        except Exception as error:  # noqa: BLE001 - after any error there is nothing more to read
             reason = f"its output broke off: {type(error).__name__}: {get_last_line(error)}"
         self.end_reason = self.end_reason or reason
         self._closed(reason)
 
     async def _read_all(self) -> None:
-        """Reads to the end. A stream that breaks off is taken up where it was: the client knows how far it has come."""
+        """Read to the end. After an interruption the client continues the stream at the same position."""
         loop = asyncio.get_running_loop()
         last_heard, delay = loop.time(), 0.1
         while True:
@@ -97,7 +100,7 @@ class ModalChannel:
                     last_heard, delay = loop.time(), 0.1
                     for start in range(0, len(data), READ_BYTES):
                         self._receive(data[start : start + READ_BYTES])
-                        await asyncio.sleep(0)  # a megabyte of tiny frames would hold the loop for a second
+                        await asyncio.sleep(0)  # a megabyte of tiny frames would block the loop for a second
                 return
             except (
                 modal.exception.ResourceExhaustedError,

@@ -1,4 +1,4 @@
-"""How a sandbox of Modal comes to be, with the repository and the host's files in it."""
+"""The creation of a Modal sandbox, with the repository and the host's files in it."""
 
 import asyncio
 import uuid
@@ -23,7 +23,7 @@ UNPACK_SECONDS = 300
 async def open_sandbox(
     settings: ModalSettings, labels: dict[str, str], commit: str | None, files: HostFiles
 ) -> ModalSandboxHandle:
-    """A new sandbox. Raises what `SandboxProvider.open` raises, also when it is cancelled, and leaves none then."""
+    """Create a sandbox. On an error or a cancellation, leave no sandbox. Raise the errors of `SandboxProvider.open`."""
     account, image, volume = await open_account(settings), await build_image(settings), await get_volume(settings)
     creating = asyncio.ensure_future(_create(settings, account, image, volume, labels))
     try:
@@ -53,12 +53,12 @@ async def _create(
     except TimeoutError as error:
         failure: Exception = error
         reason = SandboxStartError(f"Modal did not open a sandbox within {settings.start_timeout} s (start_timeout)")
-    except (ValueError, TypeError) as error:  # of the client, before it sends anything
+    except (ValueError, TypeError) as error:  # raised by the client before it sends anything
         raise ConfigurationError(
             f"no sandbox could be opened: Modal's client does not take the block's settings ({get_last_line(error)}); "
             "change its resources or its network"
         ) from error
-    except modal.exception.NotFoundError as error:  # the image or the volume has been removed since
+    except modal.exception.NotFoundError as error:  # The image or the volume was deleted in the meantime.
         forget_images_and_volumes(settings)
         raise SandboxStartError(f"Modal has lost what a sandbox is made of: {get_last_line(error)}") from error
     except modal.exception.Error as error:
@@ -67,8 +67,8 @@ async def _create(
         reason = map_error(error, "Modal opens no sandbox for now" if is_throttled else "no sandbox could be opened")
         if isinstance(error, (modal.exception.InvalidError, modal.exception.AuthError)):
             raise reason from error
-    # The answer may be lost and the sandbox there: the client tries again by itself, and what is refused then may be a
-    # second try, whose first has opened one.
+    # A lost answer may hide a sandbox. A refusal may do so too, because the client itself retries: the first try may
+    # have created one.
     sandbox = await find_sandbox(settings, account, name)
     if sandbox is None:
         raise reason from failure
@@ -105,7 +105,7 @@ async def _ask_for_sandbox(
 
 
 async def _clone_repository(sandbox: modal.Sandbox, settings: ModalSettings, commit: str) -> None:
-    """Clones the repository. The token is in the environment of git alone, which has ended when code runs."""
+    """Clone the repository. Only git's environment has the token, and git has ended when code runs."""
     url = settings.repo_url
     assert url is not None
     words = ("sh", "-c", repository.FETCH_COMMIT, "clone", settings.workdir, url, commit)
@@ -128,7 +128,7 @@ async def _clone_repository(sandbox: modal.Sandbox, settings: ModalSettings, com
 
 
 async def _unpack_files(sandbox: modal.Sandbox, archive: bytes) -> None:
-    """Uploads an archive of the host's files and unpacks it. Raises ConfigurationError, SandboxStartError."""
+    """Upload an archive of the host's files and unpack it. Raise ConfigurationError or SandboxStartError."""
     words = ("sh", "-c", UNPACK_ARCHIVE, "unpack", ARCHIVE_PATH, "python")
     try:
         await retry_refused(lambda: sandbox.filesystem.write_bytes.aio(archive, ARCHIVE_PATH))

@@ -1,4 +1,4 @@
-"""How a sandbox of Modal is ended: one that is known, and one that a lost creation may have left."""
+"""The deletion of Modal sandboxes: known ones, and those that a lost creation call may have left."""
 
 import asyncio
 import logging
@@ -16,9 +16,10 @@ log = logging.getLogger("rlm_batch.modal")
 
 
 async def terminate_sandbox(sandbox: modal.Sandbox, *, wait: bool = False) -> None:
-    """Terminates it and lets go of the connection; that it has ended already is success. Raises the client's errors.
+    """Terminate a sandbox and close its connection. Terminating an ended sandbox is not an error.
 
-    With `wait` it returns when the sandbox has ended, for until then it counts.
+    With `wait`, return only when the sandbox has ended. Until then it counts against the limit of sandboxes. Raise the
+    client's errors.
     """
     try:
         await retry_until_done(lambda: sandbox.terminate.aio(wait=True) if wait else sandbox.terminate.aio())
@@ -26,11 +27,11 @@ async def terminate_sandbox(sandbox: modal.Sandbox, *, wait: bool = False) -> No
         return
     finally:
         with suppress(Exception):
-            await sandbox.detach.aio()  # otherwise its socket stays for half a minute
+            await sandbox.detach.aio()  # otherwise its socket stays open for half a minute
 
 
 async def try_to_terminate(sandbox: modal.Sandbox, *, wait: bool) -> None:
-    """The same, raising nothing: what Modal does not do now, it does at the end of the sandbox's lifetime."""
+    """Terminate a sandbox, but log errors instead of raising them. Modal ends the sandbox at its lifetime anyway."""
     try:
         await terminate_sandbox(sandbox, wait=wait)
     except modal.exception.Error as error:
@@ -38,7 +39,7 @@ async def try_to_terminate(sandbox: modal.Sandbox, *, wait: bool) -> None:
 
 
 async def terminate_abandoned(creating: asyncio.Future[modal.Sandbox], wait: bool) -> None:
-    """Waits for a creation that nobody wants any more, and ends what it made."""
+    """Wait for the end of an abandoned creation, and terminate its sandbox."""
     try:
         with announce_removal(log):
             sandbox = await creating
@@ -48,7 +49,7 @@ async def terminate_abandoned(creating: asyncio.Future[modal.Sandbox], wait: boo
 
 
 async def find_sandbox(settings: ModalSettings, account: Account, name: str) -> modal.Sandbox | None:
-    """The sandbox of that name, which may be there although the answer to its creation did not come; else None."""
+    """Find the sandbox of that name, whose creation may have lost its answer. Return None if none exists."""
     try:
         return await retry_until_done(
             lambda: modal.Sandbox.from_name.aio(settings.app_name, name, client=account.client)

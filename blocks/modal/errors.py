@@ -1,4 +1,4 @@
-"""What the errors of Modal's client mean: after which a call is made again, and which of ours one becomes."""
+"""Handling of the client's errors: when a call is retried, and which error of this package one becomes."""
 
 import asyncio
 import os
@@ -15,12 +15,12 @@ from ..retry import call_with_retries
 
 T = TypeVar("T")
 
-THROTTLE_SECONDS = 60  # for which a refused call is tried again, unless MODAL_MAX_THROTTLE_WAIT says otherwise
-DELAYS_SECONDS = (0.2, 0.5, 1.0, 2.0, 4.0)  # between attempts at what has to be done in the end
+THROTTLE_SECONDS = 60  # seconds for which a refused call is retried, unless MODAL_MAX_THROTTLE_WAIT is set
+DELAYS_SECONDS = (0.2, 0.5, 1.0, 2.0, 4.0)  # seconds between attempts of a call that must succeed
 
 
 async def retry_refused(call: Callable[[], Awaitable[T]]) -> T:
-    """Makes a call that may be made again, and does so while it is refused, for a bounded time."""
+    """Make a repeatable call, and retry it while it is refused, for a limited time."""
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + float(config.get("max_throttle_wait") or 0)
 
@@ -33,7 +33,7 @@ async def retry_refused(call: Callable[[], Awaitable[T]]) -> T:
 
 
 async def retry_until_done(call: Callable[[], Awaitable[T]]) -> T:
-    """Makes a call again whatever Modal says, but that what it is about is not there. Raises the last error."""
+    """Make a call, and retry it after any error of the client but NotFoundError. Raise the last error."""
 
     def choose_delay(error: Exception, attempt: int) -> float | None:
         is_final = not isinstance(error, modal.exception.Error) or isinstance(error, modal.exception.NotFoundError)
@@ -43,7 +43,7 @@ async def retry_until_done(call: Callable[[], Awaitable[T]]) -> T:
 
 
 def map_error(error: Exception, failure: str) -> RlmBatchError:
-    """Our error for one of the client's: `failure` is what could not be done."""
+    """Convert an error of the client. `failure` says what could not be done."""
     reason = get_last_line(error)
     exceptions = modal.exception
     if isinstance(error, exceptions.ResourceExhaustedError):
@@ -68,6 +68,6 @@ def map_error(error: Exception, failure: str) -> RlmBatchError:
 
 
 def get_last_line(error: BaseException) -> str:
-    """What an error says, in one line: of the many of a failed build the last is the complaint."""
+    """Return an error's last line. Of a failed build's many lines the last one is the reason."""
     lines = [line.strip() for line in extract_message(str(error)).splitlines() if line.strip()]
     return lines[-1][:500] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""One open sandbox of Modal: its driver, its files, and its end."""
+"""The handle on one open sandbox of Modal."""
 
 import asyncio
 import logging
@@ -27,9 +27,9 @@ from .settings import ModalSettings
 RELOAD_SECONDS = 60
 FILE_SECONDS = 300.0
 
-# A program for `python -c`. Takes the driver from standard input, ahead of the first frame, and becomes it: compiled,
-# where this Python is one like the host's (which saves some 25 ms), and else as text. What waited for a driver that
-# never comes would keep its sandbox from being idle, so it ends itself.
+# A program for `python -c`. It reads the driver from standard input, before the first frame, and becomes the driver. It
+# runs compiled code if this Python matches the host's (which saves some 25 ms), and text otherwise. It ends itself if
+# no driver arrives, because waiting would keep its sandbox from being idle.
 BOOT = """
 import sys
 
@@ -56,7 +56,7 @@ log = logging.getLogger("rlm_batch.modal")
 
 
 class ModalSandboxHandle(Sandbox):
-    """One sandbox of Modal."""
+    """A sandbox of Modal."""
 
     provider = "modal"
     isolation = "modal"
@@ -88,7 +88,7 @@ class ModalSandboxHandle(Sandbox):
         return self._channel is not None and not self._channel.is_complete
 
     async def refresh_volume(self) -> None:
-        """Reloads the volume; see `Sandbox.refresh_volume`. It cannot be while code holds a file of it open."""
+        """Reload the volume; see `Sandbox.refresh_volume`. Modal refuses that while code has a file of it open."""
         has_ended = self._is_removed or (self._channel is not None and self._channel.end_reason)
         if self.settings.volume is None or has_ended:
             return
@@ -116,7 +116,7 @@ class ModalSandboxHandle(Sandbox):
                     raise VolumeError(f"{path} is no file that could be read: no link is followed")
                 if info.size > max_bytes:
                     raise VolumeError(describe_large_file(path, info.size, max_bytes))
-            # Code may put a pipe in its place, which never ends.
+            # Code may replace the file by a pipe, which never ends.
             async with asyncio.timeout(None if max_bytes is None else FILE_SECONDS):
                 return await retry_refused(lambda: files.read_bytes.aio(remote_path))
 
@@ -146,7 +146,7 @@ class ModalSandboxHandle(Sandbox):
 
 
 def make_driver_settings(settings: ModalSettings) -> DriverSettings:
-    """What the driver in a sandbox of these settings is told."""
+    """Build the settings of the driver."""
     limits = {"CORE": 0} if settings.memory_mib is None else {"CORE": 0, "AS": settings.memory_mib * 1024 * 1024}
     volume = None if settings.volume_name is None else settings.volume_mount_path
     return DriverSettings(

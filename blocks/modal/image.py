@@ -1,4 +1,4 @@
-"""The image of Modal's sandboxes: what they start with, built once for the process."""
+"""The image of Modal sandboxes, built once per process."""
 
 import modal
 
@@ -11,7 +11,7 @@ INSTALL_GIT = "command -v git || (apt-get update && apt-get install -y --no-inst
 
 
 async def build_image(settings: ModalSettings) -> modal.Image:
-    """The image, built with its packages. Raises what `open` raises."""
+    """Build the image with its packages and return it. Raise the errors of `SandboxProvider.open`."""
 
     async def make() -> modal.Image:
         account = await open_account(settings)

@@ -1,10 +1,10 @@
 """Modal as a provider of sandboxes, through Modal's own client.
 
-The client is imported when it is first needed: that takes 0.6 s. Its calls are made by their `.aio` form throughout,
-for the plain ones would block the loop. What was read in the client, release 1.6, and is relied upon:
-- the standard input of a command loses what is written while it drains: one lock around both;
-- a command cannot be ended but by its own deadline or with its sandbox, and its arguments are 64 KiB at most;
-- a call that is refused with a time to wait is tried again for ever unless MODAL_MAX_THROTTLE_WAIT is set.
+The client is imported on first use, because that takes 0.6 s. All calls use their `.aio` form, because the plain ones
+would block the event loop. The code relies on this behaviour of the client, read in release 1.6:
+- A command's standard input loses what is written while it drains, so one lock covers both.
+- A command ends only by its own deadline or with its sandbox, and its arguments are limited to 64 KiB.
+- A call that is refused with a time to wait is retried for ever unless MODAL_MAX_THROTTLE_WAIT is set.
 """
 
 import os
@@ -17,12 +17,12 @@ from .settings import PYTHON, ModalSettings
 
 
 class ModalProvider(ModalSettings, SandboxProvider):
-    """Opens, lists and terminates sandboxes of a Modal app."""
+    """The provider for sandboxes of a Modal app."""
 
     provider_name: ClassVar[str] = "modal"
 
     def has_credentials(self) -> bool:
-        """Whether it has a token, or Modal's own configuration has."""
+        """Return True if the block or Modal's own configuration has a token."""
         if self.token_id is not None and self.token_secret is not None:
             return True
         from modal.config import config
@@ -31,13 +31,13 @@ class ModalProvider(ModalSettings, SandboxProvider):
         return bool(has_token or os.environ.get("MODAL_OAUTH_REFRESH_TOKEN"))
 
     async def open(self, labels: dict[str, str]) -> Sandbox:
-        """Opens a sandbox, with the repository in it; see `SandboxProvider.open`."""
+        """Open a sandbox with the repository in it; see `SandboxProvider.open`."""
         from .creation import open_sandbox
 
         return await open_sandbox(self, labels, await self.commit(), self._files)
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
-        """The sandboxes of the app that carry our labels."""
+        """List the app's sandboxes that carry this package's labels."""
         import modal
 
         from .account import open_account
@@ -49,7 +49,7 @@ class ModalProvider(ModalSettings, SandboxProvider):
             async for sandbox in modal.Sandbox.list.aio(
                 app_id=account.app.app_id, tags=MANAGED_LABELS, client=account.client
             ):
-                with suppress(modal.exception.NotFoundError):  # it has ended meanwhile
+                with suppress(modal.exception.NotFoundError):  # The sandbox may have ended since.
                     sandboxes.append(SandboxInfo(sandbox.object_id, await sandbox.get_tags.aio()))
         except modal.exception.Error as error:
             raise map_error(error, "sandboxes could not be listed") from error
@@ -83,14 +83,14 @@ class ModalProvider(ModalSettings, SandboxProvider):
         return sorted(volume.name for volume in volumes if volume.name is not None)
 
     async def check(self) -> str:
-        """That the token is good; which app sandboxes belong to."""
+        """Return the app of the sandboxes, after checking the token."""
         from .account import open_account
 
         account = await open_account(self)
         return f"Modal's own sandboxes, of its app {self.app_name} ({account.app.app_id})"
 
     async def fingerprint(self) -> dict[str, Any]:
-        """The common settings, the image, the resources and the network."""
+        """Return the common settings, the image, the resources and the network."""
         settings = {**await super().fingerprint(), "image": self.image or f"debian, python {PYTHON}"}
         for name in ("cpu", "memory_mib", "gpu", "block_network", "allowed_domains", "allowed_cidrs"):
             if value := getattr(self, name):

@@ -1,4 +1,4 @@
-"""What a person sets of Modal's sandboxes."""
+"""The settings of Modal sandboxes."""
 
 from typing import ClassVar
 
@@ -6,11 +6,11 @@ from pydantic import Field, SecretStr
 
 from ..settings import SandboxFields, SandboxSettings
 
-PYTHON = "3.12"  # of the default image; without a version it would be that of the host
+PYTHON = "3.12"  # version in the default image. Without it, Modal would use the host's version.
 
 
 class ModalSettings(SandboxSettings):
-    """The account, the app, the image, the resources and the network of sandboxes, and how long they last."""
+    """The account, app, image, resources, network and lifetime of sandboxes."""
 
     account_settings: ClassVar[tuple[str, ...]] = ("token_id", "token_secret")
 
@@ -83,7 +83,7 @@ class ModalSettings(SandboxSettings):
 
 
 class ModalFields(SandboxFields, total=False):
-    """The same for type checkers, as keywords of `ModalSandbox` and `ModalInterpreter`."""
+    """The keywords of `ModalSandbox` and `ModalInterpreter`, for type checkers."""
 
     packages: list[str] | tuple[str, ...]
     token_id: SecretStr | str | None
