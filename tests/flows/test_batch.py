@@ -1,4 +1,4 @@
-"""What a person gets from the batch flow."""
+"""The batch flow."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ async def test_code_that_does_not_end_is_ended_by_its_timeout_or_by_the_deadline
     (late,) = await batch([forever], timeout=1, on_failure="return")
     assert isinstance(late.error, ExecutionTimeout)
     assert "timeout of 1 s" in str(late.error)
-    # The second execution has not begun when the deadline comes.
+    # The second execution has not started at the deadline.
     for failure in await batch([forever] * 2, max_workers=1, deadline=1, on_failure="return"):
         assert isinstance(failure.error, DeadlineExceeded)
         assert "deadline of 1 s" in str(failure.error)
@@ -110,7 +110,7 @@ async def test_a_file_of_csv_is_read_as_its_job_began_to_read_it_and_nothing_run
 
 
 async def test_what_is_too_long_for_prefects_parameters_goes_by_files(results):
-    """Code, inputs and prepare are long; code may have any letters."""
+    """Code, inputs and prepare are too long for parameters; the code has unusual letters."""
     inputs = [{"text": str(number) * 200_000} for number in range(3)]
     code = f"# {'x' * 300_000}\nSUBMIT(size=len(text), first=text[0], letters='a\u2028b\x85c', base=base)"
     found = await batch(code, inputs, prepare=f"# {'x' * 600_000}\nbase = 7")

@@ -1,4 +1,4 @@
-"""Batches and sweeps in sandboxes of Modal, with what a network does to them."""
+"""Batches and sweeps in Modal sandboxes, with faults of the network."""
 
 import uuid
 from collections import Counter
@@ -8,16 +8,16 @@ import pytest
 
 from rlm_batch import ModalSandbox, batch, sweep
 
-pytestmark = [pytest.mark.anyio, pytest.mark.requires("namespaces")]  # what code leaves on a volume counts its runs
+pytestmark = [pytest.mark.anyio, pytest.mark.requires("namespaces")]  # files on a volume count the runs
 
-# Leaves a file for each time that it ran.
+# Code that leaves a file each time that it runs.
 ONCE = """
 import uuid
 open(f"/data/{n}-{uuid.uuid4().hex}", "w").write("ran")
 SUBMIT(square=n * n)
 """
 
-# One call in five. A call that is refused with a time to wait is tried again by the client, the others by us.
+# About one call in five has a fault. The client retries a refusal with a wait time; the project retries the others.
 FAULTS = [
     {"status": "UNAVAILABLE", "probability": 0.06},
     {"status": "UNAVAILABLE", "probability": 0.03, "after": True},
@@ -29,7 +29,7 @@ FAULTS = [
 
 @pytest.fixture
 async def block(modal_standin: Any) -> str:
-    """The name of a saved block that is signed in to the stand-in, with a volume."""
+    """Save a block that is signed in to the stand-in, with a volume, and return its name as a flow takes it."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     hello = modal_standin.hello
     saved = ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"], volume_name=name)
@@ -44,7 +44,7 @@ async def block(modal_standin: Any) -> str:
 async def test_a_batch_among_faults_is_right_and_runs_each_once(
     block: str, modal_standin: Any, size: int, options: dict[str, Any]
 ) -> None:
-    await batch("SUBMIT(1)", provider=block, inputs=[{}])  # the image and the volume are there
+    await batch("SUBMIT(1)", provider=block, inputs=[{}])  # create the image and the volume
     modal_standin.ask("reset")
     modal_standin.ask("faults", rules=FAULTS)
     results = await batch(ONCE, inputs=[{"n": n} for n in range(size)], provider=block, retries=4, **options)

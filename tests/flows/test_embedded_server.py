@@ -1,4 +1,4 @@
-"""The server that a flow run brings along where none is configured is for that run, and for no web page."""
+"""The embedded server, which a flow run starts if none is configured: it serves that run and no web page."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from ..infra.csrf import get_csrf_headers
 from ..infra.prefect_database import make_prefect_home
 from ..infra.waiting import wait_until
 
-# Prints the server's address while an execution is under way, and its result once it gets a line.
+# A program that prints the server's address during an execution, and the result after it reads a line.
 PROGRAM = """
 import asyncio, sys
 from rlm_batch import batch
@@ -29,7 +29,7 @@ print(asyncio.run(batch(["wait_for_line(); SUBMIT(seen=True)"], tools={"wait_for
 """
 
 
-# That is tested in detail at the server of `rlm-batch up` (tests/deployments/test_server.py).
+# tests/deployments/test_server.py tests this in detail, on the server of `rlm-batch up`.
 @pytest.mark.full
 def test_it_is_closed_to_web_pages_but_those_that_a_person_allows(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}

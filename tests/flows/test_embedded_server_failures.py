@@ -1,6 +1,6 @@
-"""What a person is told whose embedded server fails: one sentence, with what is done; and what is left of the server.
+"""Failures of the embedded server: one error sentence with the results so far, and the server's end.
 
-Each runs the command as a person does, which takes seconds of Prefect's imports.
+Each test runs the command as a user does; Prefect's imports take seconds.
 """
 
 import os
@@ -19,7 +19,7 @@ from ..infra.waiting import wait_until
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
-PATIENCE = 250.0  # seconds after which a program has hung: it imports Prefect and starts a server of its own
+PATIENCE = 250.0  # seconds; a program that takes longer to import Prefect and start its server has hung
 CODE = """
 import pathlib, time
 while x > 1 and not pathlib.Path(folder, "go").exists():
@@ -31,18 +31,18 @@ Run = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A PREFECT_HOME with a database that is ready."""
+    """Return a PREFECT_HOME with a ready database."""
     return make_prefect_home(tmp_path / "home")
 
 
 @pytest.fixture
 def run(tmp_path: Path, no_process_left: None) -> Iterator[Run]:
-    """Starts the command without a server; the last two of its four executions wait for the file `go`."""
+    """Return a function that starts the command without a server; two of its four executions wait for the file `go`."""
     started: list[subprocess.Popen[str]] = []
 
     def start(home: Path) -> subprocess.Popen[str]:
         environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-        # Where it is killed, the folders of its sandboxes stay.
+        # If the command is killed, its sandboxes' folders stay in TMPDIR.
         environment |= {"PREFECT_HOME": str(home), "TMPDIR": str(tmp_path)}
         (tmp_path / "code.py").write_text(CODE)
         (tmp_path / "in.csv").write_text("x,folder\n" + "".join(f"{x},{tmp_path}\n" for x in range(4)))
@@ -68,11 +68,12 @@ def read_results(tmp_path: Path) -> int:
 
 
 def wait_for_server(tmp_path: Path, program: subprocess.Popen[str], processes: Callable[[], dict[int, str]]) -> int:
-    """Wait until two executions are done and two are under way; return the id of the program's server."""
+    """Wait until two executions are done and two are running; return the process id of the program's server."""
     wait_until(lambda: program.poll() is not None or read_results(tmp_path) >= 2, "two results", timeout=PATIENCE)
     assert program.poll() is None
 
-    def find_servers() -> list[int]:  # the kernel's lists of children lack some while one of them ends
+    # retried, because the kernel's list of children can be incomplete while one of them ends
+    def find_servers() -> list[int]:
         below = list_descendants(program.pid)
         return [pid for pid, command in processes().items() if pid in below and "rlm_batch.flows.server.app" in command]
 
@@ -81,7 +82,7 @@ def wait_for_server(tmp_path: Path, program: subprocess.Popen[str], processes: C
 
 
 def read_sentence(program: subprocess.Popen[str]) -> str:
-    """Return what the program says as it ends."""
+    """Wait for the program's end and return the sentence of its error."""
     _, errors = program.communicate(timeout=PATIENCE)
     assert program.returncode == 2, errors
     sentences = [line for line in errors.splitlines() if line.startswith("rlm-batch: ")]
@@ -111,7 +112,7 @@ def test_a_database_that_can_no_longer_be_written_is_a_sentence_when_the_executi
 ) -> None:
     program = run(home)
     server = wait_for_server(tmp_path, program, processes)
-    resource.prlimit(server, resource.RLIMIT_FSIZE, (4096, 4096))  # as a disk that is full, to SQLite
+    resource.prlimit(server, resource.RLIMIT_FSIZE, (4096, 4096))  # SQLite fails as on a full disk
     (tmp_path / "go").touch()
     sentence = read_sentence(program)
     assert (

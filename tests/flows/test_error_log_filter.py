@@ -1,4 +1,4 @@
-"""What a flow run that failed says in its log."""
+"""The log of a failed flow run."""
 
 import pytest
 

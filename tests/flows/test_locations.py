@@ -1,4 +1,4 @@
-"""Results and inputs where several machines find them: in a bucket, and through Prefect's storage blocks."""
+"""Results and inputs in places that several machines reach: a bucket, and Prefect's storage blocks."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ KILLED = (
 
 @pytest.fixture
 async def block(server: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A block with the bucket's credentials, which are nowhere else; a location below it."""
+    """Save a block that alone has the bucket's credentials, and return a location in it."""
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     name = f"bucket-{uuid.uuid4().hex[:8]}"
@@ -46,14 +46,14 @@ async def block(server: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def begin_and_kill(place: str, results: int, folder: Path, counter: ExecutionCounter) -> None:
-    """Run the batch in a process of its own; kill it once so many results are there, and more is under way."""
+    """Run the batch in a process; kill it once this many results are stored and more executions are running."""
     program = (
         "import asyncio, sys\nfrom rlm_batch import batch\nfrom rlm_batch.tasks.ledger import upload_buffer\n"
         "upload_buffer.SEND_INTERVAL_SECONDS = 0.2\n"
         "asyncio.run(batch(sys.argv[1], sys.argv[2] + '/inputs.jsonl', provider='local:none', max_workers=2,\n"
         "                  results_path=sys.argv[2]))\n"
     )
-    environment = {**os.environ, "TMPDIR": str(folder)}  # where it leaves its sandboxes' folders
+    environment = {**os.environ, "TMPDIR": str(folder)}  # the killed process leaves its sandboxes' folders here
     with subprocess.Popen([sys.executable, "-c", program, KILLED, place], env=environment) as run:
         try:
             wait_until(lambda: len(Ledger(place).load_latest_lines()) >= results and len(counter.counts) > results)
@@ -83,7 +83,7 @@ async def test_a_batch_that_is_killed_goes_on_from_the_bucket_and_is_reported_fr
 async def test_a_block_leads_to_the_bucket_and_its_secret_is_nowhere(
     block: str, s3: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)  # below it botocore itself tells the key's id, and never the secret
+    caplog.set_level(logging.INFO)  # at DEBUG, botocore itself logs the key's id, but never the secret
     place = f"{block}/sweeps/one"
     report = await sweep("SUBMIT(loss=x)", {"x": [2, 1]}, objective="loss", provider="local:none", results_path=place)
     assert report.results_path == place
@@ -101,7 +101,7 @@ async def test_a_block_leads_to_the_bucket_and_its_secret_is_nowhere(
         artifacts = [str(artifact.data) for artifact in await client.read_artifacts(artifact_filter=published)]
     ledger = parse_location(place)
     kept = [(ledger / name).read_bytes().decode() for name in ledger.list_sizes()]  # type: ignore[union-attr]
-    assert len(kept) >= 2  # the record, and a part for each time that lines were sent
+    assert len(kept) >= 2  # the run's record, and one part per upload
     assert len(artifacts) > 0
     told = [str(run.parameters), str(raised.value), repr(raised.value.__cause__), caplog.text, *kept, *artifacts]
     assert any(place in text for text in (*logs, caplog.text))

@@ -1,4 +1,4 @@
-"""Code that prepares each sandbox of a flow run: its names, its cost, its error, its place in the key."""
+"""The `prepare` parameter: code that prepares each sandbox of a flow run, its cost, errors and place in the key."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ SIX = [{"x": x} for x in range(6)]
 
 
 def prepare_counted(path: Path) -> str:
-    """Code that leaves a line in a file of the host's each time that it runs, and a name."""
+    """Return code that counts its runs in a file of the host and defines names."""
     return f"import os\nopen({str(path)!r}, 'a').write('x')\nbase = 100\nprocess = os.getpid()"
 
 

@@ -1,4 +1,4 @@
-"""Proxies of the environment: the programs' own servers are asked directly, and remote ones through the proxy."""
+"""Proxy settings of the environment: local servers are reached directly, remote ones through the proxy."""
 
 import json
 import os
@@ -18,7 +18,7 @@ CODE = "import os\nSUBMIT(proxies=sorted(name for name in os.environ if name.low
 
 
 class Proxy(ThreadingHTTPServer):
-    """A proxy that refuses everything and records what it was asked for."""
+    """A proxy that refuses every request and records it."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

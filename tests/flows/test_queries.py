@@ -1,4 +1,4 @@
-"""What code in a flow may ask, what it costs, and what is left of it."""
+"""Queries of a flow's code to language models: their limits, their cost and their records."""
 
 import json
 import os
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 
 KEY = "sk-of-a-person-51f0ab37"
 NAME = "openai/gpt-4o-mini"
-PRICE_IN, PRICE_OUT = 1.5e-7, 6e-7  # US dollars for a token, in LiteLLM's list
+PRICE_IN, PRICE_OUT = 1.5e-7, 6e-7  # US dollars per token, from LiteLLM's list
 TWENTY = """
 from concurrent.futures import ThreadPoolExecutor
 def one(i):
@@ -50,7 +50,7 @@ with ThreadPoolExecutor(20) as pool:
 
 @pytest.fixture(autouse=True)
 def credentials(chat, monkeypatch):
-    """Where LiteLLM finds the model's address and key if nobody names them."""
+    """Set the address and key that LiteLLM uses by default."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("OPENAI_API_BASE", chat.url)
 
@@ -94,7 +94,7 @@ async def test_a_tree_of_depth_three_in_one_sandbox_with_one_worker_finishes(cha
 
 
 async def test_max_cost_holds_for_the_whole_flow_run(chat):
-    """A call may take 24 + 100 tokens at $0.001 each and takes 1 + 3: twenty of them leave less than one may take."""
+    """A call reserves 124 tokens at $0.001 and uses 4, so after twenty calls $0.12 is too little for another."""
     model = await save_model(chat, max_tokens=100, input_cost_per_token=0.001, output_cost_per_token=0.001)
     code = """
 count = 0
@@ -191,7 +191,7 @@ async def test_beyond_a_few_hundred_queries_are_summed_up_and_not_tracked(chat, 
     assert (result.n, result.meta.queries.asked, len(result.meta.queries.tree)) == (40, 40, 40)
     run_id = find_run_id(results)
 
-    async def has_execution_ended() -> bool:  # The server hears of that last.
+    async def has_execution_ended() -> bool:  # the server learns of this end last
         return any(run.name == "execution 0" and run.state_name == "Completed" for run in await read_task_runs(run_id))
 
     await wait_until_async(has_execution_ended)
@@ -217,7 +217,7 @@ async def test_the_key_is_in_no_log_result_ledger_database_or_error(chat, caplog
     home = Path(os.environ["PREFECT_HOME"]).parent
     with_key, names = list[Path](), set[str]()
     for path in (path for root in (home, results) for path in root.rglob("*")):
-        with suppress(FileNotFoundError, IsADirectoryError):  # The servers remove files meanwhile.
+        with suppress(FileNotFoundError, IsADirectoryError):  # the servers remove files meanwhile
             names.add(path.name)
             if KEY.encode() in path.read_bytes():
                 with_key.append(path)
@@ -239,7 +239,7 @@ async def test_a_retried_execution_has_a_budget_of_its_own_and_every_call_is_in_
 
 @pytest.mark.full
 def test_without_the_extra_the_error_says_what_to_install(chat, tmp_path, server):
-    """In a process of its own, where LiteLLM cannot be found."""
+    """Run a new process that cannot find LiteLLM."""
     program = """
 import asyncio, importlib.abc, sys
 class Absent(importlib.abc.MetaPathFinder):

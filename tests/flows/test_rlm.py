@@ -1,4 +1,4 @@
-"""What a person gets from the rlm flow."""
+"""The rlm flow."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ NAME = "openai/gpt-4o-mini"
 
 @pytest.fixture(autouse=True)
 def credentials(chat, monkeypatch):
-    """Where LiteLLM finds the model's address and key if nobody names them."""
+    """Set the address and key that LiteLLM uses by default."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
     monkeypatch.setenv("OPENAI_API_BASE", chat.url)
 
@@ -119,7 +119,7 @@ async def test_an_answer_that_no_budget_allows_is_refused_before_a_sandbox_is_op
 
 
 async def test_what_was_paid_for_is_there_when_the_budget_is_used_up(chat):
-    """The typed answer has the last that the model printed, its turns, and what was spent."""
+    """The result has the model's last printed output, its turns and its cost."""
     turns = itertools.count(1)
     chat.script = lambda _: format_turn("print('found', 1)" if next(turns) == 1 else "print('lost')\n1 / 0")
     found = await rlm("how many?", NAME, on_failure="return", max_llm_calls=2)
@@ -127,7 +127,8 @@ async def test_what_was_paid_for_is_there_when_the_budget_is_used_up(chat):
     assert isinstance(found.error, CodeError)
     assert found.error.type == "BudgetExceeded"
     assert "raise max_llm_calls" in str(found.error)
-    assert found.answer == str(found) == found.trajectory[0]["output"] == "found 1\n"  # not what an error says
+    # the output, not the text of the error
+    assert found.answer == str(found) == found.trajectory[0]["output"] == "found 1\n"
     assert "ZeroDivisionError" in found.trajectory[1]["output"]
     assert found.queries.calls == len(found.trajectory) == 2
     assert (found.queries.cost or 0) > 0

@@ -1,4 +1,4 @@
-"""What a person gets from the sequence flow."""
+"""The sequence flow."""
 
 import math
 

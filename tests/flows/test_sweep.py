@@ -1,4 +1,4 @@
-"""What a person gets from the sweep flow."""
+"""The sweep flow."""
 
 import math
 
@@ -73,7 +73,7 @@ async def test_an_objective_that_no_trial_submitted_says_what_they_did_submit():
 
 
 async def test_a_trial_that_diverged_is_a_result_after_every_other_and_is_not_run_again(tmp_path):
-    """A learning rate that is too large gives NaN, which is what one wants to see of it and no failure."""
+    """A learning rate that is too large gives NaN, which is a useful result and not a failure."""
     code = "loss = {1: 2.5, 2: float('nan'), 3: float('inf'), 4: -float('inf'), 5: 7.5, 6: 10**400}[x]\n"
     code += "SUBMIT(loss=loss, curve=[1, loss])"
     grid = {"x": [2, 3, 4, 5, 1, 6]}

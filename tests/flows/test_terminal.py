@@ -1,4 +1,4 @@
-"""What a program prints of its results, what its log says and an uncaught error: text to a terminal, and no command."""
+"""Text that code chose, in a program's results, log and uncaught errors: the terminal shows it and obeys none of it."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from rlm_batch.sandbox.outcomes.text_escape import escape_text
 
-# The window's title, a cleared screen, and what turns a line round; as C0, as C1 and as a letter.
+# Control sequences as C0, as C1 and as a letter: they set the window's title, clear the screen or reverse a line.
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b2J\x7f\u202etxt\u2028\x85\r"
 CODE = """
 import sys

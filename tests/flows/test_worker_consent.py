@@ -1,4 +1,4 @@
-"""What a deployment's run may do on its worker's host: no more than the worker's environment allows."""
+"""Limits of a deployment's run on its worker's host: it may do only what the worker's environment allows."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def read_context(path: str) -> str:
     return parameters.make_plan().uploads["context.txt"].read_text()
 
 
-# What a flow does with a path of each parameter.
+# The read that a flow makes for each parameter with a path.
 READERS: dict[str, Callable[[str], Any]] = {
     "inputs": lambda path: plan_batch("SUBMIT(id)", path),
     "points": plan_points,
@@ -60,13 +60,13 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 @pytest.fixture
 def as_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests' process has the environment that a worker starts a flow run with, and that allows nothing."""
+    """Set the environment in which a worker starts a flow run; it allows nothing."""
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))
 
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A file of the host that every parameter could be read from."""
+    """Return a file of the host that every parameter could read."""
     path = tmp_path / "outside" / "file.jsonl"
     path.parent.mkdir()
     path.write_text(json.dumps({"id": SECRET, "data": 1}))
@@ -75,7 +75,7 @@ def outside(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with one commit."""
+    """Return a repository with one commit."""
     folder = tmp_path / "repository"
     subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
     git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -141,7 +141,7 @@ def test_a_path_outside_of_what_the_worker_allows_is_refused_and_one_below_is_re
 
 @pytest.mark.usefixtures("as_worker")
 def test_a_pipe_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code may leave one on a volume."""
+    """Code may leave a pipe on a volume."""
     monkeypatch.setenv(ALLOWED, str(tmp_path))
     for name in ("inputs.jsonl", "inputs.csv"):
         os.mkfifo(tmp_path / name)
@@ -158,7 +158,7 @@ def test_links_and_dots_are_resolved_before_a_path_is_judged(
     monkeypatch.setenv(ALLOWED, str(allowed))
     (allowed / "link.jsonl").symlink_to(outside)
     (allowed / "folder").symlink_to(outside.parent)
-    (tmp_path / "allowed-too").mkdir()  # whose name begins as that of the allowed one
+    (tmp_path / "allowed-too").mkdir()  # this name starts with that of the allowed directory
     (tmp_path / "allowed-too" / "file.jsonl").write_text(outside.read_text())
     for path in (
         allowed / "link.jsonl",
@@ -174,7 +174,8 @@ def test_links_and_dots_are_resolved_before_a_path_is_judged(
     assert READERS["inputs"](f"{tmp_path}/way-in/file.jsonl") == [("SUBMIT(id)", {"id": 1})]
     monkeypatch.setenv(ALLOWED, f"{tmp_path}/way-in")
     assert READERS["inputs"](f"{allowed}/file.jsonl") == [("SUBMIT(id)", {"id": 1})]
-    monkeypatch.setenv(ALLOWED, f"{os.pathsep}.{os.pathsep}")  # no directory: the run's own has nothing of a person's
+    # no valid directory: the run's working directory has no files of the user
+    monkeypatch.setenv(ALLOWED, f"{os.pathsep}.{os.pathsep}")
     monkeypatch.chdir(allowed)
     assert_refused(READERS["inputs"], "file.jsonl")
 
@@ -184,7 +185,7 @@ def test_links_and_dots_are_resolved_before_a_path_is_judged(
 def test_a_directory_that_becomes_a_link_once_it_was_judged_leads_nowhere(
     name: str, outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As code can do it on a volume, while a run reads what is there."""
+    """Code can swap a directory for a link in this way on a volume, while a run reads it."""
     monkeypatch.setenv(ALLOWED, str(tmp_path / "allowed"))
     folder = tmp_path / "allowed" / "folder"
     folder.mkdir(parents=True)
@@ -305,8 +306,8 @@ async def test_a_deployments_run_writes_no_results_elsewhere(results: Path, tmp_
     state = await run.execute()
     assert state.is_completed()
     assert list((results / "mine").glob("part-*"))
-    # Whoever asks the server for its result gets its report, by a reference; here it is what the flow returned.
-    # Code may write to the ledger's directory, and Prefect would unpickle what it puts there.
+    # The server's result is a reference to the run's report; here the caller gets the flow's return value. The result
+    # is not in the ledger's directory: code may write there, and Prefect would unpickle the file.
     assert not list((results / "mine").glob("result-*"))
     (reference,) = (get_results_root() / str(run.run.id)).glob("result-*")
     assert reference.stat().st_size < 1500
@@ -353,7 +354,7 @@ async def test_a_block_has_volumes_where_the_worker_has_its_own_or_allows_it(
     assert below.path == volumes / "mine" / "v"  # type: ignore[attr-defined]
     monkeypatch.setenv(ALLOWED, str(tmp_path))
     assert (await block.volume()).path == root / "v"  # type: ignore[attr-defined]
-    # The worker's own processes run or unpickle what is in these.
+    # The worker's own processes run or unpickle files in these directories.
     site_packages = Path(sysconfig.get_path("purelib"))
     monkeypatch.setenv(ALLOWED, "/")
     for path in (site_packages, site_packages.parent, Path.home(), get_results_root() / "run"):
@@ -383,8 +384,8 @@ async def test_a_block_has_a_repository_of_the_host_only_where_the_worker_allows
     for url in (
         str(repository),
         f"file://{repository}",
-        f"file://host{repository}",  # git leaves the host out
-        f"file://{tmp_path}/%72epository",  # and decodes the path
+        f"file://host{repository}",  # git ignores the host
+        f"file://{tmp_path}/%72epository",  # git decodes the path
         f"ext::cat {repository}",
     ):
         for ref in (None, "0" * 40):
@@ -393,7 +394,7 @@ async def test_a_block_has_a_repository_of_the_host_only_where_the_worker_allows
                 await block.open(block.labels(""))
     monkeypatch.setenv(ALLOWED, str(repository))
     assert len(await LocalSandbox(repo_url=f"file://{tmp_path}/%72epository").commit() or "") == 40
-    for url in ("https://127.0.0.1:1/x", "git@127.0.0.1:x"):  # which are no paths
+    for url in ("https://127.0.0.1:1/x", "git@127.0.0.1:x"):  # remote URLs, not paths
         with pytest.raises(ConfigurationError, match="git ls-remote failed"):
             await LocalSandbox(repo_url=url).commit()
 

@@ -1,4 +1,4 @@
-"""What a person gets from the chunks flow."""
+"""The chunks flow: its results, its data and its volumes."""
 
 import json
 import stat
@@ -45,7 +45,7 @@ async def test_three_chunks_are_doubled_onto_a_volume_by_three_workers():
 
 @pytest.fixture(params=["daytona", "modal"])
 async def remote(request: pytest.FixtureRequest) -> str:
-    """A provider whose sandboxes and volumes are not this machine's, as a flow's parameter names it."""
+    """Return the `provider` parameter of a provider whose sandboxes and volumes are on other machines."""
     if request.param == "daytona":
         request.getfixturevalue("daytona")
         await DaytonaSandbox(image="python:3.12").save("remote", overwrite=True)  # type: ignore[misc]
@@ -113,7 +113,7 @@ async def test_large_chunks_and_results_go_as_files_and_the_code_sees_the_same_n
         del outputs["text"]
         assert outputs == {"size": size // 2 + 1, "end": name[0], "left": []}
     assert report.reduction.sizes == {"small": 6, "just under": 125_001, "over": 150_000, "large": 150_000}
-    assert report["large"].meta.variables == {"chunk_id": "large"}  # the ledger repeats no data
+    assert report["large"].meta.variables == {"chunk_id": "large"}  # the ledger does not repeat the data
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ async def test_what_chunks_write_belongs_to_the_volumes_group_and_to_nobody_else
 
 @pytest.mark.full
 def test_a_large_file_is_streamed_and_never_in_memory_as_a_whole(tmp_path):
-    """200 MB in 40 chunks, each of which goes into a sandbox as a file: the host stays under 300 MB."""
+    """Stream 200 MB in 40 chunks, each into a sandbox as a file; the host's memory stays under 300 MB."""
     data: Path = tmp_path / "rows.jsonl"
     line = json.dumps({"n": 1, "text": "word " * 2000}) + "\n"
     with data.open("w") as file:

@@ -1,4 +1,4 @@
-"""A chunked job that is run again with the same results_path runs only the chunks without a result there."""
+"""Resumed chunked jobs: the same results_path runs only the chunks that have no result there."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ DRAW = "import os\nSUBMIT(random=os.urandom(8).hex(), ids=sorted(results))"
 
 
 def draws(report: Any) -> dict[str, str]:
-    """Return the random text that each chunk submitted: one that was not run again has the same."""
+    """Return the random text that each chunk submitted; a resumed chunk keeps its text."""
     return {name: outcome.random for name, outcome in report.results.items()}
 
 
@@ -82,7 +82,7 @@ async def test_only_a_chunk_that_failed_is_run_again(tmp_path):
 
 @pytest.fixture
 def small_volume(volumes: Path) -> Iterator[Path]:
-    """The directory of a volume named "small", on a file system of 1 MiB."""
+    """Return the directory of a volume named "small", on a file system of 1 MiB."""
     place = volumes / "small"
     place.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], check=False).returncode:
@@ -136,7 +136,7 @@ print(report.reduction.words, report.reduction.rows, len(report.results))
     host = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
     try:
         wait_until(lambda: count_lines() == 12)
-        # All four wait for the file in their sandboxes: none of these is just being made or removed.
+        # All four sandboxes are open and wait for the file, so none is being created or removed.
         wait_until(lambda: len(list(Path(tempfile.gettempdir()).glob("rlm-batch-*/sandbox.json"))) == 4)
     finally:
         host.kill()

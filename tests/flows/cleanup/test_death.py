@@ -1,4 +1,4 @@
-"""What is left when something dies, or goes away: the flow's process, its worker, its server, the room on its disk."""
+"""Failures of a flow's process, worker, server or disk, and their clean-up."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
 
 
 def written(ledger: Path) -> int:
-    """The results in a ledger."""
+    """Return the number of results in a ledger."""
     return sum(part.read_bytes().count(b"\n") for part in ledger.glob("part-*"))
 
 
@@ -62,7 +62,7 @@ asyncio.run(batch(["SUBMIT()"] * 20, provider="local:none", max_workers=2, log_o
 
 @pytest.mark.usefixtures("server")
 def test_a_script_that_is_told_to_end_while_it_removes_a_sandbox_removes_it(tmp_path: Path) -> None:
-    """Prefect's own handler raises wherever the program is just then."""
+    """Prefect's signal handler raises an exception at whatever line the program executes."""
     command = [sys.executable, "-c", TOLD_TO_END]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == -signal.SIGTERM, done.stderr
@@ -83,7 +83,7 @@ async def test_a_deadline_leaves_no_sandbox_at_its_provider(daytona: Any) -> Non
 
 @pytest.fixture
 def worker(server: str, daytona: Any, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process worker of a pool of its own."""
+    """Start a process worker with a separate work pool."""
     pool = f"pool-{uuid.uuid4().hex[:8]}"
     command = build_module_command("prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", pool)
     environment = os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "1", "RLM_BATCH_ALLOW_NO_ISOLATION": "1"}
@@ -93,12 +93,12 @@ def worker(server: str, daytona: Any, tmp_path: Path) -> Iterator[subprocess.Pop
 
 
 def engines(processes: dict[int, str], run: FlowRun) -> list[int]:
-    """The processes of a flow run."""
+    """Return the ids of a flow run's processes."""
     wanted = str(run.id).encode()
     found = [pid for pid, command in processes.items() if "prefect.engine" in command]
     of_run: list[int] = []
     for pid in found:
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # the process ended meanwhile
             if wanted in Path(f"/proc/{pid}/environ").read_bytes():
                 of_run.append(pid)
     return of_run
@@ -116,7 +116,7 @@ async def test_runs_of_a_deployment_leave_nothing_when_they_are_cancelled_or_kil
     async with get_client() as client:
         await client.create_work_pool(WorkPoolCreate(name=worker.pool, type="process"))
         (tmp_path / "code").mkdir()
-        monkeypatch.chdir(tmp_path / "code")  # each flow run has a copy of the directory that it was deployed from
+        monkeypatch.chdir(tmp_path / "code")  # each flow run gets a copy of the directory that it was deployed from
         deployment = RunnerDeployment.from_entrypoint(
             "rlm_batch.flows.batch.batch", name=worker.pool, work_pool_name=worker.pool
         )
@@ -148,7 +148,7 @@ async def test_runs_of_a_deployment_leave_nothing_when_they_are_cancelled_or_kil
         cancelled, killed = await begin("daytona", forever), await begin("daytona", forever)
         await open_in(remote, cancelled)
         await open_in(remote, killed)
-        # As the UI does it.
+        # The UI cancels a run in this way.
         await client.set_flow_run_state(cancelled.id, Cancelling())
         await ended(remote, cancelled, "Cancelled")
         assert len(await ids(remote, killed)) == 2
@@ -156,7 +156,7 @@ async def test_runs_of_a_deployment_leave_nothing_when_they_are_cancelled_or_kil
         os.kill(engine, signal.SIGKILL)
         await ended(remote, killed, "Crashed")
 
-        # What the worker had started goes on without it, and what is alive is not reaped.
+        # The worker's flow run continues without it, and `reap` does not remove sandboxes of a live process.
         orphan = await begin("local:none", forever)
         await open_in(local, orphan)
         (engine,) = engines(processes(), orphan)
@@ -187,7 +187,7 @@ async def test_a_batch_goes_on_when_the_server_does_not_answer_for_some_seconds(
     os.kill(pid, signal.SIGSTOP)
     try:
         go.touch()
-        await wait_until_async(lambda: written(ledger) > 8)  # executions begin and end meanwhile
+        await wait_until_async(lambda: written(ledger) > 8)  # executions start and end meanwhile
     finally:
         os.kill(pid, signal.SIGCONT)
     assert [result.x for result in await running] == list(range(24))
@@ -228,7 +228,7 @@ def test_a_server_that_stays_away_ends_the_command_with_a_sentence_and_what_was_
 
 @pytest.fixture
 async def small_disk(tmp_path: Path) -> AsyncIterator[Path]:
-    """A file system with room for 256 KiB, on a machine where these tests may mount one."""
+    """Return a file system of 256 KiB, or skip the test if it cannot mount one."""
     place = tmp_path / "disk"
     place.mkdir()
     mounted = await asyncio.create_subprocess_exec(
@@ -270,7 +270,7 @@ async def test_a_batch_whose_disk_fills_up_says_so_and_keeps_each_line_and_goes_
     results = await run()
     assert [result.x for result in results] == list(range(20))
     lines = list(Ledger(ledger).read_lines())
-    assert len(lines) == len({line.key for line in lines}) == 20  # nothing that was written was run again
+    assert len(lines) == len({line.key for line in lines}) == 20  # no execution ran again after its result was written
 
 
 # -------------------------------------------------------------------------------------------------------- two at once

@@ -1,4 +1,4 @@
-"""What `reap` removes, and what it leaves: on each provider, with sandboxes of every kind of owner."""
+"""The `reap` flow: which sandboxes it removes or keeps, on each provider and for every kind of owner."""
 
 import asyncio
 import logging
@@ -46,12 +46,12 @@ from ...infra.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 PROVIDERS = ("local", "daytona", "modal")
-# One of the two clouds is enough at once: what removes is the same.
+# One cloud suffices in quick runs, because both use the same removal code.
 CLOUDS = ("daytona", pytest.param("modal", marks=pytest.mark.full))
 
 
 class OrphanCollector(FlowListener):
-    """What one call of the flow said of the sandboxes."""
+    """A listener that collects the warnings and orphaned sandboxes of one run of the flow."""
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
@@ -65,12 +65,12 @@ class OrphanCollector(FlowListener):
 
 @flow(name="somebody's")
 def somebodys() -> None:
-    """A flow whose runs are only told of."""
+    """A flow that never runs: the tests only create its runs on the server."""
 
 
 @task
 def nothing() -> None:
-    """A task whose runs are only told of."""
+    """A task that never runs: the tests only create its runs on the server."""
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ async def client() -> AsyncIterator[PrefectClient]:
 
 
 async def place(name: str, request: pytest.FixtureRequest) -> tuple[str, SandboxProvider]:
-    """What a flow calls the provider of that name, and the provider."""
+    """Return the provider's `provider` parameter and the provider."""
     if name == "local":
         return "local:none", LocalSandbox(isolation="none")
     if name == "daytona":
@@ -98,7 +98,7 @@ async def provider(request: pytest.FixtureRequest) -> tuple[str, SandboxProvider
 
 
 async def called_by(client: PrefectClient, run: FlowRun) -> uuid.UUID:
-    """The task run by which a flow run has called another in its process."""
+    """Return the task run through which a flow run called another flow in its process."""
     return (await client.create_task_run(nothing, run.id, uuid.uuid4().hex)).id
 
 
@@ -107,7 +107,7 @@ async def ids(provider: SandboxProvider) -> set[str]:
 
 
 def ended_process() -> str:
-    """The identity of a process of this machine that has ended."""
+    """Return the identity of a process of this machine that has ended."""
     code = "from rlm_batch.sandbox.process_identity import read_own_identity as r; print(r())"
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
@@ -129,8 +129,9 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
     away = await client.create_flow_run(somebodys, state=Running())
     odd = await client.create_flow_run(somebodys, state=Running())
     killed, alive = {"rlm-batch-process": ended_process()}, read_own_identity()
-    elsewhere = {"rlm-batch-process": "0" * 32 + alive[32:]}  # the same, before or after a start of the machine
-    unseen = {"rlm-batch-process": killed["rlm-batch-process"].replace(alive.split(".")[1], "1")}  # a container's
+    elsewhere = {"rlm-batch-process": "0" * 32 + alive[32:]}  # the same process id in another boot of a machine
+    # a process in another PID namespace, as in a container
+    unseen = {"rlm-batch-process": killed["rlm-batch-process"].replace(alive.split(".")[1], "1")}
 
     def labels(run: object = "", server: str = "", **changed: float) -> dict[str, str]:
         times = {f"rlm-batch-{name}": str(int(value)) for name, value in changed.items()}
@@ -197,10 +198,10 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
         }
         silence = re.search(r"silent for (\d+) s", "".join(listener.sentences))
         assert silence is not None
-        # Rounded; and not 40 and more, as the labels of its sandboxes say.
+        # The server's events show the silence, rounded; by its sandboxes' labels it would be 40 s or more.
         assert 0 <= int(silence[1]) <= time.monotonic() - begun + 1
         assert await reap(name) == []
-        # What Prefect calls in a worker when a run's process has gone, by keyword.
+        # Prefect calls the hook with keywords, in a worker whose run's process has ended.
         named = live.model_copy(update={"parameters": {"provider": name}})
         await remove_sandboxes(flow=somebodys, flow_run=named, state=Cancelling())
         assert await ids(block) == {box.id for box in boxes.values()} - gone - {boxes["of a live run"].id}
@@ -223,11 +224,11 @@ async def test_the_hook_takes_what_the_parameters_say_and_leaves_a_run_of_its_ow
             await remove_sandboxes(flow=somebodys, flow_run=run, state=Crashed())
             return await ids(block)
 
-        assert await called(mine, provider="local") == left  # its lanes do that
+        assert await called(mine, provider="local") == left  # the run's own lanes remove its sandboxes
         assert await called(gone, provider="local-sandbox/nosuch") == left
         assert "could not be looked for, and are left to their expiry: " in told(caplog)
         assert "nosuch" in told(caplog)
-        assert await called(gone) == {boxes[0].id}  # the flows' own default is local
+        assert await called(gone) == {boxes[0].id}  # the default provider of the flows is local
     finally:
         await asyncio.gather(*(box.remove() for box in boxes))
 
@@ -272,7 +273,7 @@ async def test_a_local_folder_is_taken_only_where_its_host_is_known_to_have_died
     half_made = folder("rlm-batch-00000000000a", old=True)
     being_made = folder("rlm-batch-00000000000b", old=False)
     later = time.time() + 3600
-    os.utime(being_made, (later, later))  # however long this test takes, it is young
+    os.utime(being_made, (later, later))  # keep the folder young however long this test takes
     somebodys_own = folder("rlm-batch-results-of-mine", old=True)
     damaged = folder("rlm-batch-00000000000c", old=True)
     (damaged / "sandbox.json").write_text("[1, 2]")
@@ -308,7 +309,7 @@ asyncio.run(main())
 
 
 def killable(*providers: str) -> subprocess.Popen[bytes]:
-    """A process with a batch on each of the providers."""
+    """Start a process that runs a batch on each of the providers."""
     return subprocess.Popen([sys.executable, "-c", HOST, *providers])
 
 
@@ -340,7 +341,7 @@ async def test_reap_beside_a_live_run_takes_nothing_and_after_its_process_is_kil
     finally:
         host.kill()
         host.wait()
-    # Elsewhere the server says that its run is still Running; here it is known that the process has ended.
+    # Another machine knows only that the server reports the run as Running; this one knows that its process has ended.
     remote = {name: block for name, block in blocks.items() if name != "local:none"}
     with monkeypatch.context() as another_machine:
         another_machine.setattr(socket, "gethostname", lambda: "another")
@@ -355,7 +356,7 @@ async def test_reap_beside_a_live_run_takes_nothing_and_after_its_process_is_kil
 
 @pytest.mark.full
 async def test_a_script_that_is_told_to_end_leaves_nothing_at_any_provider(request: pytest.FixtureRequest) -> None:
-    """Prefect raises out of the event loop then, which cancels every task that there is, and not only the flow's."""
+    """Prefect raises outside the event loop, which then cancels every task, not only the flow's."""
     blocks = dict([await place(name, request) for name in PROVIDERS])
     for name in blocks:
         host = killable(name)
@@ -372,7 +373,7 @@ async def test_a_script_that_is_told_to_end_leaves_nothing_at_any_provider(reque
 @pytest.mark.full
 async def test_a_run_that_is_silent_for_long_is_taken_only_where_that_was_asked_for(client: PrefectClient) -> None:
     block = LocalSandbox(isolation="none")
-    server, later = await get_server_id(), time.time() + 3000  # when the sandboxes are looked at
+    server, later = await get_server_id(), time.time() + 3000  # the time at which `reap` inspects the sandboxes
     silent, speaking, busy = [await client.create_flow_run(somebodys, state=Running()) for _ in range(3)]
     emit_event(
         "prefect.flow-run.heartbeat",

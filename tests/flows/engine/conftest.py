@@ -1,4 +1,4 @@
-"""What tests of the engine share: short delays of retries, and a provider that asks for a sandbox once."""
+"""Fixtures for tests of the engine: short delays of retries, and a provider that asks for a sandbox once."""
 
 from typing import Any
 
@@ -9,12 +9,13 @@ from rlm_batch import DaytonaSandbox
 
 @pytest.fixture(autouse=True)
 def no_long_delays(short_delays: None) -> None:
-    """Retry soon; the delays themselves have a test of their own."""
+    """Shorten the delays of retries; another test covers the delays themselves."""
 
 
 @pytest.fixture
 async def hasty(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A block that asks for a sandbox once, and leaves further tries to the run."""
-    monkeypatch.setattr("rlm_batch.blocks.daytona.creation.get_delay", lambda *_: 100.0)  # which is beyond its timeout
+    """Return a saved block that asks for a sandbox once and leaves retries to the run."""
+    # 100 seconds, beyond the start timeout
+    monkeypatch.setattr("rlm_batch.blocks.daytona.creation.get_delay", lambda *_: 100.0)
     await DaytonaSandbox(start_timeout=90).save("hasty", overwrite=True)  # type: ignore[misc]
     return "daytona-sandbox/hasty"

@@ -1,4 +1,4 @@
-"""What a flow run shows in Prefect's UI: progress, a report at its end, and the code's output as it comes."""
+"""Artifacts of a flow run in Prefect's UI: progress, the final report, and the code's output while it runs."""
 
 import asyncio
 import base64
@@ -34,14 +34,14 @@ pytestmark = pytest.mark.anyio
 
 
 async def artifacts(run_id: str) -> dict[str, Any]:
-    """The artifacts of a flow run by type."""
+    """Return the artifacts of a flow run by type."""
     async with get_client() as client:
         wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id]))  # type: ignore[arg-type]
         return {artifact.type or "": artifact for artifact in await client.read_artifacts(artifact_filter=wanted)}
 
 
 async def logs(run_id: str) -> list[Any]:
-    """The records of the code's output that the server has of a flow run."""
+    """Return the log records of the code's output that the server has for a flow run."""
     await APILogHandler.aflush()
     async with get_client() as client:
         wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run_id]))  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ async def test_a_sweep_ends_with_a_report_the_best_first_with_charts_and_failure
     assert [row[0] for row in rows] == ["2", "3", "0", "4", "1", "5", "6", "7"]
     assert rows[0][3] == "0.5"
     assert "6 of 8 trials succeeded, 2 failed" in text
-    assert "<b>" not in text.partition("```")[0]  # in a block of code it is text
+    assert "<b>" not in text.partition("```")[0]  # a code block shows it as text
     assert "ValueError" in text
     pictures = [base64.b64decode(data) for data in re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", text)]
     assert [b"loss over trials" in picture for picture in pictures] == [True, False, False]
@@ -71,7 +71,8 @@ async def test_a_sweep_ends_with_a_report_the_best_first_with_charts_and_failure
     table = json.loads(found["table"].data)
     assert [row["number"] for row in table] == [2, 3, 0, 4, 1, 5, 6, 7]
     assert {**table[0], "seconds": 0} == {"number": 2, "x": 1, "y": 0.5, "loss": 0.5, "seconds": 0, "outcome": "best"}
-    assert r"ValueError (line 1\)\: no \<b\>bold\</b\> \| here" in table[-1]["outcome"]  # text, in Prefect's UI too
+    # escaped, so Prefect's UI shows it as text
+    assert r"ValueError (line 1\)\: no \<b\>bold\</b\> \| here" in table[-1]["outcome"]
 
 
 async def test_every_flow_ends_with_one(results: Path):
@@ -86,7 +87,7 @@ async def test_every_flow_ends_with_one(results: Path):
 
 
 async def test_progress_is_told_while_a_run_lasts_and_ends_at_all(tmp_path: Path, results: Path):
-    """The last execution waits until the server knows of those before it."""
+    """The last execution waits until the server has the progress of the others."""
     seen = tmp_path / "seen"
     code = f"import os, time\nwhile last and not os.path.exists({str(seen)!r}):\n    time.sleep(0.05)\nSUBMIT()"
     inputs = [{"last": False}, {"last": False}, {"last": True}]
@@ -121,7 +122,7 @@ async def test_a_server_that_is_away_fails_no_run_and_is_one_warning(
 
 
 async def test_what_code_writes_is_in_its_task_runs_log_as_it_comes(tmp_path: Path, results: Path):
-    """The code goes on only when its first line has been logged."""
+    """The code continues only after its first line has been logged."""
     heard = tmp_path / "heard"
 
     class Hear(logging.Handler):

@@ -1,4 +1,4 @@
-"""With cache_queries a question is asked once in a flow run, and in later ones answered from the ledgers."""
+"""The `cache_queries` parameter: one question per flow run, and answers for later runs from the ledgers."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ NAME = "openai/gpt-4o-mini"
 
 @pytest.fixture(autouse=True)
 def model_server(openai: ChatServer) -> ChatServer:
-    """Who answers in the place of OpenAI."""
+    """Return the server that replaces OpenAI's."""
     return openai
 
 
@@ -56,9 +56,9 @@ SUBMIT(answers=sorted(answers), failed=type(failed).__name__)
     assert "10 asked; the model was called 1 times: " in printed.err
     assert "; 7 answers came from the cache" in printed.err
     assert printed.out.count("; 1 answers came from the cache") == 7
-    assert len(load_report(ledger.name).results) == 2  # who reads outcomes passes over the answers
+    assert len(load_report(ledger.name).results) == 2  # readers of outcomes skip the answers
 
-    with part.open("ab") as file:  # its writer was killed, and a machine lost power
+    with part.open("ab") as file:  # the writer was killed, or the machine lost power
         file.write(b'{"version": 1, "key": "torn')
     (again,) = await batch(["SUBMIT(a=llm_query('the same'))"], language_model=NAME, cache_queries=True)
     assert again.meta.queries.cached == 1

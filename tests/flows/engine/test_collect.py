@@ -1,4 +1,4 @@
-"""What a person gets whose flows bring files home: they are beside the ledger, in the report, and still there later."""
+"""The `collect` parameter: collected files are next to the ledger, in the report, and still there in later runs."""
 
 import re
 import uuid
@@ -37,7 +37,7 @@ async def test_files_are_beside_the_ledger_by_their_execution_and_in_its_report(
     assert list_files(ledger) == names
     assert [path for result in first for path in result.meta.collected] == [str(ledger / name) for name in names]
     assert Path(first[1].meta.collected[1]).read_text() == "2"
-    # A second run takes what is there, and one that asks for other files runs again and leaves those that are there.
+    # A second run reuses the files. A run that collects other files executes again and keeps the existing ones.
     again = await batch(WRITE, inputs, collect=["*.png", "out/**"], results_path=ledger)
     assert [result.meta.collected for result in again] == [result.meta.collected for result in first]
     (other,) = await batch(WRITE, inputs[:1], collect=["*.png"], results_path=ledger)

@@ -1,4 +1,4 @@
-"""What a run keeps whose provider refuses every sandbox from some moment on, and when it ends."""
+"""Providers that refuse every sandbox from some moment on: which results a run keeps, and when it ends."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,21 +21,21 @@ WORKERS, TOTAL = 3, 9
 
 
 async def save_block(start_timeout: int) -> str:
-    """Save a block that gives up after so many seconds; return its name as a flow takes it."""
+    """Save a block that gives up after `start_timeout` seconds; return its name as a flow takes it."""
     await DaytonaSandbox(start_timeout=start_timeout).save("impatient", overwrite=True)  # type: ignore[misc]
     return "daytona-sandbox/impatient"
 
 
 @pytest.fixture(autouse=True)
 def ledger(tmp_path: Path) -> Path:
-    """Where the runs of a test write their results."""
+    """Return the results path of a test's runs."""
     return tmp_path / "ledger"
 
 
 async def run_and_refuse(
     daytona: Any, provider: str, counter: ExecutionCounter, ledger: Path, status: str, times: int | None = None
 ) -> Sequence[Any]:
-    """Run a batch of which every creation of a sandbox is refused, or so many, once each worker has an execution."""
+    """Run a batch; once each worker has an execution, refuse all further sandboxes, or the first `times`."""
     inputs = [{"x": x, "address": counter.address} for x in range(TOTAL)]
     counter.may_go_on.clear()
     run = asyncio.ensure_future(
@@ -53,11 +53,13 @@ async def run_and_refuse(
 def check_what_was_kept(
     results: Sequence[Any], counter: ExecutionCounter, ledger: Path, error: type[Exception]
 ) -> None:
-    """What was under way has its result, ran once, and the ledger has it once; the rest fails, most of it not begun."""
+    """Check that running executions finished once with one ledger line, and that the rest failed, mostly before
+    starting.
+    """
     assert [result.y for result in results[:WORKERS]] == [0, 1, 4]
     assert counter.counts == {str(x): 1 for x in range(WORKERS)}
     assert [type(outcome.error) for outcome in results[WORKERS:]] == [error] * (TOTAL - WORKERS)
-    assert all("not begun" in str(outcome.error) for outcome in results[2 * WORKERS :])  # one each was tried in vain
+    assert all("not begun" in str(outcome.error) for outcome in results[2 * WORKERS :])  # each worker tried one more
     lines = list(Ledger(ledger).read_lines())
     assert len({line.key for line in lines if line.is_success}) == WORKERS
     assert len(lines) == TOTAL
@@ -68,12 +70,12 @@ def check_what_was_kept(
 async def test_refusals_take_nothing_from_what_runs_and_end_the_rest(
     status: str, daytona: Any, counter: ExecutionCounter, ledger: Path
 ) -> None:
-    provider = await save_block(20)  # which is also the time that the first sandboxes have to start
+    provider = await save_block(20)  # seconds, also for the first sandboxes to start
     results = await run_and_refuse(daytona, provider, counter, ledger, status)
     error = type(results[-1].error)
     assert error in (ConfigurationError, SandboxStartError)
     check_what_was_kept(results, counter, ledger, error)
-    # A run that goes on from there runs what was not begun, and only that.
+    # A resumed run executes only what has not started.
     daytona.set(fault_rate=0.0)
     inputs = [{"x": x, "address": counter.address} for x in range(TOTAL)]
     again = await batch(SQUARE, inputs, provider=provider, max_workers=WORKERS, results_path=str(ledger))

@@ -1,4 +1,4 @@
-"""Work that was done is not done again: Prefect's Retry, the same ledger, and results of earlier flow runs."""
+"""Resumed work: Prefect's Retry, a run on the same ledger, and cached results of earlier flow runs."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ LATER = COUNT_EXECUTION + "times = count_execution(x)\nassert x % 3 or times > 1
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Everything that was ever written to a ledger."""
+    """Return every line that was written to a ledger."""
     return [json.loads(line) for part in path.glob("part-*.jsonl") for line in part.read_text().splitlines()]
 
 
@@ -86,7 +86,7 @@ async def test_results_serve_later_runs_until_the_code_a_variable_or_the_commit_
         subprocess.run([*git, "commit", "--quiet", "-m", text], check=True)
 
     async def run(code: str = "", secret: str = "one", **variables: Any) -> dict[str, int]:
-        """Runs two executions; how often each has begun in all."""
+        """Run two executions and return how often each has started in all runs."""
         settings = {"repo_url": str(folder), "repo_token": SecretStr(secret), "environment": {"KEY": SecretStr(secret)}}
         await LocalSandbox(isolation="none", **settings).save("cached", overwrite=True)  # type: ignore[misc]
         inputs = [{"x": x, "address": counter.address, **variables} for x in (1, 2)]

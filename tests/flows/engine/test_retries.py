@@ -1,4 +1,4 @@
-"""What is tried again, how often, and what a person reads of it: the table of errors in docs/reference.md."""
+"""Retries: which errors are retried, how often, and how results show it (the table of errors in docs/reference.md)."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.anyio
 
 CREATE = r"^POST /api/sandbox$"
 SQUARE = COUNT_EXECUTION + "count_execution(x)\nSUBMIT(y=x * x)"
-# What code may do, and whether `retry_code_errors` repeats it.
+# Ways in which code fails, and whether `retry_code_errors` retries them.
 CODE = {
     "raises": ("raise ValueError('no such thing')", True),
     "is-no-python": ("x = (", True),
@@ -55,7 +55,7 @@ async def test_code_that_fails_is_tried_again_only_if_asked_and_what_it_submits_
         f"address = {counter.address!r}{COUNT_EXECUTION}count_execution({name!r})\n{text}"
         for name, (text, _) in CODE.items()
     ]
-    code[1] = "x = ("  # none of it runs
+    code[1] = "x = ("  # invalid syntax, so no line runs and counts
     options: dict[str, Any] = {
         "provider": "local:none", "retries": 1, "retry_code_errors": asked, "idempotent": True, "reuse_sandboxes": True,
         "on_failure": "return",
@@ -76,7 +76,7 @@ async def test_a_sandbox_that_does_not_open_is_tried_again_and_the_result_and_th
     daytona: Any, hasty: str, counter: ExecutionCounter, tmp_path: Path
 ) -> None:
     daytona.set(fault_rate=1.0, faults=["500"], fault_times=1, fault_where=CREATE)
-    # Prefect has delays for fewer retries than these.
+    # Prefect's own list of retry delays is shorter than this number of retries.
     (result,) = await batch(SQUARE, inputs(counter), provider=hasty, results_path=str(tmp_path), retries=100)
     assert (result.y, result.meta.attempt) == (0, 2)
     assert [text.partition(":")[0] for text in result.meta.earlier_errors] == ["SandboxStartError"]
@@ -92,11 +92,11 @@ async def test_a_sandbox_that_is_lost_before_the_code_was_sent_is_replaced(
     daytona.set(
         fault_rate=1.0, faults=["404"], fault_message="command not found", fault_times=1, fault_where=f"/{call}$"
     )
-    secrets = {"KEY": "k"} if call == "input" else {}  # with them the first execution goes as input
+    secrets = {"KEY": "k"} if call == "input" else {}  # with secrets, the first execution is sent as input
     await DaytonaSandbox(environment=secrets).save("lost", overwrite=True)  # type: ignore[misc, dict-item]
     (result,) = await batch(SQUARE, inputs(counter), provider="daytona-sandbox/lost")
     assert (result.y, result.meta.attempt) == (0, 2)
-    # Its first execution goes with what starts the driver, so it may be either.
+    # The first execution is part of the command that starts the driver, so the error can be either one.
     assert result.meta.earlier_errors[0].startswith((SandboxStartError.__name__, SandboxLost.__name__))
     assert counter.counts == {"0": 1}
 
@@ -105,7 +105,7 @@ async def test_a_sandbox_that_is_lost_before_the_code_was_sent_is_replaced(
 async def test_code_that_may_have_run_is_repeated_only_if_it_may_run_twice(
     daytona: Any, counter: ExecutionCounter, idempotent: bool
 ) -> None:
-    """The code ends its sandbox's driver, the first time that it runs."""
+    """The code kills its sandbox's driver the first time that it runs."""
     code = (
         COUNT_EXECUTION
         + "import os, time\nif count_execution(x) == 1:\n    os.kill(os.getppid(), 9); time.sleep(1000)\nSUBMIT(y=x)"
@@ -157,7 +157,7 @@ async def test_a_provider_that_asks_for_more_time_than_there_is_ends_the_flow_no
         assert "deadline of 600 s is over before" in str(failure.error)
     assert late[0].meta.earlier_errors[0].startswith(QuotaExceeded.__name__)
     assert "Too Many Requests" in str(late[0].error)
-    assert daytona.state()["counts"]["POST /api/sandbox"] == 2  # it was not asked once more
+    assert daytona.state()["counts"]["POST /api/sandbox"] == 2  # no third attempt
 
 
 @pytest.mark.full
@@ -177,7 +177,7 @@ async def test_a_deadline_ends_the_wait_for_a_retry_and_says_what_was_waited_for
 async def test_a_worker_that_waits_long_for_a_retry_gives_its_sandbox_back_meanwhile(
     daytona: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second execution waits for the first one's retry: the sandbox that is kept for both would idle through it."""
+    """The second execution waits for the first one's retry, so a sandbox kept for both would idle for an hour."""
     monkeypatch.setattr("rlm_batch.tasks.retry.BACKOFF_SECONDS", (3600.0,))
     code = COUNT_EXECUTION + "count_execution(x)\nassert x\nSUBMIT(y=x)"
     flow = asyncio.create_task(
@@ -199,7 +199,7 @@ async def test_a_worker_that_waits_long_for_a_retry_gives_its_sandbox_back_meanw
 async def test_of_executions_that_share_a_task_run_each_has_its_own_retries_and_a_failure_shows_in_its_state(
     counter: ExecutionCounter, results: Path
 ) -> None:
-    """The first fails for good at once, the second after its retries, the third ends well at its second attempt."""
+    """The first fails permanently at once, the second after its retries; the third succeeds at its second attempt."""
     code = COUNT_EXECUTION + (
         "times = count_execution(x)\n"
         "if x == 0: SUBMIT(y={1})\n"
@@ -227,5 +227,5 @@ async def test_of_executions_that_share_a_task_run_each_has_its_own_retries_and_
 async def test_the_delay_doubles_up_to_a_minute_and_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     task = await configure_task(execute, RetryPolicy(retries=9), "local", 1)
-    assert task.retry_delay_seconds == [1, 2, 4, 8, 16, 32, 60]  # Prefect goes on with the last
+    assert task.retry_delay_seconds == [1, 2, 4, 8, 16, 32, 60]  # Prefect repeats the last delay
     assert task.retry_jitter_factor == 0.5

@@ -1,4 +1,4 @@
-"""What a script that calls a flow prints of what its code printed, and of what failed."""
+"""Output of a script that calls a flow: its code's output and its failures."""
 
 import subprocess
 import sys

@@ -39,7 +39,7 @@ SUBMIT(answers=llm_query_batched([f"a secret question {x}", "another"]))
 
 @dataclass(frozen=True)
 class Span:
-    """A span as it was exported; `parent` is the id of another, or empty."""
+    """An exported span; `parent` is the id of another span, or empty."""
 
     scope: str
     name: str
@@ -53,7 +53,7 @@ class Span:
 
     @classmethod
     def read(cls, span: ReadableSpan) -> "Span":
-        """Return what the SDK's span has."""
+        """Convert a span of the SDK."""
         assert span.instrumentation_scope is not None
         assert span.context is not None
         return cls(
@@ -71,7 +71,7 @@ class Span:
 
 @dataclass
 class Exported:
-    """The spans that this process has exported, our own and Prefect's."""
+    """The spans that this process has exported: the project's and Prefect's."""
 
     exporter: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
 
@@ -81,11 +81,11 @@ class Exported:
 
     @property
     def own(self) -> list[Span]:
-        """The spans that are ours."""
+        """Return the project's own spans."""
         return [span for span in self.spans if span.scope == "rlm_batch"]
 
     def find(self, name: str, **attributes: Any) -> list[Span]:
-        """Return our spans of that name with those attributes, whose dots are written as underscores."""
+        """Return the project's spans by name and attributes; underscores replace the dots of attribute names."""
         return [
             span
             for span in self.own
@@ -96,7 +96,7 @@ class Exported:
 
 @pytest.fixture
 def exported(chat: ChatServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Exported]:
-    """Give this process an SDK, as `trace.set_tracer_provider` does, until the test ends."""
+    """Install an SDK until the test ends, as `trace.set_tracer_provider` does."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
     monkeypatch.setenv("OPENAI_API_BASE", chat.url)
     exported, provider = Exported(), TracerProvider()
@@ -115,7 +115,7 @@ async def test_a_batch_is_a_trace_of_its_executions_and_their_queries_with_token
     assert run.attributes["gen_ai.workflow.name"] == "batch"
     assert (run.attributes["rlm_batch.executions"], run.attributes["rlm_batch.executions.failed"]) == (4, 1)
     executions = exported.find("execute_tool python")
-    # Each is below the span of its task run, that below ours of the flow run, and that below Prefect's.
+    # Parents, from the inside out: the task run's span, the project's span of the flow run, and Prefect's span.
     by_id = {span.id: span for span in exported.spans}
     task_runs = [by_id[span.parent] for span in executions]
     assert [(span.scope, span.parent) for span in task_runs] == [("prefect", run.id)] * 4
@@ -128,7 +128,7 @@ async def test_a_batch_is_a_trace_of_its_executions_and_their_queries_with_token
     assert by_index[2].attributes["error.type"] == "CodeError"
     assert all(span.attributes["rlm_batch.sandbox.id"] for span in executions)
     chats = exported.find("chat gpt-4o-mini", gen_ai_provider_name="openai", gen_ai_operation_name="chat")
-    # Two below each execution, in sandboxes that served one before.
+    # Each execution has two, also in reused sandboxes.
     assert sorted(span.parent for span in chats) == sorted([by_index[index].id for index in (0, 1, 3)] * 2)
     assert all(span.is_client for span in chats)
     tokens = sum(span.attributes["gen_ai.usage.input_tokens"] for span in chats)
@@ -136,7 +136,7 @@ async def test_a_batch_is_a_trace_of_its_executions_and_their_queries_with_token
     cost = sum(span.attributes["gen_ai.usage.cost"] for span in chats)
     assert cost == pytest.approx(run.attributes["rlm_batch.usage.cost"])
     assert cost > 0
-    assert "secret" not in repr(exported.own)  # neither prompts nor what errors say
+    assert "secret" not in repr(exported.own)  # spans contain neither prompts nor error messages
 
     monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
     chat.rule("half", "an answer")
@@ -171,7 +171,7 @@ async def test_a_recursive_query_is_an_agent_with_the_calls_of_its_turns_and_of_
     assert outer.attributes["gen_ai.usage.input_tokens"] == sum(
         span.attributes["gen_ai.usage.input_tokens"] for span in of_turns
     )
-    # The same stands in the ledger, turn by turn.
+    # The ledger has the same tokens for each turn.
     usages = [turn["usage"] for turn in answer.trajectory]
     assert [usage["calls"] for usage in usages] == [1, 1]
     assert sum(usage["prompt_tokens"] for usage in usages) == outer.attributes["gen_ai.usage.input_tokens"]
@@ -203,7 +203,7 @@ async def test_the_runs_of_shards_are_in_the_trace_of_their_job(exported, server
         )
     assert [result.x for result in results] == [0, 1, 2, 3]
     (run,) = exported.find("invoke_workflow batch")
-    # The server's schedule may have run `reap` on this worker too, in a trace of its own.
+    # The server's schedule may have run `reap` on this worker too, in another trace.
     spans = [span for span in map(json.loads, file.read_text().splitlines()) if read_trace(span) == run.trace]
     parents = {span["context"]["span_id"]: span["parent_id"] for span in spans}
     shards = [span for span in spans if span["name"] == "invoke_workflow shard"]
@@ -234,7 +234,7 @@ BATCH = "import rlm_batch\nprint(rlm_batch.batch.sync(['SUBMIT(x=1)'])[0].x)\n"
 
 
 def read_lineage(spans: list[dict[str, Any]]) -> list[str]:
-    """Return the name of the one execution's span, of the span above it, and so on."""
+    """Return the names of the only execution's span and of its ancestors."""
     by_id: dict[str | None, dict[str, Any]] = {span["context"]["span_id"]: span for span in spans}
     (span,) = [span for span in spans if span["name"] == "execute_tool python"]
     lineage = [span["name"]]

@@ -1,4 +1,4 @@
-"""What is wrong with a call's parameters is said before a server is asked for anything, or started."""
+"""Validation of a call's parameters, before the flow contacts or starts a server."""
 
 import re
 import uuid
@@ -21,7 +21,7 @@ from ..conftest import find_run_id
 
 @pytest.fixture(autouse=True)
 def no_server(closed_address: str) -> Iterator[None]:
-    """Every call would fail that asks a server."""
+    """Make every call fail that contacts a server."""
     with temporary_settings({PREFECT_API_URL: f"http://{closed_address}/api"}):
         yield
 
@@ -85,7 +85,7 @@ def test_a_value_of_a_wrong_type_or_out_of_bounds_is_refused_before_a_server_is_
     with pytest.raises(ConfigurationError, match=words) as caught:
         flow.sync(**parameters)
     assert "\n" not in str(caught.value)
-    assert not caplog.messages  # it is said once
+    assert not caplog.messages  # the log does not repeat the error
 
 
 DATED = "pandas.DataFrame({'x': pandas.to_datetime(['2026-01-02'])})"
@@ -129,9 +129,9 @@ def test_the_remedy_for_a_value_is_taken_when_it_is_followed(flow: Any, name: st
         flow.sync(**options, **{name: names[name]})
     remedy = str(caught.value).partition(": hand over ")[2]
     place = next(word for word in re.findall(name + r"(?:\[[^\]]*\])*", remedy))
-    names[name] = eval(text, names)  # an iterator has been used
+    names[name] = eval(text, names)  # the first call consumed iterators
     exec(f"{place} = {remedy}", names)
-    # No server is there, and all else was right, but for names such as "0", whose refusal has a remedy of its own.
+    # No server is running, so a valid call fails only there; a name such as "0" is refused with another remedy.
     with pytest.raises(ConfigurationError, match=r"PREFECT_API_URL|is no name that Python code could use: rename it"):
         flow.sync(**options, **{name: names[name]})
 
@@ -139,7 +139,7 @@ def test_the_remedy_for_a_value_is_taken_when_it_is_followed(flow: Any, name: st
 @pytest.mark.anyio
 @pytest.mark.parametrize("value", [10**30, "a\0b", {"\0": 1}], ids=["integer", "NUL", "name"])
 async def test_what_the_server_cannot_hold_goes_by_a_file(value: Any, server: str, results: Path) -> None:
-    """Prefect's server lists no run at all once one has an integer of more than 64 bits; Postgres holds no NUL."""
+    """Prefect's server fails to list runs if one has an integer over 64 bits, and Postgres cannot store NUL."""
     with temporary_settings({PREFECT_API_URL: server}):
         found = await batch("SUBMIT(x=x)", [{"x": value}, {"x": [value]}])
         assert [result.x for result in found] == [value, [value]]
@@ -157,7 +157,7 @@ def test_a_later_step_may_look_like_a_files_name(server: str) -> None:
 def test_code_is_any_file_of_text_by_its_absolute_path_alone_or_in_a_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))  # as a worker sets it
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))  # a worker sets this variable
     file, numbers = tmp_path / "slow.py", tmp_path / "numbers.jsonl"
     unknown, wide = tmp_path / "unknown.py", tmp_path / "wide.py"
     unknown.write_text("# coding: nonsense\n")
@@ -196,7 +196,7 @@ def test_code_is_any_file_of_text_by_its_absolute_path_alone_or_in_a_list(
 def test_values_names_code_and_what_code_says_may_have_a_nul(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Postgres, which Prefect may have, holds no NUL character."""
+    """Prefect may use Postgres, which cannot store a NUL character."""
     with Postgres() as postgres:
         monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", postgres.url)
         with PrefectServer(tmp_path / "server") as server, temporary_settings({PREFECT_API_URL: server.url}):

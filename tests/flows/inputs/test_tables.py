@@ -1,4 +1,4 @@
-"""What code finds of files of inputs: one type for each column of CSV, found or given, and why a file is none."""
+"""Files of inputs: one type for each column of CSV, inferred or declared, and errors of invalid files."""
 
 import codecs
 import csv
@@ -50,7 +50,7 @@ CELLS: list[tuple[list[str], list[Any]]] = [
     (["true", "False", "", "TRUE"], [True, False, None, True]),
     (["", "", ""], [None, None, None]),
 ]
-# One cell that is no number, or would be another one, leaves the column text.
+# One cell that is not a number, or would change as a number, makes the column text.
 TEXTS = [
     ["1", "01234"],
     ["1", "-01.5"],
@@ -86,7 +86,7 @@ def test_cells_of_a_column_have_the_one_type_that_all_of_them_fit(tmp_path: Path
 
 
 def test_the_type_of_a_column_is_decided_by_its_last_cell_too_and_its_rows_are_read_one_by_one(tmp_path: Path) -> None:
-    rows = "".join(f"{number},{'x' * 1000}\n" for number in range(9000))  # more than is kept in memory
+    rows = "".join(f"{number},{'x' * 1000}\n" for number in range(9000))  # more than stays in memory
     first, *_, last = read(tmp_path, f"n,x\n{rows}many,y\n")
     assert (first["n"], last["n"]) == ("0", "many")
 
@@ -276,7 +276,7 @@ def test_parquet_is_read_with_its_own_types_and_what_is_no_json_is_refused_by_na
         {"zip": "01234", "n": 1, "layers": [64], "day": "2024-01-02"},
         {"zip": None, "n": 2, "layers": [], "day": None},
     ]
-    large = arrow.table({"x": [os.urandom(2000).hex() for _ in range(4000)]})  # more than is kept in memory
+    large = arrow.table({"x": [os.urandom(2000).hex() for _ in range(4000)]})  # more than stays in memory
     parquet.write_table(large, file)
     assert [row["x"] for row in read_points(str(file))] == large["x"].to_pylist()
     parquet.write_table(arrow.table({"raw": [b"x"]}), file)
@@ -307,12 +307,12 @@ def test_a_pipe_that_is_checked_and_then_run_is_read_once(tmp_path: Path, filler
     lines, cells = tmp_path / "in.jsonl", tmp_path / "in.csv"
     for pipe, text in ((lines, '{"x": 1}\n{"x": 2}\n'), (cells, "x\n1\n2\nthree\n")):
         os.mkfifo(pipe)
-        data = text + "\n" * filler  # blank lines are none
+        data = text + "\n" * filler  # blank lines do not count
         threading.Thread(target=pipe.write_text, args=(data,), daemon=True).start()
     plan = BatchParameters.parse({"code": "SUBMIT(y=x)", "inputs": str(lines)}).make_plan()
     for _ in range(2):  # Prefect may retry the flow run.
         assert [variables for _, variables in plan.items] == [{"x": 1}, {"x": 2}]
-    # A column of numbers that ends with text.
+    # A column of numbers whose last cell is text.
     assert plan_points(str(cells)) == [{"x": "1"}, {"x": "2"}, {"x": "three"}]
 
 

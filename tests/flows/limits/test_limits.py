@@ -1,4 +1,4 @@
-"""Limits of a saved block hold over every flow run that shares the Prefect server."""
+"""Limits of a saved block, which all flow runs on one Prefect server share."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ NAP = "import time; began = time.monotonic(); time.sleep(nap); SUBMIT(began=bega
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns and questions that a test can wait for; the server's own leases stay as they are."""
+    """Shorten the turns and polls; the server's leases keep their length."""
     for name, seconds in (
         ("POLL_SECONDS", 0.1),
         ("POLL_FOR_MORE_SECONDS", 0.4),
@@ -43,7 +43,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def block() -> LocalSandbox:
-    """A saved block on which two sandboxes may be open at one time."""
+    """Return a saved block that allows two open sandboxes at a time."""
     return await saved(max_sandboxes=2)
 
 
@@ -53,7 +53,7 @@ async def saved(name: str = "limited", **fields: Any) -> LocalSandbox:
 
 
 def most(spans: list[tuple[float, float]]) -> int:
-    """How many of these spans of time there were at one moment."""
+    """Return the largest number of spans that overlap at one moment."""
     moments = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
     now = peak = 0
     for _, change in moments:
@@ -77,7 +77,7 @@ async def in_use(name: str) -> int:
 
 
 async def hold_slots(count: int) -> bool:
-    """Whether so many slots of the limit are in use, which may not have been made yet."""
+    """Return True once this many slots of the limit are in use; the limit may not exist yet."""
     with suppress(ObjectNotFound):
         return await in_use(LIMIT) >= count
     return False
@@ -97,7 +97,7 @@ async def test_three_flow_runs_share_the_slots_of_one_block(block, quick):
     "options", [{"reuse_sandboxes": True}, {"executions_per_task": 200}], ids=["sandboxes", "executions of a task run"]
 )
 async def test_a_run_that_holds_all_slots_hands_one_over_to_one_that_has_none(block, quick, options):
-    long = asyncio.create_task(naps(5000, 0.15, max_workers=2, **options))  # more than are done before the test is over
+    long = asyncio.create_task(naps(5000, 0.15, max_workers=2, **options))  # more executions than the test has time for
     await wait_until_async(lambda: hold_slots(2))
     assert len(await naps(2, 0.05)) == 2
     assert not long.done()
@@ -183,7 +183,7 @@ async def test_a_limit_that_someone_removes_meanwhile_is_made_again(block, quick
 
 
 class Refusing(BaseHTTPRequestHandler):
-    """A Prefect server whose limits this user may not change."""
+    """A Prefect server where this user may not change limits."""
 
     def do_GET(self) -> None:
         self.send_response(403)
@@ -200,7 +200,7 @@ class Refusing(BaseHTTPRequestHandler):
 async def test_limits_that_the_server_does_not_make_are_one_sentence(there):
     limited = LocalSandbox(isolation="none", max_sandboxes=2, limit_name="nobody-makes-me")
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server, socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # and does not listen
+        closed.bind(("127.0.0.1", 0))  # no listen()
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         url = f"http://127.0.0.1:{server.server_port if there else closed.getsockname()[1]}/api"
@@ -224,7 +224,7 @@ async def test_creations_keep_to_their_rate_over_several_runs(daytona, quick):
     began = time.monotonic()
     await asyncio.gather(*(naps(6, 0.0, provider="daytona-sandbox/paced", max_workers=6) for _ in range(2)))
     assert daytona.state()["created"] == 12
-    assert time.monotonic() - began >= (12 - 2) / rate  # two may come at once
+    assert time.monotonic() - began >= (12 - 2) / rate  # the first two are created at once
 
 
 async def test_without_a_shared_server_the_limits_hold_in_the_process(caplog):

@@ -1,4 +1,4 @@
-"""The limits of a saved block hold over processes, on either database; what a dead holder held comes back."""
+"""Limits of a saved block over several processes, on each database; a dead process's slots are released."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ print(len(asyncio.run(run)))
 
 @pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.requires("postgres")), "sqlite"])
 def database(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A Prefect server on that database, which this process and those below use."""
+    """Start a Prefect server on the database; this process and its children use it."""
     with contextlib.ExitStack() as stack:
         if request.param == "postgres":
             url = stack.enter_context(Postgres()).url
@@ -51,7 +51,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 
 @contextlib.contextmanager
 def runs(*each: tuple[int, float, int]) -> Iterator[list[subprocess.Popen[str]]]:
-    """A process with a batch each: so many executions, seconds for each, workers."""
+    """Start one process per batch, with its number of executions, seconds for each, and workers."""
     running = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, NAP, *map(str, arguments)],
@@ -95,7 +95,7 @@ def test_three_processes_keep_to_the_sandboxes_and_the_rate_of_creations_that_th
     state = daytona.state()
     assert state["created"] == 24
     assert state["peak"] <= 3
-    assert time.monotonic() - began >= (24 - 2) / 5  # two may come at once
+    assert time.monotonic() - began >= (24 - 2) / 5  # the first two are created at once
     assert asyncio.run(slots_in_use()) == 0
 
 

@@ -1,4 +1,4 @@
-"""A run of many workers settles at what its provider has room for, and ends in good order wherever it is stopped."""
+"""Runs with many workers: they adapt to their provider's capacity, and end cleanly whenever they are stopped."""
 
 import asyncio
 import logging
@@ -45,14 +45,14 @@ async def test_a_run_that_is_stopped_while_it_opens_its_sandboxes_leaves_none_an
     flow = asyncio.create_task(batch(CODE, inputs(100), provider="daytona", max_workers=100))
     await wait_until_async(lambda: daytona.state()["created"] >= 12)
     flow.cancel()
-    daytona.set(boot_s=0.0)  # Daytona removes none that is just starting
+    daytona.set(boot_s=0.0)  # Daytona does not remove a sandbox that is starting
     with pytest.raises(asyncio.CancelledError):
-        await flow  # the fixture sees that no sandbox is left
+        await flow  # the fixture checks that no sandbox is left
     assert daytona.state()["created"] < 100
 
 
 async def take_descriptors(taken: list[int]) -> None:
-    """Opens files until no more can be, and again: others of this process may close some meanwhile."""
+    """Open files up to the limit, repeatedly, because other code of this process may close some."""
     while True:
         with suppress(OSError):
             while True:
@@ -62,7 +62,7 @@ async def take_descriptors(taken: list[int]) -> None:
 
 @pytest.mark.full
 async def test_a_process_that_can_open_no_more_connections_is_told_what_to_do(daytona: Any) -> None:
-    import daytona as _sdk  # its import opens files too
+    import daytona as _sdk  # the import opens files too
 
     assert _sdk.AsyncDaytona
     block = DaytonaSandbox()
@@ -74,7 +74,7 @@ async def test_a_process_that_can_open_no_more_connections_is_told_what_to_do(da
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 5, before[1]))
     taking = asyncio.create_task(take_descriptors(taken))
     try:
-        await asyncio.sleep(0)  # until it has taken what there was
+        await asyncio.sleep(0)  # let it take the free descriptors
         with pytest.raises(QuotaExceeded, match="ulimit -n"):
             await lane.execute(execution)
     finally:

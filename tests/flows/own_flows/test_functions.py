@@ -1,4 +1,4 @@
-"""What a person gets who passes functions to the flows."""
+"""Functions passed to the flows as code."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a person gets whose flows' code calls functions of the host."""
+"""Host tools: functions of the host that a flow's code calls."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What a person gets who runs flows in a notebook."""
+"""Flows in a notebook."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def test_a_cell_awaits_a_sweep_shows_how_far_it_is_in_one_display_has_a_table_a_
 ) -> None:
     for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    (example,) = blocks("ipython")  # of the documentation
+    (example,) = blocks("ipython")  # the documentation's example
     cells = (example.text, "report.to_dataframe()", FUNCTION)
     notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     messages: list[Any] = []
@@ -38,7 +38,7 @@ def test_a_cell_awaits_a_sweep_shows_how_far_it_is_in_one_display_has_a_table_a_
 
     Client(notebook, timeout=100, kernel_name="python3").execute(cwd=str(tmp_path))
 
-    # The others are lines of Prefect's log.
+    # Messages without a display id are lines of Prefect's log.
     displays = [message["content"] for message in messages if message["content"].get("transient", {}).get("display_id")]
     assert len({content["transient"]["display_id"] for content in displays}) == 1
     texts = [content["data"]["text/plain"] for content in displays]

@@ -1,4 +1,4 @@
-"""What a person gets who calls our flows and tasks from flows, tasks and scripts of their own."""
+"""The project's flows and tasks, called from users' flows, tasks and scripts."""
 
 import asyncio
 import os
@@ -151,7 +151,7 @@ async def find_event(name: str, run: str) -> Any:
 
 def test_one_task_runs_one_piece_of_code_and_many_wait_for_each_other_in_no_loop(results: Path, tmp_path: Path):
     (meeting := tmp_path / "meeting").mkdir()
-    # Each goes on when all are there: in a loop that one of them holds they never would be.
+    # Each execution waits for all others, so a blocked event loop would hang the test.
     code = f"""
 import os, time
 open({str(meeting)!r} + f"/{{n}}", "w").close()
@@ -248,7 +248,7 @@ def test_tasks_of_other_task_runners_use_our_flows_and_results(
 ):
     (tmp_path / "pooled.py").write_text(dedent(POOLED))
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # for paths of Ray's sockets
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a short path, for Ray's sockets
         monkeypatch.setenv("RAY_TMPDIR", short)
         done = subprocess.run(
             [sys.executable, "pooled.py", runner],

@@ -1,4 +1,4 @@
-"""What executions have shown is in a run's page: pictures as they are, HTML in a frame in which nothing of it runs."""
+"""Displayed output in a run's page: images unchanged, and HTML in a frame where no script runs."""
 
 import html
 import re
@@ -22,7 +22,7 @@ from rlm_batch.tasks.ledger.run_record import ReportSpec, RunRecord
 from ...browser.chromium import Chromium
 
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-# Each way in which it could act leaves its trace in the title or asks this machine for a file.
+# Every script or load that succeeds would change the title or request a file from this machine.
 HOSTILE = """
 </iframe>"><script>top.document.title = document.title = "ran"</script><img src=x onerror="top.document.title = 'ran'">
 <meta http-equiv=refresh content="0;url=http://127.0.0.1:1/refreshed"><img src="http://127.0.0.1:1/image.png">
@@ -38,7 +38,7 @@ SVG = (
 
 
 def build(metas: list[Meta], folder: str = "/results") -> tuple[str, str]:
-    """Return the page for that folder, and the report as Markdown."""
+    """Return the page for a folder, and the report as Markdown."""
     summary = RunSummary(ReportSpec("execution"))
     for meta in metas:
         summary.add(Result({}, meta))
@@ -84,7 +84,7 @@ def test_a_page_has_pictures_beside_their_execution_and_markdown_a_mention() -> 
     assert PNG not in markdown
 
 
-# `HOST` is another for each of them. What of it reaches the network is seen, also a connection without a request.
+# Each item gets its own `HOST`. The test detects every connection, also one without a request.
 FETCHING = (
     *(f'<link rel={rel} href="https://HOST">' for rel in ("preconnect", "dns-prefetch", "prefetch", "stylesheet")),
     '<LINK/REL=&#112;reconnect/HREF=https://HOST>',
@@ -148,7 +148,8 @@ def test_nothing_that_code_displayed_runs_or_is_fetched_in_a_browser(tmp_path: P
             assert [address for address in browser.asked if address.startswith("http")] == []
             browser.goto(control.as_uri())
             listener.settimeout(120)
-            listener.accept()[0].close()  # The first connection of all is the one that shows how they are seen.
+            # the first connection must be the control page's, which proves that the test detects connections
+            listener.accept()[0].close()
     assert set(re.findall(r"\w+\.leak\.test", network_log.read_text())) == {"control.leak.test"}
 
 
@@ -168,7 +169,7 @@ def test_a_table_of_pandas_looks_as_before(form: str) -> None:
 
 
 def test_html_that_is_made_to_take_long_takes_no_longer_than_its_size() -> None:
-    """A parser that builds the tree takes gigabytes of memory, or hours, for each of these."""
+    """A parser that builds a tree would take gigabytes of memory, or hours, for each of these."""
     clones = "<p>" + "".join(f"<b id={number}>" for number in range(50_000)) + "<p>x" * 50_000
     for text in (
         "<div>" * 500_000,

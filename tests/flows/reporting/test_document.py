@@ -1,4 +1,4 @@
-"""A report shows what code chose as text: in Markdown, in HTML and in its charts."""
+"""Reports with text chosen by code: they show it as text in Markdown, HTML and charts."""
 
 import base64
 import re
@@ -62,7 +62,7 @@ def build_parts(text: str) -> list[Part]:
 
 
 def test_what_code_chose_is_text_wherever_it_stands_and_no_address_that_a_reader_would_make_a_link_of() -> None:
-    # As Prefect's UI does: with HTML let through, tables, and addresses made links.
+    # Prefect's UI renders in this way: it passes HTML through, and has tables and links.
     reader = MarkdownIt("commonmark", {"html": True, "linkify": False}).enable(["table", "strikethrough"])
     ours = {"h2", "p", "table", "thead", "tbody", "tr", "th", "td", "pre", "code"}
     ours |= {"html", "head", "meta", "title", "style", "body"}

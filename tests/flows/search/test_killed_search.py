@@ -1,4 +1,4 @@
-"""A search whose process is killed at any moment goes on with the trials that it had."""
+"""A killed search: it resumes with its previous trials, whenever its process was killed."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from ...infra.waiting import wait_until
 pytestmark = pytest.mark.anyio
 
 SPACE: Any = {"x": {"low": 0.0, "high": 1.0}, "opt": ["a", "b"]}
-# Counts its reports in a file, and waits for its end once there are as many as the test allows.
+# Code that counts its reports in a file, and waits forever once the count reaches the test's limit.
 CODE = """
 import os, time
 for step in range(5):
@@ -45,7 +45,7 @@ asyncio.run(sweep(sys.argv[3], trials=int(sys.argv[2]), results_path=sys.argv[1]
 
 
 def kill_once_it_has_reported(job: Path, trials: int, code: str) -> None:
-    """Runs the search in a process, and kills that when its trials have made the reports that they are allowed."""
+    """Run the search in a process, and kill it once its trials have made the allowed number of reports."""
     allowed = int((job.parent / "allowed").read_text())
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(job), str(trials), code], start_new_session=True)
     try:
@@ -56,7 +56,7 @@ def kill_once_it_has_reported(job: Path, trials: int, code: str) -> None:
 
 
 def tell_plainly(job: Path) -> Any:
-    """What Optuna's own study has that is told the same ledger, by its public face."""
+    """Return a study that is filled from the same ledger through Optuna's public API."""
     kinds, states = optuna.distributions, optuna.trial.TrialState
     study = optuna.create_study(pruner=optuna.pruners.MedianPruner())
     distributions: Any = {"x": kinds.FloatDistribution(0.0, 1.0), "opt": kinds.CategoricalDistribution(["a", "b"])}
@@ -92,7 +92,7 @@ async def test_killed_at_any_moment_it_goes_on_with_the_trials_that_it_had(
     job, code, trials = tmp_path / "job", f"folder = {str(tmp_path)!r}\n{CODE}", 20
     (tmp_path / "reports").touch()
     points: dict[int, dict[str, Any]] = {}
-    for allowed in (1, 6, 14, 22):  # the first five trials alone make 25, for none of them is pruned
+    for allowed in (1, 6, 14, 22):  # the first five trials make 25 reports, as none of them is pruned
         (tmp_path / "allowed").write_text(str(allowed))
         kill_once_it_has_reported(job, trials, code)
         for line in Ledger(job).read_search_lines():
@@ -111,6 +111,7 @@ async def test_killed_at_any_moment_it_goes_on_with_the_trials_that_it_had(
     assert [(t.state, t.params, t.values) for t in report.study().trials] == [
         (t.state, t.params, t.values) for t in told.trials
     ]
-    # One that was killed between a folder and its labels has left it without: no live host can be about to write them.
+    # A process killed before it wrote a folder's labels left a folder without labels; no live host is about to add
+    # them.
     monkeypatch.setattr(inventory, "CREATION_GRACE_SECONDS", 0.0)
-    await reap()  # what the killed ones have left
+    await reap()  # remove the sandboxes of the killed processes

@@ -1,4 +1,4 @@
-"""What a person gets from a sweep that searches."""
+"""Sweeps that search."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {"provider": "local:none", "reuse_sandboxes": True}
 
 
 async def run_sweep(*arguments: Any, **parameters: Any) -> Any:
-    """The report of a sweep, whose results have whatever fields the code submits."""
+    """Return the report of a sweep as Any, because its results have the fields that the code submits."""
     return await sweep(*arguments, **parameters)
 
 
@@ -51,7 +51,7 @@ async def test_with_one_worker_the_points_are_optunas() -> None:
     code = "SUBMIT(loss=lr * 10 + abs(units - 128) / 100 + depth / 64 + share + (opt == 'sgd'))"
     report = await run_sweep(code, space=space, trials=15, seed=3, objective="loss", max_workers=1, **OPTIONS)
     study = optuna.create_study()
-    for number in range(15):  # the first ten are random
+    for number in range(15):  # the first ten points are random
         study.sampler = optuna.samplers.TPESampler(seed=derive_seed(3, number))
         trial = study.ask(distributions)
         lr, units, depth, share, opt = trial.params.values()
@@ -110,7 +110,7 @@ async def test_a_search_goes_on_and_a_pruned_trial_is_a_result_with_its_curve_an
 
 
 async def test_a_point_and_each_report_are_in_the_ledger_before_what_follows_from_them() -> None:
-    # The pruner judges no trial before five are complete, so none of these is pruned.
+    # The pruner needs five complete trials, so it prunes none of these.
     report = await run_sweep(
         TRAINING, space=ONE, trials=5, sampler="random", pruner="median", objective="loss", max_workers=2, **OPTIONS
     )

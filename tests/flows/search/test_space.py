@@ -1,4 +1,4 @@
-"""What a person hears of a space that is none, before anything runs."""
+"""Invalid search spaces: their errors come before any code runs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What Optuna's study knows of our trials, and which samplers can be used."""
+"""The Optuna study of a search: the trials that it knows, and the supported samplers."""
 
 from typing import Any
 
@@ -89,7 +89,7 @@ def test_a_pruner_takes_values_that_are_no_finite_numbers_without_a_warning() ->
 
 
 class LateImportSampler(optuna.samplers.RandomSampler):
-    """Imports what is not there once there is a trial to go by, as Optuna's own for CMA-ES does."""
+    """A sampler that imports a missing module after the first trial, as Optuna's CMA-ES sampler does."""
 
     def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
         if trial.number:

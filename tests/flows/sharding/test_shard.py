@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 def files_of(results: Path, code: str, count: int = 6, attempt: int = 1) -> ShardFiles:
-    """The work of a shard that begins at number 10."""
+    """Write the work of a shard whose first execution has number 10."""
     executions = list(assign_keys([(code, {"x": x}) for x in range(10 + count)], {}))[10:]
     files = ShardFiles(results / "job", "abc", 1, attempt)
     head = ShardHeader("abc", 1, 2, attempt, count, "execution", None)
@@ -34,7 +34,7 @@ def files_of(results: Path, code: str, count: int = 6, attempt: int = 1) -> Shar
 
 
 def options_of(files: ShardFiles, **parameters: Any) -> Options:
-    """The options that a job hands on to its shards."""
+    """Return the options that a job passes to its shards."""
     given = {"provider": "local:none", "max_workers": 2, "results_path": str(files.ledger), **parameters}
     options = Options(**given, executions_per_task=3, reuse_sandboxes=True, on_failure="return")
     return options.make_options()
@@ -45,7 +45,7 @@ async def run(files: ShardFiles, **parameters: Any) -> None:
 
 
 def values(files: ShardFiles) -> dict[int, Any]:
-    """By number, what was submitted as y, of every line that says success."""
+    """Return the submitted `y` of every successful line by number; fail if a key is there twice."""
     found = [line for line in Ledger(files.ledger).read_lines() if line.is_success]
     assert len({line.key for line in found}) == len(found)
     return {line.data["index"]: line.data["outputs"]["y"] for line in found}
@@ -60,11 +60,11 @@ async def test_a_shard_writes_the_outcomes_of_its_numbers_to_the_ledger_of_its_j
     assert (heartbeat.done, heartbeat.failed, heartbeat.error) == (6, 1, None)
     assert heartbeat.sandboxes in (1, 2)
     assert {name[:17] for name in list_names(files.ledger, "part-*")} == {"part-abc-00001-1-"}
-    assert list_names(files.ledger, "run-*.json") == []  # the ledger's runs are jobs
+    assert list_names(files.ledger, "run-*.json") == []  # only jobs write run records
 
 
 async def test_what_an_attempt_has_a_result_of_is_not_run_when_it_is_run_again(results, tmp_path):
-    """Prefect's Retry of a shard, for example. What earlier attempts have is for the job to say: it has looked."""
+    """Prefect's Retry repeats an attempt, for example. The job itself skips the results of earlier attempts."""
     code = f"open({str(tmp_path / 'ran')!r}, 'a').write('x'); SUBMIT(y=x)"
     files = files_of(results, code)
     await run(files)
@@ -165,14 +165,14 @@ async def test_a_shard_on_a_worker_that_does_not_reach_the_ledger_says_so(result
 async def test_a_shards_work_and_its_ledger_are_where_the_worker_has_results_or_allows_it(
     results, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))  # as in a worker's process
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))  # a worker sets this variable
     monkeypatch.setenv("RLM_BATCH_ALLOW_NO_ISOLATION", "1")
     elsewhere, here = (files_of(folder, "SUBMIT(y=x)") for folder in (tmp_path / "elsewhere", results))
     before = list_names(elsewhere.directory, "*")
     for files, ledger in ((elsewhere, here.ledger), (here, elsewhere.ledger)):
         with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
             await run(files, results_path=str(ledger))
-    assert list_names(elsewhere.directory, "*") == before  # no heartbeat either
+    assert list_names(elsewhere.directory, "*") == before  # the refused shard wrote no heartbeat either
     assert list_names(elsewhere.ledger, "part-*") == []
     await run(here)
     assert len(values(here)) == 6

@@ -1,4 +1,4 @@
-"""A job in shards gives what it would give in one process, whatever happens to its workers."""
+"""Jobs in shards: the same results as in one process, whatever happens to the workers."""
 
 import asyncio
 import json
@@ -24,12 +24,13 @@ from rlm_batch.tasks.ledger.ledger import Ledger
 from ...infra.waiting import wait_until_async
 from ...infra.workers import Worker, its_own, wait_until_online
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]  # starting the server and the worker is most of it
+# seconds; most of it is the start of the server and the worker
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def worker(server: str, s3_process: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """A worker of another machine, as it were, that takes three flow runs at one time."""
+    """Start a worker that acts like another machine and takes three flow runs at a time."""
     asyncio.run(deploy())
     folder = tmp_path_factory.mktemp("worker")
     ports = [int(s3_process.hello["url"].rpartition(":")[2])]
@@ -44,17 +45,17 @@ def worker(server: str, s3_process: Any, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def shared(worker: Worker, tmp_path: Path) -> Path:
-    """A directory that the worker reaches by the same name."""
+    """Return a directory that the worker reaches by the same path."""
     return tmp_path / "shared"
 
 
 def counted(ledger: Path) -> Counter[str]:
-    """How many results each key has."""
+    """Return the number of results of each key."""
     return Counter(line.key for line in Ledger(ledger).read_lines() if line.is_success)
 
 
 def read_job_id(ledger: Path) -> str:
-    """The flow run of the one job that has written to the ledger."""
+    """Return the flow run id of the only job that has written to the ledger."""
     (run,) = ledger.glob("run-*.json")
     return json.loads(run.read_text())["flow_run_id"]
 
@@ -66,13 +67,13 @@ async def shards_of(run_id: str) -> list[Any]:
 
 
 async def are_over(run_id: str) -> bool:
-    """Tell whether all shards of the job have ended; the job itself waits for only 20 s once it has cancelled them."""
+    """Return True if all shards of the job have ended; after a cancellation the job itself waits only 20 s."""
     return all(run.state.is_final() for run in await shards_of(run_id))
 
 
 @pytest.mark.full
 async def test_a_job_in_which_too_many_fail_ends_its_shards(shared, tmp_path):
-    # The second shard has begun when the first one fails: Prefect does not always end a run that it is just starting.
+    # The first shard fails after the second has started, because Prefect may miss the cancellation of a starting run.
     code = f"""
 import os, time
 begun = {str(tmp_path / "begun")!r}
@@ -198,7 +199,7 @@ async def test_a_shard_whose_process_is_killed_is_begun_again_with_the_rest(work
     try:
         await wait_until_async(lambda: len(counted(shared)) == 20, timeout=200)
         shards = {str(run.id) for run in await shards_of(read_job_id(shared))}
-        # The worker may run others too, by the deployments' own schedule.
+        # The deployments' schedule may add other runs to this worker.
         processes = await wait_until_async(lambda: [pid for pid, run in worker.flow_runs().items() if run in shards])
         os.kill(processes[0], signal.SIGKILL)
     finally:
@@ -226,7 +227,7 @@ async def test_a_job_that_is_cancelled_while_its_shards_start_leaves_none_of_the
     runs = {str(run.id) for run in await shards_of(read_job_id(shared))}
     await wait_until_async(
         lambda: not runs & set(worker.flow_runs().values())
-    )  # one that started all the same has ended
+    )  # a shard that started before the cancellation has ended
     assert {run.state_name for run in await shards_of(read_job_id(shared))} == {"Cancelled"}
 
 
@@ -255,5 +256,5 @@ async def test_a_job_that_is_killed_and_run_again_takes_over_its_shards(server, 
 
 
 def wait_for_file(path: Path) -> str:
-    """Code of which two times ten executions of sixty in two shards end at once, and the others once that is there."""
+    """Return code for 60 executions in two shards: ten of each shard end at once, the others when the file exists."""
     return f"import os, time\nwhile x % 30 >= 10 and not os.path.exists({str(path)!r}): time.sleep(0.05)\nSUBMIT(x=x)"

@@ -1,4 +1,4 @@
-"""How many shards a job has, and how many run at one time; a job whose shards could not run is refused."""
+"""The number of a job's shards, how many run at a time, and errors when no worker can run them."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -22,7 +22,7 @@ POOL = "of-no-machine"
 
 @pytest.fixture
 async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
-    """The server's, with our deployments on a work pool that has no worker."""
+    """Return the server's client, with deployments on a work pool that has no worker."""
     monkeypatch.setattr(work_pool, "WORKER_TIMEOUT_SECONDS", 0.0)
     await deploy()
     async with get_client() as found:
