@@ -44,9 +44,9 @@ class Execution:
         self.call_token = os.urandom(16).hex()  # authenticates calls, also those from threads of earlier executions
         self.timeout = NEVER if timeout is None else timeout
         self.started_at = 0.0  # monotonic seconds, as in `due_at`
-        self.due_at = NEVER  # when the timeout expires; once `is_ending`, when the child is killed
+        self.due_at = NEVER  # end of the timeout; once `is_ending`, time of the kill
         self.is_ending = False
-        self.has_second_interrupt = False  # interrupt a second time before the kill
+        self.has_second_interrupt = False  # The child gets another interrupt before the kill.
         self.end_cause = ""  # why the supervisor ended it: timeout, cancelled, channel, replies
         self.submitted: bytes | None = None
         self.status = ""  # the status that the child reported
@@ -305,7 +305,7 @@ def leave_supervisor(ends: list[int], supervisor_fds: list[int]) -> int:
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
-    close_all(supervisor_fds)  # first, so that descriptors are free for the next steps
+    close_all(supervisor_fds)  # This comes first, so that descriptors are free for the next steps.
     return max(*place_descriptors(ends), *supervisor_fds, *ends)
 
 

@@ -1,8 +1,8 @@
-"""Collection: sends to the host the working folder's files that an execution made or changed and its patterns match.
+"""The collection of working folder files that an execution made or changed and its patterns match.
 
-Code owns the folder and may still be running. So collection follows no link on the way to a file, opens only regular
-files, and checks again what it has opened. A separate process does this, confined as the code is, so it reaches nothing
-that the code could not have read.
+Code controls the folder and may still be running. So the collection follows no link on the way to a file, opens only
+regular files, and checks again what it has opened. A separate process does this, confined as the code is, so it reaches
+nothing that the code could not have read.
 """
 
 from __future__ import annotations

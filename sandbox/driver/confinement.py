@@ -106,7 +106,7 @@ class Confinement:
 
     CAP_DAC_READ_SEARCH = 2
     SECBIT_NO_SETUID_FIXUP = 1 << 2
-    LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same numbers on every architecture
+    LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # system call numbers on every architecture
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._prctl_call, self._errno = _find_prctl()
@@ -233,7 +233,7 @@ class Confinement:
         self._prctl("PR_SET_DUMPABLE", 1)
         try:
             adjust = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-            os.write(adjust, b"1000")  # if memory runs out, the kernel kills this process and not the supervisor
+            os.write(adjust, b"1000")  # Out of memory, the kernel kills this process and not the supervisor.
             os.close(adjust)
         except OSError:
             pass  # /proc is missing or not writable: the order of the kernel's kills is no promise
@@ -256,7 +256,7 @@ class Confinement:
         if self._filter is not None:
             self._filter.set_own_pid(0 if is_forked_on else os.getpid())
             self._prctl("PR_SET_SECCOMP", 2, self._filter.address)
-        self.close_to_others()  # until it gets an execution
+        self.close_to_others()  # An execution opens it again.
 
     def confine_fork(self, rulesets: list[int]) -> None:
         """Give a fork of a confined process its own Landlock domain; all other walls are inherited. Raises OSError.
@@ -300,7 +300,7 @@ class Confinement:
             except OSError:
                 pass  # root without CAP_SETPCAP
         gid = uid if gid is None else gid
-        os.setgroups([] if gid == uid else [uid])  # its folder is open to the group with the uid's number
+        os.setgroups([] if gid == uid else [uid])  # The group with the uid's number can enter its folder.
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
         if self._settings.get("search"):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from .confinement import Confinement
     from .event_loop import EventLoop
 
-FORK_TIMEOUT_SECONDS = 10.0  # a fork takes a millisecond, or longer with gigabytes to map
-LOOK_SECONDS = 0.1  # between two checks that the process still lives
+FORK_TIMEOUT_SECONDS = 10.0  # A fork takes a millisecond, or longer with gigabytes to map.
+LOOK_SECONDS = 0.1  # pause between two checks that the process still lives
 END_SECONDS = 1.0  # wait for a killed process; other executions wait meanwhile
 
 

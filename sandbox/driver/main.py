@@ -31,7 +31,7 @@ def main(
         runner: A runner made by the zygote, which has imported the common modules.
         child: A child forked ahead, which waits for the settings: its id and our ends of its pipes.
     """
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # inherited from a host that blocks some
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # The host may have blocked signals, which this process inherits.
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the host's terminal is the host's to handle
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     if watched:
@@ -73,14 +73,14 @@ def fork_supervisor() -> None:
     confinement = Confinement({})
     confinement.request_term_on_parent_end()
     confinement.adopt_orphans()
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # before the fork, so that an error ends only one process
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # An error before the fork ends only one process.
     pid = os.fork()
     if pid == 0:
         os.close(null)
         return
     # Arrives once for each of the host's threads that was this process's parent when it ended.
     signal.signal(signal.SIGTERM, lambda _number, _frame: send_signal(pid, signal.SIGKILL))
-    _close_wire(null)  # only the supervisor keeps the wire, so its end closes it
+    _close_wire(null)  # Only the supervisor keeps the wire, so that its end closes the wire.
     while os.waitpid(-1, 0)[0] != pid:
         pass
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the supervisor's id may belong to another process from now on

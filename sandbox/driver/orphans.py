@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 END_TIMEOUT_SECONDS = 4.0  # time to end all that a driver leaves; then the rest is reported by name
 ORPHANS_TIMEOUT_SECONDS = 10.0  # time to end all that an execution leaves
-SCAN_SECONDS = 0.02  # between two scans of all processes
-ROUND_SECONDS = 0.001  # between two rounds, so that killed processes can end
-LATE_ROUND_SECONDS = 0.25  # between two rounds after ORPHANS_TIMEOUT_SECONDS
+SCAN_SECONDS = 0.02  # pause between two scans of all processes
+ROUND_SECONDS = 0.001  # pause between two rounds, in which killed processes can end
+LATE_ROUND_SECONDS = 0.25  # pause between two rounds after ORPHANS_TIMEOUT_SECONDS
 MAX_LISTS = 50  # lists of children per round: without a process limit, new ones may end as fast as they are listed
 MAX_ROUNDS = 10  # rounds for what an execution of a context started; then the context is ended too
 MAX_HELD = 4096  # unreaped dead processes: the machine limits its processes too
@@ -33,7 +33,7 @@ NEVER = float("inf")
 
 
 class OrphanKiller:
-    """A killer of adopted children (orphans), even if they fork faster than it can kill them.
+    """A killer of adopted children (orphans), which works even if they fork as fast as it kills them.
 
     A process that loses its parent becomes a child of this process (PR_SET_CHILD_SUBREAPER), and only this process
     reaps it. The killer leaves dead orphans unreaped while another one lives, because each still counts against the

@@ -26,7 +26,7 @@ class SharedFolders:
     def __init__(self, folder: str, temporary: Iterable[str]) -> None:
         self._folder = folder
         self._temporary = tuple(temporary)
-        self._kept: dict[str, set[str]] = {}  # by temporary folder: names to keep
+        self._kept: dict[str, set[str]] = {}  # names to keep, by temporary folder
         self._starts: tuple[str, ...] = ()  # prefixes of code files that may be left
         self._is_idle = False
         paths = dict.fromkeys((folder, os.environ.get("TMPDIR", "/tmp"), os.environ.get("HOME", folder)))

@@ -43,11 +43,11 @@ MAX_OUTCOME_BYTES = MAX_SUBMIT_BYTES + 256 * 1024  # bytes: a traceback, or the 
 MAX_REPLIES_BYTES = 64 * 1024 * 1024  # bytes of replies that a child has not read; a larger backlog ends it
 SUBMIT_GRACE_SECONDS = 5.0  # time for `finally` blocks after SUBMIT; the result is already recorded
 IDLE_SECONDS = 1.0  # idle time after which the driver prepares for more executions
-MAX_WAIT_SECONDS = 3600.0  # per system call, whose own limit is some 24 days
+MAX_WAIT_SECONDS = 3600.0  # limit for one system call, whose own limit is some 24 days
 
 
 class Supervisor:
-    """Serves one host over the descriptors `reads` and `writes`."""
+    """The server of one host, over the descriptors `reads` and `writes`."""
 
     def __init__(
         self, reads: int, writes: int, runner: CodeRunner | None = None, child: tuple[int, list[int]] | None = None
@@ -56,7 +56,7 @@ class Supervisor:
         self._wire = HostWire(reads, writes, os.urandom(12).hex(), self._loop, self._pause_children)
         self._processes: dict[int, ChildProcess] = {}
         self._contexts: dict[str, ChildProcess] = {}  # children that keep their globals, by context
-        self._losses: dict[str, str] = {}  # by context: why its process ended
+        self._losses: dict[str, str] = {}  # reasons for which the processes of contexts ended
         self._commits = VolumeCommits([], self._wire.send)
         self._fork_server: ForkServer | None = None  # forks each execution, if there is code to prepare
         self._spare: ChildProcess | None = None  # a confined child that waits for the next execution
@@ -177,14 +177,14 @@ class Supervisor:
         if starts_python:
             self._end_spare()
         if self._spare is not None:
-            self._spare.send_settings(settings, body)  # first, so that the child gets ready in parallel
+            self._spare.send_settings(settings, body)  # This comes first, so that the child gets ready in parallel.
         if settings["heartbeat"] is not None:
             self._beat_seconds, self._silence_seconds = settings["heartbeat"], settings["silence"]
         if settings["lifetime"] is not None:
             self._expires_at = time.monotonic() + settings["lifetime"]
         self._wire.files_folder = settings.get("files")
         self._commits = VolumeCommits(settings["commit"], self._wire.send)
-        enter_environment(settings)  # once here; children inherit it
+        enter_environment(settings)  # done once here, because children inherit it
         if starts_python:
             self._start_file = write_start_file(settings)
         self._folders = SharedFolders(settings["cwd"], settings["temporary"])
@@ -206,7 +206,7 @@ class Supervisor:
         assert self._confinement is not None
         self._is_warm = True  # executions are not forks of this process
         execution = Execution(header["id"], header["timeout"], self._settings["output_cap"])
-        self._end_spare()  # frees its place under the process limit first
+        self._end_spare()  # frees its place under the process limit
         try:
             server = ForkServer(
                 self._runner, self._settings, self._confinement, self._loop, self._list_fds(), self._start_file
@@ -239,7 +239,7 @@ class Supervisor:
                 self._refuse(execution, "unprepared", loss)
                 return
         if self._spare is not None and self._spare.has_ended:
-            self._on_signal()  # it ran nothing, and its SIGCHLD may not have arrived yet
+            self._on_signal()  # Its SIGCHLD may not have arrived yet.
         try:
             process = process or self._spare or self._fork()
         except OSError as error:
@@ -253,7 +253,7 @@ class Supervisor:
         if context is not None:
             process.context = context
             self._contexts[context] = process
-        self._drain(process)  # earlier executions' processes wrote this
+        self._drain(process)  # reads the output of earlier executions' processes
         if self._folders is not None and self._is_idle:
             self._folders.note_contents()
         process.begin(execution, body)
@@ -399,7 +399,7 @@ class Supervisor:
         if data:
             self._read_channel(process, data)
         elif data is not None:
-            self._loop.unwatch(process.reads)  # not yet the end: SIGCHLD reports that
+            self._loop.unwatch(process.reads)  # SIGCHLD reports the child's end.
 
     def _read_channel(self, process: ChildProcess, data: bytes) -> None:
         if process.is_broken:
@@ -433,7 +433,7 @@ class Supervisor:
             return
         token = header.get("token")
         if execution is None or (token != execution.token and (op != "call" or token != execution.call_token)):
-            return  # from a thread of an earlier execution
+            return  # a frame from a thread of an earlier execution
         if op == "call":
             number, name = header.get("call"), header.get("name")
             if type(number) is not int or type(name) is not str:
@@ -477,7 +477,7 @@ class Supervisor:
     def _on_signal(self) -> None:
         while read_available(self._wake[0]):
             pass
-        for pid in [*self._processes, *self._commits.running]:  # only these: the orphan killer reaps the others
+        for pid in [*self._processes, *self._commits.running]:  # The orphan killer reaps the others.
             ended, status = os.waitpid(pid, os.WNOHANG)
             if not ended:
                 continue

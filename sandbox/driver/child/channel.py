@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 CHANNEL_IN, CHANNEL_OUT = 3, 4  # descriptors of a child's channel
-FORK_REQUESTS = 5  # and of the socket for fork requests, if it has one
+FORK_REQUESTS = 5  # descriptor of the socket for fork requests, if any
 
 
 def place_descriptors(ends: list[int]) -> list[int]:
@@ -59,7 +59,7 @@ def report_unconfined(error: OSError) -> NoReturn:
 
 
 class ToolError(RuntimeError):
-    """A function of the host failed; the message begins with the type of its error."""
+    """A failure of a host function; the message begins with the type of its error."""
 
     __module__ = "builtins"  # the name that code sees in tracebacks
 
@@ -200,7 +200,7 @@ class Channel:
     def wait_for_settings(self) -> bytes:
         """Wait for the sandbox's settings and return their JSON, in a process forked before they were known."""
         waiter = self._waiters[self.SETTINGS] = Waiter()
-        self.expect_execution()  # it may arrive together with the settings
+        self.expect_execution()  # The execution may arrive together with the settings.
         return self.wait(self.SETTINGS, waiter)[1] or b"{}"
 
     def wait(self, number: int, waiter: Waiter) -> tuple[dict[str, Any], bytes | None]:
@@ -215,7 +215,7 @@ class Channel:
                     waiter.event.acquire()
                     continue
                 if self._shield.is_running:
-                    self._poll.poll()  # an interrupt may be raised here, but not during a read
+                    self._poll.poll()  # An interrupt may be raised here, but not during a read.
                 with self._shield:
                     self._read()
             return waiter.frame

@@ -1,7 +1,7 @@
 """Values that code shows without submitting them: the value of its last expression, and its displays.
 
-`repr` and methods like `_repr_html_` are the code's own. An Exception that they raise is shown instead of their result.
-Any other exception ends the code, as it would elsewhere.
+`repr` and methods like `_repr_html_` are the code's own. If they raise an Exception, it is reported
+instead of their result. Any other exception ends the code, as it would elsewhere.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ class Displays:
         left_out: list[str] = []
         if self._count == MAX_DISPLAYS:
             bundle, left_out = {}, ["this display and those that follow"]
-        room = min(MAX_DISPLAYS_BYTES - self._bytes, MAX_DISPLAYS_BYTES - MAX_NOTE_BYTES)  # in one frame, with a note
+        room = min(
+            MAX_DISPLAYS_BYTES - self._bytes, MAX_DISPLAYS_BYTES - MAX_NOTE_BYTES
+        )  # bytes in a frame with a note
         body = b""
         while bundle:
             sizes = {name: _count_bytes(data) for name, data in bundle.items()}

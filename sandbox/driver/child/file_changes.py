@@ -1,4 +1,4 @@
-"""Changes of modes, owners and times, if the seccomp filter fakes their success: a missing file must raise an error.
+"""Changes of modes, owners and times whose success the seccomp filter fakes: a missing file must raise an error.
 
 The filter sees no paths, so it reports success for missing files too. `Path.touch` would then not create its file.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 FOLLOWING = ("chmod", "chown", "utime", "setxattr", "removexattr")
 NOT_FOLLOWING = ("lchown",)
-FUNCTION_SETS = (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks)  # shutil reads these
+FUNCTION_SETS = (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks)  # sets that shutil reads
 
 
 def report_missing_files() -> None:
@@ -36,7 +36,7 @@ def _check_first(function: Any, is_following: bool) -> Any:
             os.stat(path, dir_fd=options.get("dir_fd"), follow_symlinks=is_followed)
         times = arguments[0] if arguments else options.get("times")
         if function.__name__ == "utime" and times is None and options.get("ns") is None:
-            return None  # the filter refuses to set times to now, which helps other programs
+            return None  # The filter refuses `now`, so that `touch` programs create missing files.
         return function(path, *arguments, **options)
 
     change.__name__ = change.__qualname__ = function.__name__

@@ -120,7 +120,7 @@ class MainModule:
         self.show_lines(name)
 
     def add_names(self, variables: dict[str, Any], provided: dict[str, Any]) -> None:
-        """Record the names for processes that the code starts. A function raises an error there when called."""
+        """Record the names for processes that the code starts. Functions except SUBMIT raise an error there."""
         self._variables.update(variables)
         self._provided = provided
 
@@ -144,7 +144,7 @@ class MainModule:
         return "\n".join(list(self.sources.values())[::-1])
 
     def _replace_class_search(self, inspect: Any) -> None:
-        """Make `inspect` find a class in the source that defined it: Python 3.13 and later use only one line number."""
+        """Make `inspect` find a class in the source that defined it: Python 3.13 and later use only its line number."""
         find = inspect.findsource
 
         def findsource(object: Any) -> tuple[list[str], int]:
@@ -185,7 +185,7 @@ class MainModule:
         def get_preparation_data(name: str) -> dict[str, Any]:
             data: dict[str, Any] = prepare(name)
             if data.get("init_main_from_path") == self._path:
-                if not self._start_path:  # written once for all processes of an execution
+                if not self._start_path:  # The program is written once for all processes of an execution.
                     import tempfile
 
                     program, name = self._build_start_program(), f"{self._path[:-3]}-{len(self._files)}.py"

@@ -21,7 +21,7 @@ MAX_PROMPTS_BYTES = MAX_CALL_BYTES - 256 * 1024  # bytes of JSON in one host cal
 
 
 class QueryError(RuntimeError):
-    """No model answered. For a batch, `results` and `errors` hold the answers and errors by index."""
+    """A query that no model answered. For a batch, `results` and `errors` hold the answers and errors by index."""
 
     def __init__(
         self, message: str, results: dict[int, str] | None = None, errors: dict[int, Exception] | None = None
@@ -32,15 +32,15 @@ class QueryError(RuntimeError):
 
 
 class BudgetExceeded(QueryError):
-    """The query would take more calls, tokens or money than are left."""
+    """A query that would take more calls, tokens or money than are left."""
 
 
 class DepthExceeded(QueryError):
-    """The recursive query exceeds the maximum depth."""
+    """A recursive query that exceeds the maximum depth."""
 
 
 class DeadlineExceeded(QueryError):
-    """The time limit for queries has passed."""
+    """A query after the time limit for queries."""
 
 
 _ERRORS = {kind.__name__: kind for kind in (QueryError, BudgetExceeded, DepthExceeded, DeadlineExceeded)}
@@ -49,25 +49,52 @@ for _error in _ERRORS.values():
 
 
 def make_query_names(call_host: CallHost) -> dict[str, Any]:
-    """Return the query functions and errors that code finds; without a model, `call_host` is None."""
+    """Return the query functions and errors that code finds. Without a model, pass None as `call_host`."""
 
     def llm_query(prompt: str) -> str:
-        """Return a model's answer to the prompt."""
+        """Return a model's answer to the prompt. Raises QueryError."""
         return _ask_one(call_host, "llm_query", prompt)
 
     def rlm_query(prompt: str, *, context: str = "") -> str:
-        """Return the answer of a recursive language model, which runs Python and finds the text as `context`."""
+        """Return the answer of a recursive language model, which runs Python.
+
+        Args:
+            prompt: Text of the query.
+            context: Text that the model's Python finds as `context`.
+
+        Raises:
+            QueryError: No model answered.
+        """
         _check_text("rlm_query", "context", context)
         return _ask_one(call_host, "rlm_query", prompt, context)
 
     def llm_query_batched(prompts: list[str], *, concurrency: int | None = None, on_error: str = "raise") -> list[Any]:
-        """Return the answers to the prompts, in their order."""
+        """Return the answers to the prompts, in their order.
+
+        Args:
+            prompts: Texts of the queries.
+            concurrency: Maximum number of queries at the same time; by default the host's limit.
+            on_error: "raise" raises an error if a query fails; "return" puts the errors among the answers.
+
+        Raises:
+            QueryError: A query failed, with `on_error="raise"`.
+        """
         return _ask_many(call_host, "llm_query_batched", prompts, concurrency, on_error)
 
     def rlm_query_batched(
         prompts: list[str], *, concurrency: int | None = None, on_error: str = "raise", context: str = ""
     ) -> list[Any]:
-        """Return the answers of recursive language models to the prompts, in their order."""
+        """Return the answers of recursive language models to the prompts, in their order.
+
+        Args:
+            prompts: Texts of the queries.
+            concurrency: Maximum number of queries at the same time; by default the host's limit.
+            on_error: "raise" raises an error if a query fails; "return" puts the errors among the answers.
+            context: Text that each model's Python finds as `context`.
+
+        Raises:
+            QueryError: A query failed, with `on_error="raise"`.
+        """
         _check_text("rlm_query_batched", "context", context)
         return _ask_many(call_host, "rlm_query_batched", prompts, concurrency, on_error, context)
 
@@ -131,7 +158,7 @@ def _check_text(name: str, argument: str, value: Any) -> None:
 
 
 def _ask(call_host: CallHost, name: str, prompts: list[str], concurrency: int | None, context: str | None) -> list[Any]:
-    """Return answers and unraised errors; `context` is None for functions without one."""
+    """Return answers and unraised errors. Functions without a context pass None."""
     if call_host is None:
         raise QueryError(f"{name} has no model to ask: pass language_model= where the code is run")
     options: dict[str, Any] = {"concurrency": concurrency}
@@ -163,7 +190,7 @@ def _cut(name: str, prompts: list[str]) -> list[list[str]]:
 
     Each part is sent after the previous one has been answered.
     """
-    if 6 * sum(map(len, prompts)) + 3 * len(prompts) <= MAX_PROMPTS_BYTES:  # a safe estimate for any characters
+    if 6 * sum(map(len, prompts)) + 3 * len(prompts) <= MAX_PROMPTS_BYTES:  # safe for any characters
         return [prompts]
     parts: list[list[str]] = [[]]
     size = 0

@@ -16,7 +16,16 @@ def make_report(call_host: CallHost, end: Callable[[], Any]) -> Callable[[Any, A
     """Return the function `report`; it calls `end` if the host answers that the execution must end."""
 
     def report(value: Any, step: Any) -> None:
-        """Report the value reached at a step. End the trial as pruned if its sweep decides so."""
+        """Report the value reached at a step. End the trial as pruned if its sweep decides so.
+
+        Args:
+            value: A number.
+            step: A whole number, 0 or more.
+
+        Raises:
+            TypeError: An argument is not a number.
+            ValueError: `step` is not a whole number from 0 on, or a number is too large.
+        """
         number = _convert("value", value)
         place = _convert("step", step)
         if not _is_finite(place) or place < 0 or int(step) != step:

@@ -1,4 +1,4 @@
-"""The runner of code in a child: globals, streams, and the outcome that it reports to the host."""
+"""The runner of code in a child: it sets up globals and streams, and reports the outcome to the host."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MAX_TRACEBACK_CHARACTERS = 20_000
 REHEARSAL = b'{"code":"x = 0","names":[],"output_fields":null,"queries":false,"variables":{}}'
 # Message of the SystemError that Python 3.11 raised instead of a MemoryError in a function that had filled its memory.
 NO_EXCEPTION = "error return without exception set"
-FILLED_SHARE = 0.5  # of the address space, which also holds Python's libraries and untouched memory
+FILLED_SHARE = 0.5  # share of the address space, which also holds libraries and untouched memory
 RESERVE_BYTES = 4 * 1024 * 1024  # untouched address space, freed to describe an error
 
 
@@ -76,13 +76,13 @@ class CodeRunner:
         self._refuses_exit = False  # `sys.exit(0)` in the current execution is an error
         self._prepared: dict[str, Any] = {}
         self._files = OpenFiles()
-        self._parent = 0  # in a fork of a prepared process: the supervisor's id
+        self._parent = 0  # the supervisor's id, in a fork of a prepared process
         self._file_name = CODE_NAME
         self._reserve: bytes | None = None
         self._provided_names: dict[bool, dict[str, Any]] = {}
-        self._given_names: dict[str, Any] = {}  # with the values that the driver last set
-        self._displays: Displays | None = None  # of the current execution
-        self._volume = Volume(None, False, self._shield)  # until the settings arrive
+        self._given_names: dict[str, Any] = {}  # the driver's names with the values it last set
+        self._displays: Displays | None = None  # displays of the current execution
+        self._volume = Volume(None, False, self._shield)  # replaced when the settings arrive
         for can_query in (False, True):
             self._provide_names(can_query)
         self._become_main()
@@ -110,9 +110,9 @@ class CodeRunner:
         self._shield.handle_interrupts()
 
     def rehearse(self) -> None:
-        """Run an empty execution. Its only trace is an end frame on the channel.
+        """Run an empty execution. Only its end frame on the channel remains.
 
-        It copies the parent's pages that a first execution writes to, before a request waits for that.
+        The process thus copies its parent's pages that a first execution writes to, before a request waits for that.
         """
         names = dict(self._module.__dict__)
         self.run(REHEARSAL)
@@ -147,13 +147,13 @@ class CodeRunner:
         channel = self._channel
         header, body = channel.wait(channel.NEXT, channel.expect_execution())
         if self._parent:
-            confinement.end_with_parent(self._parent)  # which is its parent by now
+            confinement.end_with_parent(self._parent)  # The supervisor is its parent by now.
         if "cpu_seconds" in header:
             confinement.limit_cpu_seconds(header["cpu_seconds"])
         confinement.open_own_proc()
         self._is_stateless = header["once"]
         while True:
-            waiter = channel.expect_execution()  # before the supervisor can see the end of this one
+            waiter = channel.expect_execution()  # It must exist before the supervisor sees the end of this execution.
             channel.begin_execution(header)
             self.run(body or b"{}")
             if self._is_stateless:
@@ -174,7 +174,7 @@ class CodeRunner:
         """Turn this into the runner of a fork, which keeps the names; `parent` will be the fork's parent process."""
         self._channel = Channel(self._shield)
         self._channel.own.forget()
-        self._provided_names.clear()  # they hold the old channel
+        self._provided_names.clear()  # These functions use the old channel.
         self._parent = parent
         disarm_finalizers()
         self._prepared = dict(self._module.__dict__)  # keeps the values beyond the execution's end
@@ -278,7 +278,7 @@ class CodeRunner:
             value = self._compile_and_run(request["code"])
             if value is not None and self._is_own_process:
                 displays.send_value(value)
-        except SystemExit as error:  # includes SUBMIT
+        except SystemExit as error:  # SUBMIT raises it too
             if not error.code and self._is_own_process:
                 displays.show_figures()
             raise
@@ -334,7 +334,7 @@ class CodeRunner:
                 self._coroutines.close(joins_threads=has_ended and not self._executions)
 
     def _provide_names(self, can_query: bool) -> dict[str, Any]:
-        """Return the names that every execution finds; `can_query` adds a language model. They are made once."""
+        """Return the names that every execution finds, which are made once; `can_query` adds a language model."""
         if can_query not in self._provided_names:
             query_names = make_query_names(self._channel.call_host if can_query else None)
             self._provided_names[can_query] = {**self._volume.make_names(), **query_names}
@@ -424,7 +424,7 @@ class CodeRunner:
             if self._is_stateless:
                 self._module.__dict__.clear()
             _clear_frames(error)
-        line = self._find_line(error)  # before the traceback is trimmed
+        line = self._find_line(error)  # The traceback is trimmed below.
         try:
             message = str(error)
         except BaseException:
@@ -442,7 +442,7 @@ class CodeRunner:
         }
 
     def _format_traceback(self, error: BaseException) -> str:
-        self._main.show_lines()  # the code may have cleared them
+        self._main.show_lines()  # The code may have cleared the lines.
         try:
             return _format_traceback(error)
         except BaseException:  # the code may have changed any module behind it
@@ -513,7 +513,7 @@ def _format_traceback(error: BaseException) -> str:
         first = first.tb_next
     trace = first
     last: Any = None
-    while trace is not None:  # drops the driver's frames at the end too: SUBMIT, tools, interrupts
+    while trace is not None:  # Frames of the driver end the traceback: SUBMIT, tools, interrupts.
         if trace.tb_frame.f_code.co_filename.startswith(DRIVER_FILE_PREFIX):
             break
         last, trace = trace, trace.tb_next

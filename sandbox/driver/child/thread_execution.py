@@ -21,13 +21,13 @@ class ThreadExecution(_thread._local):  # type: ignore[reportPrivateUsage]
     token = ""
 
     def begin(self, number: int, token: str, is_only: bool) -> None:
-        """Assign the execution to the calling thread; with `is_only`, to every thread."""
+        """Assign the execution to the calling thread; with `is_only`, make it every thread's default."""
         owner = type(self) if is_only else self
         owner.number, owner.token = number, token
 
     @classmethod
     def forget(cls) -> None:
-        """Remove the execution from all threads without one of their own: in a fork it was the parent's."""
+        """Remove the execution that threads have by default: in a fork it was the parent's."""
         cls.number, cls.token = 0, ""
 
     def pass_on(self) -> None:
@@ -60,7 +60,7 @@ def wrap_thread_start(start: Callable[..., Any], expect: Callable[[], Callable[[
 
     def start_thread(function: Any, *args: Any, **options: Any) -> Any:
         if not callable(function):
-            return start(function, *args, **options)  # `start` raises the error
+            return start(function, *args, **options)  # This call raises the error.
         begin = expect()
 
         def run(*values: Any, **keywords: Any) -> Any:

@@ -31,7 +31,7 @@ class Volume:
 
     def __init__(self, root: str | None, is_shared: bool, shield: InterruptShield) -> None:
         self.root = root
-        self._is_shared = is_shared  # by users with a common group: another execution has another user
+        self._is_shared = is_shared  # executions run as different users with a common group
         self._real_root: str | None = None  # None until needed
         self._shield = shield
         self._renames_files: bool | None = None  # None: not tried yet
@@ -75,7 +75,7 @@ class Volume:
                 if event == "os.rename":
                     self._note_path(arguments[1])
         except Exception:
-            pass  # it would be raised in the code: a missing working directory, wrong arguments
+            pass  # The code would get the error, for a missing working directory or wrong arguments.
 
     def _note_path(self, path: Any) -> None:
         inside = self._find_path_inside(path)
@@ -102,15 +102,28 @@ class Volume:
             """Save text (as UTF-8) or bytes in a file and return its path relative to the volume.
 
             Missing directories are created, and an existing file is replaced. A file that could not be written
-            completely is removed. Raises VolumeError, and TypeError for other types of data.
+            completely is removed.
+
+            Args:
+                path: Path relative to the volume, or an absolute path on it.
+                data: Content of the file.
+
+            Raises:
+                VolumeError: The path leaves the volume, or the file could not be written.
+                TypeError: `data` is neither text nor bytes.
             """
             return self._save(path, data)
 
         def load_from_volume(path: str | os.PathLike[str], *, binary: bool | None = None) -> str | bytes:
             """Return the content of a file: text if it is UTF-8, else bytes.
 
-            A file does not record which type was saved. With `binary=True` the result is always bytes, with
-            `binary=False` always text. Raises VolumeError, also with `binary=False` if the file is not UTF-8.
+            Args:
+                path: Path relative to the volume, or an absolute path on it.
+                binary: True returns bytes, False returns text. By default the content decides, because a file does
+                    not record which type was saved.
+
+            Raises:
+                VolumeError: The file is missing or unreadable, or not UTF-8 with `binary=False`.
             """
             return self._load(path, binary)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..child.runner import CodeRunner
 
 
-STOPPED_MILLISECONDS = 1000  # time for the child's rehearsal; after it the child may be stopped
+STOPPED_MILLISECONDS = 1000  # A child that rehearses for longer may have been stopped.
 
 
 class ChildAhead:
@@ -40,7 +40,7 @@ class ChildAhead:
     def __init__(self, runner: CodeRunner, waiting: int, user: tuple[int, int] | None, *, has_namespaces: bool) -> None:
         def enter() -> None:
             if has_namespaces:
-                Confinement({}).open_own_proc()  # until it is confined
+                Confinement({}).open_own_proc()  # closed again when the child is confined
                 enter_user_namespace(user)
 
         self.handle = pid, ours = fork_process(
@@ -53,7 +53,7 @@ class ChildAhead:
             poll.register(ours[1], select.POLLIN)
             while not poll.poll(STOPPED_MILLISECONDS):
                 os.kill(pid, signal.SIGCONT)  # It may have been stopped together with this process.
-            if not os.read(ours[1], READ_BYTES):  # end of its rehearsal
+            if not os.read(ours[1], READ_BYTES):  # The child ended during its rehearsal.
                 raise OSError(errno.ECHILD, "a sandbox's first child could not start")
             os.set_blocking(ours[1], False)
             if has_namespaces and user is not None:
@@ -80,7 +80,7 @@ def _run_child(
     os.closerange(FORK_REQUESTS, highest + 1)
     enter()
     runner.enter_process()
-    with suppress(OSError):  # no Landlock in this kernel: the rehearsal stops here
+    with suppress(OSError):  # A kernel without Landlock ends the rehearsal here.
         Confinement(SETTINGS["confinement"]).close()
     runner.rehearse()
     settings = runner.wait_for_settings()

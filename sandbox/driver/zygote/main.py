@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 MAX_REQUEST_BYTES = 64 * 1024  # the host knows this limit
 DESCRIPTORS = 4  # descriptors in a request
 # Idle time since the last request or sandbox end. A process forked at once would slow down the sandbox just requested.
-# The first child of the spare process takes another 3 ms of CPU, so the spare process waits as long again before it.
+# The spare process waits as long again before it forks its first child: for 3 ms it then takes no request.
 IDLE_MILLISECONDS = 10
 FAILED = 71  # EX_OSERR: the sandbox's walls could not be set up
 
@@ -110,7 +110,7 @@ class _Zygote:
             if time.monotonic() >= self._orphans.next_at:
                 self._kill_orphans()
             if not events and is_spare_due:
-                is_spare_due = False  # never replaced after it ends: the next one would probably fail too
+                is_spare_due = False  # It is not replaced if it ends: the next one would fail too.
                 try:
                     self._spare = self._fork_spare()
                 except OSError:
@@ -126,7 +126,7 @@ class _Zygote:
                 if not data:
                     self._end()
                 if len(fds) != DESCRIPTORS:
-                    for cut in fds:  # too few arrived: this process's file limit; the host sees them closed
+                    for cut in fds:  # This process's file limit cut off the others. The host sees all closed.
                         os.close(cut)
                     continue
                 self._open_sandbox(data, fds)
@@ -156,7 +156,7 @@ class _Zygote:
                 if not _hand_over(spare[1], data, fds):
                     raise OSError(errno.ESRCH, "the new process was ended")
             self._sandboxes[spare[0]] = status
-            os.kill(spare[0], signal.SIGCONT)  # it may have been stopped by a signal while it waited
+            os.kill(spare[0], signal.SIGCONT)  # A signal may have stopped the process while it waited.
         except OSError as error:
             _send_words(status, f"failed {error.errno} {error}")
             status.close()
@@ -180,11 +180,11 @@ class _Zygote:
                 return pid, ours
             try:
                 ours.close()
-                for fd in asked:  # its own copies come with the request; unlisted ones would stay open for code
+                for fd in asked:  # Its copies come with the request. These would stay open for code.
                     os.close(fd)
                 self._become_sandbox(its, zygote, has_time=not asked)
             except BaseException as error:
-                sys.excepthook(type(error), error, error.__traceback__)  # goes to its own standard error
+                sys.excepthook(type(error), error, error.__traceback__)  # goes to the process's own stderr
             finally:
                 os._exit(FAILED)
 
@@ -217,7 +217,7 @@ class _Zygote:
         if has_time and failure is None and not _is_asked_within(IDLE_MILLISECONDS, waiting):
             with suppress(OSError):
                 child = ChildAhead(self._runner, waiting.fileno(), self._user, has_namespaces=self._folders is not None)
-                rehearse_start(self._runner)  # again, because the fork made all pages shared again
+                rehearse_start(self._runner)  # The fork has made all pages shared again.
         data, fds, _, _ = socket.recv_fds(waiting, MAX_REQUEST_BYTES, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         waiting.close()
         if not data or len(fds) != DESCRIPTORS:
@@ -240,9 +240,9 @@ class _Zygote:
         """Set up what is specific to this sandbox and report success. Raises OSError."""
         for pid in (os.getpid(), *(() if child is None else (child.handle[0],))):
             resource.prlimit(pid, resource.RLIMIT_RSS, (request["mark"], request["mark"]))
-            os.kill(pid, signal.SIGCONT)  # the child may have been stopped by a signal while it waited
+            os.kill(pid, signal.SIGCONT)  # A signal may have stopped the child while it waited.
         if self._folders is not None:
-            self._confinement.open_own_proc()  # until it becomes the supervisor
+            self._confinement.open_own_proc()  # closed again when the process becomes the supervisor
             take_folder(self._folders, request)
             if child is None:
                 enter_user_namespace(self._user)
@@ -277,7 +277,7 @@ class _Zygote:
         if sandbox is not None:
             _send_words(sandbox, f"ended {os.waitstatus_to_exitcode(status)}")
             sandbox.close()
-            if status and self._folders is None:  # else the driver or the namespace has ended all
+            if status and self._folders is None:  # Otherwise the driver or the namespace has ended all.
                 self._kill_orphans()
 
     def _list_known(self) -> list[int]:

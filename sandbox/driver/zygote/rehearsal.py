@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from ..child.runner import CodeRunner
     from ..confinement import Confinement
 
-ROUNDS = 16  # of the zygote: twice the eight calls, in some 20 ms
+ROUNDS = 16  # the zygote's rehearsals: twice the eight calls, in some 20 ms
 SETTINGS: dict[str, Any] = {
     "cwd": "/", "volume": None, "environment": {}, "path": [], "python_path": [], "executable": None, "temporary": [],
     "heartbeat": None, "silence": None, "lifetime": 60.0, "commit": [], "output_cap": 1000, "files": None,
     "confinement": {
         "limits": {"CORE": 0},
         "landlock": {"attributes": ["access"], "access": 15, "rules": [["/", 4]]},
-        "seccomp": "060000000000ff7f" * 200,  # as long as a real filter; its rules are never applied
+        "seccomp": "060000000000ff7f" * 200,  # length of a real filter; its rules are never applied
     },
 }  # fmt: skip
 
 
 def rehearse_driver(runner: CodeRunner, confinement: Confinement) -> None:
-    """Run the driver's start and an empty execution, in a process that does not become a driver.
+    """Run the driver's start and an empty execution, without becoming a driver.
 
     Signal handling is unchanged afterwards, except that SIGINT is ignored and the parent's end sends no signal.
     """
@@ -65,7 +65,7 @@ def rehearse_start(runner: CodeRunner) -> None:
         os.write(asks, start + encode_frame({"op": "stop", "id": 0, "n": 1}))
         supervisor.run()
     except OSError:
-        pass  # no Landlock in this kernel: the rehearsal stops here
+        pass  # A kernel without Landlock ends the rehearsal here.
     finally:
         supervisor.close()
         for fd in (reads, asks, answers, writes):

@@ -36,7 +36,7 @@ class CoroutineRunner:
         self._shield = shield
         self._loop: Any = None
         self._main: Any = None  # the current task
-        self._is_cancelled = False  # by this class, because something else ended the execution
+        self._is_cancelled = False  # this class cancelled it, because something else ended the execution
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run the coroutine and return its value. Raises its exception, or the one that interrupted it."""
@@ -124,7 +124,7 @@ class CoroutineRunner:
         if self._is_cancelled or asyncio.current_task(self._loop) is not None:
             return False
         self._cancel()
-        self._loop.call_soon_threadsafe(lambda: None)  # wakes the loop, which would otherwise wait on
+        self._loop.call_soon_threadsafe(lambda: None)  # wakes the loop, which would otherwise keep waiting
         return True
 
 

@@ -1,4 +1,4 @@
-"""Compilation of code that keeps the value of the last statement if that is an expression."""
+"""A compiler of code that keeps the value of the last statement if that is an expression."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ ONLY_AST = 0x400  # ast.PyCF_ONLY_AST
 TOP_LEVEL_AWAIT = 0x2000  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT: changes only code that awaits
 # Beginnings of lines that continue the statement before them.
 CONTINUATIONS = (" ", "\t", "\r", ")", "]", "}", "#", "else", "elif", "except", "finally", "'''", '"""')
-MARKS = frozenset("()[]{}'\"#;\\\n")  # with one of these, a line may not be exactly one statement
+MARKS = frozenset("()[]{}'\"#;\\\n")  # A line with one of these may not be exactly one statement.
 
 
 def compile_code(source: str, file_name: str) -> tuple[list[CodeType], CodeType | None]:
     """Compile code into parts to run in order, and the expression that is its last statement.
 
-    The expression is None if the last statement is of another kind. Raises the exceptions of `compile`.
+    Return (parts, None) if the last statement is of another kind. Raises the exceptions of `compile`.
     """
     start = _find_last_statement(source)
     last = source[start:].rstrip()

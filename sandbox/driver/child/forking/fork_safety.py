@@ -19,12 +19,12 @@ END_SECONDS = 0.01  # time for a thread that is about to end
 MAX_NAMES = 10  # names in a message
 WORD_BITS = 32  # bits in each number of a numpy seed
 SEED_BYTES = 32
-# Exit functions of modules, for processes and log handlers. The last one registered is called first.
+# Exit functions of library modules: log handlers and processes at the exit. The last one registered is called first.
 EXIT_FUNCTIONS = (("logging", "shutdown"), ("multiprocessing.util", "_exit_function"))
 
 
 class ThreadsLeftError(RuntimeError):
-    """Threads still run: a fork would not have them, and locks that they hold would stay locked."""
+    """Threads that still run: a fork would not have them, and locks that they hold would stay locked."""
 
 
 def import_common_modules() -> None:
@@ -100,7 +100,7 @@ def disarm_finalizers() -> None:
 
 
 def load_generators() -> None:
-    """Import the generators that every fork seeds; numpy imports its own only at first use. Once, not in each fork."""
+    """Import, once for all forks, the generators that each fork seeds. Numpy imports its own only at first use."""
     __import__("random")
     if "numpy" in sys.modules:
         try:

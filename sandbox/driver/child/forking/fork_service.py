@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FD_BYTES = 4
 PIPES = 4  # pipes of a child
-MAX_DESCRIPTORS = PIPES + 1  # in a request: the pipes and, with Landlock, the ruleset
+MAX_DESCRIPTORS = PIPES + 1  # the pipes and, with Landlock, the ruleset
 MAX_MESSAGE_BYTES = 64
 
 
@@ -46,13 +46,13 @@ def serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) -
         try:
             if len(fds) != count:  # this process has reached its limit on open files; the missing descriptors are lost
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            confinement.release_orphans()  # so that the supervisor adopts the grandchild
+            confinement.release_orphans()  # The supervisor must adopt the grandchild.
             middle = fork_bare()
             if middle == 0:
                 break
             status = os.waitstatus_to_exitcode(os.waitpid(middle, 0)[1])
         except ChildProcessError:
-            pass  # it has ended: the code's handler reaped it, or SIGCHLD is ignored
+            pass  # It has ended: a handler of the code reaped it, or SIGCHLD is ignored.
         except OSError as error:
             status = error.errno or 1
         confinement.adopt_orphans()  # processes that the code left running are this process's
@@ -133,7 +133,7 @@ def _become_execution(runner: CodeRunner, confinement: Confinement, supervisor: 
         confinement.confine_fork(fds[PIPES:])
     except OSError as error:
         report_unconfined(error)
-    for fd in {*places, *fds} - {1, 2, CHANNEL_IN, CHANNEL_OUT}:  # already in place if `prepare` had closed those
+    for fd in {*places, *fds} - {1, 2, CHANNEL_IN, CHANNEL_OUT}:  # Some may be in place already.
         os.close(fd)
     os.close(FORK_REQUESTS)
     runner.begin_fork(supervisor)
