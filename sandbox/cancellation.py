@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
-NOTICE_SECONDS = 1.0  # seconds before a removal is logged
+NOTICE_SECONDS = 1.0  # seconds until a running removal is logged
 
 
 async def run_shielded(work: Awaitable[None]) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .sandbox_api import Channel, Sandbox
 
 
-REFUSED_GRACE_SECONDS = 3.0  # seconds to send the driver the cancellation of a refused execution
+REFUSED_GRACE_SECONDS = 3.0  # seconds to send the cancellation of a refused execution
 
 # The interpreters and contexts that wait for the tool running in this task or thread.
 _waiting_for_tool: contextvars.ContextVar[tuple[tuple[Interpreter, str | None], ...]]
@@ -88,7 +88,7 @@ class Interpreter:
         self._refresh_lock = asyncio.Lock()
         self._waiters: dict[int, asyncio.Event] = {}  # keys are execution numbers; 0 is the driver's start
         self._calls: dict[int, CallQueue] = {}
-        self._call_lock = asyncio.Lock()  # held while a body is decoded or encoded, and while the event loop catches up
+        self._call_lock = asyncio.Lock()  # A call holds it while it converts a body and then lets the event loop run.
         self._calls_since_pause = 0
         self._heartbeat: asyncio.Task[None] | None = None
         self._is_shut_down = False
@@ -436,7 +436,7 @@ class Interpreter:
         self, protocol: DriverProtocol, pending: PendingExecution, call: Call, limit: CallLimit
     ) -> None:
         """Call a tool for the code and send its return value or exception."""
-        # copied to the thread that runs the tool
+        # The tool's thread gets a copy of this context variable.
         _waiting_for_tool.set((*_waiting_for_tool.get(), (self, pending.context)))
         running_call.set(call)
         try:
@@ -457,7 +457,7 @@ class Interpreter:
         except BaseException as error:  # noqa: BLE001 - the code that called the tool handles it
             body = encode_exception(error)
         if self._channel is not None and not protocol.closed_reason:
-            with contextlib.suppress(SandboxLost):  # the execution reports the loss itself
+            with contextlib.suppress(SandboxLost):  # The execution itself reports the loss.
                 await self._send(self._channel, protocol.encode_reply(call, body))
 
     async def _pause_after(self, size: int) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .result import Result
     from .sessions.output_listener import OutputQueue
 
-# Limits the delay of Ctrl-C: a signal that arrives just before a system call does not interrupt it.
+# Seconds. The limit bounds the delay of Ctrl-C: a signal that arrives just before a system call does not interrupt it.
 MAX_WAIT_SECONDS = 1.0
 CANCEL_GRACE_SECONDS = 3.0  # seconds for an execution that Ctrl-C ended to report its end
 REENTERED = "a tool, or on_output, cannot run code in the interpreter that waits for it: give it another one"
@@ -76,7 +76,7 @@ class PipeTransport:
     def start(self, prepare: Preparation | None = None) -> None:
         """Start the driver and run the preparation. Raise SandboxStartError or PrepareError."""
         protocol = self._protocol
-        with suppress(SandboxLost):  # `check_ready` below raises the reason
+        with suppress(SandboxLost):  # `check_ready` below raises the reason.
             self._send(protocol.encode_start)
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not protocol.is_ready and not protocol.closed_reason and time.monotonic() < deadline:
@@ -221,7 +221,7 @@ class PipeTransport:
             has_room.get()
         if limit.has_ended or pending.end is not None or pending.refusal or self._protocol.closed_reason:
             limit.release(call)
-            return  # the execution ended while the call waited for its turn
+            return  # The execution ended while the call waited for its turn.
         self._thread.is_waited_for = True
         running_call.set(call)
         try:
@@ -233,7 +233,7 @@ class PipeTransport:
             body = encode_value(call.header["name"], value)
         except BaseException as error:  # noqa: BLE001 - the code that called the tool handles it
             body = encode_exception(error)
-        with suppress(SandboxLost):  # the execution reports the loss itself
+        with suppress(SandboxLost):  # The execution itself reports the loss.
             self._send(lambda: self._protocol.encode_reply(call, body))
         limit.release(call)
 
@@ -262,7 +262,7 @@ class PipeTransport:
         except SandboxLost:
             raise
         except BaseException:
-            self._protocol.close(INTERRUPTED)  # a partial frame was sent, so no other can follow
+            self._protocol.close(INTERRUPTED)  # After a partial frame no other frame can follow.
             raise
 
 

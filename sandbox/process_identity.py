@@ -27,7 +27,7 @@ def read_own_identity() -> str:
 def _read_identity(pid: int) -> str:
     try:
         if os.readlink("/proc/self") != str(pid):
-            return ""  # /proc shows another namespace, where this id is another process
+            return ""  # /proc belongs to another namespace, where this id is another process.
         with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             boot = file.read().strip().replace("-", "")
         identity = f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}.{pid}.{_read_process(pid)[0]}"
@@ -43,7 +43,7 @@ def is_process_alive(identity: str) -> bool | None:
         return None
     pid, started = int(given[2]), int(given[3])
     try:
-        os.kill(pid, 0)  # works even if /proc hides other users' processes
+        os.kill(pid, 0)  # This works even if /proc hides other users' processes.
     except ProcessLookupError:
         return False
     except PermissionError:

@@ -45,7 +45,7 @@ MAX_OUTPUT_BODY_BYTES = 512 * 1024
 
 MAX_ARGUMENTS = 1_000  # per call: Python binds arguments one by one, which blocks the event loop
 
-NO_FILES = b"[]"  # the driver's message for "no files written"
+NO_FILES = b"[]"  # a driver's frame body for "no files were written"
 
 Tools = Mapping[str, Callable[..., Any]]
 Frame = tuple[dict[str, Any], bytes]
@@ -168,7 +168,7 @@ class DriverProtocol:
         self.pending: dict[int, PendingExecution] = {}
         self.is_ready = False
         self.closed_reason = ""
-        self.is_spent = False  # no execution can start, but running ones continue
+        self.is_spent = False  # True if no execution can start, but running ones continue
         self._frames = FrameReader(MAX_CALL_BYTES)
         self._execution_numbers = itertools.count(1)
         self._frame_numbers = itertools.count(0)
@@ -294,7 +294,7 @@ class DriverProtocol:
             return
         pending = self.pending.get(number)
         if pending is None:
-            return  # a heartbeat, or a frame of an execution that was abandoned
+            return  # a heartbeat, or a frame of an execution that was given up
         if op == "output":
             stream, dropped, text = header.get("stream"), header.get("dropped"), _read_output(body or b'""')
             if stream not in ("stdout", "stderr") or type(dropped) is not int or type(text) is not str:
@@ -328,12 +328,12 @@ class DriverProtocol:
             events.append((pending, end))
 
     def take_result(self, pending: PendingExecution) -> Parts[Result]:
-        """Return the result of an execution after its end or its abandonment.
+        """Return the result of an execution that has ended or that the caller gave up.
 
         Raises:
             RlmBatchError: The execution's error, with `meta`; OutcomeUnknown if the driver has not answered.
         """
-        self.pending.pop(pending.id, None)  # An abandoned execution is still registered.
+        self.pending.pop(pending.id, None)  # An execution that was given up is still registered.
         pending.end_collection()
         if pending.refusal:
             meta = pending.build_meta()
@@ -345,7 +345,7 @@ class DriverProtocol:
         if pending.listener_error is not None:
             raise pending.listener_error
         header, body = self._note_limit(pending.end)
-        if header["status"] == "unprepared" or "loss" in header:  # existing contexts still work
+        if header["status"] == "unprepared" or "loss" in header:  # Existing contexts still work.
             self.is_spent = True
         files = () if pending.files == NO_FILES else (yield from _read_file_names(pending.files))
         shown = (yield from decode_shown(pending.value, pending.displays)) if pending.has_shown else {}

@@ -33,7 +33,7 @@ class Result:
             raise KeyError(self._describe_missing(name)) from None
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("outputs", "meta"):  # pickle and copy look these up before they are set
+        if name.startswith("__") or name in ("outputs", "meta"):  # Pickle and copy look these up before they are set.
             raise AttributeError(name)
         try:
             return self.outputs[name]
@@ -46,7 +46,7 @@ class Result:
 
     def _render_html(self) -> str:
         """Return an HTML table, which notebooks show instead of `repr`."""
-        from .outcomes.html_table import render_fields  # only notebooks need this import
+        from .outcomes.html_table import render_fields  # Only notebooks need this import.
 
         return render_fields(self.outputs)
 
@@ -73,7 +73,7 @@ class Result:
         return len(self.outputs)
 
     def __bool__(self) -> bool:
-        return True  # even without fields
+        return True  # A result without fields is true, too.
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Result) and self.outputs == other.outputs and self.meta == other.meta

@@ -33,7 +33,7 @@ T = TypeVar("T")
 FORKED = (
     "the sandbox was opened by another process, of which this one is a fork: shutdown() and start() open one of its own"
 )
-# Limits the delay of Ctrl-C: a signal that arrives just before a wait does not interrupt the wait.
+# Seconds. The limit bounds the delay of Ctrl-C: a signal that arrives just before a wait does not interrupt the wait.
 MAX_WAIT_SECONDS = 1.0
 
 
@@ -178,8 +178,8 @@ class SyncInterpreter:
         self._start_lock = threading.Lock()
         self._sandbox: Sandbox | None = None
         self._process_id = os.getpid()  # id of the process that opened the sandbox
-        self._pipe: PipeTransport | None = None  # set if the sandbox is on this machine
-        self._session: AsyncInterpreter | None = None  # set if the sandbox is elsewhere
+        self._pipe: PipeTransport | None = None  # wire of a sandbox on this machine that cannot query a model
+        self._session: AsyncInterpreter | None = None  # wire of any other sandbox
 
     @property
     def can_query(self) -> bool:
@@ -254,7 +254,7 @@ class SyncInterpreter:
         if pipe is not None:
             collected = CollectedFiles(patterns, collect_to) if patterns else None
             variables, tools = convert_variables(variables), dict(self.tools)
-            seed = None if self._prepare is None else self._prepare.derive_seed(0)  # all executions share one process
+            seed = None if self._prepare is None else self._prepare.derive_seed(0)  # All executions share one process.
             body = encode_request(text, variables, tools, output_fields, seed=seed, refuse_exit=refuse_exit)
             seconds = resolve_timeout(timeout, self.timeout)
             return pipe.execute(body, variables, seconds, CONTEXT, tools, output_fields, output, collected)
@@ -360,7 +360,7 @@ class SyncInterpreter:
         sandbox = await self._open()
         try:
             if self._make_queries is not None:
-                return sandbox, None  # a query's own code runs during the code that asked it, which needs an event loop
+                return sandbox, None  # A query's code runs while the asking code runs, which needs an event loop.
             return sandbox, await sandbox.attach()
         except BaseException:
             await run_shielded(sandbox.remove())

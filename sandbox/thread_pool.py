@@ -86,15 +86,15 @@ class ThreadPool:
                 outcome = None, error
             if call is not None:
                 host_memory.let_go(call)
-            with contextlib.suppress(RuntimeError):  # the loop may have ended
+            with contextlib.suppress(RuntimeError):  # The loop may have ended.
                 loop.call_soon_threadsafe(finish, *outcome)
-            del outcome  # breaks the reference cycle with an error's traceback
+            del outcome  # An error's traceback would form a reference cycle.
 
         self.submit(functools.partial(contextvars.copy_context().run, call_function))
         try:
             value, error = await done
         except asyncio.CancelledError:
-            work.clear()  # the queue may hold it for long, so free the arguments
+            work.clear()  # The queue may hold the work for long, so free its arguments.
             raise
         try:
             if error is not None:

@@ -52,7 +52,7 @@ def build_run_command(
     # Files in /dev/shm remain when the code that wrote them is killed. Together with the other files they must leave
     # some memory free.
     shm_mib = max(1, min(settings.memory_mib - settings.disk_limit_mib, settings.memory_mib // 2) // 2)
-    mounted = {"/tmp", "/dev/shm", *(bind.target for bind in binds)}  # only one mount is possible at a path
+    mounted = {"/tmp", "/dev/shm", *(bind.target for bind in binds)}  # Only one mount is possible at a path.
     tmpfs = "rw,exec,nosuid,nodev,mode=1777"
     words = [engine.program, "run", "--interactive", "--rm", "--pull", "never", "--log-driver", "none"]
     words += ["--name", name]

@@ -62,7 +62,7 @@ async def _inspect(engine: Engine, names: list[str]) -> list[tuple[str, str, dic
     """Return the id, name and labels of the existing containers that carry this package's label."""
     done = await engine.run("container", "inspect", *names)
     try:
-        containers = json.loads(done.stdout or "[]")  # containers that are gone are missing here
+        containers = json.loads(done.stdout or "[]")  # Containers that are gone are missing here.
         told = [(item["Id"], item["Name"].removeprefix("/"), item["Config"]["Labels"] or {}) for item in containers]
     except (ValueError, LookupError, TypeError, AttributeError):
         raise RlmBatchError(

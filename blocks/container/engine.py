@@ -33,7 +33,7 @@ class Engine:
     cgroup_version: str  # "1" or "2"
     is_rootless: bool
     is_local: bool
-    limits: tuple[str, ...]  # the settings that its cgroups can enforce, by its own account
+    limits: tuple[str, ...]  # the settings that its cgroups can enforce, as the engine reports
 
     async def run(self, *words: str, timeout: float = ANSWER_SECONDS) -> subprocess.CompletedProcess[str]:
         """Run one of its commands. Raise ConfigurationError if it does not end within `timeout` seconds."""

@@ -88,7 +88,7 @@ class ContainerHandle(Sandbox):
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # keeps Ctrl-C in the terminal from the client
+                start_new_session=True,  # Ctrl-C in the terminal must not reach the client.
                 cwd=CLIENT_DIRECTORY,
             )
         except OSError as error:

@@ -9,7 +9,7 @@ from ..host_files.wheels import check_wheel_requirements
 from ..settings import SandboxFields, SandboxSettings
 
 DEFAULT_IMAGE = "docker.io/library/python:3.12-slim"
-MAX_MIB = 1 << 40  # the kernel stores a limit as a signed 64-bit number of bytes
+MAX_MIB = 1 << 40  # The kernel stores a limit as a signed 64-bit number of bytes.
 REFERENCE = re.compile(
     r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?::[0-9]+(?=/))?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"

@@ -24,7 +24,7 @@ from .errors import (
 from .launch import LOST_RACE_STATUS, StartLostError, name_folder
 
 LAST_WORDS_SECONDS = 5.0  # seconds for a log to end, which happens a second or more after its command ended
-# bytes per input. The pipe behind it holds 64 KiB, and more would block the daemon's call.
+# Bytes per input. The pipe behind it holds 64 KiB, and more would block the daemon's call.
 INPUT_LIMIT_BYTES = 32 * 1024
 TAKE_BYTES = 16 * 1024  # bytes of the log between two turns of the event loop; they can hold a thousand frames
 
@@ -46,7 +46,7 @@ class DaytonaChannel:
         closed: Callable[[str], None],
     ) -> None:
         self._remote = remote
-        self._launch = launch  # starts the driver, and removes the frames that it starts with from the list
+        self._launch = launch  # function that starts the driver and removes the frames it starts with
         self._command = ("", "")  # session and command id, set when the driver has started
         self._receive = receive
         self._closed = closed
@@ -182,7 +182,7 @@ class DaytonaChannel:
             raise
         except daytona.DaytonaError as error:
             is_delivered = may_be_delivered
-            if get_status(error) == 410:  # the log's end gives a better reason
+            if get_status(error) == 410:  # The log's end gives a better reason.
                 await asyncio.wait(self._tasks[:1], timeout=LAST_WORDS_SECONDS)
             self._end(f"it takes no input: {get_message(error)}")
         finally:
@@ -196,7 +196,7 @@ class DaytonaChannel:
         process, loop = self._remote.process, asyncio.get_running_loop()
         attempt, last_number, last_progress = 0, 0, loop.time()
         while True:
-            self._frames, self._is_broken = FrameReader(MAX_CALL_BYTES), False  # the log starts from its beginning
+            self._frames, self._is_broken = FrameReader(MAX_CALL_BYTES), False  # The log starts from its beginning.
             failure: Exception | None = None
             try:
                 await process.get_session_command_logs_async(session, command, self._on_stdout, self._on_stderr)

@@ -204,7 +204,7 @@ async def _mount_volume(settings: DaytonaSettings, client: SharedClient, start_b
         try:
             try:
                 volume = await client.sdk.volume.get(name, create=True)
-            except daytona.DaytonaConflictError:  # another process created it in between
+            except daytona.DaytonaConflictError:  # Another caller has created the volume.
                 volume = await client.sdk.volume.get(name)
         except daytona.DaytonaError as error:
             refusal = error

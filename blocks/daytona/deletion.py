@@ -41,7 +41,7 @@ async def delete_sandbox(remote: daytona.AsyncSandbox, wait: bool = False) -> No
     async def delete() -> None:
         try:
             await remote.delete(CALL_SECONDS, wait)
-        except daytona.DaytonaConflictError:  # its state is changing; it may already be in deletion
+        except daytona.DaytonaConflictError:  # The sandbox's state is changing, perhaps because it is being deleted.
             await remote.refresh_data(CALL_SECONDS)
             if wait or remote.state not in (daytona.SandboxState.DESTROYING, daytona.SandboxState.DESTROYED):
                 raise

@@ -36,7 +36,7 @@ class DaytonaSandboxHandle(Sandbox):
         self, settings: DaytonaSettings, client: SharedClient, remote: daytona.AsyncSandbox, files: HostFiles
     ) -> None:
         self.id = remote.id
-        if settings.image is not None:  # a snapshot has a fixed size
+        if settings.image is not None:  # A snapshot's memory is fixed.
             self.memory_option = self.kill_memory_option = "memory"
         self.settings = DriverSettings(
             cwd=".",  # the directory where the driver's command starts
@@ -51,7 +51,7 @@ class DaytonaSandboxHandle(Sandbox):
         self._archive = files.archive
         self._client = client
         self._remote = remote
-        self._directory = ""  # the clone's, relative to the sandbox's working directory
+        self._directory = ""  # the clone, relative to the sandbox's working directory
         self._channel: DaytonaChannel | None = None
         self._keeping_awake: asyncio.Task[None] | None = None
         self._is_removed = False
@@ -99,8 +99,8 @@ class DaytonaSandboxHandle(Sandbox):
     async def _launch(self, frames: list[bytes]) -> tuple[str, str]:
         """Start the driver; return its session and command. Raise SandboxStartError or StartLostError.
 
-        The command includes the first small frames, which saves a call, and removes them from the list. Environment
-        variables may be secrets, which no command may contain: if there are any, all frames are sent later.
+        The first small frames become part of the command, which saves a call, and leave the list. Environment variables
+        may be secrets, which no command may contain: if there are any, all frames are sent later.
         """
         first = b""
         while frames and not self.settings.environment and len(first) + len(frames[0]) <= INPUT_LIMIT_BYTES:
@@ -152,13 +152,13 @@ class DaytonaSandboxHandle(Sandbox):
     async def _read(self, path: str, remote_path: str, max_bytes: int) -> bytes:
         """Read a file. Raise VolumeError if it is not a regular file or is larger than `max_bytes`."""
         info = await self._remote.fs.get_file_info(remote_path, CALL_SECONDS)
-        if not info.mode.startswith("-"):  # a pipe would never end
+        if not info.mode.startswith("-"):  # A pipe would never end.
             raise VolumeError(f"{path} is no file that could be read")
         data, size = bytearray(), info.size
         if size <= max_bytes:
             async for piece in await self._remote.fs.download_file_stream(remote_path, int(SETUP_SECONDS)):
                 data += piece
-                if (size := len(data)) > max_bytes:  # code may be appending to it
+                if (size := len(data)) > max_bytes:  # Code may append to the file during the download.
                     break
         if size > max_bytes:
             raise VolumeError(describe_large_file(path, size, max_bytes))

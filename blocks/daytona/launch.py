@@ -98,7 +98,7 @@ async def start_driver(remote: daytona.AsyncSandbox, directory: str, first: byte
 def _make_command(sandbox_id: str, directory: str, first: bytes) -> str:
     return COMMAND.format(
         folder=name_folder(sandbox_id),
-        data=_quote_driver() + shlex.quote(first.decode("utf-8")),  # adjacent words are one word for the shell
+        data=_quote_driver() + shlex.quote(first.decode("utf-8")),  # The shell joins adjacent words.
         enter=f"cd {shlex.quote(directory)} && " if directory else "",
         python=PYTHON,
         boot=shlex.quote(BOOT),

@@ -26,7 +26,7 @@ NOT_ON_BRANCH = re.compile("object not found|git checkout .* exited with|referen
 async def open_session(remote: daytona.AsyncSandbox, retry_seconds: float) -> str:
     """Open a session in the sandbox and return its name. Raise DaytonaError."""
     name = f"{NAME_PREFIX}{uuid.uuid4().hex[:8]}"
-    with suppress(daytona.DaytonaConflictError):  # a call whose answer was lost has created the session
+    with suppress(daytona.DaytonaConflictError):  # A call whose answer was lost has created the session.
         await retry_call(
             lambda: remote.process.create_session(name, CALL_SECONDS), seconds=retry_seconds, remote=remote
         )

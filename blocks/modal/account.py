@@ -23,7 +23,7 @@ from .settings import ModalSettings
 
 T = TypeVar("T")
 
-# names in Modal's configuration, each with the prefix oauth_
+# Names in Modal's configuration, where each has the prefix oauth_.
 OAUTH_NAMES = ("refresh_token", "client_id", "client_secret", "jwt_key")
 ENVIRONMENT_NAMES = (
     *("SERVER_URL", "TOKEN_ID", "TOKEN_SECRET", "PROFILE", "ENVIRONMENT"),
@@ -50,7 +50,7 @@ async def open_account(settings: ModalSettings) -> Account:
             os.environ["MODAL_MAX_THROTTLE_WAIT"] = str(THROTTLE_SECONDS)
         # At DEBUG level, hpack logs all headers of every call, including the token.
         logging.getLogger("hpack").setLevel(logging.WARNING)
-        logging.getLogger("modal-utils").addFilter(_is_worth_a_line)  # adding it again has no effect
+        logging.getLogger("modal-utils").addFilter(_is_worth_a_line)  # Adding the filter again has no effect.
         token_id, secret = (config.get("token_id"), config.get("token_secret")) if None in token else token
         refresh_token, client_id, client_secret, jwt_key = (config.get(f"oauth_{name}") for name in OAUTH_NAMES)
         try:
@@ -64,7 +64,7 @@ async def open_account(settings: ModalSettings) -> Account:
                         oauth_client_secret=client_secret,
                         oauth_jwt_key=jwt_key,
                     )
-                else:  # raises an error that says what is missing
+                else:  # This raises an error that says what is missing.
                     client = await modal.Client.from_env.aio()
                 await client.hello.aio()
             app = await modal.App.lookup.aio(settings.app_name, create_if_missing=True, client=client)
@@ -144,7 +144,7 @@ async def make_once(key: tuple[Hashable, ...], make: Callable[[], Awaitable[T]])
                 del making[key]
 
         task = making[key] = asyncio.create_task(run())
-        # marks the exception as retrieved, as all callers may have been cancelled
+        # Mark the exception as retrieved, because all callers may have been cancelled.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(task)
 

@@ -100,7 +100,7 @@ class ModalChannel:
                     last_heard, delay = loop.time(), 0.1
                     for start in range(0, len(data), READ_BYTES):
                         self._receive(data[start : start + READ_BYTES])
-                        await asyncio.sleep(0)  # a megabyte of tiny frames would block the loop for a second
+                        await asyncio.sleep(0)  # A megabyte of tiny frames would block the loop for a second.
                 return
             except (
                 modal.exception.ResourceExhaustedError,

@@ -53,7 +53,7 @@ async def _create(
     except TimeoutError as error:
         failure: Exception = error
         reason = SandboxStartError(f"Modal did not open a sandbox within {settings.start_timeout} s (start_timeout)")
-    except (ValueError, TypeError) as error:  # raised by the client before it sends anything
+    except (ValueError, TypeError) as error:  # The client raises these before it sends anything.
         raise ConfigurationError(
             f"no sandbox could be opened: Modal's client does not take the block's settings ({get_last_line(error)}); "
             "change its resources or its network"

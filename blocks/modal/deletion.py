@@ -27,7 +27,7 @@ async def terminate_sandbox(sandbox: modal.Sandbox, *, wait: bool = False) -> No
         return
     finally:
         with suppress(Exception):
-            await sandbox.detach.aio()  # otherwise its socket stays open for half a minute
+            await sandbox.detach.aio()  # Without this its socket stays open for half a minute.
 
 
 async def try_to_terminate(sandbox: modal.Sandbox, *, wait: bool) -> None:
