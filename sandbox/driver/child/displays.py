@@ -86,9 +86,8 @@ class Displays:
         left_out: list[str] = []
         if self._count == MAX_DISPLAYS:
             bundle, left_out = {}, ["this display and those that follow"]
-        room = min(
-            MAX_DISPLAYS_BYTES - self._bytes, MAX_DISPLAYS_BYTES - MAX_NOTE_BYTES
-        )  # bytes in a frame with a note
+        # A display and its note go in one frame.
+        room = min(MAX_DISPLAYS_BYTES - self._bytes, MAX_DISPLAYS_BYTES - MAX_NOTE_BYTES)
         body = b""
         while bundle:
             sizes = {name: _count_bytes(data) for name, data in bundle.items()}
