@@ -1,4 +1,4 @@
-"""The wire to a local sandbox's driver: its standard input, written without blocking the event loop."""
+"""The sending side of the wire to a local sandbox's driver."""
 
 import asyncio
 import os
@@ -10,9 +10,9 @@ from ...sandbox.protocol import STALL_SECONDS
 
 
 class LocalChannel:
-    """The driver's standard input, written without blocking the loop.
+    """The driver's standard input, written without blocking the event loop.
 
-    `closed` gets the reason where a driver takes none of its input for `stall_seconds`: that is the channel's end.
+    If the driver reads nothing for `stall_seconds`, the channel ends and `closed` gets the reason.
     """
 
     def __init__(
@@ -22,18 +22,18 @@ class LocalChannel:
         self._closed = closed
         self._stall_seconds = stall_seconds
         self._end_reason = ""
-        self._ready: asyncio.Event | None = None  # of the send that waits for room in the pipe
+        self._ready: asyncio.Event | None = None  # set when the pipe has room for a waiting send
         self._lock = asyncio.Lock()
 
     async def send(self, data: bytes) -> None:
-        """Hands the bytes over, after those of earlier sends. Raises SandboxLost."""
+        """Send the bytes after those of earlier calls. Raises SandboxLost."""
         async with self._lock:
             rest = self._write(memoryview(data))
             if rest:
-                await run_shielded(self._send_rest(rest))  # half a frame would be the end of the wire
+                await run_shielded(self._send_rest(rest))  # A partial frame would break the wire.
 
     def close(self) -> None:
-        """Ends every send that waits, with SandboxLost; called before the descriptor is closed."""
+        """End waiting sends with SandboxLost. Call it before the descriptor is closed."""
         self._end_reason = self._end_reason or "it was removed"
         if self._ready is not None:
             asyncio.get_running_loop().remove_writer(self._fd)
@@ -48,7 +48,7 @@ class LocalChannel:
                 async with asyncio.timeout(self._stall_seconds):
                     await self._ready.wait()
             except TimeoutError:
-                left = self._write(rest)  # it may be this process's loop that stood still
+                left = self._write(rest)  # The stall may be this process's event loop.
                 if len(left) == len(rest):
                     self._end_reason = f"it has taken none of its input for {self._stall_seconds:g} s"
                     loop.remove_writer(self._fd)
@@ -62,7 +62,7 @@ class LocalChannel:
             rest = self._write(rest)
 
     def _write(self, data: memoryview) -> memoryview:
-        """What the pipe has no room for yet. Raises SandboxLost."""
+        """Write what the pipe has room for, and return the rest. Raises SandboxLost."""
         if self._end_reason:
             raise SandboxLost(f"the sandbox has gone ({self._end_reason}): run it in a new one")
         try:

@@ -1,4 +1,4 @@
-"""Making a local sandbox: its folder, its settings, and how its driver is started."""
+"""The creation of a local sandbox: its folder, its settings, and the launch of its driver."""
 
 import os
 import pwd
@@ -29,10 +29,10 @@ from .totals.watcher import WatchedSandbox
 
 @dataclass(frozen=True)
 class Libraries:
-    """Directories that the code imports from: those of packages, behind the standard library, and of one's modules.
+    """The directories that code imports from: packages, after the standard library, and the user's modules.
 
-    `scripts` is a directory of the packages' programs. `copied_modules` are in a directory of the sandbox's own, where
-    nothing keeps the code from writing to them.
+    `scripts` is a directory of the packages' programs. `copied_modules` are copied into the sandbox's own folder, where
+    nothing stops the code from changing them.
     """
 
     packages: Sequence[Path] = ()
@@ -42,7 +42,7 @@ class Libraries:
 
 
 NO_LIBRARIES = Libraries()
-USER_NAME = "sandbox"  # of the user that code runs as
+USER_NAME = "sandbox"  # name of the user that runs the code
 
 
 def create_sandbox(
@@ -52,7 +52,7 @@ def create_sandbox(
     libraries: Libraries = NO_LIBRARIES,
     host_mounts: tuple[HostMount, ...] = (),
 ) -> LocalSandboxHandle:
-    """A new sandbox, whose driver does not run yet. Raises ConfigurationError, SandboxStartError."""
+    """Create a sandbox whose driver does not run yet. Raises ConfigurationError, SandboxStartError."""
     is_bubblewrap = level == "bubblewrap"
     for mount in host_mounts:
         mount.check_source()
@@ -76,11 +76,11 @@ def create_sandbox(
         folder.mkdir(mode=0o700)
         for path in (folder / "work", folder / "tmp"):
             path.mkdir()
-            path.chmod(0o755)  # whatever this process's umask is: the supervisor is root without root's rights
+            path.chmod(0o755)  # The umask may be stricter, and a root supervisor has dropped root's rights.
             if uid is not None:
                 os.chown(path, uid, uid)
         if uid is not None:
-            # The code may go through the folder itself, and no more than that.
+            # The code may only pass through the folder itself.
             os.chown(folder, 0, uid)
             folder.chmod(0o710)
         module_directories = [*libraries.modules]
@@ -103,7 +103,7 @@ def create_sandbox(
             scripts=next(iter(scripts), None),
             files=_build_files(uid) if is_bubblewrap else {},
         )
-        # Before there is a group: whoever finds the folder finds the group too.
+        # The labels precede the group, so that a process that finds the folder also finds the group.
         lock = write_locked_labels(folder, labels, [str(path) for path in group.directories])
         group.create()
     except OSError as error:
@@ -131,7 +131,7 @@ def create_sandbox(
         path=packages,
         python_path=modules,
         executable=f"{python}/bin/python",
-        heartbeat=None,  # the wire's end is enough on one machine
+        heartbeat=None,  # On one machine the end of the wire is enough.
         lifetime=settings.lifetime,
         confinement=build_confinement(
             settings, level, uid, (work, tmp), volume_path, (*packages, *modules, *scripts), host_mounts, (python,)
@@ -143,7 +143,7 @@ def create_sandbox(
     mounts = [] if volume is None or volume_path is None else [Mount(str(volume.path), volume_path, is_writable=True)]
     mounts += [mount for group in shared for mount in group]
     mounts += [Mount(str(mount.source), mount.target) for mount in host_mounts]
-    # Of the sandbox's memory half at most: what is there stays when the code that wrote it has been killed.
+    # At most half of the total memory, because files in /dev/shm stay when the code that wrote them was killed.
     shm_mib = min(settings.memory_mib, (settings.total_memory_mib or 2 * settings.memory_mib) // 2)
     launch = Launch(folder, is_bubblewrap, tuple(mounts) if is_bubblewrap else (), shm_mib * MIB)
     folders = (folder / "work", folder / "tmp")
@@ -157,7 +157,7 @@ def create_sandbox(
 
 @cache
 def _read_users() -> bytes:
-    """The machine's list of users; empty where it has none in a file."""
+    """Return the content of /etc/passwd; empty if it cannot be read."""
     with suppress(OSError):
         return Path("/etc/passwd").read_bytes()
     return b""
@@ -173,7 +173,7 @@ def _is_known_user(uid: int) -> bool:
 
 
 def _build_files(uid: int | None) -> dict[str, bytes]:
-    """The file that stands in the sandbox for /etc/passwd where its user has no entry in that."""
+    """Return a replacement for /etc/passwd if that file lacks the sandbox's user; otherwise no file."""
     if uid is None and _is_known_user(os.geteuid()):
         return {}
     user, group = (os.geteuid(), os.getegid()) if uid is None else (uid, uid)
@@ -181,14 +181,14 @@ def _build_files(uid: int | None) -> dict[str, bytes]:
 
 
 def _mount_all(directories: Sequence[Path], target: str) -> list[Mount]:
-    """Where a sandbox has them on bubblewrap."""
+    """Return bubblewrap's mounts of these directories, at `target` or below it."""
     if len(directories) == 1:
         return [Mount(str(directories[0]), target)]
     return [Mount(str(path), f"{target}/{number}") for number, path in enumerate(directories)]
 
 
 def _check_open_to_others(packages: Sequence[Path]) -> None:
-    """Raises ConfigurationError where code that runs as a user of its own could not read them."""
+    """Raise ConfigurationError if code that runs as another user could not read the packages."""
     for path in packages:
         if os.stat(path).st_mode & 0o005 != 0o005:
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""How a local sandbox is deleted: its processes are ended, and its folder goes with whatever the code has left."""
+"""The deletion of a local sandbox: its processes, and its folder with all files of the code."""
 
 import asyncio
 import logging
@@ -26,31 +26,31 @@ from .inventory import (
 )
 from .totals.cgroups import remove_groups
 
-FIRST_UID = 0x5A000000  # of the users that code runs as where the host is root: far from those that systems hand out
-END_GRACE_SECONDS = 5.0  # for the driver to end what runs, before it is ended itself
-DRIVER_GRACE_SECONDS = 12.0  # for another host's driver, which gives what it ends ten itself
-KILL_SECONDS = 10.0  # for those that fork meanwhile, and leave few processors to us
-MAX_STOPS = 20  # in a row, before what cannot be stopped is killed as it is
+FIRST_UID = 0x5A000000  # first id of the users that run code for a root host; far from assigned ids
+END_GRACE_SECONDS = 5.0  # time for the driver to end the code, before the driver is signalled
+DRIVER_GRACE_SECONDS = 12.0  # time for another host's driver, which gives its own processes 10 s
+KILL_SECONDS = 10.0  # time to kill processes that keep forking and leave little processor time
+MAX_STOPS = 20  # rounds of SIGSTOP before SIGKILL, even if some processes still run
 ROUND_SECONDS = 0.05
-MAX_NAMES = 10  # in a sentence
-REMOVAL_SECONDS = 60.0  # for a folder: a repository of half a million files takes less
+MAX_NAMES = 10  # processes named in a message
+REMOVAL_SECONDS = 60.0  # time to remove a folder; half a million files take less
 
 log = logging.getLogger("rlm_batch.local")
 
 
 async def delete_sandbox(sandbox_id: str) -> None:
-    """Ends a sandbox's processes and removes its folder; one that has gone is no error.
+    """End a sandbox's processes and remove its folder. A missing sandbox is not an error.
 
-    Raises ConfigurationError, and RlmBatchError where processes go on, or the folder could not be removed in time: it
-    stays then, to be found again.
+    Raises ConfigurationError for a wrong id. Raises RlmBatchError if processes survive or the folder is not removed in
+    time; the folder then stays, so that it can be found again.
     """
     folder = Path(tempfile.gettempdir()) / sandbox_id
     if not sandbox_id.startswith(FOLDER_PREFIX) or "/" in sandbox_id:
         raise ConfigurationError(f"{sandbox_id!r} is no id of a local sandbox: they begin with {FOLDER_PREFIX}")
     if not is_own_directory(folder):
-        return  # it has gone, or somebody else has put something there
+        return  # It is missing, or another user's.
     pids = await asyncio.to_thread(_find_processes, folder)
-    # The topmost end what is below them. A driver that saw its code end by our signal would report a crash.
+    # The topmost processes end their descendants. If a signal ended the code first, its driver would report a crash.
     topmost = [pid for pid in pids if not _count_ancestors(pid, pids)]
     has_driver = any(map(_may_be_driver, topmost))
     for pid in topmost:
@@ -71,10 +71,10 @@ async def delete_sandbox(sandbox_id: str) -> None:
 
 
 async def kill_processes(folder: Path) -> str:
-    """Kills a sandbox's processes; those that are left after a while, by name.
+    """Kill a sandbox's processes, and return the ids and names of those that survive; empty if all are dead.
 
-    Those that are stopped keep their places below the limit on processes, so that the others find none to fork into:
-    they are stopped until none runs, and then all are killed.
+    A stopped process still counts against the limit on processes, so the others cannot replace it by forking. All
+    processes are stopped first, and then killed.
     """
     until, stops = time.monotonic() + KILL_SECONDS, 0
     while pids := await asyncio.to_thread(_find_processes, folder):
@@ -96,14 +96,14 @@ async def kill_processes(folder: Path) -> str:
 
 
 def _read_name(pid: int) -> str:
-    """A process's name, which the code may have chosen; a question mark where it has ended."""
+    """Return a process's name, escaped because the code may have chosen it; "?" if the process ended."""
     with suppress(OSError):
         return escape_text(Path(f"/proc/{pid}/comm").read_text(errors="replace").strip())
     return "?"
 
 
 def _kill_user(uid: int) -> None:
-    """Kills every process of a user that is a sandbox's own: all at once, so that none can fork meanwhile."""
+    """Kill all processes of a sandbox's own user in one call, so that none can fork meanwhile."""
     if os.geteuid() == 0 and FIRST_UID <= uid < FIRST_UID + (1 << 24):
         command = ["/bin/sh", "-c", "kill -KILL -1"]
         who = {"user": uid, "group": uid, "extra_groups": []}
@@ -111,17 +111,17 @@ def _kill_user(uid: int) -> None:
 
 
 def _may_be_driver(pid: int) -> bool:
-    """Whether no filter of system calls is on a process, as on the driver and on bubblewrap, and on none's code."""
+    """Return whether a process has no system call filter: a driver, bubblewrap, or code of level none."""
     with suppress(OSError):
         return b"\nSeccomp:\t0" in Path(f"/proc/{pid}/status").read_bytes()
     return False
 
 
 def _find_processes(folder: Path) -> dict[int, str]:
-    """The ids of a sandbox's processes, those that went elsewhere included, and the letters of their states.
+    """Return the ids of a sandbox's processes and the letters of their states.
 
-    The code's have its mark, and so has a driver that was forked from a zygote. One that is a program of its own, or
-    bubblewrap around it, has the sandbox's folder in its command line. Most have the folder as their directory.
+    The code's processes keep the sandbox's mark wherever they go. A driver forked from a zygote has the mark too. A
+    spawned driver, or bubblewrap around it, has the folder in its command line. Most have it as working directory.
     """
     pids: dict[int, str] = {}
     work = os.fsencode(folder / "work")
@@ -140,9 +140,9 @@ def _find_processes(folder: Path) -> dict[int, str]:
 
 
 def _count_ancestors(pid: int, pids: Collection[int]) -> int:
-    """How many of these processes are above one, also by way of others, which no user may look into."""
+    """Return how many of these processes are ancestors of `pid`, with other processes in between or not."""
     count = 0
-    with suppress(OSError):  # it ended meanwhile
+    with suppress(OSError):  # A process ended meanwhile.
         while pid > 1:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             count += pid in pids
@@ -150,7 +150,7 @@ def _count_ancestors(pid: int, pids: Collection[int]) -> int:
 
 
 def remove_empty_folder(folder: Path) -> bool:
-    """Removes the folder of a sandbox whose code has left no files, the common case, without a thread."""
+    """Remove a folder in which code left no files, the common case, without a thread; return whether it is gone."""
     try:
         for name in ("work", "tmp"):
             (folder / name).rmdir()
@@ -163,18 +163,18 @@ def remove_empty_folder(folder: Path) -> bool:
 
 
 def remove_folder(folder: Path) -> bool:
-    """Removes a folder with whatever the code has left: trees of any depth, directories closed to their own user.
+    """Remove a folder with all files of the code, at any depth and in closed directories; return whether it is gone.
 
-    Programs of their own do it, which hold nothing of this process's, and are ended after `REMOVAL_SECONDS`. Whether
-    the folder has gone; if not, the log says so, and the next reap goes on with it.
+    Separate programs do this: they hold nothing of this process, and are killed after `REMOVAL_SECONDS`. If the folder
+    stays, the log says so, and the next reap continues.
     """
     end = time.monotonic() + REMOVAL_SECONDS
-    # A relative directory of PATH would be one below the working directory, where code may have put a program.
+    # A relative directory in PATH is below the working directory, where code may have put a program.
     directories = [*os.environ.get("PATH", "").split(":"), *os.defpath.split(":")]
     environment = {**os.environ, "PATH": ":".join(filter(os.path.isabs, directories))}
     for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         if folder.exists():
-            with suppress(subprocess.TimeoutExpired, OSError):  # This process may open no more files.
+            with suppress(subprocess.TimeoutExpired, OSError):  # This process may have no descriptor left.
                 wait = max(0.0, end - time.monotonic())
                 words = [*command, "--", str(folder)]
                 subprocess.run(words, env=environment, stderr=subprocess.DEVNULL, check=False, timeout=wait)
@@ -185,7 +185,7 @@ def remove_folder(folder: Path) -> bool:
 
 
 def describe_rest(folder: Path) -> str:
-    """That a folder could not be removed in that time, and what to do about it."""
+    """Return a message that a folder was not removed in time, and what to do about it."""
     return (
         f"the folder {folder} of a sandbox could not be removed within {REMOVAL_SECONDS:g} s: rlm-batch reap goes on "
         "with it a minute after its host has let go of it, or remove it by hand"

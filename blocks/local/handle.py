@@ -26,19 +26,19 @@ from .totals.watcher import WatchedSandbox, watcher
 log = logging.getLogger("rlm_batch.local")
 
 
-@dataclass(eq=False, repr=False)  # there are secrets in its settings
+@dataclass(eq=False, repr=False)  # The settings contain secrets.
 class LocalSandboxHandle(Sandbox):
     """One local sandbox: a folder, and the processes of its driver."""
 
     provider = "local"
-    memory_option = "memory_mib"  # of a kill find_exceeded_limit tells, unless the machine has no more
+    memory_option = "memory_mib"  # For a kill, `find_exceeded_limit` names the option, unless the machine lacks memory.
     folder: Path
     level: IsolationLevel
     layers: tuple[str, ...]
     settings: DriverSettings
     launch: Callable[[], Awaitable[DriverProcess]]
     volume: LocalVolume | None
-    lock: int  # the locked file of the labels
+    lock: int  # descriptor of the labels file, which it locks
     group: SandboxGroup
     watched: WatchedSandbox | None
 
@@ -47,13 +47,13 @@ class LocalSandboxHandle(Sandbox):
         self.isolation = self.level
         self._process: DriverProcess | None = None
         self._channel: LocalChannel | None = None
-        # A program that ends without shutting down leaves no folder either; the processes end with the wire.
+        # It removes the folder if the program ends without a shutdown. The processes end with the wire.
         self._finalizer = weakref.finalize(
             self, _remove_unclosed, os.getpid(), self.folder, self.lock, self._list_groups()
         )
 
     async def copy_repository(self, clone: Path) -> None:
-        """Copies the clone to where the code runs. Raises SandboxStartError."""
+        """Copy the clone into the code's working directory. Raises SandboxStartError."""
         work = self.folder / "work"
         commands = [["cp", "-r", "--preserve=mode,timestamps,links", "--reflink=auto", "--", f"{clone}/.", str(work)]]
         if os.geteuid() == 0:
@@ -96,7 +96,7 @@ class LocalSandboxHandle(Sandbox):
             return await self._start()
 
     async def _start(self) -> tuple[int, int]:
-        if self._process is not None:  # a start before has failed
+        if self._process is not None:  # An earlier start failed.
             self._process.close_pipes()
         process = self._process = await self.launch()
         try:
@@ -108,7 +108,7 @@ class LocalSandboxHandle(Sandbox):
         return process.stdout.fileno(), process.stdin.fileno()
 
     async def _hold_to_totals(self, process: DriverProcess) -> None:
-        """Puts what was started into its group before it is sent anything. Raises SandboxStartError."""
+        """Put the process under the limits on the whole sandbox, before any input. Raises SandboxStartError."""
         if not self.group.directories and self.watched is None:
             return
         pid = await process.find_pid()
@@ -116,7 +116,7 @@ class LocalSandboxHandle(Sandbox):
             try:
                 await asyncio.to_thread(self.group.add, pid)
             except ProcessLookupError:
-                pass  # it has ended already, as the sending will tell
+                pass  # The process ended already, so the next send fails.
             except OSError as error:
                 raise SandboxStartError(
                     f"sandbox {self.id} could not be put into its control group {error.filename}: {error.strerror}"
@@ -137,7 +137,7 @@ class LocalSandboxHandle(Sandbox):
         return [str(directory) for directory in self.group.directories]
 
     def read_stderr_tail(self) -> str:
-        """The end of what came on the standard error of the driver, or of bubblewrap."""
+        """Return the end of the standard error of the driver or of bubblewrap."""
         return "" if self._process is None else self._process.read_stderr_tail()
 
     async def upload(self, path: str, data: bytes) -> None:
@@ -154,10 +154,7 @@ class LocalSandboxHandle(Sandbox):
         return await asyncio.to_thread(read_file_below, directory, name, max_bytes)
 
     def _locate(self, path: str) -> tuple[LocalVolume | Path, str]:
-        """Where the host has a path of the code's: the volume or a directory, and the path below it.
-
-        Raises VolumeError.
-        """
+        """Return the volume or host directory of a path in the sandbox, and the path below it. Raises VolumeError."""
         settings = self.settings
         own = {settings.cwd: self.folder / "work", settings.environment["TMPDIR"]: self.folder / "tmp"}
         volumes = {} if self.volume is None or settings.volume is None else {settings.volume: self.volume}
@@ -169,7 +166,7 @@ class LocalSandboxHandle(Sandbox):
         return self.folder / "work", path
 
     async def remove(self) -> None:
-        """Closes the wire, upon which the driver ends everything; ends the driver itself if it does not."""
+        """Close the wire, so that the driver ends everything; end the driver if it does not, and remove the folder."""
         process, self._process = self._process, None
         if self.watched is not None:
             watcher.remove(self.watched)
@@ -184,12 +181,12 @@ class LocalSandboxHandle(Sandbox):
                 process.send_signal(number)
             else:
                 await process.wait(END_GRACE_SECONDS)
-            # A driver that has ended all says so by its status.
+            # Exit status 0 means that the driver ended all processes.
             if process.exit_code != 0 and (left := await kill_processes(self.folder)):
                 log.warning(
                     "these processes of sandbox %s could not be ended, and reap will try again: %s", self.id, left
                 )
-                self._unlock()  # it is nobody's now
+                self._unlock()  # `reap` finds an unlocked folder.
                 return
         if try_remove_groups(self._list_groups()) and remove_empty_folder(self.folder):
             self._unlock()
@@ -197,14 +194,14 @@ class LocalSandboxHandle(Sandbox):
             await asyncio.to_thread(self._finalizer)
 
     def _unlock(self) -> None:
-        """Lets go of the folder, with what is or is not in its place."""
+        """Release the lock, and leave the folder as it is."""
         if self._finalizer.detach():
             os.close(self.lock)
 
 
 def _remove_unclosed(owner: int, folder: Path, lock: int, groups: list[str]) -> None:
     if os.getpid() != owner:
-        return  # a fork of the process that it is of
+        return  # This process is a fork. The sandbox is its parent's.
     remove_groups(groups)
     remove_folder(folder)
     os.close(lock)

@@ -1,4 +1,4 @@
-"""The levels of isolation on this machine, and what the driver holds the code to on each."""
+"""The levels of isolation on this machine, and the driver's rules for code on each level."""
 
 import os
 import sys
@@ -23,14 +23,14 @@ find_landlock_abi = cache(confinement_policy.probe_landlock_abi)
 
 @cache
 def find_python_prefixes() -> tuple[str, ...]:
-    """Directories of this Python's installation that lie outside of the system's."""
+    """Return the directories of this Python's installation that are outside the system's directories."""
     prefixes = dict.fromkeys(os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix))
     system = ("/usr/", "/bin/", "/lib/")
     return tuple(path for path in prefixes if not path.startswith(system) and path not in ("/usr", "/"))
 
 
 def list_layers(level: IsolationLevel) -> tuple[str, ...]:
-    """What a level is made of on this machine."""
+    """Return the isolation layers of a level on this machine."""
     if level == "none":
         return ()
     layers = [f"landlock-{find_landlock_abi()}"] if find_landlock_abi() else []
@@ -65,9 +65,9 @@ def build_confinement(
     mounts: tuple[HostMount, ...] = (),
     python: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """What the driver confines the code with: limits, Landlock's rules, the system call filter and the user.
+    """Return the driver's rules for confining code: limits, Landlock rules, system call filter and user.
 
-    `python` is the directory of the sandbox's own Python, to which the code's user has a way.
+    `python` is the directory of the sandbox's own Python, which the code's user can always reach.
     """
     mib = 1024 * 1024
     limits = {"AS": settings.memory_mib * mib, "FSIZE": settings.file_size_mib * mib, "CORE": 0}
@@ -77,7 +77,7 @@ def build_confinement(
     if level == "none":
         return {"limits": limits}
     bubblewrap = level == "bubblewrap"
-    # In a user namespace the kernel counts for the sandbox alone, and so it does for a user of the sandbox's own.
+    # In a user namespace, or for the sandbox's own user, the kernel counts only this sandbox's processes.
     has_own_count = bubblewrap or uid is not None
     processes = min(settings.processes, settings.total_processes or settings.processes)
     limits["NPROC"] = processes + (0 if has_own_count else _count_user_tasks())
@@ -105,7 +105,8 @@ def build_confinement(
         rules["seccomp"] = _build_syscall_filter(replace(policy, readable=(), writable=()), machine)
         rules["ignores_changes"] = policy.ignores_changes
     if uid is not None and not bubblewrap:
-        # Only the search of directories, and Landlock decides what may be read: an interpreter under /root.
+        # The code keeps the capability to pass through closed directories, such as /root above an interpreter.
+        # Landlock still decides what it may read.
         reached = (volume, *libraries, *(mount.target for mount in mounts))
         parents = [os.path.dirname(path) for path in reached if path is not None]
         passages = [*find_python_prefixes(), tempfile.gettempdir(), *parents]
@@ -115,7 +116,7 @@ def build_confinement(
 
 @cache
 def _build_syscall_filter(policy: confinement_policy.Policy, machine: str) -> str:
-    """The system call filter, which is the same for every sandbox but for its paths, and those are Landlock's."""
+    """Return the system call filter. Only Landlock's rules have paths, so sandboxes can share the filter."""
     return policy.build_seccomp_filter(machine)
 
 
@@ -126,12 +127,12 @@ def _list_readable_paths() -> tuple[str, ...]:
 
 
 def _is_closed_to_others(path: str) -> bool:
-    """Whether another user is kept out of a directory by the mode of one of its parents."""
+    """Return whether the mode of a directory or of one of its parents keeps other users out."""
     return any(not os.stat(parent).st_mode & 0o001 for parent in (path, *map(str, Path(path).parents)))
 
 
 def _count_user_tasks() -> int:
-    """How many processes and threads this user has now: the kernel counts them all against RLIMIT_NPROC."""
+    """Return this user's current number of processes and threads, which all count against RLIMIT_NPROC."""
     total, me = 0, os.getuid()
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -1,4 +1,4 @@
-"""Which level of isolation a local sandbox gets: the one that was asked for, or the strongest that works here."""
+"""The choice of a local sandbox's isolation level: the requested one, or the strongest that works here."""
 
 import os
 import shutil
@@ -27,14 +27,14 @@ except OSError:
     seen = False
 SUBMIT(seen=seen)
 """
-_reasons: dict[IsolationLevel, str] = {}  # why a level does not work here, of those tried; empty if it does
+_reasons: dict[IsolationLevel, str] = {}  # the reason why a tested level fails here; empty if it works
 
 
 async def resolve_level(isolation: IsolationLevel | Literal["auto"]) -> IsolationLevel:
-    """The level that is in force where `isolation` is asked for. Raises ConfigurationError with the fix if none is.
+    """Return the level in force for `isolation`. Raises ConfigurationError with the remedy if no level works.
 
-    Raises SandboxStartError where that cannot be found out now, for want of descriptors, memory or processes. A
-    deployment's run has `none` only with its worker's consent.
+    Raises SandboxStartError if a shortage of descriptors, memory or processes prevents the test. A deployment's run may
+    use `none` only with its worker's consent.
     """
     if isolation == "none":
         check_no_isolation()
@@ -50,7 +50,7 @@ async def resolve_level(isolation: IsolationLevel | Literal["auto"]) -> Isolatio
 
 
 async def find_strongest_level() -> tuple[IsolationLevel | None, str]:
-    """The strongest level that works here, None where none does, and why those before it do not."""
+    """Return the strongest level that works here, or None, and why the stronger ones do not."""
     reasons: list[str] = []
     for level in ("bubblewrap", "landlock"):
         reason = await probe_level(level)
@@ -61,15 +61,15 @@ async def find_strongest_level() -> tuple[IsolationLevel | None, str]:
 
 
 async def probe_level(level: IsolationLevel) -> str:
-    """Why a level does not work here, empty if it does: found out once in a process, by running code under it."""
+    """Return why a level does not work here, empty if it does. The test runs code under it, once per process."""
     if level not in _reasons:
-        # Twice, for the sandbox of one try may have been killed, as for want of memory.
+        # A failed test is repeated, because its sandbox may have been killed, such as for lack of memory.
         _reasons[level] = _find_missing_support(level) or (await try_level(level) and await try_level(level))
     return _reasons[level]
 
 
 def _find_missing_support(level: IsolationLevel) -> str:
-    """What of a level this machine lacks, as far as it can be known without a try."""
+    """Return what this machine lacks for a level, as far as that is known without a test."""
     if sys.platform != "linux":
         return f"local isolation needs Linux (WSL2 included), and this is {sys.platform}"
     if confinement_policy.find_architecture() is None:
@@ -82,11 +82,12 @@ def _find_missing_support(level: IsolationLevel) -> str:
 
 
 async def try_level(level: IsolationLevel) -> str:
-    """Opens a sandbox and asks code in it to read a file that it must not see; returns why the level does not work.
+    """Return why a level does not work: run code in a sandbox that tries to read a file that it must not see.
 
-    Raises SandboxStartError for want of what there may be again in a moment: a weaker level is no remedy for that.
+    Raises SandboxStartError for a temporary shortage, which a weaker level would not remedy. Raises ConfigurationError
+    if the folder cannot be created.
     """
-    # In a folder that is named as a sandbox's is: should this process be killed, it is found as one.
+    # The folder has a sandbox's name, so that `reap` finds it if this process is killed.
     folder = pick_folder()
     secret = folder / "secret"
     try:

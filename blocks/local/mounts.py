@@ -1,4 +1,4 @@
-"""Where local sandboxes can have data of the host's, which depends on their isolation."""
+"""The check of mount targets in local sandboxes, which depends on their isolation."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from .isolation import IsolationLevel, find_python_prefixes
 
 
 def check_mount_places(mounts: Sequence[HostMount], level: IsolationLevel) -> None:
-    """Returns if sandboxes of that level can have these mounts where they are asked for. Raises ConfigurationError.
+    """Raise ConfigurationError if sandboxes of this level cannot have the mounts at their targets.
 
-    Without namespaces there is no mount: code sees the machine's own paths, and Landlock opens those that are named.
+    Without namespaces nothing is mounted: code sees the machine's own paths, and Landlock opens those of the mounts.
     """
     for mount in mounts:
         source = str(mount.source)

@@ -1,16 +1,16 @@
-"""Why bubblewrap makes no namespaces on this machine, and what to do about it, as far as the kernel says."""
+"""Remedies for a machine on which bubblewrap cannot create namespaces, from the kernel's settings."""
 
 import os
 from pathlib import Path
 
-FAILURES = ("bwrap:", "unshare", "namespace", "uid_map", "mount proc")  # in what a try says that failed of them
+FAILURES = ("bwrap:", "unshare", "namespace", "uid_map", "mount proc")  # words of errors about namespaces
 CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
 APPARMOR_REMEDY = (
     "load the AppArmor profile for bwrap (Ubuntu 24.04: sudo apt install apparmor-profiles, then sudo apparmor_parser "
     "-r /usr/share/apparmor/extra-profiles/bwrap-userns-restrict), or sudo sysctl -w "
     "kernel.apparmor_restrict_unprivileged_userns=0"
 )
-SWITCHES = {  # of the kernel, with the value that forbids namespaces, and whether it is for ordinary users only
+SWITCHES = {  # kernel setting: value that forbids namespaces, whether it spares root, remedy
     "user/max_user_namespaces": ("0", False, "sudo sysctl -w user.max_user_namespaces=10000"),
     "kernel/unprivileged_userns_clone": ("0", True, "sudo sysctl -w kernel.unprivileged_userns_clone=1"),
     "kernel/apparmor_restrict_unprivileged_userns": ("1", True, APPARMOR_REMEDY),
@@ -18,10 +18,10 @@ SWITCHES = {  # of the kernel, with the value that forbids namespaces, and wheth
 
 
 def find_namespace_remedy(failure: str, settings: Path = Path("/proc/sys")) -> str:
-    """Return what allows namespaces here, for a try of bubblewrap that failed with these words; empty if unknown.
+    """Return what would allow namespaces here after bubblewrap failed with this message; empty if unknown.
 
     Args:
-        failure: What the try said. Where that is not about namespaces, nothing is suggested.
+        failure: The message. A message that is not about namespaces has no remedy.
         settings: The directory of the kernel's settings.
     """
     if not any(words in failure for words in FAILURES):
@@ -32,7 +32,7 @@ def find_namespace_remedy(failure: str, settings: Path = Path("/proc/sys")) -> s
         try:
             value = (settings / name).read_text().strip()
         except OSError:
-            continue  # this kernel has no such switch
+            continue  # This kernel has no such setting.
         if value == forbidding:
             return f"{name.replace('/', '.')} is {value} here, which forbids namespaces: {remedy}"
     if any(map(os.path.exists, CONTAINER_FILES)):

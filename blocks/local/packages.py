@@ -1,8 +1,8 @@
-"""Packages for local sandboxes: installed on the host as wheels from the index, or those of the running environment.
+"""Packages for local sandboxes: wheels from the index, installed on the host, or the running environment's packages.
 
-To build a package is to run its code, here with all that this process may do. So what names a place of its own (an
-address, a path, a repository) is refused, and the installer may start no program, which building one takes: a wheel of
-an index may name such a place among what it needs. Of the environment's packages none is built, for they are there.
+Building a package runs its code, here with all rights of this process. So requirements with an address, a path or a
+repository are refused. A wheel's dependencies may still contain one, so the installer may not start the programs that
+a build needs. The environment's packages are already installed.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ from .launch.driver_process import find_python
 from .scripts import write_scripts
 
 INSTALL_TIMEOUT_SECONDS = 900.0
-SCRIPTS = ".bin"  # beside installed packages: Python and their programs
-# What an installer has of this process's environment: its own settings (where the index is, and how one signs in), the
-# way to the network, and where its user's files are. What it would build with is not among them.
+SCRIPTS = ".bin"  # directory beside installed packages, with Python and their programs
+# The environment variables that an installer gets: its own settings (index, sign-in), the network's, and the user's
+# directories. The settings of builds are left out.
 INSTALLER_VARIABLES = re.compile(
     "(PIP|UV)_.+|(HTTP|HTTPS|ALL|NO)_PROXY|(http|https|all|no)_proxy|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE|NETRC"
     "|PATH|HOME|USER|LOGNAME|LANG|LC_ALL|TMPDIR|XDG_(CONFIG_HOME|CONFIG_DIRS|CACHE_HOME|DATA_HOME)"
 )
 BUILD_VARIABLES = re.compile("(PIP|UV)_(NO_BINARY.*|REQUIREMENT|EDITABLE|CONFIG_SETTINGS.*|NO_BUILD_ISOLATION.*)")
-# pip with the walls up. It asks for a version here and there, which it can do without, and a keyring for passwords.
+# pip that may start no program but `keyring`, for passwords. It does without the programs whose versions it asks for.
 PIP_PROGRAM = """
 import os, runpy, sys
 
@@ -52,9 +52,9 @@ runpy.run_module("pip", run_name="__main__", alter_sys=True)
 
 
 async def install_packages(requirements: list[str]) -> Path:
-    """A directory with the packages and what they need, for this very Python, installed once.
+    """Install packages and their dependencies once for this exact Python, and return their directory.
 
-    Only from wheels of the index; see above. Raises ConfigurationError.
+    Only wheels of the index are allowed; see above. Raises ConfigurationError.
     """
     try:
         check_wheel_requirements(requirements)
@@ -75,7 +75,7 @@ async def install_packages(requirements: list[str]) -> Path:
                 timeout=INSTALL_TIMEOUT_SECONDS,
                 environment=environment,
                 merge_stderr=True,
-                cwd=folder,  # It is empty: a file of this process's folder may have a package's name.
+                cwd=folder,  # An empty folder: this process's may have a file with a package's name.
             )
         except TimeoutError:
             raise ConfigurationError(
@@ -96,7 +96,7 @@ async def install_packages(requirements: list[str]) -> Path:
 
 
 def _make_readable(folder: Path) -> None:
-    """Let code that runs as a user of its own read the files and enter the directories."""
+    """Let code that runs as another user read the files and enter the directories."""
     for directory, _, names in os.walk(folder):
         os.chmod(directory, 0o755)
         for name in names:
@@ -107,9 +107,9 @@ def _make_readable(folder: Path) -> None:
 
 
 def find_environment_packages() -> list[Path]:
-    """The directories that the running environment's packages are in: one, or two where compiled ones are apart.
+    """Return the directories of the running environment's packages: one, or two if compiled packages are separate.
 
-    Raises ConfigurationError where there is none, or where a deployment's run may not use it.
+    Raises ConfigurationError if the environment has no such directory, or if a deployment's run may not use it.
     """
     named = dict.fromkeys(os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
     found = [check_path(Path(path)) for path in named if os.path.isdir(path)]
@@ -122,9 +122,9 @@ def find_environment_packages() -> list[Path]:
 
 
 async def find_environment_scripts(packages: list[Path]) -> Path | None:
-    """The directory of the running environment's programs, for a sandbox's own Python; written once for its packages.
+    """Return a directory with the running environment's programs for a sandbox's Python, written once per package set.
 
-    None where they cannot be kept: code can go without.
+    None if it cannot be written: code can run without the programs.
     """
     own = Path(sysconfig.get_path("scripts"))
     digest = await asyncio.to_thread(digest_installed_versions, tuple(packages))
@@ -140,7 +140,7 @@ async def find_environment_scripts(packages: list[Path]) -> Path | None:
 
 @cache
 def digest_installed_versions(directories: tuple[Path, ...]) -> str:
-    """A hash of the names and versions of what is installed in the directories; as it was when this was first asked."""
+    """Return a hash of the names and versions of the packages in these directories, as of the first call."""
     there = importlib.metadata.distributions(path=[str(path) for path in directories])
     lines = sorted(f"{package.metadata['Name']}=={package.version}" for package in there)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
@@ -158,5 +158,5 @@ def _find_installer() -> list[str]:
             "--quiet",
             "--python",
             sys.executable,
-        ]  # where no binary means that none is built
+        ]  # For uv, `--only-binary` alone prevents builds.
     raise ConfigurationError(f"packages need pip or uv: install one of them beside {sys.executable}")

@@ -32,11 +32,11 @@ from .settings import LocalSettings
 from .stand_in import build_stand_in
 from .totals.plan import describe_totals, plan_totals
 
-PREPARED_PROCESSES = 3  # at the moment when one is forked that only forks
+PREPARED_PROCESSES = 3  # the prepared process, an execution, and the process that forks it
 
 
 class LocalProvider(LocalSettings, SandboxProvider):
-    """Opens, lists and removes sandboxes on this machine."""
+    """The provider of sandboxes on this machine."""
 
     provider_name: ClassVar[str] = "local"
     gradual: ClassVar[bool] = False
@@ -44,14 +44,19 @@ class LocalProvider(LocalSettings, SandboxProvider):
     binds_mounts: ClassVar[bool] = True
 
     async def open(self, labels: dict[str, str]) -> Sandbox:
-        """Opens a sandbox, a container where this machine has no isolation but an engine of those.
+        """Open a sandbox, or a container if this machine cannot isolate sandboxes but has a container engine.
 
-        Raises ConfigurationError where it cannot isolate, SandboxStartError otherwise.
+        Args:
+            labels: The labels of the sandbox.
+
+        Raises:
+            ConfigurationError: The settings do not work here, or the machine has neither isolation nor containers.
+            SandboxStartError: The sandbox did not start.
         """
         level = await self._choose_isolation()
         if isinstance(level, SandboxProvider):
             container = await level.open(labels)
-            if self.total_memory_mib is not None:  # it has the place of the container's memory_mib
+            if self.total_memory_mib is not None:  # It is the container's memory_mib.
                 container.memory_option = container.kill_memory_option = "total_memory_mib"
             return container
         check_mount_places(self._files.mounts, level)
@@ -68,7 +73,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
         return sandbox
 
     async def _choose_isolation(self) -> IsolationLevel | SandboxProvider:
-        """The level in force, or the containers that stand in where auto finds none. Raises ConfigurationError."""
+        """Return the level in force, or a container provider if `auto` finds no level. Raises ConfigurationError."""
         if self.isolation != "auto":
             return await resolve_level(self.isolation)
         level, reasons = await find_strongest_level()
@@ -85,7 +90,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
         return stand_in
 
     async def _find_packages(self) -> tuple[list[Path], Path | None]:
-        """The directories of the packages, and that of their programs."""
+        """Return the directories of the packages, and the directory of their programs."""
         if self.has_environment_packages:
             packages = find_environment_packages()
             return packages, await find_environment_scripts(packages)
@@ -96,7 +101,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
 
     async def _find_libraries(self, level: IsolationLevel) -> Libraries:
         (packages, scripts), modules = await self._find_packages(), self._files.python_path
-        if modules is None or level == "none":  # whose code could write to what other sandboxes have
+        if modules is None or level == "none":  # Code of level none could write to shared modules.
             return Libraries(packages, scripts, copied_modules=modules)
         directories = modules.list_directories(await keep_modules(modules))
         return Libraries(packages, scripts, [Path(path) for path in directories])
@@ -120,7 +125,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
             )
 
     async def check(self) -> str:
-        """The level of isolation in force, its layers, how sandboxes start, and what limits them as a whole."""
+        """Describe the isolation: level, layers, start of sandboxes and their limits. Raises ConfigurationError."""
         level = await self._choose_isolation()
         if isinstance(level, SandboxProvider):
             _, reasons = await find_strongest_level()
@@ -132,12 +137,12 @@ class LocalProvider(LocalSettings, SandboxProvider):
         return f"{level} ({layers}); each sandbox {start}; for a sandbox as a whole: {describe_totals(level)}"
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
-        """The local sandboxes of this user and this temporary directory, and the containers that stand in for them."""
+        """Return this user's local sandboxes in this temporary directory, and the containers that replace them."""
         stand_in = await self._find_stand_in()
         return [*list_sandboxes(), *([] if stand_in is None else await stand_in.list_sandboxes())]
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
-        """Ends the sandbox's processes and removes its folder."""
+        """End the sandbox's processes and remove its folder. A missing sandbox is not an error."""
         if FOLDER_PATTERN.fullmatch(sandbox_id) is None and (stand_in := await self._find_stand_in()) is not None:
             await stand_in.delete_sandbox(sandbox_id)
         else:
@@ -149,21 +154,21 @@ class LocalProvider(LocalSettings, SandboxProvider):
             return choice if isinstance(choice, SandboxProvider) else None
 
     async def list_volumes(self) -> list[str]:
-        """The names of the directories below the root that can be volumes."""
+        """Return the names of the directories below the volume root that can be volumes."""
         return list_volumes(self.volume_root)
 
     async def fingerprint(self) -> dict[str, Any]:
-        """The common settings and the Python's version: limits decide whether there is a result, and not which."""
+        """Return the common settings and Python's version. Limits decide whether there is a result, but not which."""
         if (stand_in := await self._find_stand_in()) is not None:
             return await stand_in.fingerprint()
         settings = {**await super().fingerprint(), "python": sys.version.split()[0]}
         if self.has_environment_packages:
             directories = tuple(find_environment_packages())
             settings["packages"] += [await asyncio.to_thread(digest_installed_versions, directories)]
-        if self.volume_name is not None:  # the same name elsewhere is another volume
+        if self.volume_name is not None:  # The same name below another root is another volume.
             settings["volume"] += [str(find_volumes_root(self.volume_root))]
         return settings
 
     async def open_volume(self, name: str) -> LocalVolume:
-        """The directory of that name below the root."""
+        """Return the volume of that name below the volume root."""
         return find_volume(self.volume_root, name)

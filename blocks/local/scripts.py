@@ -1,4 +1,4 @@
-"""Programs of packages (`pytest`, `black`) as a sandbox has them: they start its own Python, not that of the host."""
+"""Programs of packages (`pytest`, `black`) for a sandbox: they start the sandbox's Python, not the host's."""
 
 import os
 import re
@@ -8,23 +8,23 @@ from pathlib import Path
 from ...sandbox.wire.python_directory import link_python
 from .launch.driver_process import find_python
 
-# The sandbox's Python is beside the script, in a `bin` that may be a link. To Python these lines are a text.
+# It starts the Python beside the script, in a `bin` that may be a link. Python reads these lines as a string.
 HEAD = b"""#!/bin/sh
 '''exec' "${0%/*}/python" "$0" "$@"
 ' '''
 """
-# What installers begin a script with: the path of a Python, or a shell's way to one whose path is long or has blanks.
+# An installer starts a script with a Python's path, or with shell lines if the path is long or has blanks.
 PYTHON_HEADS = re.compile(rb"#![^\n]*python[^\n]*\n|#!/bin/sh\n'''exec'[^\n]*\n' '''\n")
-# An environment's own programs: a sandbox has its own Python.
+# Programs of the environment itself. A sandbox has its own Python.
 OWN_NAMES = re.compile(r"python[0-9.]*t?|[Aa]ctivate.*")
-SYSTEM = "/usr/"  # A sandbox has the compiled programs below it anyway.
+SYSTEM = "/usr/"  # Every sandbox has the compiled programs below it.
 MAX_HEAD_BYTES = 4096
 
 
 def write_scripts(source: Path, folder: Path) -> None:
-    """Write Python and the programs of `source` to `folder`, open to every user; make `folder` where it is missing.
+    """Write Python and the programs of `source` to `folder`, open to every user; create `folder` if it is missing.
 
-    Other programs than Python scripts are linked, or copied where they cannot be linked. Raises OSError.
+    Programs that are not Python scripts are hard-linked, or copied if that fails. Raises OSError.
     """
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)

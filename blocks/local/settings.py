@@ -1,4 +1,4 @@
-"""The settings of the local provider: plain pydantic, which a Prefect block and a script share."""
+"""The settings of the local provider, in plain pydantic for Prefect blocks and scripts."""
 
 from typing import ClassVar, Literal
 
@@ -7,13 +7,16 @@ from pydantic import Field, field_validator
 from ..host_files.wheels import check_wheel_requirements
 from ..settings import ENVIRONMENT, SandboxFields, SandboxSettings
 
-MAX_MIB = 1 << 40  # a limit is a signed 64-bit number of bytes for the kernel
+MAX_MIB = 1 << 40  # The kernel takes a limit as a signed 64-bit number of bytes.
 
 
 class LocalSettings(SandboxSettings):
-    """What a person sets of the sandboxes on this machine: their isolation, their limits and where volumes are."""
+    """The settings of sandboxes on this machine: their isolation, their limits and the directory of volumes."""
 
-    block_only: ClassVar[tuple[str, ...]] = (*SandboxSettings.block_only, "isolation")  # "local:none" says it
+    block_only: ClassVar[tuple[str, ...]] = (
+        *SandboxSettings.block_only,
+        "isolation",
+    )  # A run sets it with its provider: "local:none".
     takes_environment: ClassVar[bool] = True
 
     isolation: Literal["auto", "bubblewrap", "landlock", "none"] = Field(
@@ -82,7 +85,7 @@ class LocalSettings(SandboxSettings):
         "data directory.",
     )
 
-    # Not a bound of the fields: blocks' schemas have their checksums, by which Prefect finds those that are saved.
+    # A bound of the fields would change the checksum of the block's schema, by which Prefect finds saved blocks.
     @field_validator("memory_mib", "file_size_mib")
     @classmethod
     def _check_size(cls, mib: int) -> int:
@@ -92,7 +95,7 @@ class LocalSettings(SandboxSettings):
 
     @property
     def has_environment_packages(self) -> bool:
-        """Whether sandboxes have the packages of the running environment, and none that are installed for them."""
+        """Return whether sandboxes use the running environment's packages instead of installed ones."""
         return self.packages == [ENVIRONMENT]
 
     @field_validator("packages")
@@ -103,7 +106,7 @@ class LocalSettings(SandboxSettings):
 
 
 class LocalFields(SandboxFields, total=False):
-    """The same for type checkers, as keywords of `LocalSandbox` and `LocalInterpreter`."""
+    """The fields of `LocalSettings` as keywords of `LocalSandbox` and `LocalInterpreter`, for type checkers."""
 
     packages: list[str] | tuple[str, ...] | Literal["environment"]
     isolation: Literal["auto", "bubblewrap", "landlock", "none"]

@@ -1,4 +1,4 @@
-"""Containers in the place of local sandboxes, on a machine that has no isolation of its own for them."""
+"""Containers instead of local sandboxes, for a machine that cannot isolate local sandboxes."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ LEAST_PROCESSES = 8
 
 
 def build_stand_in(settings: LocalSettings, commit: str | None, files: HostFiles) -> SandboxProvider:
-    """The provider of containers that does for these settings. Raises ConfigurationError where they are not for one.
+    """Return a container provider with these settings. Raises ConfigurationError if containers cannot have them.
 
-    What limits each process of a local sandbox limits a container as a whole, unless there is a total.
+    A limit on each process becomes a limit on the whole container, unless there is a total.
     """
     fields: dict[str, Any] = {
         **{name: getattr(settings, name) for name in SandboxSettings.model_fields},

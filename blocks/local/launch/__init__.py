@@ -1,1 +1,1 @@
-"""How the driver of a local sandbox is started: forked from a zygote, or as a program of its own."""
+"""The start of a local sandbox's driver: forked from a zygote, or spawned as a separate program."""

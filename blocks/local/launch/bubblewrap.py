@@ -12,21 +12,20 @@ from ....sandbox.errors import ConfigurationError
 from .. import isolation
 from ..inventory import USERS_FILE
 
-PACKAGES_MOUNT = "/packages"  # where a sandbox has what was installed for it
-MODULES_MOUNT = "/python-path"  # where it has modules of one's own
-SCRIPTS_MOUNT = "/scripts"  # where it has the programs of packages
-PYTHON_MOUNT = "/python"  # where it has its own Python
-FOLDERS_MOUNT = "/.sandboxes"  # where a zygote has the folders of all sandboxes; an empty directory in a sandbox
-OWN_DIRECTORIES = ("/sandbox", "/tmp")  # where a sandbox has its folder
-# The driver makes the code another user, where the host is root. Root needs no user namespace for that, and in one it
-# could not.
+PACKAGES_MOUNT = "/packages"  # packages installed for the sandbox
+MODULES_MOUNT = "/python-path"  # the directories of `python_path`
+SCRIPTS_MOUNT = "/scripts"  # programs of the packages
+PYTHON_MOUNT = "/python"  # the sandbox's own Python
+FOLDERS_MOUNT = "/.sandboxes"  # folders of all sandboxes, in a zygote; an empty directory in a sandbox
+OWN_DIRECTORIES = ("/sandbox", "/tmp")  # mount points of the sandbox's own folder
+# As root, the driver switches the code to another user. That works only outside a user namespace.
 DRIVER_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL")
-ZYGOTE_CAPABILITIES = (*DRIVER_CAPABILITIES, "CAP_SYS_ADMIN", "CAP_NET_ADMIN")  # to put up a sandbox's own walls
+ZYGOTE_CAPABILITIES = (*DRIVER_CAPABILITIES, "CAP_SYS_ADMIN", "CAP_NET_ADMIN")  # more for a sandbox's namespaces
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A directory of the host's that a sandbox has at `target`."""
+    """A file or directory of the host that a sandbox sees at `target`."""
 
     source: str
     target: str
@@ -34,12 +33,12 @@ class Mount:
 
 
 def build_bubblewrap_command(folder: Path, mounts: tuple[Mount, ...], shm_bytes: int) -> list[str]:
-    """The words that go before a sandbox's program; `shm_bytes` is what its /dev/shm may hold."""
+    """Return bubblewrap's command line up to a sandbox's program; `shm_bytes` limits its /dev/shm."""
     user = _build_capabilities(DRIVER_CAPABILITIES) if os.geteuid() == 0 else ["--unshare-user"]
     places: dict[str, Path] = dict(zip(OWN_DIRECTORIES, (folder / "work", folder / "tmp"), strict=True))
     own = [word for target, source in places.items() for word in ("--bind", str(source), target)]
     for mount in mounts:
-        for parent in list_own_parents(mount.target):  # what something is mounted on cannot be renamed
+        for parent in list_own_parents(mount.target):  # Code cannot rename a mount point.
             place = next(target for target in OWN_DIRECTORIES if Path(parent).is_relative_to(target))
             source = places[place] / Path(parent).relative_to(place)
             source.mkdir(mode=0o755, exist_ok=True)
@@ -52,14 +51,15 @@ def build_bubblewrap_command(folder: Path, mounts: tuple[Mount, ...], shm_bytes:
 
 
 def build_zygote_command(folders: Path, mounts: tuple[Mount, ...]) -> list[str]:
-    """The words that go before a zygote's program; `folders` is the directory with those of all sandboxes.
+    """Return bubblewrap's command line up to a zygote's program; `folders` has the folders of all sandboxes.
 
-    It sees no host die, and need not: its socket tells it. A parent that has ended would be the thread that started it.
+    `--die-with-parent` is missing: it would end the zygote with the thread that started it. The end of its socket tells
+    the zygote that its host died.
     """
     if os.geteuid() == 0:
         user = _build_capabilities(ZYGOTE_CAPABILITIES)
     else:
-        # With another number bubblewrap would make a second user namespace, which has no rights over the mounts.
+        # With another user id, bubblewrap would create a second user namespace without rights over the mounts.
         user = ["--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL"]
     own = [
         "--bind",
@@ -67,7 +67,7 @@ def build_zygote_command(folders: Path, mounts: tuple[Mount, ...]) -> list[str]:
         FOLDERS_MOUNT,
         *(word for path in (*OWN_DIRECTORIES, PYTHON_MOUNT) for word in ("--dir", path)),
     ]
-    # All sandboxes have its /dev, and each a /dev/shm and /dev/pts of its own.
+    # All sandboxes share the zygote's /dev, but each has its own /dev/shm and /dev/pts.
     return [*_build_command(user, own, mounts, ["--dir", "/dev/shm"]), "--remount-ro", "/dev", "--chdir", "/"]
 
 
@@ -79,11 +79,11 @@ def _build_command(user: list[str], own: list[str], mounts: tuple[Mount, ...], s
     return [
         shutil.which("bwrap") or "bwrap",
         *user,
-        # The driver is the namespace's first process. One of bubblewrap's own would have the wire as its standard
-        # input and output, and its memory, for any process of the same user to open where there is no Landlock.
+        # The driver is the namespace's first process. A first process of bubblewrap's would hold the wire as its
+        # standard input and output. Without Landlock, any process of the same user could open them and its memory.
         *("--unshare-pid", "--as-pid-1", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--hostname", "sandbox", "--new-session"),
-        *own,  # before the system, for a Python may lie below the host's /tmp
+        *own,  # These precede the system's mounts, because Python may be below the host's /tmp.
         *_build_system_binds(has_landlock=isolation.find_landlock_abi() > 0),
         *("--proc", "/proc", "--dev", "/dev"),
         *shm,
@@ -92,29 +92,32 @@ def _build_command(user: list[str], own: list[str], mounts: tuple[Mount, ...], s
     ]
 
 
-@lru_cache(maxsize=64)  # of the volumes that a process has
+@lru_cache(maxsize=64)  # combinations of mounts in a process
 def list_covered_mounts(mounts: tuple[Mount, ...]) -> tuple[str, ...]:
-    """Where a zygote has what a sandbox's own folder covers: Python below /tmp, or a volume."""
+    """Return the zygote's mounts that a sandbox's own folder covers: Python below /tmp, or a volume."""
     targets = [*isolation.find_python_prefixes(), *(mount.target for mount in mounts)]
     return tuple(path for path in targets if any(Path(path).is_relative_to(own) for own in OWN_DIRECTORIES))
 
 
 def list_own_parents(target: str) -> list[str]:
-    """The directories above a mount that code could exchange, being in the sandbox's own folder, from above down."""
+    """Return a mount's parents inside the sandbox's own folder, topmost first. Code could replace them there."""
     parents = map(str, reversed(Path(target).parents))
     return [path for path in parents for own in OWN_DIRECTORIES if path != own and Path(path).is_relative_to(own)]
 
 
 @cache
 def _can_size_tmpfs() -> bool:
-    """Whether this bubblewrap knows `--size`: from 0.7 on."""
+    """Return whether this bubblewrap has `--size`, which came with version 0.7."""
     done = subprocess.run([shutil.which("bwrap") or "bwrap", "--help"], check=False, capture_output=True)
     return b"--size" in done.stdout + done.stderr
 
 
 @cache
 def _build_system_binds(has_landlock: bool) -> tuple[str, ...]:
-    """The options that mount the system; all of /etc at once, as a mount costs 0.1 ms, and Landlock closes most."""
+    """Return the options that mount the system.
+
+    With Landlock, which closes most of /etc, all of /etc is one mount: each mount costs 0.1 ms.
+    """
     links = [path for path in confinement_policy.SYSTEM if os.path.islink(path)]
     etc = ("/etc",) if has_landlock else confinement_policy.ETC
     binds = [
@@ -123,7 +126,7 @@ def _build_system_binds(has_landlock: bool) -> tuple[str, ...]:
         if path not in links and os.path.exists(path)
     ]
     arguments: list[str] = []
-    # bubblewrap makes missing parents for its own user alone, and the code may run as another.
+    # bubblewrap creates missing parents for its own user only, but the code may run as another user.
     parents = dict.fromkeys(str(parent) for path in binds for parent in reversed(Path(path).parents))
     for parent in parents:
         if parent != "/" and not any(Path(parent).is_relative_to(bind) for bind in binds):
@@ -136,7 +139,7 @@ def _build_system_binds(has_landlock: bool) -> tuple[str, ...]:
 
 
 def _build_bind(mount: Mount) -> list[str]:
-    """The options that mount a directory; bubblewrap makes missing parents for its own user alone."""
+    """Return the options that mount a directory and create its parents for every user."""
     parents = [str(parent) for parent in reversed(Path(mount.target).parents) if str(parent) != "/"]
     option = "--bind" if mount.is_writable else "--ro-bind"
     words = [word for parent in parents for word in ("--perms", "0755", "--dir", parent)]
@@ -144,7 +147,7 @@ def _build_bind(mount: Mount) -> list[str]:
 
 
 def resolve_mount_point(path: str) -> str:
-    """The path of a volume in the sandbox. Raises ConfigurationError for one that the sandbox needs for itself."""
+    """Return a volume's path in the sandbox. Raises ConfigurationError for a path that the sandbox itself needs."""
     mount = Path(os.path.normpath("/" + path.lstrip("/")))
     system = [*confinement_policy.SYSTEM, "/etc", "/proc", "/dev", "/sys", *isolation.find_python_prefixes()]
     system += [PACKAGES_MOUNT, MODULES_MOUNT, SCRIPTS_MOUNT, PYTHON_MOUNT]

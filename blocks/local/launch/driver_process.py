@@ -1,4 +1,4 @@
-"""The process of a local sandbox's driver, as its handle sees it, and the way to start one as a program of its own."""
+"""The process of a local sandbox's driver as its handle sees it, and the start of one as a separate program."""
 
 import asyncio
 import errno
@@ -14,19 +14,19 @@ from ....sandbox.driver_bundle import build_driver_code
 from ....sandbox.errors import SandboxStartError
 from ....sandbox.wire.pipes import READ_BYTES, widen_pipe
 
-SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # of descriptors, memory, processes
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # too few descriptors, memory, processes
 SHORTAGE_HINT = "Let this process have more (ulimit -n, ulimit -u, ulimit -v), or use fewer workers"
-PIPE_BYTES = 256 * 1024  # of the wire; a user has 64 MiB of it before the kernel makes all new pipes narrow
-# What Python reads when it starts, as the processes of the code do.
+PIPE_BYTES = 256 * 1024  # size of the wire's pipe; above 64 MiB per user the kernel makes new pipes small
+# The variables that Python reads when it starts. The code's processes get them too.
 START_ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-BOOT_COMMENT = "# rlm-batch: "  # with it a program begins, for whoever looks at the list of processes
+BOOT_COMMENT = "# rlm-batch: "  # first words of a program, to show its purpose in a list of processes
 
 
 class DriverProcess(ABC):
-    """A driver that runs: its process, and our ends of its pipes, which do not block.
+    """A running driver: its process, and the host's ends of its pipes, which do not block.
 
-    `boot` is what it has to be sent ahead of the first frame. `is_supervisor`: it is the driver's supervisor itself,
-    and not a process that has the supervisor below it.
+    `boot` must be sent before the first frame. `is_supervisor`: the process is the driver's supervisor itself, not the
+    supervisor's parent.
     """
 
     boot = b""
@@ -41,42 +41,42 @@ class DriverProcess(ABC):
 
     @abstractmethod
     async def find_pid(self) -> int:
-        """Its id. Raises SandboxStartError where it could not start."""
+        """Return the process id. Raises SandboxStartError if the driver could not start."""
 
     @property
     @abstractmethod
     def exit_code(self) -> int | None:
-        """Its exit status, or the signal's number below zero; None while it runs."""
+        """Return the exit status, a negative signal number after a signal, or None while the process runs."""
 
     @abstractmethod
     async def wait(self, seconds: float) -> bool:
-        """Whether it ends within that time."""
+        """Return whether the process ends within `seconds`."""
 
     @abstractmethod
     def send_signal(self, number: int) -> None:
-        """Sends it a signal; where it has ended that is no error."""
+        """Send a signal. An ended process is not an error."""
 
     async def has_lost_zygote(self) -> bool:
-        """Return whether it ended because the zygote that it was forked from did."""
+        """Return whether the process ended because its zygote ended."""
         return False
 
     def read_stderr_tail(self) -> str:
-        """The end of what came on its standard error."""
+        """Return the end of the process's standard error."""
         with suppress(OSError, ValueError):
             self._stderr_tail += os.read(self.stderr.fileno(), READ_BYTES)
         return self._stderr_tail[-2000:].decode("utf-8", "replace").strip()
 
     def close_pipes(self) -> None:
-        """Closes our ends, upon which the driver ends everything."""
+        """Close the host's ends of the pipes, which makes the driver end everything."""
         for pipe in (self.stdin, self.stdout, self.stderr):
             pipe.close()
 
 
 class SpawnedProcess(DriverProcess):
-    """A driver that is a program of its own. Raises SandboxStartError."""
+    """A driver that runs as a separate program. The constructor raises SandboxStartError."""
 
     def __init__(self, command: list[str], cwd: str) -> None:
-        # On this thread and no other: a parent-death signal comes when the thread that started a process ends.
+        # Start it on the calling thread: the kernel sends a parent-death signal when the starting thread ends.
         process = self._process = spawn_process(command, cwd, subprocess.PIPE)
         assert process.stdin is not None
         assert process.stdout is not None
@@ -109,7 +109,7 @@ class SpawnedProcess(DriverProcess):
 
 
 def spawn_process(command: list[str], cwd: str, stdin: int) -> subprocess.Popen[bytes]:
-    """Starts a program with `START_ENVIRONMENT` alone, in a session of its own. Raises SandboxStartError."""
+    """Start a program in a new session, with `START_ENVIRONMENT` alone. Raises SandboxStartError."""
     try:
         return subprocess.Popen(
             command,
@@ -119,7 +119,7 @@ def spawn_process(command: list[str], cwd: str, stdin: int) -> subprocess.Popen[
             cwd=cwd,
             env=START_ENVIRONMENT,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C in the terminal is the host's to handle
+            start_new_session=True,  # Only the host handles Ctrl-C in the terminal.
         )
     except OSError as error:
         remedy = f". {SHORTAGE_HINT}" if error.errno in SHORTAGES else ""
@@ -127,10 +127,10 @@ def spawn_process(command: list[str], cwd: str, stdin: int) -> subprocess.Popen[
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether a sandbox failed for want of what there may be again in a moment, and not of what a machine offers.
+    """Return whether a sandbox failed for a temporary shortage, and not because the machine lacks a feature.
 
-    A driver tells its own errors in words. No space is one only where a file was written: where there are to be no
-    namespaces, the kernel calls that so.
+    A driver's own errors are found by their text. ENOSPC in a text does not count: the kernel also returns it where
+    namespaces are disabled.
     """
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in (*SHORTAGES, errno.ENOSPC, errno.EDQUOT):
@@ -139,14 +139,14 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def find_python() -> str:
-    """This Python's own executable, not a virtual environment's: the code sees the standard library."""
+    """Return this Python's base executable, not a virtual environment's: code sees the standard library."""
     return _resolve(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 def build_python_command(program: str) -> list[str]:
-    """The words that start the driver: without `site`, so that no package of the machine runs outside the walls.
+    """Return the command that starts the driver, without `site`: no package of the machine may run unconfined.
 
-    Its other options are those that Python would hand on to the processes of the code.
+    `-I` is missing, because Python would pass it on to the processes of the code.
     """
     return [find_python(), "-S", "-c", program]
 
@@ -157,7 +157,10 @@ def _resolve(path: str) -> str:
 
 
 def build_boot_program(what: str, size: int, call: str) -> str:
-    """A program that takes a marshalled one of that size from standard input and calls its `main`, as `call` says."""
+    """Return a program that reads `size` bytes of marshalled code from standard input and calls its `main`.
+
+    `call` has the arguments of `main` as source text. `what` names the program in a list of processes.
+    """
     return (
         f"{BOOT_COMMENT}{what}\nimport sys\nsys.path[:] = [path for path in sys.path if path]\n"
         f"import marshal, os\nrest = {size}\ndata = []\n"
@@ -168,7 +171,7 @@ def build_boot_program(what: str, size: int, call: str) -> str:
 
 
 async def wait_readable(fd: int, seconds: float) -> bool:
-    """Whether there is something to read from a descriptor within that time."""
+    """Return whether a descriptor becomes readable within `seconds`."""
     loop = asyncio.get_running_loop()
     is_readable = loop.create_future()
     loop.add_reader(fd, lambda: is_readable.done() or is_readable.set_result(None))

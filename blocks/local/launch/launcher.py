@@ -1,4 +1,4 @@
-"""Starts the driver of a local sandbox: forked from a zygote, or as a program of its own where that cannot be."""
+"""The launcher: forks a local sandbox's driver from a zygote, or spawns it as a separate program if that fails."""
 
 import asyncio
 import atexit
@@ -19,14 +19,14 @@ from .zygote import Zygote, ZygoteError
 
 log = logging.getLogger("rlm_batch.local")
 
-MAX_IDLE_ZYGOTES = 4  # of other walls than the one that is asked for: each has 13 MB
+MAX_IDLE_ZYGOTES = 4  # idle zygotes to keep besides the requested one; each takes 13 MB
 
 Key = tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a sandbox's driver is started with. `mounts` and `shm_bytes` are bubblewrap's."""
+    """The parameters for starting a sandbox's driver. Only bubblewrap uses `mounts` and `shm_bytes`."""
 
     folder: Path
     is_bubblewrap: bool
@@ -34,7 +34,7 @@ class Launch:
     shm_bytes: int = 0
 
     async def start(self) -> DriverProcess:
-        """The driver's process, which waits for its first frame. Raises SandboxStartError."""
+        """Fork or spawn the driver's process, which waits for its first frame. Raises SandboxStartError."""
         try:
             return await zygotes.fork(self)
         except ZygoteError as error:
@@ -42,7 +42,7 @@ class Launch:
         return self.spawn()
 
     def spawn(self) -> DriverProcess:
-        """The same, as a program of its own."""
+        """Start the driver as a separate program, without a zygote. Raises SandboxStartError."""
         program = build_boot_program("a local sandbox", len(build_driver_code()), f"watched={not self.is_bubblewrap}")
         command = build_python_command(program)
         if self.is_bubblewrap:
@@ -50,17 +50,17 @@ class Launch:
         return SpawnedProcess(command, "/" if self.is_bubblewrap else str(self.folder / "work"))
 
     def build_zygote_command(self) -> list[str]:
-        """The words that go before the program of the zygote that it can be forked from."""
+        """Return bubblewrap's command line up to the zygote's program; empty without bubblewrap."""
         return build_zygote_command(self.folder.parent, self.mounts) if self.is_bubblewrap else []
 
     @cached_property
     def key(self) -> Key:
-        """What tells this set of walls from others."""
+        """Return the key of the zygotes that can fork this driver: same user, Python and mounts."""
         sources = (self.folder.parent, *(mount.source for mount in self.mounts))
         return os.geteuid(), find_python(), *self.build_zygote_command(), *(_identify(path) for path in sources)
 
     def build_request(self) -> dict[str, Any]:
-        """What a zygote is asked."""
+        """Return the request to the zygote."""
         return {
             "folder": self.folder.name,
             "mark": compute_mark(self.folder),
@@ -71,7 +71,7 @@ class Launch:
 
 
 class Zygotes:
-    """The zygotes of this process, one for each set of walls, and why there is none where there cannot be one."""
+    """The zygotes of this process by key, and the reasons for keys that cannot have one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -79,14 +79,18 @@ class Zygotes:
         self._reasons: dict[Key, str] = {}
 
     def find_obstacle(self, launch: Launch) -> str:
-        """Why this sandbox cannot have a zygote, as far as has been tried; empty where it can."""
+        """Return why this sandbox cannot use a zygote, as far as tested; empty if it can."""
         if launch.is_bubblewrap and os.geteuid() and not isolation.find_landlock_abi():
-            # A process that only forks keeps the user namespace of its parent's program, whose root is the code's user.
+            # A forked process that starts no new program keeps the user namespace in which its parent's program
+            # started. The root of that namespace is the user that runs the code.
             return "without Landlock the code could change its supervisor's entries in /proc"
         return self._reasons.get(launch.key, "")
 
     async def fork(self, launch: Launch) -> DriverProcess:
-        """A driver from the zygote of these walls, which is started where there is none. Raises ZygoteError."""
+        """Fork a driver from the zygote with this launch's key, and start that zygote if needed.
+
+        If the zygote dies, a new one gets a second attempt. Raises ZygoteError, SandboxStartError.
+        """
         if obstacle := self.find_obstacle(launch):
             raise ZygoteError(obstacle)
         for is_last in (False, True):
@@ -107,7 +111,7 @@ class Zygotes:
         with self._lock:
             zygote = self._zygotes.get(key)
             if zygote is not None and zygote.is_alive:
-                return zygote  # of another thread
+                return zygote  # Another thread started it.
             try:
                 folders = FOLDERS_MOUNT if launch.is_bubblewrap else None
                 zygote = self._zygotes[key] = Zygote(launch.build_zygote_command(), folders)
@@ -121,25 +125,28 @@ class Zygotes:
     def _end_idle(self, key: Key) -> None:
         idle = [other for other, zygote in self._zygotes.items() if other != key and not zygote.processes]
         idle.sort(key=lambda other: self._zygotes[other].used_at, reverse=True)
-        # Who has become another user has no use for the old one's, and no right to them.
+        # After a change of user, this process cannot use the old user's zygotes and must not keep them.
         for other in [other for at, other in enumerate(idle) if at >= MAX_IDLE_ZYGOTES or other[0] != key[0]]:
             self._zygotes.pop(other).end()
 
     def end(self) -> None:
-        """Ends all of them."""
+        """End all zygotes."""
         with self._lock:
             while self._zygotes:
                 self._zygotes.popitem()[1].end()
 
     def forget(self) -> None:
-        """Leaves all of them to the process that this one was forked from."""
+        """Release all zygotes in a forked process; the parent process keeps them."""
         self._lock = threading.Lock()
         while self._zygotes:
             self._zygotes.popitem()[1].forget()
 
 
 def _identify(path: str | Path) -> tuple[int, int] | None:
-    """A directory that was removed and made again is another one, and a zygote has the old one mounted."""
+    """Return a path's device and inode, None if it is missing.
+
+    They differ for a recreated directory, and a zygote still has the old one mounted.
+    """
     try:
         status = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""A zygote, seen from its host: how it is started and asked for sandboxes, and a driver that was forked from it."""
+"""A zygote as its host sees it: its start, the requests to it, and the drivers forked from it."""
 
 import asyncio
 import errno
@@ -25,20 +25,20 @@ from .driver_process import (
     wait_readable,
 )
 
-START_TIMEOUT_SECONDS = 20.0  # of a zygote, and of a sandbox from it; a busy machine takes one
+START_TIMEOUT_SECONDS = 20.0  # limit for a zygote's start and for a fork; a busy machine takes 1 s
 PACKET_BYTES = 32 * 1024
-MAX_REQUEST_BYTES = 64 * 1024  # of which a zygote takes no more
-END_SECONDS = 1.0  # in which it is known that a process has ended, whose descriptors are closed
-STOPPED_SECONDS = 1.0  # in which a sandbox stands, or its zygote may have been stopped
-SEND_RETRY_SECONDS = 0.005  # where its queue is full
+MAX_REQUEST_BYTES = 64 * 1024  # the zygote's limit for one request
+END_SECONDS = 1.0  # time until the end of a process with closed descriptors is known
+STOPPED_SECONDS = 1.0  # A sandbox that takes longer may have a stopped zygote.
+SEND_RETRY_SECONDS = 0.005  # pause when the zygote's queue is full
 MAX_WORDS_BYTES = 4096
-REFUSALS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS)  # and not for want of memory, or of a process
+REFUSALS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS)  # not shortages, so they persist
 
 
 class ZygoteError(Exception):
-    """A zygote did not start, or has ended, or cannot put up a sandbox's walls: the message says why.
+    """The error of a zygote that did not start, ended, or could not set up a sandbox.
 
-    `is_lasting`: it would be the same the next time, as nobody has killed anything.
+    `is_lasting`: another attempt would fail too. It is False after a kill or a shortage.
     """
 
     def __init__(self, message: str, *, is_lasting: bool = False) -> None:
@@ -47,10 +47,10 @@ class ZygoteError(Exception):
 
 
 class Zygote:
-    """A process that forks drivers; it ends when this object goes, and with it all that it has forked."""
+    """A process that forks drivers. It ends with this object, and so do all processes that it forked."""
 
     def __init__(self, command: list[str], folders: str | None) -> None:
-        """Starts it, and waits until it is ready. `command` goes before its program. Raises ZygoteError."""
+        """Start the zygote and wait until it is ready; `command` goes before its program. Raises ZygoteError."""
         code = build_driver_code(ZYGOTE_MODULES)
         user = None if os.geteuid() == 0 else (os.geteuid(), os.getegid())
         call = f"folders={folders!r}, user={user!r}"
@@ -65,9 +65,9 @@ class Zygote:
                 raise ZygoteError(str(error), is_lasting=not is_shortage(error)) from error
         self._control = control
         self.processes = weakref.WeakSet[ForkedProcess]()
-        self.has_forked = False  # a sandbox that stood
+        self.has_forked = False  # True after the first sandbox was ready
         self.used_at = time.monotonic()
-        self._handles: list[int] = []  # on the process that forks, which may be one of bubblewrap's
+        self._handles: list[int] = []  # pidfd of the forking process, which may be a child of bubblewrap
         self._finalizer = weakref.finalize(self, _end_zygote, control, self._process, self._handles)
         try:
             control.settimeout(START_TIMEOUT_SECONDS)
@@ -77,7 +77,7 @@ class Zygote:
         except OSError:
             pass
         if not self._handles:
-            control.close()  # upon which it ends, if it has not
+            control.close()  # The zygote ends when its socket closes.
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
             self._process.kill()
@@ -89,39 +89,39 @@ class Zygote:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked for a sandbox."""
+        """Return whether the zygote can take requests."""
         return self._finalizer.alive and self._process.poll() is None
 
     async def wait_for_end(self, seconds: float) -> bool:
-        """Return whether it ends within that time."""
+        """Return whether the zygote ends within `seconds`."""
         return not self._handles or await wait_readable(self._handles[0], seconds)
 
     def end(self) -> None:
-        """Ends it, and everything that was forked from it."""
+        """End the zygote and every process that it forked."""
         self._finalizer()
 
     def forget(self) -> None:
-        """Lets go of it in a process that was forked from its host, which it goes on to serve."""
+        """Release the zygote in a forked process; it keeps serving the parent process."""
         self._finalizer.detach()
         self._control.close()
         while self._handles:
             os.close(self._handles.pop())
 
     def wake(self, *, may_end: bool) -> None:
-        """Let it go on where somebody has stopped it; with `may_end` end one that is stopped still."""
+        """Send SIGCONT to a stopped zygote, or SIGKILL with `may_end`."""
         with suppress(OSError):
             pid = _read_pid(self._handles[0])
             parent, _, state = read_process(pid)
             if state in "Tt":
                 signal.pidfd_send_signal(self._handles[0], signal.SIGKILL if may_end else signal.SIGCONT)
-                while pid != self._process.pid and parent > 1:  # bubblewrap's processes
+                while pid != self._process.pid and parent > 1:  # processes of bubblewrap above the zygote
                     pid, parent = parent, read_process(parent)[0]
                     os.kill(pid, signal.SIGCONT)
 
     async def fork(self, request: dict[str, Any]) -> "ForkedProcess":
-        """A new sandbox's driver, which waits for its first frame. Raises ZygoteError, SandboxStartError.
+        """Fork a new sandbox's driver, which waits for its first frame. Raises ZygoteError, SandboxStartError.
 
-        It stands already only if it is the first: of later ones the wire, or `find_pid`, says if they do not.
+        Only the first fork waits until its sandbox is ready. A later failure shows on the wire or in `find_pid`.
         """
         data = json.dumps(request).encode()
         if len(data) > MAX_REQUEST_BYTES:
@@ -185,32 +185,32 @@ class ForkedProcess(DriverProcess):
     ) -> None:
         super().__init__(stdin, stdout, stderr)
         self._pid = 0
-        self._zygote = zygote  # which would end without us, and take it along
+        self._zygote = zygote  # Without this reference the zygote could end, and the driver with it.
         self._status = status
-        self._handle = -1  # on the process, once it stands
-        self._failure = ""  # why it does not
-        self.is_refused = False  # by a system that does so each time
-        self._was_cut_off = False  # before its zygote has said how it ended
+        self._handle = -1  # pidfd of the process once the sandbox is ready
+        self._failure = ""  # reason why the sandbox did not become ready
+        self.is_refused = False  # True if the system would refuse every time
+        self._was_cut_off = False  # True if the zygote reported no exit status
         self._exit_code: int | None = None
         status.setblocking(False)
         zygote.processes.add(self)
         self._finalizer = weakref.finalize(self, status.close)
 
     def expect_to_stand(self, *, is_first: bool = True) -> None:
-        """Look after a second whether it stands, and after each one more: its zygote may have been stopped."""
+        """Check every `STOPPED_SECONDS`, until the sandbox is ready, that nothing stopped the zygote."""
         reference: weakref.ref[ForkedProcess] = weakref.ref(self)
         asyncio.get_running_loop().call_later(STOPPED_SECONDS, _wake_zygote, reference, is_first)
 
     def wake_zygote(self, *, is_first: bool) -> None:
-        """Let the zygote go on where it was stopped, if this does not stand."""
-        with suppress(OSError):  # let go of meanwhile
+        """Wake a stopped zygote if this sandbox is not ready; kill it from the second check on."""
+        with suppress(OSError):  # The socket was closed meanwhile.
             self._read_status()
         if not self._pid and self._exit_code is None and self._status.fileno() >= 0:
             self._zygote.wake(may_end=not is_first)
             self.expect_to_stand(is_first=False)
 
     async def find_pid(self) -> int:
-        """Its id, as soon as its walls are up."""
+        """Wait until the sandbox is ready and return the process id. Raises SandboxStartError."""
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not self._pid and self._exit_code is None and time.monotonic() < deadline:
             await wait_readable(self._status.fileno(), deadline - time.monotonic())
@@ -222,7 +222,7 @@ class ForkedProcess(DriverProcess):
         return self._pid
 
     def _read_status(self) -> None:
-        """Takes what it and the zygote have said of it."""
+        """Read the messages that the sandbox and the zygote have sent about it."""
         with suppress(BlockingIOError):
             while self._exit_code is None:
                 data, fds, _, _ = socket.recv_fds(self._status, MAX_WORDS_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
@@ -236,7 +236,7 @@ class ForkedProcess(DriverProcess):
                     number, _, self._failure = rest.partition(" ")
                     self.is_refused = number.isdigit() and int(number) in REFUSALS
                 else:
-                    # Where the zygote was killed, so was this by the kernel, or a process of ours kills what it left.
+                    # If the zygote was killed, the kernel killed this driver too, or the handle will kill the rest.
                     self._was_cut_off = word != "ended"
                     self._exit_code = -signal.SIGKILL if self._was_cut_off else int(rest)
 
@@ -264,14 +264,14 @@ class ForkedProcess(DriverProcess):
         return self._failure or super().read_stderr_tail()
 
     def close(self) -> None:
-        """Lets go of it, with all descriptors."""
+        """Close all descriptors and release the zygote."""
         self.close_pipes()
         self._finalizer()
         self._zygote.processes.discard(self)
 
 
 def _wake_zygote(reference: weakref.ref[ForkedProcess], is_first: bool) -> None:
-    process = reference()  # which nobody may need any more
+    process = reference()  # None once nothing uses the process
     if process is not None:
         process.wake_zygote(is_first=is_first)
 
@@ -282,13 +282,13 @@ def _close_all(status: socket.socket, handle: int) -> None:
 
 
 def _read_pid(handle: int) -> int:
-    """The id of the process that a descriptor stands for; -1 for one that has ended."""
+    """Return the process id of a pidfd; -1 if the process ended."""
     information = Path(f"/proc/self/fdinfo/{handle}").read_text(encoding="ascii")
     return int(information.partition("Pid:")[2].split()[0])
 
 
 def _end_zygote(control: socket.socket, process: subprocess.Popen[bytes], handles: list[int]) -> None:
-    """Ends it by its socket, as the end of this process would."""
+    """End the zygote by closing its socket, as the end of this process would; kill it after 1 s."""
     while handles:
         os.close(handles.pop())
     control.close()

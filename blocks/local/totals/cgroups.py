@@ -1,4 +1,4 @@
-"""Control groups: where this process may make some, and one for each sandbox, with its limits."""
+"""Control groups: where this process may create them, and one group per sandbox with its limits."""
 
 import errno
 import os
@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-GROUP_PREFIX = "rlm-batch-"  # of a group's name, which is its sandbox's id
+GROUP_PREFIX = "rlm-batch-"  # A group has its sandbox's id as its name.
 CONTROLLERS = ("memory", "pids", "cpu")
-PERIOD_US = 100_000  # in which a group may use its share of the processors; the kernel's default
+PERIOD_US = 100_000  # microseconds; the kernel's default period for CPU quotas
 ROUND_SECONDS = 0.01
-MAKE_TRIES = 10  # of a group that other processes, which start, take for one that was left behind
-REMOVE_SECONDS = 1.0  # for those that were killed to leave their group
+MAKE_TRIES = 10  # A starting process may remove a new group as a leftover.
+REMOVE_SECONDS = 1.0  # time for killed processes to leave their group
 MIB = 1024 * 1024
-# What the kernel says of a group that is just removed: before a file of it is opened, after, and while it is made.
+# Errors for a group that is being removed: before one of its files is opened, after that, and during mkdir.
 VANISHED = (errno.ENOENT, errno.ENODEV, errno.EEXIST)
 
 
 @dataclass(frozen=True)
 class Parent:
-    """A group below which this process may make others, and the version of its hierarchy."""
+    """A group in which this process may create groups, and the version of its hierarchy."""
 
     path: Path
     version: int
@@ -32,13 +32,13 @@ class Parent:
 
 @cache
 def find_parents() -> dict[str, Parent]:
-    """The group below which each controller's groups can be made; a controller that is missing cannot be used here.
+    """Return, by controller, the group in which this process can create groups. Unusable controllers are missing.
 
-    Found out once in a process, by making a group. What a killed process has left there and is empty is removed.
+    The test creates a group, once per process. It also removes the empty groups of killed processes.
     """
     parents: dict[str, Parent] = {}
     if not os.path.exists("/proc/thread-self/children"):
-        return parents  # bubblewrap's first process could not be found to be moved
+        return parents  # `_move` could not find bubblewrap's child.
     for controller, own, top, version in _list_hierarchies():
         candidates = [own] if version == 1 else list_delegated(own, top)
         for path in candidates:
@@ -52,7 +52,7 @@ def find_parents() -> dict[str, Parent]:
 
 
 def _list_hierarchies() -> Iterator[tuple[str, Path, Path, int]]:
-    """Each mounted hierarchy: its controller (none for version 2), this process's group, the top, the version."""
+    """Yield each mounted hierarchy: controller (empty for version 2), this process's group, top, version."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -72,7 +72,7 @@ def _list_hierarchies() -> Iterator[tuple[str, Path, Path, int]]:
 
 
 def list_delegated(own: Path, top: Path) -> list[Path]:
-    """This process's group and those above it, as far as it may move processes between them."""
+    """Return this process's group and its ancestors, as far up as it may move processes between them."""
     found: list[Path] = []
     for path in (own, *own.parents):
         if not (os.access(path, os.W_OK) and os.access(path / "cgroup.procs", os.W_OK)):
@@ -84,9 +84,9 @@ def list_delegated(own: Path, top: Path) -> list[Path]:
 
 
 def enable_controllers(path: Path) -> list[str]:
-    """The controllers of the groups below a group of version 2, once those that it has are switched on.
+    """Enable a version 2 group's controllers for the groups below it, and return those that are enabled.
 
-    The kernel refuses that where processes are in the group itself: then it is the one above that may serve.
+    The kernel refuses this if the group itself has processes. The group above may still work.
     """
     with suppress(OSError):
         for name in CONTROLLERS:
@@ -99,7 +99,7 @@ def enable_controllers(path: Path) -> list[str]:
 
 
 def _can_hold_group(parent: Path, controller: str, version: int) -> bool:
-    group = parent / f"probe-of-{GROUP_PREFIX}{uuid.uuid4().hex[:12]}"  # which nobody takes for a sandbox's
+    group = parent / f"probe-of-{GROUP_PREFIX}{uuid.uuid4().hex[:12]}"  # not a sandbox's name
     try:
         group.mkdir()
     except OSError:
@@ -112,14 +112,14 @@ def _can_hold_group(parent: Path, controller: str, version: int) -> bool:
 
 
 def _remove_empty_groups(parent: Path) -> None:
-    """Removes the groups of sandboxes that are over; one that a live host has just made is made again by it."""
+    """Remove the groups of ended sandboxes. If a group is new, its live host creates it again."""
     for group in parent.glob(GROUP_PREFIX + "*"):
-        with suppress(OSError):  # the kernel keeps those that have processes
+        with suppress(OSError):  # The kernel refuses for a group with processes.
             group.rmdir()
 
 
 def build_group(name: str, limits: dict[str, float]) -> "SandboxGroup":
-    """The group of a sandbox, not made yet; `limits` are by controller: bytes, processes, processors."""
+    """Return a sandbox's group, not created yet; `limits` are by controller: bytes, processes, processors."""
     group = SandboxGroup()
     for controller, limit in limits.items():
         parent = find_parents()[controller]
@@ -137,20 +137,20 @@ def build_group(name: str, limits: dict[str, float]) -> "SandboxGroup":
 
 @dataclass
 class SandboxGroup:
-    """A sandbox's group: its directory in each hierarchy, with the files that are its limits."""
+    """A sandbox's group: its directory in each hierarchy, with the limits by file name."""
 
     directories: dict[Path, dict[str, int | str]] = field(default_factory=dict[Path, dict[str, int | str]])
     _memory_kills: int = 0
 
     def create(self) -> None:
-        """Makes it, with its limits. Raises OSError."""
+        """Create the group with its limits. Raises OSError."""
         for directory, limits in self.directories.items():
             _make(directory, limits)
 
     def add(self, pid: int) -> None:
-        """Moves a process in, and what it has started. Raises OSError.
+        """Move a process and its descendants into the group. Raises OSError.
 
-        The first move of a while takes the kernel some 10 ms, in which it waits for all processors.
+        The first move after a pause takes about 10 ms, because the kernel waits for all processors.
         """
         for directory, limits in self.directories.items():
             for tries_left in reversed(range(MAKE_TRIES)):
@@ -163,7 +163,7 @@ class SandboxGroup:
                     _make(directory, limits)
 
     def has_new_memory_kill(self) -> bool:
-        """Whether the kernel has killed for want of memory in this group since this was last asked."""
+        """Return whether the kernel killed in this group for lack of memory since the last call."""
         before, self._memory_kills = self._memory_kills, self._count_memory_kills()
         return self._memory_kills > before
 
@@ -176,7 +176,7 @@ class SandboxGroup:
         return 0
 
     def remove(self) -> None:
-        """Kills what is in it, and removes it. One that has gone is no error."""
+        """Kill the group's processes and remove it. A missing group is not an error."""
         remove_groups([str(directory) for directory in self.directories])
 
 
@@ -185,7 +185,7 @@ def _make(directory: Path, limits: dict[str, int | str]) -> None:
         try:
             directory.mkdir(exist_ok=True)
             for name, value in limits.items():
-                # Where the kernel does not count what is swapped out there is no such file.
+                # A kernel that does not account for swap has no such file.
                 if "sw" not in name or (directory / name).exists():
                     (directory / name).write_text(str(value))
             return
@@ -202,14 +202,14 @@ def _move(pid: int, directory: Path) -> None:
         except ProcessLookupError:
             if process == pid:
                 raise
-        # Those that it starts from now on are born there; those from before are in this list.
+        # Later children start in the group. This list has the earlier ones.
         for task in Path(f"/proc/{process}/task").glob("*/children"):
             with suppress(OSError):
                 moving += map(int, task.read_text().split())
 
 
 def try_remove_groups(directories: list[str]) -> bool:
-    """Removes groups that are empty; whether none is left."""
+    """Remove empty groups, and return whether all are removed."""
     for directory in directories:
         with suppress(FileNotFoundError):
             try:
@@ -220,7 +220,7 @@ def try_remove_groups(directories: list[str]) -> bool:
 
 
 def remove_groups(directories: list[str]) -> None:
-    """Kills what is in these groups, and removes them; what cannot be ended stays there, to be found again."""
+    """Kill the processes in these groups and remove them. A group with a surviving process stays."""
     until = time.monotonic() + REMOVE_SECONDS
     while not try_remove_groups(directories) and time.monotonic() < until:
         for directory in directories:

@@ -1,4 +1,4 @@
-"""Which of a sandbox's limits as a whole is held by what: a control group, the watcher, or the limits of its user."""
+"""The plan that assigns each limit on a whole sandbox to a control group, the watcher or the limits of its user."""
 
 import os
 from dataclasses import dataclass
@@ -7,30 +7,30 @@ from ....sandbox.errors import ConfigurationError
 from ..settings import LocalSettings
 from .cgroups import MIB, find_parents
 
-OPTIONS = {"memory": "total_memory_mib", "pids": "total_processes", "cpu": "cpus"}  # by the controller
+OPTIONS = {"memory": "total_memory_mib", "pids": "total_processes", "cpu": "cpus"}  # the option for each controller
 
 
 @dataclass(frozen=True)
 class TotalsPlan:
-    """What holds a sandbox's limits as a whole: `grouped` by controller, `watched` by the option's name."""
+    """The limits on a whole sandbox: `grouped` in control groups by controller, `watched` by option."""
 
     grouped: dict[str, float]
     watched: dict[str, int]
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The layers that they are."""
+        """Return the names of these limits' isolation layers."""
         versions = sorted({find_parents()[controller].version for controller in self.grouped})
         return (*(f"cgroup-v{version}" for version in versions), *(["watcher"] if self.watched else []))
 
 
 def plan_totals(settings: LocalSettings, level: str) -> TotalsPlan:
-    """What is to hold the limits of these settings. Raises ConfigurationError for one that nothing here can hold."""
+    """Return what enforces these settings' limits. Raises ConfigurationError if nothing here can enforce one."""
     grouped: dict[str, float] = {}
     watched: dict[str, int] = {}
     wanted = {"memory": settings.total_memory_mib, "pids": settings.total_processes, "cpu": settings.cpus}
     if has_own_count(level):
-        del wanted["pids"]  # the limit of each process is the whole sandbox's
+        del wanted["pids"]  # RLIMIT_NPROC already limits the whole sandbox.
     for controller, limit in wanted.items():
         if limit is None:
             continue
@@ -47,18 +47,18 @@ def plan_totals(settings: LocalSettings, level: str) -> TotalsPlan:
     if settings.disk_mib is not None:
         watched["disk_mib"] = settings.disk_mib
     if level == "landlock" and not has_own_count(level) and settings.total_processes is None:
-        # The kernel counts the user's other processes too, and so has room for more when those have ended.
+        # RLIMIT_NPROC also counts the user's other processes, so it allows more of the code's when those end.
         watched["processes"] = settings.processes
     return TotalsPlan(grouped, watched)
 
 
 def has_own_count(level: str) -> bool:
-    """Whether the kernel counts a sandbox's processes for itself: in a user namespace, or as a user of its own."""
+    """Return whether the kernel counts a sandbox's processes separately, by user namespace or by user."""
     return level == "bubblewrap" or (level == "landlock" and os.geteuid() == 0)
 
 
 def describe_totals(level: str) -> str:
-    """What would hold limits for a sandbox as a whole on this level and this machine, in words."""
+    """Return a text on what would enforce each limit on a whole sandbox, on this level and machine."""
     parents = find_parents()
     holders = {option: "nothing" if name == "cpu" else "a watcher" for name, option in OPTIONS.items()}
     holders |= {OPTIONS[name]: f"cgroup v{parent.version}" for name, parent in parents.items()}

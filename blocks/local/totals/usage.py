@@ -1,4 +1,4 @@
-"""What processes and folders hold, as a process of the same user, or of root, can see it."""
+"""The memory and disk space of processes and folders, as a process of the same user or of root sees it."""
 
 import errno
 import os
@@ -10,15 +10,15 @@ from pathlib import Path
 
 from ....sandbox.wire.process_table import read_process
 
-BLOCK_BYTES = 512  # of `st_blocks`
-INODE_BYTES = 512  # that a file takes although nothing is in it, at most
-TOO_DEEP_BYTES = 1 << 62  # beyond every limit: what cannot be reached by a path cannot be summed
+BLOCK_BYTES = 512  # unit of `st_blocks`
+INODE_BYTES = 512  # largest disk space of an empty file
+TOO_DEEP_BYTES = 1 << 62  # above every limit, for files too deep to be reached by a path
 MEMORY_FILES = ("/memfd:", "/dev/shm/", "/dev/zero", "/SYSV")
 
 
 @dataclass
 class Usage:
-    """What some processes hold together, in bytes, and by the process; `tasks` are their processes and threads."""
+    """The resources of some processes: bytes in total and by process, and `tasks`, the threads by process."""
 
     tasks: dict[int, int] = field(default_factory=dict[int, int])
     memory: dict[int, int] = field(default_factory=dict[int, int])
@@ -27,10 +27,10 @@ class Usage:
 
 
 def measure_processes(pids: Collection[int], shm_bytes: int, enough: int) -> Usage:
-    """What these processes hold; `shm_bytes` is what is in their /dev/shm.
+    """Measure what these processes use; `shm_bytes` is the content of their /dev/shm.
 
-    Below `enough` bytes of memory it may be an overestimate: pages that processes share are told apart only where that
-    decides something, as the kernel walks all their pages for it.
+    A total below `enough` bytes may be an overestimate, because it counts shared pages more than once. Only above it
+    are they divided between their processes, for which the kernel walks all pages.
     """
     usage = Usage()
     anonymous, shared = {}, {}
@@ -43,9 +43,9 @@ def measure_processes(pids: Collection[int], shm_bytes: int, enough: int) -> Usa
             shares = _read_shares(thread)
             if shares is not None:
                 anonymous[pid], shared[pid] = shares
-            elif _has_ended(pid):  # what it shared is counted with those that have it still
+            elif _has_ended(pid):  # Other processes account for its shared pages.
                 anonymous[pid] = shared[pid] = 0
-    # The pages of a memory file that is mapped are in both.
+    # Both sums contain the pages of mapped memory files.
     in_files = max(sum(shared.values()), sum(memory_files.values()) + shm_bytes)
     usage.total_memory = sum(anonymous.values()) + in_files
     usage.memory = {pid: anonymous[pid] + max(shared[pid], memory_files.get(pid, 0)) for pid in pids}
@@ -53,9 +53,9 @@ def measure_processes(pids: Collection[int], shm_bytes: int, enough: int) -> Usa
 
 
 def _find_living_thread(pid: int) -> int:
-    """A thread of a process by which the kernel tells of it: the first one, or if that has ended another.
+    """Return a thread through which /proc shows a process: the first one, or another if the first has ended.
 
-    /proc has each thread by its own number too, although it lists only the first ones.
+    /proc has every thread by its id, although it lists only first threads.
     """
     with suppress(OSError, ValueError):
         if _is_zombie(pid):
@@ -69,7 +69,7 @@ def _is_zombie(thread: int) -> bool:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether all of a process has: one of its threads may have, and others go on."""
+    """Return whether all threads of a process have ended."""
     try:
         return read_process(pid)[2] in "ZX"
     except OSError:
@@ -77,7 +77,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _read_status(pid: int) -> tuple[int, int, int]:
-    """The threads of a process, its bytes of memory of its own, and those of memory that may be shared."""
+    """Return a process's number of threads, its bytes of private memory, and its bytes of shareable memory."""
     found = {"Threads": 0, "RssAnon": 0, "RssShmem": 0, "VmSwap": 0}
     with suppress(OSError, ValueError), open(f"/proc/{pid}/status", errors="replace") as file:
         for line in file:
@@ -88,7 +88,10 @@ def _read_status(pid: int) -> tuple[int, int, int]:
 
 
 def _read_shares(pid: int) -> tuple[int, int] | None:
-    """As the last two of `_read_status`, with a process's share of pages that it has in common with others."""
+    """Return the bytes of private and shareable memory, with only the process's part of pages shared with others.
+
+    None if they cannot be read.
+    """
     found = {"Pss_Anon": 0, "Pss_Shmem": 0, "SwapPss": 0}
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
@@ -96,15 +99,15 @@ def _read_shares(pid: int) -> tuple[int, int] | None:
                 name, _, value = line.partition(":")
                 if name in found:
                     found[name] = int(value.split()[0])
-    except OSError:  # it has ended, or closed itself to others
+    except OSError:  # The process ended, or denies access.
         return None
     return (found["Pss_Anon"] + found["SwapPss"]) * 1024, found["Pss_Shmem"] * 1024
 
 
 def _measure_open_files(threads: dict[int, int]) -> tuple[dict[int, int], int]:
-    """Bytes of the files that have no name any more and are held: those in memory, by a process, and on disk.
+    """Return the bytes of deleted files that processes hold: of files in memory by process, of files on disk in total.
 
-    `threads` are the processes, and by which of its threads each is looked at.
+    `threads` maps each process to the thread that /proc is read for.
     """
     memory: dict[int, int] = {}
     disk, seen = 0, set[tuple[int, int]]()
@@ -132,17 +135,17 @@ def _list_descriptors(pid: int) -> list[str]:
 
 
 def _list_deleted_maps(pid: int) -> list[str]:
-    """What is mapped of files without a name; a process may have closed their descriptors. Only root may look."""
+    """Return the /proc paths of mapped deleted files, whose descriptors may be closed. Only root may read them."""
     if os.geteuid() != 0:
         return []
     with open(f"/proc/{pid}/maps", "rb") as file:
         ranges = [line.split()[0].decode() for line in file if line.endswith(b" (deleted)\n")]
-    # The one has leading zeros where the other has none.
+    # `maps` pads addresses with zeros, `map_files` does not.
     return [f"/proc/{pid}/map_files/" + "-".join(f"{int(end, 16):x}" for end in part.split("-")) for part in ranges]
 
 
 def measure_file_system(pid: int, path: str) -> int:
-    """Bytes in use on the file system that a path is on for that process; 0 where it cannot be seen."""
+    """Return the bytes in use on a path's file system as that process sees it; 0 if unreadable."""
     with suppress(OSError):
         status = os.statvfs(Path("/proc", str(pid), "root", path))
         return (status.f_blocks - status.f_bfree) * status.f_frsize
@@ -150,13 +153,13 @@ def measure_file_system(pid: int, path: str) -> int:
 
 
 def measure_folders(folders: Iterable[Path]) -> int:
-    """Bytes on disk of all that is below these folders, each file once; `TOO_DEEP_BYTES` where a path is too long."""
+    """Return the bytes on disk below these folders, each file once; `TOO_DEEP_BYTES` if a path is too long."""
     total, seen = 0, set[tuple[int, int]]()
     below = [str(folder) for folder in folders]
     while below:
         folder = below.pop()
         try:
-            total += os.stat(folder).st_blocks * BLOCK_BYTES + INODE_BYTES  # the names in it take space too
+            total += os.stat(folder).st_blocks * BLOCK_BYTES + INODE_BYTES  # The names in a directory take space too.
             with os.scandir(folder) as entries:
                 for entry in entries:
                     with suppress(FileNotFoundError):
@@ -172,5 +175,5 @@ def measure_folders(folders: Iterable[Path]) -> int:
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
                 return TOO_DEEP_BYTES
-            continue  # removed meanwhile, or closed to us
+            continue  # The folder was removed meanwhile, or is not readable.
     return total

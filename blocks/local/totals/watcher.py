@@ -1,4 +1,4 @@
-"""The watcher: a thread that sums what sandboxes hold, and kills what goes beyond their limits."""
+"""The watcher: a thread that measures sandboxes, and kills executions when a limit on a whole sandbox is exceeded."""
 
 import logging
 import os
@@ -16,18 +16,18 @@ from .usage import measure_file_system, measure_folders, measure_processes
 log = logging.getLogger("rlm_batch.local")
 
 INTERVAL_SECONDS = 0.5
-MAX_SHARE = 0.1  # of one processor's time that it takes, however much there is to sum
+MAX_SHARE = 0.1  # the watcher's maximum part of one processor's time
 MIB = 1024 * 1024
 
-Processes = dict[int, tuple[int, int]]  # each one's parent, and when it was started
+Processes = dict[int, tuple[int, int]]  # parent and start time in clock ticks, by process id
 
 
 @dataclass(eq=False)
 class WatchedSandbox:
-    """A sandbox that is watched: the process that was started for it, its folders, its limits by their options' names.
+    """A watched sandbox: the process that was started for it, its folders, and its limits by option.
 
-    `has_own_shm`: /dev/shm is a file system of its own. `is_supervisor`: the process is the supervisor itself, and not
-    what has it below.
+    `has_own_shm`: /dev/shm is the sandbox's own file system. `is_supervisor`: the process is the supervisor itself, not
+    the supervisor's parent.
     """
 
     folders: tuple[Path, ...]
@@ -35,28 +35,28 @@ class WatchedSandbox:
     has_own_shm: bool
     pid: int = 0
     is_supervisor: bool = False
-    _is_used: bool = False  # it has been sent code; what it has before that waits for some
-    _prepares_at: int | None = None  # in the kernel's ticks, if the first execution is what others are forks of
-    _prepared: tuple[int, int] | None = None  # its id, and when it was started
+    _is_used: bool = False  # True once code was sent; earlier processes only wait
+    _prepares_at: int | None = None  # clock ticks since boot at which a preparation was sent
+    _prepared: tuple[int, int] | None = None  # id and start time of the prepared process
     _exceeded: list[str] = field(default_factory=list[str])
 
     def expect_execution(self, *, is_preparation: bool) -> None:
-        """Hears that code is about to run in it; `is_preparation`: in the process that executions will be forks of."""
+        """Record that code is about to run; `is_preparation`: in the process that executions are forked from."""
         self._is_used = True
         if is_preparation:
             self._prepares_at = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
     def take_exceeded_limit(self) -> str:
-        """The limit for which something was killed since this was last asked; empty where there was none."""
+        """Return the limit that caused a kill since the last call; empty if there was none."""
         exceeded, self._exceeded = self._exceeded, []
         return exceeded[0] if exceeded else ""
 
     def check(self, processes: Processes) -> None:
-        """Kills the execution that holds the most, where the limit on something is passed; all, for disk space."""
+        """Kill the largest execution if a limit is exceeded; kill all executions if it is disk space."""
         children: dict[int, list[int]] = {}
         for pid, (parent, _) in processes.items():
             children.setdefault(parent, []).append(pid)
-        # The executions are below the supervisor.
+        # Executions are children of the supervisor.
         supervisors = [self.pid] if self.is_supervisor else children.get(self.pid, [])
         executions = {pid: _list_tree(pid, children) for parent in supervisors for pid in children.get(parent, [])}
         if not executions or not self._is_used:
@@ -70,7 +70,7 @@ class WatchedSandbox:
         usage = measure_processes(everything, shm, memory_limit or 1 << 62)
         if memory_limit and usage.total_memory > memory_limit:
             self._kill("total_memory_mib", executions, usage.memory, processes, memory_limit)
-        of_code = {pid for below in executions.values() for pid in below}  # which alone the kernel's limit is for
+        of_code = {pid for below in executions.values() for pid in below}  # RLIMIT_NPROC applies only to them.
         for name, counted in (("total_processes", set(everything)), ("processes", of_code)):
             if name in self.limits and sum(usage.tasks[pid] for pid in counted) > self.limits[name]:
                 self._kill(name, executions, usage.tasks, processes, self.limits[name])
@@ -90,15 +90,16 @@ class WatchedSandbox:
         pids = list(executions)
         if shares is not None:
             held = {pid: sum(shares.get(below, 0) for below in executions[pid]) for pid in pids}
-            # With what is prepared every later execution would go: it does where without them it is too much too.
+            # Every later execution needs the prepared process. It is spared unless it exceeds the limit alone, or
+            # there is no other process to kill.
             prepared = [pid for pid in pids if (pid, processes[pid][1]) == self._prepared and held[pid] <= most]
             pids = [max([pid for pid in pids if pid not in prepared] or prepared, key=held.__getitem__)]
         for pid in pids:
-            _kill_process(pid, processes[pid][1])  # what it has started ends with it: the supervisor sees to that
+            _kill_process(pid, processes[pid][1])  # The supervisor ends the process's children.
 
 
 def _kill_process(pid: int, started: int) -> None:
-    """Kills the process that had this id when it was listed, and no other that has got the id since."""
+    """Kill a process if its start time still matches; a later process may have the same id."""
     with suppress(OSError):
         process = os.pidfd_open(pid)
         try:
@@ -109,7 +110,7 @@ def _kill_process(pid: int, started: int) -> None:
 
 
 def _list_tree(pid: int, children: dict[int, list[int]]) -> list[int]:
-    """A process and all below it."""
+    """Return a process and all its descendants."""
     found = [pid]
     for above in found:
         found += children.get(above, [])
@@ -117,7 +118,7 @@ def _list_tree(pid: int, children: dict[int, list[int]]) -> list[int]:
 
 
 class Watcher:
-    """Watches the sandboxes of this process, in one thread, for as long as there are any."""
+    """The watcher of this process's sandboxes: one thread, which runs while there are any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -126,9 +127,9 @@ class Watcher:
         self._owner = os.getpid()
 
     def add(self, sandbox: WatchedSandbox) -> None:
-        """Watches a sandbox, whose process has been started, until it is removed."""
+        """Watch a sandbox, whose process has started, until it is removed."""
         with self._lock:
-            if self._owner != os.getpid():  # a fork has the names of its parent's sandboxes, and none of its threads
+            if self._owner != os.getpid():  # A fork inherits its parent's sandboxes, but not its thread.
                 self._owner, self._thread, self._sandboxes = os.getpid(), None, set()
             self._sandboxes.add(sandbox)
             if self._thread is None:
@@ -136,7 +137,7 @@ class Watcher:
                 self._thread.start()
 
     def remove(self, sandbox: WatchedSandbox) -> None:
-        """Watches it no longer."""
+        """Stop watching a sandbox."""
         with self._lock:
             self._sandboxes.discard(sandbox)
 
@@ -147,9 +148,9 @@ class Watcher:
             for sandbox in sandboxes:
                 try:
                     sandbox.check(processes)
-                except Exception as error:  # noqa: BLE001 - whatever one sandbox brings about, the others stay watched
+                except Exception as error:  # noqa: BLE001 - one sandbox's error must not leave the others unwatched
                     log.warning("the limits of a local sandbox could not be looked at: %r", error)
-            spent = time.thread_time() - started  # and not what a busy machine kept it waiting
+            spent = time.thread_time() - started  # CPU time, without waits on a busy machine
             time.sleep(max(INTERVAL_SECONDS, spent / MAX_SHARE))
 
     def _list_rounds(self) -> Iterator[list[WatchedSandbox]]:
