@@ -1,4 +1,4 @@
-"""Files of the working directory, which a model may have written, run in sandboxes and never on the host."""
+"""Tests that files of the working directory, which a model may have written, run only in sandboxes."""
 
 import os
 import subprocess

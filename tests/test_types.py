@@ -1,4 +1,4 @@
-"""Tests of type checkers on programs that use the package: no error in a correct one, each wrong line in the other."""
+"""Tests that type checkers accept a correct program that uses the package, and report each wrong line of another."""
 
 import json
 import os

@@ -24,7 +24,7 @@ def hosts(server: str) -> Iterator[Hosts]:
 
 @pytest.fixture
 def provider(request: pytest.FixtureRequest, hosts: Hosts) -> Provider:
-    """Return the provider of the parametrized name without sandboxes; fail a test that leaves any or a process."""
+    """Return the named provider without sandboxes; fail a test that leaves a sandbox or a process."""
     standin = None if request.param == "local" else request.getfixturevalue(STANDIN_OF[request.param])
     request.getfixturevalue("no_process_left")
     return Local() if standin is None else Daytona(standin) if request.param == "daytona" else Modal(standin)

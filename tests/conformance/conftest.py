@@ -31,7 +31,7 @@ PROVIDER_NAMES = [
 LEVELS = ("bubblewrap", "landlock", "none")
 LATER = [f"local-{level}" for level in LEVELS[LEVELS.index(find_strongest_level() or "none") + 1 :]]
 LITTLE_MEMORY = 256  # MiB
-# A container takes a hundred times as long to start as a local sandbox, so only these of its tests are not `full`.
+# A container takes a hundred times as long to start as a local sandbox, so all its other tests are `full`.
 QUICK_IN_CONTAINERS = (
     "test_fields_come_back_as_items_and_attributes",
     "test_what_is_saved_in_one_sandbox_is_loaded_in_the_next",
@@ -115,13 +115,13 @@ def provider_name(request: pytest.FixtureRequest, running_daytona: object) -> st
 
 @pytest.fixture
 def provider(provider_name: str, request: pytest.FixtureRequest) -> SandboxProvider:
-    """Return each provider that this machine supports, with its usual settings."""
+    """Return the parametrized provider with its usual settings."""
     return make(provider_name, 4096, request)
 
 
 @pytest.fixture
 def small_provider(provider_name: str, request: pytest.FixtureRequest) -> SandboxProvider:
-    """Return each provider with little memory."""
+    """Return the parametrized provider with little memory."""
     return make(provider_name, LITTLE_MEMORY, request)
 
 

@@ -194,7 +194,7 @@ def forge():
     thread.start()
     thread.join()
 """,
-    # Tries every text that Python shows of the driver and of the running threads, now and in the first execution.
+    # This code tries every text that Python shows of the driver and of running threads, now and in the first execution.
     "every token that it finds": """
 import json, os, re, sys
 def read(thing, name):

@@ -168,7 +168,7 @@ async def test_what_a_context_prints_after_it_has_shown_something_is_its_own_too
             display(0)
         print("last")
         """
-    for _ in range(40):  # a driver that reads the display before the print loses four of them
+    for _ in range(40):  # a driver that reads displays first loses four of these prints
         assert (await interpreter.execute(dedent(code), context="c")).meta.stdout == "last\n"
 
 

@@ -98,7 +98,7 @@ async def test_a_timeout_says_where_the_code_was_and_brings_what_it_had_done(
     assert saving.meta.collected == (str(tmp_path / "saved"),)
     assert (tmp_path / "saved").read_text() == "x"
     assert leaving.stdout == "left\n"
-    await interpreter.execute("import fcntl; fcntl.flock(open('lock', 'w'), fcntl.LOCK_EX)")  # waits for their end
+    await interpreter.execute("import fcntl; fcntl.flock(open('lock', 'w'), fcntl.LOCK_EX)")  # waits for the fork's end
     assert "line 3" in str(representing)
     assert representing.meta.displays == ({"text/plain": "1"},)
 

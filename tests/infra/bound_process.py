@@ -27,7 +27,7 @@ def start_bound_process(
     group: int | None = None,
     **options: Any,
 ) -> subprocess.Popen[Any]:
-    """Start the command in a new session; it ends within a second of this process.
+    """Start the command in a new session; the command ends within a second after this process.
 
     Args:
         command: The program and its arguments.

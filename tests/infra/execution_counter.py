@@ -7,7 +7,7 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-# `count_execution(name)`, for the executed code: counts an execution and returns its number, starting at 1.
+# The executed code calls `count_execution(name)`, which counts the name and returns its count so far.
 COUNT_EXECUTION = """
 import urllib.request
 

@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-# In a sandbox this code submits. If a host process imports it, it records its name and ends that process.
+# In a sandbox this code submits. In a host process it records its module's name and ends the process.
 MODULE = """
 try:
     SUBMIT(x=1)

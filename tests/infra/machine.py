@@ -176,7 +176,7 @@ def read_parent(pid: int) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Check that a process exists and is neither a zombie nor dead."""
+    """Return whether a process exists and is neither a zombie nor dead."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False

@@ -48,7 +48,7 @@ class Postgres:
 
     @property
     def pid(self) -> int:
-        """Return the id of the running server; each connection has its own child process of it."""
+        """Return the process id of the running server, whose child processes serve the connections."""
         return int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
 
     def __enter__(self) -> Self:

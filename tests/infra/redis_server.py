@@ -27,7 +27,7 @@ class RedisServer:
         return self
 
     def start(self) -> None:
-        """Start the server, also again after `end`, with the data that it had."""
+        """Start the server; after `end`, it still has its earlier data."""
         where = ("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self._folder))
         with (self._folder / "log").open("ab") as log:
             self._process = start_bound_process(

@@ -1,4 +1,6 @@
-"""Requirements of tests that a machine may lack. Tests without theirs are left out, and one skip reports each lack.
+"""Requirements of tests that a machine may lack.
+
+Tests with a missing requirement are left out, and one skip per requirement reports their number.
 
 A test names its requirements by `@pytest.mark.requires("bubblewrap")`, on itself or on one of its parameters, or by a
 fixture in `FIXTURES`.
@@ -48,7 +50,7 @@ def _find_missing_controller(name: str) -> str:
 
 
 def _find_missing_pip() -> str:
-    """Check for the pip of the base Python, which the stand-in's sandboxes use."""
+    """Return a message if the base Python, which the stand-in's sandboxes use, has no pip; empty otherwise."""
     own = Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
     library = own.parents[1] / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     return "" if (library / "pip").is_dir() else f"{own} has no pip of its own, which Daytona's sandboxes have"

@@ -33,7 +33,7 @@ def test_frames_come_out_however_the_stream_is_cut() -> None:
 
 
 def test_the_longest_output_that_is_written_is_read_in_pieces_too() -> None:
-    text = "\x01" * 50_000  # six bytes of JSON each; half of the output limit is streamed
+    text = "\x01" * 50_000  # six bytes of JSON each; this half of the output limit is streamed
     data = encode_frame({"op": "output", "id": 1, "stream": "stdout"}, dumps(text).encode())
     for size in (len(data), 4096):
         frames, found = FrameReader(), []

@@ -1,4 +1,4 @@
-"""Private file system and processes for a command, by system calls from Python alone.
+"""A private file system and private processes for a command, made by system calls from Python alone.
 
     python -IS tests/standins/mount_namespace.py '{"mounts": [["read", "/", "/"], ...], "cwd": "/", ...}' COMMAND ...
 
@@ -158,7 +158,7 @@ def end_with_parent() -> None:
 
 
 def wait_and_exit(child: int, null: int) -> None:
-    """Adopt orphans until the child ends, and exit with its status; close the child's standard streams here."""
+    """Release the child's standard streams, reap orphans, and exit with the child's status."""
     for number in (0, 1, 2):
         os.dup2(null, number)
     while True:

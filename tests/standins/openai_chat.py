@@ -30,7 +30,7 @@ class Reply:
 
     A `status` other than 200 is an API error with `text` as its message. `drop` closes the connection without an
     answer. `garbled` sends a body that is not JSON. `no_usage` omits the token counts, and `usage` replaces them.
-    `no_text` sends a message without text, whose tokens count. `trickle` sends a body that never ends.
+    `no_text` sends an answer without text, but counts the tokens of `text`. `trickle` sends a body that never ends.
     """
 
     text: str = ""
@@ -88,8 +88,8 @@ class ChatServer:
     """A server that answers `/v1/chat/completions` on 127.0.0.1.
 
     The server asks `script` first. Then it tries `rules`, pairs of a text and its replies; the first pair whose text is
-    in the messages counts. Its replies are sent in turn, and the last one repeats. Otherwise the answer is "answer to:
-    " and the last message. `delay` is in seconds and applies to replies without their own.
+    in the messages counts. Its replies are sent in turn, and the last one repeats. Other requests get an echo: "answer
+    to: " and the last message. `delay` is in seconds and applies to replies without their own.
     """
 
     def __init__(self, *, script: Script | None = None, delay: float = 0.0, port: int = 0) -> None:

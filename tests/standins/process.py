@@ -28,7 +28,7 @@ class StandinProcess:
         self.hello: dict[str, Any] = self._read()
 
     def ask(self, op: str, **arguments: Any) -> Any:
-        """Send a request and return the answer. Raises RuntimeError for an error."""
+        """Send a request and return the answer. Raises RuntimeError if the answer is an error."""
         assert self._process.stdin is not None
         with self._lock:
             self._process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")

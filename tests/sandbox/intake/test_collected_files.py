@@ -33,7 +33,7 @@ def test_a_path_that_was_not_asked_for_ends_the_collection_and_what_was_there_st
         home = tmp_path / str(number) / "home"
         collected = CollectedFiles(PATTERNS, home)
         send(collected, "a.png")
-        send(collected, path)  # includes a second `a.png`
+        send(collected, path)  # the paths include a second `a.png`
         send(collected, "b.png")
         assert (collected.paths, collected.problems) == ([str(home / "a.png")], [FOREIGN]), path
         assert [item.name for item in home.parent.rglob("*")] == ["home", "a.png"], path

@@ -2,11 +2,11 @@
 
     python tests/standins/daytona [--port 0] [--boot-s 0.09] ...
 
-prints the environment to export, and serves until interrupted. Each sandbox is a directory and real processes on this
-machine. Each process sees that directory as /home/daytona and /tmp, and the requested volumes at their mounts. If the
-kernel provides no namespaces, code runs in the directory itself (its home), and volumes are refused. Names below /tmp
-in the client's requests are then replaced by names of the sandbox. This is not isolation: code can read all files of
-this user and use the network.
+The server prints the environment to export, and serves until interrupted. Each sandbox is a directory and real
+processes on this machine. Each process sees that directory as /home/daytona and /tmp, and the requested volumes at
+their mounts. If the kernel provides no namespaces, code runs in the directory itself (its home), and volumes are
+refused. Names below /tmp in the client's requests are then replaced by names of the sandbox. This is not isolation:
+code can read all files of this user and use the network.
 
 The stand-in follows the daemon's published source and the observed service in these points:
 

@@ -129,7 +129,7 @@ class Box:
         def rename(found: re.Match[bytes]) -> bytes:
             name = found[1]
             renamed = Path("/tmp", hashlib.shake_256(self.id.encode() + name).hexdigest(len(name))[: len(name)])
-            is_renamed = Path("/tmp", os.fsdecode(name)) in self.outside  # already a renamed name
+            is_renamed = Path("/tmp", os.fsdecode(name)) in self.outside  # the name is already renamed
             is_taken = renamed not in self.outside and renamed.exists()
             if name == own or is_renamed or is_taken or len(name) < 8:  # a short name could be another file's
                 return found[0]

@@ -42,7 +42,7 @@ class Standin:
             "max_sandboxes": None,
             "commit_at_end": True,
             "commit_error": "",  # error of `sync`
-            "python": python(),  # `python` in a sandbox, empty for none
+            "python": python(),  # path of `python` in a sandbox, or empty
         }
         self.faults = Faults()
         self.launcher = Launcher(root, has_namespaces)
