@@ -88,8 +88,8 @@ class ChatServer:
     """A server that answers `/v1/chat/completions` on 127.0.0.1.
 
     The server asks `script` first. Then it tries `rules`, pairs of a text and its replies; the first pair whose text is
-    in the messages counts. Its replies are sent in turn, and the last one repeats. Other requests get an echo: "answer
-    to: " and the last message. `delay` is in seconds and applies to replies without their own.
+    in the messages counts. Its replies are sent in turn, and the last one repeats. For other requests it sends
+    "answer to: " and the last message. `delay` is in seconds and applies to replies without their own.
     """
 
     def __init__(self, *, script: Script | None = None, delay: float = 0.0, port: int = 0) -> None:
