@@ -82,8 +82,8 @@ class SandboxProvider(SandboxSettings, ABC):
 
     provider_name: ClassVar[str]
     gradual: ClassVar[bool] = True  # A flow run opens many sandboxes one by one, so others are served too.
-    uploads_files: ClassVar[bool] = True  # Its sandboxes are on other machines.
-    binds_mounts: ClassVar[bool] = False  # Mounts are bound from the host and not uploaded.
+    uploads_files: ClassVar[bool] = True  # Files of the host are uploaded to its sandboxes.
+    binds_mounts: ClassVar[bool] = False  # Mounts are bound from the host, even if other files are uploaded.
     _commit: str | None = PrivateAttr(default=None)
     _files: HostFiles = PrivateAttr(default=HostFiles())
 

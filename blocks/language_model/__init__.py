@@ -1,1 +1,1 @@
-"""The language model that sandboxed code may query, and recursive queries over it."""
+"""The language model that sandboxed code may query, and recursive queries to it."""

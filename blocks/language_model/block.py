@@ -9,7 +9,7 @@ from .settings import LanguageModelFields, LanguageModelSettings
 
 
 class LanguageModel(LanguageModelSettings, Block):
-    """Answers the queries of sandboxed code: anything that LiteLLM serves, a model on your own machine included.
+    """A language model that answers the queries of sandboxed code: any model that LiteLLM serves, also a local one.
 
     Example:
         Install the extra (`pip install 'rlm-batch[rlm]'`), load a saved block, and let the code of a batch ask it:
@@ -24,10 +24,10 @@ class LanguageModel(LanguageModelSettings, Block):
 
     _block_type_name: ClassVar[str] = "Language Model"  # type: ignore[misc]
     _block_type_slug: ClassVar[str] = "language-model"  # type: ignore[misc]
-    # Part of the schema, of which saved blocks have the checksum.
+    # It is part of the schema, and saved blocks refer to the schema by its checksum. A new text makes a new schema.
     _description: ClassVar[str] = "Answers the queries of sandboxed code, through LiteLLM."  # type: ignore[misc]
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://docs.litellm.ai/docs/providers")  # type: ignore[misc]
 
-    if TYPE_CHECKING:  # In what they make of pydantic's fields no secret may be text.
+    if TYPE_CHECKING:  # A signature that type checkers derive from pydantic's fields refuses a secret as `str`.
 
         def __init__(self, **fields: Unpack[LanguageModelFields]) -> None: ...

@@ -1,6 +1,6 @@
-"""Credentials in texts that come back from a model's provider: found by where they are kept, and blanked.
+"""A mask for credentials in texts from a model's provider, such as answers, errors and log lines.
 
-Servers repeat the key that they refuse, and clients what they have sent.
+Servers repeat a key that they refuse, and clients repeat what they sent.
 """
 
 import base64
@@ -14,39 +14,40 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-HIDDEN = "[...]"  # in a text, where a credential stood
-LEAST_CHARACTERS = 6  # of a credential: what is shorter stands in texts for other reasons,
-LEAST_IN_ANSWERS = 16  # and in an answer, which is not to be changed for a key that is a word
-# Words of names of variables, options and headers that have a credential, beside LiteLLM's own list of them.
+HIDDEN = "[...]"  # The replacement of a credential.
+LEAST_CHARACTERS = 6  # The shortest credential that is blanked. Shorter strings are common in ordinary text.
+LEAST_IN_ANSWERS = 16  # The same limit for answers, so that a key that is an ordinary word does not change them.
+# Words in names of variables, options and headers whose values are credentials, in addition to LiteLLM's list.
 CREDENTIAL_WORDS = re.compile(
     "(^|-)([a-z]*(apikey|password|secret|token)|keys?|tokens|secrets|passwd|pass|passphrase|pat|auth|authorization|jwt"
     "|credentials?|creds|cookies?|access|private|bearer|dsn|license|signature|webhook|headers)(-|$)|[a-z]-pwd$"
     "|(^|-)(conn(ection)?-?str(ing)?|sshpass|sas|secret-?id|kubeconfig(-data)?)$"
 )
-# What stands there although it is none: numbers, names of modes, and what a server that asks for no key is given.
+# Values under such names that are not credentials: numbers, names of modes, and dummy keys of servers without keys.
 HARMLESS = re.compile(
     "[0-9.,:_-]*|true|false|enabled?|disabled?|default|required|optional|bearer|basic|oauth2?|ollama|lm-studio",
     re.IGNORECASE,
 )
-HEADER_PARTS = re.compile("(?=[^,;= ]*[0-9])[^,;= ]{16,}")  # of a signed header, each of which tells something
-MAX_CAUSES = 10  # of an error that are looked at
+HEADER_PARTS = re.compile("(?=[^,;= ]*[0-9])[^,;= ]{16,}")  # Secret parts of a signed header.
+MAX_CAUSES = 10  # Causes of an error that are inspected.
 
 
 class CredentialMask:
-    """The credentials of one request: what it was given, what was sent, and those of this process's environment."""
+    """The credentials of one request: those passed in, those sent, and those of this process's environment."""
 
     def __init__(self, **given: Any) -> None:
-        """`given` are values by the names that they are known by: what those say to be a credential is one."""
-        self._values: list[tuple[str, Any]] = list(given.items())  # LiteLLM's list is not there before it is imported
+        """Create a mask from named values. A value is a credential if its name says so."""
+        # The names are checked later, because LiteLLM's list of names needs LiteLLM imported.
+        self._values: list[tuple[str, Any]] = list(given.items())
 
     def add_call(self, call: Mapping[str, Any]) -> None:
-        """Takes in what a client of LiteLLM's is about to send: the key, the headers and the address."""
+        """Add the key, the headers and the address of a request that LiteLLM is about to send."""
         request: Any = call.get("additional_args") or {}
         self._values += [("api_key", call.get("api_key")), ("sent", request.get("headers"))]
         self._values.append(("api_base", str(request.get("api_base") or "")))
 
     def add_error(self, error: BaseException | None) -> None:
-        """Takes in the headers and the address of the request that an error, or what led to it, has."""
+        """Add the headers and the address of the request in an error or its causes."""
         for _ in range(MAX_CAUSES):
             if error is None:
                 return
@@ -54,16 +55,16 @@ class CredentialMask:
                 try:
                     request: Any = getattr(holder, "request", None)
                     self._values += [("sent", dict(request.headers)), ("url", str(request.url))]
-                except Exception:  # noqa: BLE001 - of a hundred clients; what is no request says nothing
+                except Exception:  # noqa: BLE001 - LiteLLM has a hundred clients; skip other objects
                     continue
             error = error.__cause__ or error.__context__
 
     def hide_sent(self, text: str) -> str:
-        """The text of an answer without the keys that were given and sent."""
+        """Return the text of an answer with the credentials of this request blanked."""
         return _blank(text, (found for found in self._find_sent() if len(found) >= LEAST_IN_ANSWERS))
 
     def hide(self, text: str) -> str:
-        """The text without any credential that is known."""
+        """Return the text with all known credentials blanked."""
         return _blank(text, self._find_sent() | find_environment_credentials())
 
     def _find_sent(self) -> set[str]:
@@ -71,17 +72,17 @@ class CredentialMask:
 
 
 def find_environment_credentials() -> set[str]:
-    """The values of this process's environment that are credentials by their names, and passwords in addresses."""
+    """Return the credentials in this process's environment: variables with such names, and passwords in URLs."""
     return {value for name in os.environ for value in _find_credentials(name, os.environ[name])}
 
 
 def hide_environment_credentials(text: str) -> str:
-    """The text without credentials of this process's environment."""
+    """Return the text with the credentials of this process's environment blanked."""
     return _blank(text, find_environment_credentials())
 
 
 def filter_log_record(record: logging.LogRecord) -> bool:
-    """A log filter: a line has no credential of this process's environment, and neither has its traceback."""
+    """Blank the credentials of this process's environment in a log record and its traceback; used as a log filter."""
     text = record.getMessage()
     if (shown := hide_environment_credentials(text)) != text:
         record.msg, record.args = shown, ()
@@ -94,7 +95,7 @@ def filter_log_record(record: logging.LogRecord) -> bool:
 def _is_credential_name(name: str) -> bool:
     try:
         from litellm.litellm_core_utils.sensitive_data_masker import SensitiveDataMasker
-    except ImportError:  # another version, or none
+    except ImportError:  # LiteLLM has another version, or is missing.
         is_listed = False
     else:
         is_listed = SensitiveDataMasker().is_sensitive_key(name)
@@ -102,7 +103,7 @@ def _is_credential_name(name: str) -> bool:
 
 
 def _find_credentials(name: str, value: Any) -> Iterator[str]:
-    """The credentials in a value, which may be text, JSON in a text, a dict or a list."""
+    """Yield the credentials in a value, which may be text, JSON in a text, a dict or a list."""
     if isinstance(value, Mapping):
         for inner, item in value.items():  # type: ignore[reportUnknownVariableType]
             yield from _find_credentials(str(inner), item)  # type: ignore[reportUnknownArgumentType]
@@ -120,9 +121,9 @@ def _find_credentials(name: str, value: Any) -> Iterator[str]:
                 yield from _find_credentials(name, json.loads(value))
         if not (value.startswith("/") and os.path.exists(value)):
             yield value
-        for part in value.split(";") if ";" in value else ():  # of a connection string, such as AccountKey=...
+        for part in value.split(";") if ";" in value else ():  # A connection string, such as AccountKey=...
             yield part.partition("=")[2].strip()
-        scheme, _, rest = value.strip().partition(" ")  # as a header has it: Bearer, Basic
+        scheme, _, rest = value.strip().partition(" ")  # A header's scheme, such as Bearer or Basic.
         if rest:
             yield rest.strip()
             yield from HEADER_PARTS.findall(rest)
@@ -140,7 +141,7 @@ def _find_in_basic(text: str) -> Iterator[str]:
 
 
 def _find_in_address(text: str) -> Iterator[str]:
-    """The password in an address, and the parts of its query that are credentials by their names."""
+    """Yield the password in a URL, and the parts of its query whose names mark credentials."""
     if "://" not in text:
         return
     try:
@@ -158,7 +159,10 @@ def _find_in_address(text: str) -> Iterator[str]:
 
 
 def _blank(text: str, credentials: Iterable[str]) -> str:
-    """The text without them, also as JSON and addresses write them; the longest first, for one may hold another."""
+    """Blank these credentials in the text, also in their JSON and URL forms.
+
+    The longest form is replaced first, because it may contain another one.
+    """
     forms: set[str] = set()
     for value in credentials:
         if len(value.strip()) >= LEAST_CHARACTERS and not HARMLESS.fullmatch(value.strip()):

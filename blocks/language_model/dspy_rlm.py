@@ -1,7 +1,7 @@
-"""The recursion: a `dspy.RLM` whose Python runs in a context of its own, inside the sandbox of the code that asks.
+"""Recursive queries: a `dspy.RLM` whose Python runs in a separate context of the asking code's sandbox.
 
-DSPy's loop is synchronous, and so is what it calls: it runs in a thread of its own, and each thing that it needs of the
-event loop goes over a bridge, which ends with the query. Importing this imports DSPy.
+DSPy's loop and its callbacks are synchronous, so each recursive query runs in a thread. A bridge runs the thread's
+coroutines on the event loop until the query ends. Importing this module imports DSPy.
 """
 
 import asyncio
@@ -31,34 +31,34 @@ from .credentials import hide_environment_credentials
 
 T = TypeVar("T")
 
-MAX_TURNS = 20  # of a recursive model, as in DSPy
-DEFAULT_CALLS = 50  # that a model is told of where there is no limit
-# Parsed here, once, and in no query's thread: Python 3.11 fails now and then where threads make syntax trees at the
-# same time (SystemError, python/cpython#106905).
+MAX_TURNS = 20  # Turns of a recursive model, as in DSPy.
+DEFAULT_CALLS = 50  # The number of calls in the model's instructions if there is no limit.
+# Signatures are parsed once, at import. In query threads Python 3.11 sometimes fails with SystemError when threads
+# create syntax trees at the same time (python/cpython#106905).
 SIGNATURE = make_signature("query -> answer: str")
 SIGNATURE_WITH_CONTEXT = make_signature("context, query -> answer: str")
-TURN_LENGTH = 10_000  # characters of a turn's output that stand in the trajectory, as many as the model is shown
+TURN_LENGTH = 10_000  # characters of a turn's output in the trajectory, as many as the model sees
 
 _threads = ThreadPool()
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Leaves out, for each query, that DSPy's sub-agents are not available: we refuse them."""
+    """Return False for DSPy's line about unavailable sub-agents, which rlm-batch refuses in every query."""
     return not record.getMessage().startswith("RLM sub-agents are unavailable")
 
 
 @dataclass(eq=False)
 class _Ended(BaseException):
-    """Unwinds DSPy's thread. No Exception: DSPy tries other ways when one of those is raised.
+    """An error that unwinds DSPy's thread. It is not an Exception, because DSPy catches those and tries alternatives.
 
-    `error` is what the query fails with, None where the query was cancelled.
+    `error` is the query's error, or None if the query was cancelled.
     """
 
     error: RlmBatchError | None
 
 
 class _Bridge:
-    """Runs coroutines on the event loop for a thread, until it is ended."""
+    """A bridge that runs coroutines on the event loop for a thread, until `end`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -67,7 +67,7 @@ class _Bridge:
         self._in_flight: set[concurrent.futures.Future[Any]] = set()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result. Raises _Ended once the bridge has been ended, and what the coroutine raises."""
+        """Return the coroutine's result, or raise its error. Raises _Ended after `end`."""
         with self._lock:
             if self._ended:
                 work.close()
@@ -83,7 +83,7 @@ class _Bridge:
                 self._in_flight.discard(future)
 
     def end(self) -> None:
-        """Cancels what is under way, and lets nothing more begin."""
+        """Cancel the running coroutines, and refuse new ones."""
         with self._lock:
             self._ended, futures = True, list(self._in_flight)
         for future in futures:
@@ -92,7 +92,7 @@ class _Bridge:
 
 @dataclass(eq=False, repr=False)
 class _Engine:
-    """What DSPy calls in the place of a model: our budgeted one. `turn_usage` is what a turn has taken so far."""
+    """A model engine for DSPy that asks rlm-batch's budgeted model. `turn_usage` is the usage of the current turn."""
 
     bridge: _Bridge
     session: QuerySession
@@ -100,7 +100,7 @@ class _Engine:
     turn_usage: Usage = field(default_factory=Usage)
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """One turn. Raises _Ended where the model may not be asked, or does not answer."""
+        """Ask the model. Raises _Ended if the budget forbids it or the model does not answer."""
         try:
             messages = to_openai_messages(request)
             answer = self.bridge.run(self.session.ask(self.session.root_model, messages, self.query))
@@ -112,13 +112,13 @@ class _Engine:
         return lm15.Response(id=None, model=request.model, message=message, finish_reason="stop", usage=usage)
 
     def end_turn(self) -> dict[str, Any]:
-        """What a turn has taken whose code is there, as JSON."""
+        """Return the current turn's usage as JSON, and reset it for the next turn."""
         usage, self.turn_usage = self.turn_usage, Usage()
         return asdict(usage)
 
 
 def to_openai_messages(request: lm15.Request) -> list[Message]:
-    """The request's messages in OpenAI's form; they are texts, for that is all that this signature has."""
+    """Return the request's messages in OpenAI's form. All are texts, because the signatures have only text fields."""
     system = request.system
     messages: list[Message] = []
     if system is not None:
@@ -130,7 +130,7 @@ def to_openai_messages(request: lm15.Request) -> list[Message]:
 
 @dataclass(eq=False, repr=False)
 class SandboxText(dspy.SandboxSerializable):
-    """A text that the model's Python finds and its prompts do not: they have its length and how it begins."""
+    """A text that the model's Python can read. The prompts contain only its length and its beginning."""
 
     context: QueryContext
 
@@ -156,7 +156,7 @@ class SandboxText(dspy.SandboxSerializable):
 
 
 class _Factory:
-    """Makes the one interpreter of a recursive query, and tells the model what it finds there."""
+    """A factory for the interpreter of a recursive query, with the instructions for the model."""
 
     def __init__(self, run: Run, queries: Queries) -> None:
         self._run = run
@@ -181,7 +181,7 @@ class _Factory:
 
 
 async def answer(interpreter: Interpreter, queries: Queries, prompt: str, context: QueryContext, query: Query) -> str:
-    """A recursive model's answer to the prompt. `queries` are those of its code, `query` is its record.
+    """Return a recursive model's answer to the prompt. `queries` serves the model's code, and `query` is the record.
 
     Raises QueryError, BudgetExceeded and DeadlineExceeded.
     """
@@ -189,7 +189,7 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
     context_name = f"rlm-{uuid.uuid4().hex[:12]}"
     bridge = _Bridge()
     engine = _Engine(bridge, session, query)
-    logging.getLogger("dspy.predict.rlm").addFilter(_is_worth_a_line)  # the second time it changes nothing
+    logging.getLogger("dspy.predict.rlm").addFilter(_is_worth_a_line)  # Adding it again has no effect.
 
     async def execute(code: str, variables: dict[str, Any], output_fields: list[dict[str, Any]] | None) -> Result:
         left = session.check_seconds_left()
@@ -206,7 +206,7 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
 
     def run(code: str, variables: dict[str, Any], _tools: Any, output_fields: list[dict[str, Any]] | None) -> Result:
         turn: dict[str, Any] = {"code": code, "output": ""}
-        if "query" in variables:  # otherwise it is DSPy that sets the context up
+        if "query" in variables:  # Without it, the code is DSPy's own setup and not a turn.
             turn["usage"] = engine.end_turn()
             query.trajectory.append(turn)
         try:
@@ -230,7 +230,7 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
             inputs = {"context": SandboxText(context)} if context.path or context.text else {}
             prediction = rlm(query=prompt, **inputs)
         usages = [{"usage": turn["usage"]} for turn in query.trajectory]
-        if len(usages) != len(prediction.trajectory):  # a turn without code that can be run: whose was which?
+        if len(usages) != len(prediction.trajectory):  # A turn had no valid code, so usages do not match turns.
             usages = [{}] * len(prediction.trajectory)
         query.trajectory = [
             {**turn, "output": _shorten(str(turn.get("output", ""))), **usage}
@@ -246,7 +246,7 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
         raise ended.error from None
     except RlmBatchError:
         raise
-    except Exception as error:  # noqa: BLE001 - its text may be the model's, and as a cause it would be shown as it is
+    except Exception as error:  # noqa: BLE001 - no cause: its text may have unmasked output of the model
         first = hide_environment_credentials(str(error).partition("\n")[0])
         raise QueryError(f"the recursive model gave no answer: {type(error).__name__}: {first}") from None
     finally:

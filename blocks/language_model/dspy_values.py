@@ -1,4 +1,4 @@
-"""Values that DSPy hands to code, as JSON: variables, and what tools return. As DSPy's own interpreters make it."""
+"""Conversion of variables and tools' results to JSON, in the way of DSPy's own interpreters."""
 
 import dataclasses
 import json
@@ -14,10 +14,10 @@ from ...sandbox.wire.strict_json import NotJsonError, convert_fields, is_certain
 
 
 def convert_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables as JSON: models and dataclasses as dicts, tuples and sets as lists, dates and enums as texts.
+    """Convert variables to JSON: models and dataclasses to dicts, tuples and sets to lists, dates and enums to texts.
 
-    A set's items are in order, where they have one. Raises CodeInterpreterError for other values, and for names that no
-    variable can have.
+    A set's items are sorted if they can be compared. Raises CodeInterpreterError for other values, and for names that
+    are not valid variables.
     """
     for name in variables:
         if not name.isidentifier() or keyword.iskeyword(name):
@@ -29,9 +29,10 @@ def convert_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def convert_returned(value: Any) -> Any:
-    """The same of what a tool returned, with named tuples as dicts; what cannot be JSON is the text of it all.
+    """Convert a tool's result to JSON like variables, with named tuples as dicts.
 
-    So is what has NaN or an infinity in it. Raises CodeInterpreterError for a model that cannot be JSON.
+    A result that JSON cannot hold, NaN and infinity included, becomes the text of the whole result. Raises
+    CodeInterpreterError for a pydantic model that cannot be serialized.
     """
     try:
         converted = _convert(value, "value", is_returned=True)
@@ -41,11 +42,11 @@ def convert_returned(value: Any) -> Any:
 
 
 class _NoJsonError(CodeInterpreterError):
-    """A value that is no JSON, and that nothing makes JSON."""
+    """An error for a value that cannot be converted to JSON."""
 
 
 def _convert(value: Any, place: str, *, is_returned: bool = False) -> Any:
-    if is_certainly_json(value) or isinstance(value, (str, int, float)) or hasattr(type(value), "tolist"):  # as arrays
+    if is_certainly_json(value) or isinstance(value, (str, int, float)) or hasattr(type(value), "tolist"):  # arrays
         return value
     if isinstance(value, BaseModel):
         try:
@@ -83,7 +84,7 @@ def _convert(value: Any, place: str, *, is_returned: bool = False) -> Any:
 
 
 def _convert_key(key: Any, place: str) -> str:
-    """A key as JSON has it: of a number or None its JSON."""
+    """Return a key as JSON requires it: a number or None becomes its JSON text."""
     if isinstance(key, str):
         return key
     if key is None or isinstance(key, (int, float)):

@@ -1,6 +1,6 @@
-"""A model that LiteLLM serves: one request, with its retries, its errors and what it cost.
+"""A client for models that LiteLLM serves: requests with retries, errors and costs.
 
-LiteLLM is imported when a model is checked or asked first, in a thread: it takes seconds.
+The first check or request imports LiteLLM in a thread, because the import takes seconds.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from ...sandbox.queries.session import Answer, Message, NoAnswerError
 from ..retry import call_with_retries
 from .credentials import CredentialMask, filter_log_record
 
-LATE_SECONDS = 10.0  # seconds beyond a request's timeout: the first request of a process imports for seconds
-BACKOFF_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry that was given no delay of its own
-LONGEST_BACKOFF_SECONDS = 60.0  # seconds that a server may ask to be left alone
-OVERHEAD_TOKENS = 16  # tokens at most that surround a message: its role and separators
-MAX_MESSAGE_LENGTH = 500  # characters of a server's message that an error tells
-# Where LiteLLM looks for the keys of those that answer nobody without one. Of the others, and where a model has an
-# address or whoever runs the program has given LiteLLM a key, it is not known here whether one is needed.
+LATE_SECONDS = 10.0  # seconds beyond a request's timeout; the first request of a process imports modules for seconds
+BACKOFF_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry without a server's Retry-After
+LONGEST_BACKOFF_SECONDS = 60.0  # seconds; the limit on a server's Retry-After
+OVERHEAD_TOKENS = 16  # tokens at most for a message's role and separators
+MAX_MESSAGE_LENGTH = 500  # characters of a server's message in an error
+# Variables from which LiteLLM reads the keys of providers that always require one. For other providers it is unknown
+# whether a key is needed. The same applies if a model has an address, or the program gave LiteLLM a key.
 KEY_VARIABLES = {
     "openai": ("OPENAI_API_KEY",),
     "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
@@ -39,17 +39,20 @@ INSTALL_HINT = "queries need LiteLLM and DSPy, which are not installed: pip inst
 
 
 def prepare_litellm_import() -> None:
-    """Set what LiteLLM reads while it is imported, unless a person has set it.
+    """Set the variables that LiteLLM reads during its import, unless they are set.
 
-    It would ask the network for prices, for 10 s, and put the variables of a `.env` file of the project or the working
-    directory into this process's environment, where LD_PRELOAD and PYTHONPATH have the host run what they name.
+    Without them LiteLLM requests prices over the network for up to 10 s. It also loads a `.env` file of the project or
+    the working directory into this process's environment, where LD_PRELOAD or PYTHONPATH could run code on the host.
     """
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
 
 
 async def import_in_thread(name: str) -> Any:
-    """A module of this room's, or another, that imports LiteLLM or DSPy. Raises ConfigurationError."""
+    """Import and return a module that needs LiteLLM or DSPy. Raises ConfigurationError if they are not installed.
+
+    `name` is absolute, or relative to this package if it begins with a dot.
+    """
     prepare_litellm_import()
     try:
         return await asyncio.to_thread(importlib.import_module, name, __package__)
@@ -59,18 +62,18 @@ async def import_in_thread(name: str) -> Any:
 
 async def _import_litellm() -> Any:
     litellm = await import_in_thread("litellm")
-    litellm.suppress_debug_info = True  # or it prints where to get help, on standard output
+    litellm.suppress_debug_info = True  # Otherwise LiteLLM prints links for help to standard output.
     if "LITELLM_LOG" not in os.environ:
-        # It warns each time that a program begins another event loop, which is no news to anyone.
+        # LiteLLM warns each time that a program starts another event loop, which is harmless.
         logging.getLogger("LiteLLM").setLevel(logging.ERROR)
-    for name in ("LiteLLM", "httpx"):  # whose lines have a request's address, and what a server answered
-        logging.getLogger(name).addFilter(filter_log_record)  # the second time it changes nothing
+    for name in ("LiteLLM", "httpx"):  # Their lines contain addresses of requests, and answers of servers.
+        logging.getLogger(name).addFilter(filter_log_record)  # Adding it again has no effect.
     return litellm
 
 
-@dataclass(eq=False, repr=False)  # there is a secret in it
+@dataclass(eq=False, repr=False)  # It contains a secret.
 class LiteLLMModel:
-    """One model of a `LanguageModel`; see `LanguageModelSettings` for what its settings mean."""
+    """One model of a `LanguageModel`. `LanguageModelSettings` describes its settings."""
 
     name: str
     api_key: str | None
@@ -82,9 +85,9 @@ class LiteLLMModel:
     _litellm: Any = field(default=None, init=False)
 
     async def check(self) -> None:
-        """Raises ConfigurationError where LiteLLM does not know who serves the model, or has no key for them.
+        """Raise ConfigurationError if LiteLLM does not know the model's provider, or a key is missing.
 
-        It asks the model nothing.
+        This call sends no request to the model.
         """
         self._litellm = self._litellm or await _import_litellm()
         provider = self._find_provider()
@@ -100,13 +103,13 @@ class LiteLLMModel:
             )
 
     def _find_provider(self) -> str:
-        """The name by which LiteLLM knows who serves the model. Raises ConfigurationError."""
+        """Return LiteLLM's name for the model's provider. Raises ConfigurationError if LiteLLM knows none."""
         named = str(self.sampling.get("custom_llm_provider") or self.name.partition("/")[0])
-        if named in self._litellm.provider_list:  # LiteLLM's own function would sign in with some of them
+        if named in self._litellm.provider_list:  # LiteLLM's own function signs in to some providers.
             return named
         try:
             return self._litellm.get_llm_provider(model=self.name, api_base=self.api_base)[1]
-        except Exception:  # noqa: BLE001 - its errors are those of requests
+        except Exception:  # noqa: BLE001 - LiteLLM raises the same errors as for requests
             similar = difflib.get_close_matches(self.name, self._litellm.model_cost, 1)
             hint = f"; {similar[0]} is one" if similar else ""
             raise ConfigurationError(
@@ -115,14 +118,14 @@ class LiteLLMModel:
             ) from None
 
     def fingerprint(self) -> dict[str, Any]:
-        """What an answer depends on; see `Model.fingerprint`. Its address may be the environment's."""
+        """Return what an answer depends on; see `Model.fingerprint`. The address may come from the environment."""
         provider = str(self.sampling.get("custom_llm_provider") or self.name.partition("/")[0]).upper()
         addresses = [os.environ.get(pattern.format(provider)) for pattern in ADDRESS_VARIABLES]
         address = self.api_base or next(filter(None, addresses), None)
         return {"model": self.name, "api_base": address, "sampling": self.sampling}
 
     async def ask(self, messages: list[Message]) -> Answer:
-        """The answer, after retries where that can help. Raises QueryError, Unanswered and ConfigurationError."""
+        """Ask the model, with retries after transient errors. Raises QueryError, NoAnswerError, ConfigurationError."""
         litellm = self._litellm = self._litellm or await _import_litellm()
         tries = 0
         mask = CredentialMask(api_key=self.api_key, api_base=self.api_base, options=self.sampling)
@@ -130,7 +133,7 @@ class LiteLLMModel:
         async def request() -> Any:
             nonlocal tries
             tries += 1
-            # Its own timeout begins anew with each piece of an answer: one that trickles in would never end.
+            # LiteLLM's timeout restarts with each piece of an answer, so a slow stream would never end.
             whole = asyncio.timeout(self.timeout + LATE_SECONDS)
             try:
                 async with whole:
@@ -140,7 +143,7 @@ class LiteLLMModel:
                         api_key=self.api_key,
                         api_base=self.api_base,
                         timeout=self.timeout,
-                        num_retries=0,  # they are ours: LiteLLM's would hide what they cost
+                        num_retries=0,  # LiteLLM's own retries would hide their cost.
                         max_retries=0,
                         logger_fn=mask.add_call,
                         **self.sampling,
@@ -161,7 +164,7 @@ class LiteLLMModel:
         return self._read(response, messages, mask)
 
     def _is_passing(self, error: Exception) -> bool:
-        """Whether asking again may help."""
+        """Return whether a retry may help."""
         known = self._litellm.exceptions
         of_server = (known.InternalServerError, known.ServiceUnavailableError, known.BadGatewayError)
         of_network = (TimeoutError, known.Timeout, known.APIConnectionError)
@@ -170,24 +173,24 @@ class LiteLLMModel:
     def _read(self, response: Any, messages: list[Message], mask: CredentialMask) -> Answer:
         choice = response.choices[0] if response.choices else None
         text = choice.message.content if choice is not None else None
-        # A text on its way to the code is UTF-8, and a server may send half a surrogate pair.
+        # Answers reach the code as UTF-8, and a server may send half a surrogate pair.
         text = None if text is None else text.encode("utf-8", "replace").decode("utf-8")
         usage = self._usage(response, messages, text or "")
         if text is None:
             reason = mask.hide(f" (finish_reason: {choice.finish_reason})") if choice is not None else ""
             raise NoAnswerError(f"the model {self.name} answered without a text{reason}", usage)
-        return Answer(mask.hide_sent(text), usage)  # it goes to the code, which has no secret of this process
+        return Answer(mask.hide_sent(text), usage)  # Code must not see secrets of this process.
 
     def _usage(self, response: Any, messages: list[Message], text: str) -> Usage:
         counted = getattr(response, "usage", None)
         prompt = max(0, getattr(counted, "prompt_tokens", 0) or 0)
         completion = max(0, getattr(counted, "completion_tokens", 0) or 0)
-        if not prompt:  # every prompt has tokens: this server counts none
+        if not prompt:  # Every prompt has tokens, so this server does not count them.
             prompt = self._litellm.token_counter(model=self.name, messages=messages)
             completion = completion or self._litellm.token_counter(model=self.name, text=text)
             cost = None
         else:
-            cost = response._hidden_params.get("response_cost")  # with discounts, such as those of a provider's cache
+            cost = response._hidden_params.get("response_cost")  # It has discounts, such as for cached prompts.
         price = self._price()
         if price is not None and (cost is None or self.own_price != (None, None)):
             cost = price[0] * prompt + price[1] * completion
@@ -196,7 +199,7 @@ class LiteLLMModel:
         return Usage(1, prompt, completion, None if cost is None else max(0.0, cost))
 
     async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
-        """The most tokens and US dollars; see `Model.estimate_max_usage`. A token has a byte at least."""
+        """Return the most tokens and US dollars; see `Model.estimate_max_usage`. A token has at least one byte."""
         self._litellm = self._litellm or await _import_litellm()
         price = self._price()
         answer = self.sampling.get("max_tokens") or self._listed().get("max_output_tokens")
@@ -214,7 +217,7 @@ class LiteLLMModel:
         return prompt + answer, prompt * price[0] + answer * price[1]
 
     def _price(self) -> tuple[float, float] | None:
-        """US dollars for a token of a prompt and of an answer, None where that is unknown."""
+        """Return the US dollars per token of a prompt and of an answer, or None if a price is unknown."""
         listed = self._listed()
         inward, outward = self.own_price
         inward = listed.get("input_cost_per_token") if inward is None else inward
@@ -222,7 +225,7 @@ class LiteLLMModel:
         return None if inward is None or outward is None else (inward, outward)
 
     def _listed(self) -> dict[str, Any]:
-        """What LiteLLM's list says of the model. Its own function for that would ask Ollama's server."""
+        """Return the model's entry in LiteLLM's list. LiteLLM's own function would send a request to Ollama."""
         prices = self._litellm.model_cost
         if self.name in prices:
             return prices[self.name]
@@ -232,15 +235,15 @@ class LiteLLMModel:
 
 
 def _describe(error: Exception, mask: CredentialMask) -> str:
-    """The error's text without a credential: servers repeat the one that they refuse."""
+    """Return the error's text with credentials blanked, because servers repeat a key that they refuse."""
     mask.add_error(error)
-    # Of an answer that it cannot read LiteLLM tells its own traceback as well.
+    # LiteLLM adds its traceback if it cannot read an answer.
     text = str(error).removeprefix("litellm.").partition("Traceback (most recent call last)")[0].strip()
     return mask.hide(text or type(error).__name__)[:MAX_MESSAGE_LENGTH]
 
 
 def _get_delay(error: Exception, attempt: int) -> float:
-    """Seconds before a request is made again: what the server asked for, or a growing delay with jitter."""
+    """Return the seconds before the next retry: the server's Retry-After, or a growing delay with jitter."""
     headers = getattr(error, "litellm_response_headers", None) or {}
     try:
         asked = float(headers.get("retry-after", ""))

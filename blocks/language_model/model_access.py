@@ -1,4 +1,4 @@
-"""What an execution may ask: a language model, with the limits on its queries."""
+"""An execution's access to a language model, with the limits on its queries."""
 
 import os
 from collections.abc import Callable
@@ -18,18 +18,26 @@ from .litellm_client import import_in_thread
 from .settings import LanguageModelSettings
 
 SLUG = "language-model"
-LIMITS = ("batch_concurrency", "max_depth", "max_llm_calls", "max_llm_tokens", "max_cost")  # of `open_model_access`
+LIMITS = ("batch_concurrency", "max_depth", "max_llm_calls", "max_llm_tokens", "max_cost")  # for `open_model_access`
 
 
 @dataclass(kw_only=True)
 class ModelAccess:
-    """A model, and what the queries of each top-level execution may use up.
+    """A model, and the limits on the queries of each top-level execution.
 
-    `batch_concurrency` requests may be under way at once (4, which servers for one person take well), recursive
-    queries may be `max_depth` deep (2: a recursive model that asks another), and `max_llm_calls` calls of the model
-    may be made (50), its own turns in recursive queries included, with `max_llm_tokens` tokens together. `spent` is the
-    budget of all executions together. What is asked goes through what `wrap_model` makes of a model, and questions that
-    the `cache` has are not asked. Raises ConfigurationError.
+    Args:
+        model: The model's settings.
+        batch_concurrency: Requests at the same time. 4 suits servers for one person.
+        max_depth: Depth of recursive queries. 2 allows a recursive model to ask another one.
+        max_llm_calls: Calls of the model, including its turns in recursive queries; None for no limit.
+        max_llm_tokens: Tokens of all calls together; None for no limit.
+        spent: The budget of all executions together.
+        track: Runs and records each query.
+        wrap_model: Wraps the models before they are asked.
+        cache: Answers to earlier questions, which are not asked again.
+
+    Raises:
+        ConfigurationError: A limit is negative, or `batch_concurrency` is below 1.
     """
 
     model: LanguageModelSettings
@@ -50,9 +58,9 @@ class ModelAccess:
         self._models = self.model.make_root_model(), self.model.make_flat_model()
 
     async def check_first_call(self, *, is_recursive: bool = False) -> None:
-        """Raises ConfigurationError where it is sure that not one call of a model can be made.
+        """Raise ConfigurationError if the settings or limits certainly forbid every call. This sends no request.
 
-        Where all that is asked `is_recursive`, the calls are those of the model for recursive queries. It asks nobody.
+        With `is_recursive`, only the model for recursive queries counts.
         """
         if is_recursive and self.max_depth == 0:
             raise ConfigurationError("max_depth is 0, and a recursive query runs at depth 1: raise it")
@@ -71,15 +79,15 @@ class ModelAccess:
         raise ConfigurationError(refusals[0])
 
     def _make_budget(self) -> Budget:
-        """What one execution may use up."""
+        """Return a budget for one execution."""
         return Budget(calls=self.max_llm_calls, tokens=self.max_llm_tokens, parent=self.spent)
 
     def count_cached(self) -> int:
-        """How many questions of all executions were answered from the cache."""
+        """Return how many questions of all executions the cache answered."""
         return 0 if self.cache is None else self.cache.hits
 
     def queries(self, interpreter: Interpreter, *, depth: int = 0, index: int = 0) -> Queries:
-        """The queries of the execution with that number, whose code is at that depth, in the interpreter's sandbox."""
+        """Return the queries for execution number `index`, whose code runs at `depth` in the interpreter's sandbox."""
         root, flat = self._models if self.wrap_model is None else map(self.wrap_model, self._models)
         session = QuerySession(
             root_model=root,
@@ -99,10 +107,17 @@ async def open_model_access(
     track: RunTracked = run_untracked,
     **limits: Any,
 ) -> ModelAccess:
-    """What executions may ask of that model, for `max_cost` US dollars together. Raises ConfigurationError.
+    """Return access to a model for executions.
 
-    `limits` are the fields of `ModelAccess`. A saved block is looked up where a Prefect server is configured, and none
-    is started for it.
+    Args:
+        model: A `LanguageModel`, the name of a saved one, or a model in LiteLLM's naming. A saved block needs a
+            configured Prefect server; none is started.
+        max_cost: US dollars for all executions together; None for no limit.
+        track: Runs and records each query.
+        **limits: Other fields of `ModelAccess`.
+
+    Raises:
+        ConfigurationError: A limit or the model is invalid, or the price that a limit needs is unknown.
     """
     if max_cost is not None and max_cost < 0:
         raise ConfigurationError(f"max_cost is {max_cost}: it is a number of US dollars, or None for no limit")
@@ -114,15 +129,18 @@ async def open_model_access(
 
 
 def is_saved_model(text: str) -> bool:
-    """Whether a flow's parameter names a block on the Prefect server rather than a model."""
+    """Return whether a flow's parameter names a block on the Prefect server and not a model."""
     return text.partition("/")[0] == SLUG
 
 
 async def resolve_language_model(text: str) -> LanguageModelSettings:
-    """The language model that a flow's parameter names.
+    """Return the settings of the language model that a flow's parameter names.
 
-    `language-model/NAME` is a block that was saved under that name; anything else is a model in LiteLLM's naming, with
-    the credentials that LiteLLM finds in the environment. Raises ConfigurationError.
+    `language-model/NAME` is a saved block. Any other text is a model in LiteLLM's naming, with the credentials that
+    LiteLLM finds in the environment.
+
+    Raises:
+        ConfigurationError: No Prefect server is configured, the block does not exist, or the text is empty.
     """
     if is_saved_model(text):
         name = text.partition("/")[2]
@@ -150,6 +168,6 @@ async def resolve_language_model(text: str) -> LanguageModelSettings:
 
 
 async def recurse(interpreter: Interpreter, queries: Queries, prompt: str, context: QueryContext, query: Query) -> str:
-    """Answers a recursive query; see `dspy_rlm.answer`. DSPy is imported for the first, in a thread."""
+    """Answer a recursive query; see `dspy_rlm.answer`. The first query imports DSPy in a thread."""
     dspy_rlm = await import_in_thread(".dspy_rlm")
     return await dspy_rlm.answer(interpreter, queries, prompt, context, query)

@@ -1,4 +1,4 @@
-"""What a person sets of a language model, and the models that are made of it. Nothing here needs Prefect."""
+"""The settings of a language model, and the clients built from them. This module does not need Prefect."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from ...sandbox.errors import ConfigurationError
 from .litellm_client import INSTALL_HINT, LiteLLMModel
 
-# What a request is made of besides its options.
+# Arguments of a request that options must not override.
 RESERVED_OPTIONS = {
     *("model", "messages", "api_key", "api_base", "timeout", "num_retries", "max_retries", "stream", "logger_fn"),
 }
 
 
 class LanguageModelSettings(BaseModel):
-    """The model and its credentials, how it answers, how its requests are made, and its prices."""
+    """The settings of a language model: names, credentials, sampling, timeouts, retries and prices."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # there are secrets in it
+    model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # The input has secrets.
 
     model: str = Field(
         title="Model",
@@ -84,11 +84,11 @@ class LanguageModelSettings(BaseModel):
         return options
 
     def make_root_model(self) -> LiteLLMModel:
-        """The model that recursive queries run on."""
+        """Return the model for recursive queries."""
         return self._make_model(self.model)
 
     def make_flat_model(self) -> LiteLLMModel:
-        """The model that flat queries are asked of."""
+        """Return the model for flat queries."""
         return self._make_model(self.sub_model or self.model)
 
     def _make_model(self, name: str) -> LiteLLMModel:
@@ -103,24 +103,24 @@ class LanguageModelSettings(BaseModel):
         )
 
     async def check(self, *, priced: bool = False) -> None:
-        """Raises ConfigurationError where no model can be asked; if it has to be `priced`, where no price is known.
+        """Raise ConfigurationError if LiteLLM or DSPy is missing, or with `priced` if a cost cannot be limited.
 
-        It asks the model nothing.
+        This call sends no request to the model.
         """
-        if any(importlib.util.find_spec(name) is None for name in ("litellm", "dspy")):  # which imports neither
+        if any(importlib.util.find_spec(name) is None for name in ("litellm", "dspy")):  # `find_spec` imports neither.
             raise ConfigurationError(INSTALL_HINT)
         if priced:
             for model in (self.make_root_model(), self.make_flat_model()):
                 await model.estimate_max_usage([])
 
     def fingerprint(self) -> dict[str, Any]:
-        """The settings that an answer depends on, no secrets and no limits: JSON."""
+        """Return the settings that an answer depends on, as JSON without secrets and limits."""
         names = ("model", "sub_model", "api_base", "temperature", "top_p", "max_tokens", "options")
         return {name: getattr(self, name) for name in names if getattr(self, name) not in (None, {})}
 
 
 class LanguageModelFields(TypedDict, total=False):
-    """The same settings for type checkers, as keywords of `LanguageModel`."""
+    """The settings as keywords of `LanguageModel`, for type checkers."""
 
     model: Required[str]
     sub_model: str | None
