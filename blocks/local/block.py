@@ -36,6 +36,6 @@ class LocalSandbox(LocalProvider, Block):
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://github.com/containers/bubblewrap")  # type: ignore[misc]
     _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
 
-    if TYPE_CHECKING:  # From pydantic's fields they would accept no text for a secret.
+    if TYPE_CHECKING:  # Type checkers would otherwise reject text for a secret.
 
         def __init__(self, **fields: Unpack[LocalFields]) -> None: ...

@@ -48,7 +48,7 @@ class LocalChannel:
                 async with asyncio.timeout(self._stall_seconds):
                     await self._ready.wait()
             except TimeoutError:
-                left = self._write(rest)  # The stall may be this process's event loop.
+                left = self._write(rest)  # This process's event loop may have stalled instead.
                 if len(left) == len(rest):
                     self._end_reason = f"it has taken none of its input for {self._stall_seconds:g} s"
                     loop.remove_writer(self._fd)

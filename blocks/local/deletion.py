@@ -121,7 +121,7 @@ def _find_processes(folder: Path) -> dict[int, str]:
     """Return the ids of a sandbox's processes and the letters of their states.
 
     The code's processes keep the sandbox's mark wherever they go. A driver forked from a zygote has the mark too. A
-    spawned driver, or bubblewrap around it, has the folder in its command line. Most have it as working directory.
+    spawned driver, or bubblewrap around it, has the folder in its command line. Most processes also run in the folder.
     """
     pids: dict[int, str] = {}
     work = os.fsencode(folder / "work")
@@ -140,7 +140,7 @@ def _find_processes(folder: Path) -> dict[int, str]:
 
 
 def _count_ancestors(pid: int, pids: Collection[int]) -> int:
-    """Return how many of these processes are ancestors of `pid`, with other processes in between or not."""
+    """Return how many of these processes are ancestors of `pid`, also across processes that are not among them."""
     count = 0
     with suppress(OSError):  # A process ended meanwhile.
         while pid > 1:

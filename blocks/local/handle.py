@@ -38,7 +38,7 @@ class LocalSandboxHandle(Sandbox):
     settings: DriverSettings
     launch: Callable[[], Awaitable[DriverProcess]]
     volume: LocalVolume | None
-    lock: int  # descriptor of the labels file, which it locks
+    lock: int  # descriptor of the locked labels file
     group: SandboxGroup
     watched: WatchedSandbox | None
 

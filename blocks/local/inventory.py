@@ -42,7 +42,7 @@ def compute_mark(folder: Path) -> int:
 
 
 def is_own_directory(folder: Path) -> bool:
-    """Return whether a path is a directory of this user. Other users may create some in the same place."""
+    """Return whether a path is a directory of this user; others may create directories there too."""
     with suppress(OSError):
         status = folder.lstat()
         return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
@@ -50,7 +50,7 @@ def is_own_directory(folder: Path) -> bool:
 
 
 def _read_info(folder: Path) -> SandboxInfo | None:
-    """Return the sandbox in a folder; None if it is being removed, or is not of this project."""
+    """Return the sandbox in a folder; None if it is being removed, or is no sandbox of this project."""
     try:
         with open(folder / LABELS_FILE, encoding="utf-8") as file:
             labels = json.load(file)["labels"].items()
@@ -86,7 +86,8 @@ def _is_locked(file: IO[str]) -> bool:
 def write_locked_labels(folder: Path, labels: dict[str, str], groups: list[str]) -> int:
     """Write the labels and the paths of the control groups, and return the locked file's descriptor.
 
-    The file is locked before it gets its name. `replace_atomically` would lose the lock, which needs this very file.
+    The file is locked before it gets its name. `replace_atomically` does not fit, because the lock belongs to this open
+    file.
     """
     hidden = folder / f"{LABELS_FILE}.new"
     descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

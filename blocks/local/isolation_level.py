@@ -82,7 +82,7 @@ def _find_missing_support(level: IsolationLevel) -> str:
 
 
 async def try_level(level: IsolationLevel) -> str:
-    """Return why a level does not work: run code in a sandbox that tries to read a file that it must not see.
+    """Return why a level does not work, empty if it does. Code in a sandbox tries to read a file it must not see.
 
     Raises SandboxStartError for a temporary shortage, which a weaker level would not remedy. Raises ConfigurationError
     if the folder cannot be created.

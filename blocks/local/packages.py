@@ -75,7 +75,7 @@ async def install_packages(requirements: list[str]) -> Path:
                 timeout=INSTALL_TIMEOUT_SECONDS,
                 environment=environment,
                 merge_stderr=True,
-                cwd=folder,  # An empty folder: this process's may have a file with a package's name.
+                cwd=folder,  # Elsewhere a file could have a package's name; this folder is empty.
             )
         except TimeoutError:
             raise ConfigurationError(

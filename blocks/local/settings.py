@@ -13,10 +13,8 @@ MAX_MIB = 1 << 40  # The kernel takes a limit as a signed 64-bit number of bytes
 class LocalSettings(SandboxSettings):
     """The settings of sandboxes on this machine: their isolation, their limits and the directory of volumes."""
 
-    block_only: ClassVar[tuple[str, ...]] = (
-        *SandboxSettings.block_only,
-        "isolation",
-    )  # A run sets it with its provider: "local:none".
+    # A run names its isolation in its provider ("local:none").
+    block_only: ClassVar[tuple[str, ...]] = (*SandboxSettings.block_only, "isolation")
     takes_environment: ClassVar[bool] = True
 
     isolation: Literal["auto", "bubblewrap", "landlock", "none"] = Field(

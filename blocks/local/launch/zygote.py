@@ -28,7 +28,7 @@ from .driver_process import (
 START_TIMEOUT_SECONDS = 20.0  # limit for a zygote's start and for a fork; a busy machine takes 1 s
 PACKET_BYTES = 32 * 1024
 MAX_REQUEST_BYTES = 64 * 1024  # the zygote's limit for one request
-END_SECONDS = 1.0  # time until the end of a process with closed descriptors is known
+END_SECONDS = 1.0  # wait for the end of a process that closed its descriptors
 STOPPED_SECONDS = 1.0  # A sandbox that takes longer may have a stopped zygote.
 SEND_RETRY_SECONDS = 0.005  # pause when the zygote's queue is full
 MAX_WORDS_BYTES = 4096

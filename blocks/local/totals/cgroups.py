@@ -15,7 +15,7 @@ GROUP_PREFIX = "rlm-batch-"  # A group has its sandbox's id as its name.
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD_US = 100_000  # microseconds; the kernel's default period for CPU quotas
 ROUND_SECONDS = 0.01
-MAKE_TRIES = 10  # A starting process may remove a new group as a leftover.
+MAKE_TRIES = 10  # attempts, because a starting process may remove a new group as a leftover
 REMOVE_SECONDS = 1.0  # time for killed processes to leave their group
 MIB = 1024 * 1024
 # Errors for a group that is being removed: before one of its files is opened, after that, and during mkdir.

@@ -52,7 +52,7 @@ class WatchedSandbox:
         return exceeded[0] if exceeded else ""
 
     def check(self, processes: Processes) -> None:
-        """Kill the largest execution if a limit is exceeded; kill all executions if it is disk space."""
+        """Kill the execution that uses most of an exceeded limit; kill all executions for disk space."""
         children: dict[int, list[int]] = {}
         for pid, (parent, _) in processes.items():
             children.setdefault(parent, []).append(pid)
