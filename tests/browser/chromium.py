@@ -1,7 +1,7 @@
-"""A real Chromium without a screen, driven over its own protocol (CDP).
+"""A headless Chromium, driven over the Chrome DevTools Protocol (CDP).
 
-Debian's chromium and the `websockets` that the tests have anyway are all it takes: selenium would bring a driver, a
-downloader of drivers and fifteen packages more, playwright a Node runtime of 120 MB, and neither does more for us.
+It needs only Debian's chromium and `websockets`, which the tests already use. Selenium would add a driver, a downloader
+of drivers and fifteen packages; Playwright would add a Node runtime of 120 MB. Neither would do more for these tests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..infra.waiting import wait_until
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     "--headless",
-    "--no-sandbox",  # what it shows is our own; its sandbox does not start for root
+    "--no-sandbox",  # Chromium's sandbox does not start for root, and the pages are the tests' own
     "--disable-gpu",
     "--disable-quic",
     "--disable-dev-shm-usage",
@@ -38,13 +38,13 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--hide-scrollbars",
-    # Nothing is looked up or fetched but from this machine.
+    # Resolve and fetch only this machine's addresses.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     "--remote-debugging-port=0",
 )
-PATIENCE = 90.0  # seconds for a page to show what is waited for, on a machine that is busy
+PATIENCE = 90.0  # seconds for a page to show an expected text on a busy machine
 
-# Elements by their visible text, the smallest that has it; those in a dialog before the page behind it.
+# Finds the smallest element with a visible text; elements in a dialog come before the page behind it.
 FIND = """
 ((selector, text) => {
   const seen = e => e.getClientRects().length > 0;
@@ -55,7 +55,7 @@ FIND = """
   return found.sort((a, b) => said(a).length - said(b).length)[0];
 })
 """
-# A framework that watches a field sees only what its own setter and an event tell.
+# Frameworks notice a change of a field only through its native setter and an event.
 FILL = """
 ((e, value) => {
   const kind = e.tagName === 'TEXTAREA' ? HTMLTextAreaElement : HTMLInputElement;
@@ -67,15 +67,15 @@ FILL = """
 
 
 def installed() -> str | None:
-    """The path of a Chromium, if this machine has one."""
+    """Return the path of an installed Chromium, or None."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Chromium:
-    """A browser with one page, a context manager.
+    """A browser with one page, as a context manager.
 
-    `asked` are the addresses that it was led to fetch from, `errors` its exceptions, `refused` the answers with a
-    status of 400 and more and the requests that had no answer.
+    `asked` has the addresses that it requested, `errors` its exceptions, and `refused` the answers with a status of 400
+    or more and the requests that failed.
     """
 
     def __init__(self, width: int = 1280, height: int = 900, flags: Sequence[str] = ()) -> None:
@@ -133,14 +133,14 @@ class Chromium:
             self._process.wait()
 
         def is_removed() -> bool:
-            """Remove the folder, where the children that were killed may be writing yet."""
+            """Remove the folder; retried, because killed child processes may still write to it."""
             shutil.rmtree(self._folder, ignore_errors=True)
             return not os.path.exists(self._folder)
 
         wait_until(is_removed, self._folder)
 
     def command(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """The answer to a command of the protocol. Raises AssertionError where the browser refuses it."""
+        """Send a command of the protocol and return its result; raise AssertionError if the browser refuses it."""
         assert self._socket is not None
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
@@ -161,17 +161,17 @@ class Chromium:
                 self.errors.append(json.dumps(heard["params"])[:500])
 
     def goto(self, url: str) -> None:
-        """Opens an address."""
+        """Open an address."""
         self.command("Page.navigate", url=url)
 
     def js(self, expression: str) -> Any:
-        """The value of an expression on the page."""
+        """Return the value of an expression on the page."""
         found = self.command("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, f"{expression}: {found['exceptionDetails']}"
         return found["result"].get("value")
 
     def until(self, what: Callable[[], Any], said: str) -> Any:
-        """Wait until that is true, and return it. Raise AssertionError with what the page shows instead."""
+        """Wait until a condition holds and return its value; raise AssertionError with the page's text if it fails."""
         try:
             return wait_until(what, said, timeout=PATIENCE)
         except TimeoutError as error:
@@ -179,18 +179,18 @@ class Chromium:
             raise AssertionError(f"{shown}\nrefused: {self.refused}\nexceptions: {self.errors}") from None
 
     def text(self) -> str:
-        """What a person reads on the page."""
+        """Return the visible text of the page."""
         return self.js("document.body ? document.body.innerText : ''") or ""
 
     def see(self, *texts: str) -> None:
-        """Waits until the page shows all of these."""
+        """Wait until the page shows all of these texts."""
         for text in texts:
             self.until(lambda text=text: text in self.text(), repr(text))
 
     def click(self, text: str, selector: str = "button, a, label, [role=button], [role=menuitem], [role=tab]") -> None:
-        """Clicks on the element with that text, with the mouse, until the element itself has had the click.
+        """Click the element with that text with the mouse, and retry until the element has received the click.
 
-        What is loaded meanwhile moves the element, and a click then lands beside it.
+        A page that is still loading can move the element, and a click then misses it.
         """
         where = json.dumps(selector), json.dumps(text)
 
@@ -206,12 +206,12 @@ class Chromium:
                 return False
             for kind in ("mousePressed", "mouseReleased"):
                 self.command("Input.dispatchMouseEvent", type=kind, x=spot[0], y=spot[1], button="left", clickCount=1)
-            return bool(self.js("window.hasHadClick !== false"))  # A click that loads another page takes the mark away.
+            return bool(self.js("window.hasHadClick !== false"))  # a click that loads another page deletes the mark
 
         self.until(try_to_click, f"something to click on that says {text!r}")
 
     def fill(self, label: str, value: str) -> None:
-        """Puts a text into the field below that label, in the place of what is there."""
+        """Replace the text of the field below that label."""
         self.until(
             lambda: self.js(
                 f"(() => {{ const l = {FIND}('label, h3', {json.dumps(label)}); if (!l) return false;"
@@ -223,11 +223,11 @@ class Chromium:
         )
 
     def screenshot(self, path: Path, *, height: int | None = None) -> Path:
-        """Writes what the page shows as PNG."""
+        """Write the page as PNG."""
         width = self._size[0]
         tall = height or self._size[1]
         self.command("Emulation.setDeviceMetricsOverride", width=width, height=tall, deviceScaleFactor=1, mobile=False)
-        time.sleep(0.5)  # it is drawn anew
+        time.sleep(0.5)  # let the page be drawn in the new size
         data = self.command("Page.captureScreenshot", format="png")["data"]
         path.write_bytes(base64.b64decode(data))
         return path

@@ -1,4 +1,4 @@
-"""A Chromium at a Prefect server that has our deployments and a worker."""
+"""Fixtures for tests in a browser: a Chromium on a Prefect server with the deployments and a worker."""
 
 import os
 import subprocess
@@ -18,20 +18,20 @@ POOL = "rlm-batch"
 
 @pytest.fixture(scope="session")
 def ui(server: str) -> str:
-    """The address of the UI."""
+    """Return the address of the UI."""
     return server.removesuffix("/api")
 
 
 @pytest.fixture
 def page(ui: str) -> Iterator[Chromium]:
-    """A browser of the test's own. Whatever a page wanted, nothing was asked of another machine but Prefect's logos."""
+    """Return a new browser."""
     with Chromium(1280, 900) as browser:
         yield browser
 
 
 @pytest.fixture(scope="module")
 def served(ui: str, server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The results root of a worker that serves the deployment sweep/local."""
+    """Start a worker that serves sweep/local, and return its results root."""
     folder = tmp_path_factory.mktemp("served")
     environment = {
         **os.environ,
@@ -63,5 +63,5 @@ def served(ui: str, server: str, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def sandboxes() -> list[str]:
-    """The local sandboxes of these tests that are open."""
+    """Return the names of these tests' open local sandboxes."""
     return [path.name for path in Path(tempfile.gettempdir()).glob("rlm-batch-*")]

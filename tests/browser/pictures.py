@@ -1,9 +1,7 @@
-"""Makes the documentation's pictures from real runs: the terminal's as SVG, the UI's as PNG by a Chromium.
+"""A program that makes the documentation's pictures from real runs: the terminal's as SVG, the UI's as PNG.
 
-    make pictures
-
-Server, worker and deployments are those of `rlm-batch up`, in a temporary home. What is this machine's is put as it is
-on others: the directory of results, and the name of the host.
+`make pictures` runs it. `rlm-batch up` starts the server and the worker, in a temporary home. The pictures show a usual
+results directory and host name instead of this machine's.
 """
 
 import io
@@ -56,7 +54,7 @@ OWN_DEPLOYMENT += ["--grid", "width=8,16,32,64,128,256", "--minimize", "loss", "
 USUAL_RESULTS = "~/.local/share/rlm-batch/results"
 USUAL_HOST = "laptop"
 WIDTH = 1280
-# Texts for others, wherever they stand on a page.
+# Replaces private texts everywhere on a page.
 REPLACE = """
 (pairs => {
   document.body.normalize();
@@ -68,16 +66,16 @@ REPLACE = """
 
 
 def take_terminal(folder: Path) -> None:
-    """The command as a person types it, and what it prints."""
+    """Make the picture of a typed command and its output."""
     done = run_command(folder, COMMAND, {"FORCE_COLOR": "1", "COLUMNS": "92"})
     console = Console(record=True, width=92, file=io.StringIO(), force_terminal=True)
     words = ["rlm-batch", *COMMAND]
     console.print("[bold green]$[/] " + " ".join(words[:3]) + " \\\n    " + " ".join(words[3:]), highlight=False)
-    # The line that the progress leaves behind, and then the table.
+    # The last line of the progress, and then the table.
     console.print(Text.from_ansi(done.stderr.rstrip().splitlines()[-1].split("\x1b[2K")[-1]))
     console.print(Text.from_ansi(re.sub(r"Results: .*/", f"Results: {USUAL_RESULTS}/", done.stdout)))
     svg = console.export_svg(title="rlm-batch")
-    # A picture that loads nothing: without the template's fonts from elsewhere.
+    # Remove the template's remote fonts, so that the picture loads nothing.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     (PICTURES / "terminal.svg").write_text(svg)
 
@@ -85,7 +83,7 @@ def take_terminal(folder: Path) -> None:
 def run_command(
     folder: Path, words: list[str], environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Our command in that folder, at its end."""
+    """Run `rlm-batch` in a folder and return its output."""
     command = [find_program(), *words]
     return subprocess.run(
         command, cwd=folder, env={**os.environ, **(environment or {})}, capture_output=True, text=True, check=True
@@ -93,12 +91,12 @@ def run_command(
 
 
 def find_program() -> str:
-    """The path of our command."""
+    """Return the path of `rlm-batch`."""
     return str(Path(sys.executable).with_name("rlm-batch"))
 
 
 class Camera:
-    """Takes pictures of a server's UI; `private` are texts that stand for others in them."""
+    """A maker of pictures of a server's UI; `private` maps private texts to their replacements."""
 
     def __init__(self, ui: str, private: dict[str, str]) -> None:
         self._ui = ui
@@ -113,7 +111,7 @@ class Camera:
         theme: str = "dark",
         prepare: Callable[[Chromium], Any] | None = None,
     ) -> None:
-        """The picture of that name: of the page at `path`, once it shows the texts and is prepared."""
+        """Save a picture of the page at `path`, once the page shows the texts and `prepare` has run."""
         with Chromium(WIDTH, height) as page:
             page.goto(f"{self._ui}/settings")
             page.see("Settings")
@@ -122,7 +120,7 @@ class Camera:
             page.see(*texts)
             if prepare is not None:
                 prepare(page)
-            time.sleep(3)  # what moves comes to rest
+            time.sleep(3)  # let animations end
             page.js(f"{REPLACE}({json.dumps(self._private)})")
             picture = page.screenshot(PICTURES / f"{name}.png")
         picture.write_bytes(shrink_png(picture.read_bytes()))
@@ -130,12 +128,12 @@ class Camera:
 
 
 def enlarge_code(page: Chromium) -> None:
-    """What a person does who pulls the code's field larger by its corner."""
+    """Enlarge the code's field, as a user does by dragging its corner."""
     page.js("document.querySelector('textarea').rows = 6")
 
 
 def take_ui(client: SyncPrefectClient, camera: Camera, folder: Path) -> None:
-    """The pages of one deployment's runs: to come, running, done and cancelled."""
+    """Make the pictures of a deployment and its runs: scheduled, running, completed and cancelled."""
     run_command(folder, OWN_DEPLOYMENT)
     deployment = client.read_deployment_by_name("sweep/learning-rate").id
 
@@ -175,7 +173,7 @@ def take_ui(client: SyncPrefectClient, camera: Camera, folder: Path) -> None:
 
 @contextmanager
 def run_up(folder: Path) -> Iterator[str]:
-    """The URL of the API of a server that has our deployments, and a worker."""
+    """Run `rlm-batch up` and yield the URL of its server's API."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -193,9 +191,9 @@ def run_up(folder: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    """Makes all of them."""
+    """Make all pictures."""
     PICTURES.mkdir(exist_ok=True)
-    # Chromium may be writing to its folder when it has ended.
+    # Chromium may still write to its folder after its end.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder, results = Path(name), f"{name}/results"
         (folder / "train.py").write_text(CODE)

@@ -1,4 +1,4 @@
-"""Smaller PNGs: the same picture in the 256 colours that it has the most of."""
+"""Smaller PNGs: the same picture with its 256 most frequent colours."""
 
 import struct
 import zlib
@@ -10,7 +10,7 @@ COLORS = 256
 
 
 def shrink_png(data: bytes) -> bytes:
-    """The picture, which has 8 bits of red, green and blue, with a palette: other colours become the nearest in it."""
+    """Reduce a picture of 8-bit red, green and blue to a palette; other colours become the nearest one in it."""
     chunks = list(_read_chunks(data))
     width, height, depth, kind = struct.unpack(">IIBB", chunks[0][1][:10])
     if (depth, kind) != (8, 2):
@@ -40,7 +40,7 @@ def _read_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _unfilter(raw: bytes, size: int) -> Iterator[bytes]:
-    """The rows of pixels: each byte of `raw` is a difference to those left of it and above, as its row's first says."""
+    """Yield the rows of pixels. A row's first byte says how its bytes differ from those to the left and above."""
     above = bytes(size)
     for start in range(0, len(raw), size + 1):
         kind, row = raw[start], bytearray(raw[start + 1 : start + 1 + size])

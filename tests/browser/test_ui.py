@@ -1,4 +1,4 @@
-"""What a person sees in Prefect's UI, in a real browser."""
+"""Prefect's UI in a real browser, as a user sees it."""
 
 import asyncio
 import re
@@ -20,7 +20,7 @@ FULL = [pytest.mark.full, pytest.mark.timeout(600)]
 
 
 def ask(ui: str, path: str, **body: Any) -> Any:
-    """Return what the server answers, once it is not too busy to: on SQLite it says 503 then."""
+    """Return the server's answer; retry while it says 503, as a busy server on SQLite does."""
 
     def send() -> httpx.Response | None:
         if body:
@@ -46,10 +46,10 @@ def runs(ui: str) -> list[dict[str, Any]]:
 
 
 def submit(page: Chromium, form: str, fields: dict[str, str], button: str, has_come: Callable[[], Any]) -> Any:
-    """Fill in a form and submit it, and return what comes of it.
+    """Submit a form and return the value of `has_come`.
 
-    A server on SQLite answers 503 when it is busy, and the form then says that something went wrong: as a person does,
-    this fills it in once more.
+    A busy server on SQLite answers 503, and the form then shows an error. This function fills in the form again, as a
+    user does.
     """
     while True:
         page.goto(form)
@@ -60,7 +60,7 @@ def submit(page: Chromium, form: str, fields: dict[str, str], button: str, has_c
         page.click(button, "button")
 
         def look(seen: int = seen) -> Any:
-            page.text()  # What the browser tells of answers is read with its own.
+            page.text()  # this call also reads the browser's reports on answers
             return has_come() or is_busy(page.refused[seen:])
 
         page.until(look, f"what {button} makes")
@@ -69,7 +69,7 @@ def submit(page: Chromium, form: str, fields: dict[str, str], button: str, has_c
 
 
 def is_busy(refused: list[str]) -> bool:
-    """Whether the server said that it could not save what a form has now."""
+    """Return True if the server answered that it could not save the form."""
     saving = ("/block_documents", "/create_flow_run")
     return any(answer.startswith("503 ") and any(path in answer for path in saving) for answer in refused)
 
@@ -140,7 +140,7 @@ class TestAgainstAWorker:
         run = submit(page, form, {"max_workers": "2"}, "Submit", lambda: len(runs(ui)) > before and runs(ui))[0]
         assert run["parameters"]["max_workers"] == 2
         page.goto(f"{ui}/runs/flow-run/{run['id']}")
-        page.see("Downloading flow code")  # the log comes last, and moves what is above it
+        page.see("Downloading flow code")  # the log loads last and moves the content above it
         page.click("Task Runs", "[role=tab], button, a, li, span")
         page.see("trial 0: lr=0.001, batch_size=32", "trial 3: lr=0.01, batch_size=64")
         assert (served / run["id"]).is_dir()
@@ -155,7 +155,7 @@ class TestAgainstAWorker:
         )
         wait_until(sandboxes, "a sandbox", timeout=200)
         page.goto(f"{ui}/runs/flow-run/{created['id']}")
-        page.see("asleep")  # what the code writes is in the run's log while it runs
+        page.see("asleep")  # the run's log shows the code's output while it runs
         page.click("Cancel", "button")
         page.click("Confirm", ".p-modal__footer button")
         wait_until(lambda: not sandboxes(), "the end of the sandboxes", timeout=200)

@@ -1,4 +1,4 @@
-"""Running the command: in this process, which is quick, or in a process of its own, as a person does."""
+"""Ways to run the command: in this process, which is fast, or in a new process, as a user does."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Return this process's environment, with a results root of the test's own."""
+    """Return this process's environment, with a results root for the test."""
     return {**os.environ, "RLM_BATCH_RESULTS": str(tmp_path / "results"), "COLUMNS": "120"}
 
 
@@ -36,14 +36,14 @@ def write_run(path: Path, outcomes: list[Outcome], flow: str = "batch", **record
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The results root of `run`, in an environment whose server does not answer."""
+    """Return the results root of `run`, and set the URL of a server that does not answer."""
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     return tmp_path / "results"
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run `rlm-batch` with these arguments in a directory of the test's own; return what it printed and its status."""
+    """Return a function that runs `rlm-batch` in the test's directory and returns its output and status."""
 
     def call(*arguments: object) -> subprocess.CompletedProcess[str]:
         words = [str(argument) for argument in arguments]
@@ -61,7 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 @pytest.fixture
 def refused(run: Run) -> Callable[..., str]:
-    """Return the one sentence with which the command refuses these arguments before anything starts."""
+    """Return a function that checks that the command refuses its arguments, and returns the error sentence."""
 
     def call(*arguments: object) -> str:
         done = run(*arguments)
@@ -75,7 +75,7 @@ def refused(run: Run) -> Callable[..., str]:
 
 @pytest.fixture
 def run_alone(server: str, no_process_left: None, tmp_path: Path) -> Run:
-    """Run the command as `run` does, in a process of its own."""
+    """Return a function that runs the command as `run` does, but in a new process."""
 
     def call(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         command = [COMMAND, *arguments]

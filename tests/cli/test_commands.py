@@ -1,4 +1,4 @@
-"""What a person sees in the terminal, and the exit status that a script sees."""
+"""Output in the terminal, and the exit status for scripts."""
 
 import json
 import os
@@ -175,7 +175,7 @@ def test_a_server_that_does_not_answer_is_one_sentence(run, tmp_path):
 
 
 class _Failing(BaseHTTPRequestHandler):
-    """A server that says of itself that it is well, and fails whatever else it is asked."""
+    """A server that reports good health and fails every other request."""
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path.endswith("/health") else 500)

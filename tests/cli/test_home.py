@@ -1,4 +1,4 @@
-"""A user without a home directory, as in a container with a user id of its own, gets one sentence with what to set."""
+"""Users without a home directory, as in a container with a custom user id: the error says which setting to change."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def test_no_home_is_one_sentence_whose_remedies_work(tmp_path: Path, home: str |
         for name, value in os.environ.items()
         if name not in ("HOME", "PREFECT_HOME", "PREFECT_API_URL", "XDG_DATA_HOME")
     }
-    # The user has no entry in passwd, and can write below tmp_path only.
+    # The user has no entry in passwd, and can write only below tmp_path.
     words = [bwrap, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--ro-bind", "/dev/null", "/etc/passwd"]
     words += ["--bind", str(tmp_path), str(tmp_path), "--die-with-parent"]
 
@@ -50,7 +50,7 @@ def test_no_home_is_one_sentence_whose_remedies_work(tmp_path: Path, home: str |
     told = refused.stderr.splitlines()
     assert told[-1].startswith("rlm-batch: PREFECT_HOME is /")
     assert told[-1].endswith("set HOME to a directory where it can, or PREFECT_HOME and RLM_BATCH_RESULTS")
-    assert len(told) == 2, told  # the other is the progress
+    assert len(told) == 2, told  # the other line is the progress
     made = make_prefect_home(tmp_path / "home" / ".prefect")
     for remedy in ({"HOME": str(made.parent)}, {"PREFECT_HOME": str(made), "RLM_BATCH_RESULTS": str(tmp_path / "r")}):
         done = run(*batch, **remedy)

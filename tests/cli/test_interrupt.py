@@ -1,4 +1,4 @@
-"""Ctrl-C in the terminal, which every process in it gets: a command's, and a script's of one's own."""
+"""Ctrl-C in the terminal, which reaches every process there: the command's, and a user's script."""
 
 import os
 import runpy
@@ -13,11 +13,11 @@ import pytest
 from ..infra.waiting import wait_until
 from .conftest import COMMAND, environment
 
-HANG_SECONDS = 300  # for the end of a process; what is to be interrupted would run for an hour
+HANG_SECONDS = 300  # seconds until a process must have ended; without the interrupt it would run for an hour
 
 
 def start(command: list[str], tmp_path: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
-    """Start the command in a session of its own, as a terminal does."""
+    """Start the command in a new session, as a terminal does."""
     return subprocess.Popen(
         command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -29,7 +29,7 @@ def find_results(folder: Path) -> list[Path]:
 
 
 def read_until(process: subprocess.Popen[str], text: str, count: int = 1) -> list[str]:
-    """Return the lines that the process writes to standard error, up to the one with the `count`-th such text."""
+    """Return the lines of standard error, up to the one with the `count`-th occurrence of the text."""
     assert process.stderr is not None
     lines: list[str] = []
     while sum(text in line for line in lines) < count:
@@ -49,7 +49,7 @@ def read_until(process: subprocess.Popen[str], text: str, count: int = 1) -> lis
 )
 def test_an_interrupted_command_keeps_the_results_so_far_and_says_what_runs_the_rest(run, tmp_path, number):
     (tmp_path / "slow.py").write_text("import time; time.sleep(0 if x == 0 else 3600); SUBMIT(x=x)")
-    # Where the tests run under nohup, which says that the end of the terminal is to be survived, this one does not.
+    # The tests may run under nohup, which ignores SIGHUP; the command must not inherit that.
     command = ["env", "--default-signal=HUP", COMMAND, "sweep", "slow.py", "--grid", "x=0,1,2,3"]
     process = start(command, tmp_path, environment(tmp_path))
     (part,) = wait_until(
@@ -70,7 +70,7 @@ def test_an_interrupted_command_keeps_the_results_so_far_and_says_what_runs_the_
 
 @pytest.mark.full
 def test_a_second_interrupt_while_a_command_ends_takes_nothing_from_what_it_has_said(no_process_left, tmp_path):
-    """With no server configured, Prefect starts one inside the command, on an empty home; Ctrl-C reaches both."""
+    """Without a configured server, Prefect starts one inside the command, on an empty home; Ctrl-C reaches both."""
     (tmp_path / "slow.py").write_text("import time; print('begun', flush=True); time.sleep(3600)")
     environ = environment(tmp_path) | {"PREFECT_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
     environ.pop("PREFECT_API_URL", None)
@@ -78,10 +78,10 @@ def test_a_second_interrupt_while_a_command_ends_takes_nothing_from_what_it_has_
     lines = read_until(process, "begun")
     assert "starting Prefect (half a minute the first time)\n" in lines
     os.killpg(process.pid, signal.SIGINT)
-    lines += read_until(process, "rlm-batch batch")  # the last of its lines
+    lines += read_until(process, "rlm-batch batch")  # the last line of the message
     os.killpg(process.pid, signal.SIGINT)
     assert process.communicate(timeout=HANG_SECONDS)[1] == ""
-    assert process.returncode in (130, -signal.SIGINT)  # Python's last steps have no handler any more
+    assert process.returncode in (130, -signal.SIGINT)  # Python has no signal handler during its last steps
     assert "interrupted" in lines[-2]
     assert "Traceback" not in "".join(lines)
 

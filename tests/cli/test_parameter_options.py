@@ -1,4 +1,4 @@
-"""The command line's options are the flows' parameters: names, defaults, descriptions, and what may be None."""
+"""The command's options: names, defaults, descriptions and None values are those of the flows' parameters."""
 
 import inspect
 import subprocess
@@ -27,11 +27,11 @@ FLOWS: dict[str, Any] = {
     "rlm": rlm,
     "reap": reap,
 }
-# What a command takes in another form: files of code, a grid and a space in words, and one option for each direction.
+# Parameters that a command takes in another form: files of code, grids and spaces as text, an option per direction.
 WORDS = {"code", "steps", "query", "grid", "space", "objective", "direction", *LEFT_OUT}
 OPTIONS_ALONE = {"isolation", "minimize", "maximize", "grid", "space", "show_output", "json"}
 SETTINGS = {name for entry in PROVIDERS.values() for name in entry.load_settings().list_run_settings()}
-PAIRS = {"mounts": "TARGET=PATH", "tools": "NAME=MODULE:FUNCTION"}  # what a dict is on the command line
+PAIRS = {"mounts": "TARGET=PATH", "tools": "NAME=MODULE:FUNCTION"}  # the form of a dict on the command line
 NEEDED = {"rlm": ["--language-model", "m"]}
 
 

@@ -1,4 +1,4 @@
-"""`rlm-batch reap`, as a person calls it."""
+"""`rlm-batch reap`, as a user calls it."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def test_reap_says_what_it_would_remove_then_removes_it_and_says_what_it_cost(ru
 
 @pytest.mark.full
 @pytest.mark.requires("namespaces")
-@pytest.mark.usefixtures("running_daytona", "modal_process")  # before processes are counted
+@pytest.mark.usefixtures("running_daytona", "modal_process")  # starts before processes are counted
 @pytest.mark.parametrize("provider", ["daytona", "modal"])
 def test_what_a_killed_process_has_left_goes_at_once_on_its_machine_and_is_left_by_others(
     provider: str, account: Callable[..., None], run: Run, tmp_path: Path
@@ -55,7 +55,7 @@ def test_what_a_killed_process_has_left_goes_at_once_on_its_machine_and_is_left_
     (tmp_path / "slow.py").write_text("import time; time.sleep(3600)")
     words = ["--provider", provider, "--timeout", "3600", "--max-workers", "2"]
     reap = ["reap", "--provider", provider]
-    # A machine of its own, as far as a process can see: other processes have the ids of these.
+    # A simulated machine: in its PID namespace, the killed process's id can belong to another process.
     elsewhere = make_command([COMMAND, *reap], [("bind", "/", "/"), ("proc", "/proc")], str(tmp_path))
     batch = [COMMAND, "batch", "slow.py", "slow.py", *words]
     with subprocess.Popen(batch, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.DEVNULL) as process:

@@ -1,4 +1,4 @@
-"""What `rlm-batch report` makes of a run, from its ledger alone."""
+"""`rlm-batch report`, which shows a run from its ledger only."""
 
 import base64
 import csv
@@ -31,7 +31,7 @@ SWEEP = {"flow": "sweep", "what": "trial", "objective": "loss"}
 
 
 def make_trials(count: int) -> list[Outcome]:
-    """Return trials whose losses fall, and a failure."""
+    """Return trials with decreasing losses, and a failure."""
     queries = QuerySummary(asked=1, calls=2, prompt_tokens=30, completion_tokens=4, cost=0.25)
     made: list[Outcome] = [
         Result(
@@ -116,7 +116,7 @@ def test_whole_values_are_json_for_another_program(root: Path, run: Run) -> None
 
 
 def test_a_field_that_is_called_as_a_variable_has_a_column_of_its_own_in_every_table(root: Path, run: Run) -> None:
-    """With an objective of that name it is the field that decides which trial is the best."""
+    """The field, not the variable, decides which trial is the best if the objective has that name."""
     trials: list[Outcome] = [
         Result({"loss": -loss}, Meta(index=index, variables={"loss": loss, "seconds": 7, "x": index}))
         for index, loss in enumerate((0, 2, 1))
@@ -211,7 +211,7 @@ def test_csv_and_parquet_have_a_row_for_each_execution_in_order(root: Path, run:
     assert run("report", "quick-fox", "--csv", root / "t.csv", "--parquet", root / "t.parquet").returncode == 0
     rows, read = read_csv(root / "t.csv"), parquet.read_table(root / "t.parquet").to_pylist()
     assert [int(row["index"]) for row in rows] == [row["index"] for row in read] == [0, 1, 2, 3]
-    # A field with a variable's name stands beside it.
+    # A field with a variable's name has a separate column.
     assert [row["outputs.loss"] for row in read] == [3.0, 2.0, 1.0, None]
     assert [row["loss"] for row in read] == ["given", "given", "given", None]
     assert [float(row["lr"]) for row in rows] == [row["lr"] for row in read] == [0.0, 0.1, 0.2, 9.9]
@@ -295,7 +295,7 @@ def test_what_cannot_be_reported_is_one_sentence(
     done = run("report", "quick-fox", "--html", root / "nosuch" / "page.html")
     assert done.returncode == 2
     assert "No such file or directory; name another file" in done.stderr
-    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # simulate a machine without pyarrow
     done = run("report", "quick-fox", "--parquet", root / "t.parquet")
     assert done.returncode == 2
     assert "pip install 'rlm-batch[parquet]'" in done.stderr

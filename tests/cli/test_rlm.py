@@ -1,4 +1,4 @@
-"""The command `rlm-batch rlm`, and the options on language models of the others."""
+"""The command `rlm-batch rlm`, and the language model options of other commands."""
 
 from collections.abc import Callable
 from pathlib import Path

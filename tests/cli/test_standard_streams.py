@@ -1,4 +1,4 @@
-"""Output that cannot be written, or not as it is, decides nothing: a command has the status of its run."""
+"""Output that fails or cannot be encoded: the command still exits with the status of its run."""
 
 import json
 import subprocess
@@ -16,13 +16,13 @@ HARD_TEXT = "✓ 😀\x9b\x7f\u2028\u202e\u2067"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a run whose code submitted text that is hard to print."""
+    """Return a folder with a run whose code submitted text that is hard to print."""
     write_run(tmp_path / "results" / "first", [Result({"text": HARD_TEXT}, Meta(index=0))])
     return tmp_path
 
 
 def run_shell(command: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a shell's command, in which `$rlm` is ours."""
+    """Run a shell command, in which `$rlm` is `rlm-batch`."""
     settings = {**environment(folder), "rlm": COMMAND, **variables}
     return subprocess.run(
         ["bash", "-c", command], env=settings, cwd=folder, capture_output=True, check=False, encoding="utf-8",

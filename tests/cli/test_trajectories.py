@@ -1,4 +1,4 @@
-"""What `rlm-batch report --atif` makes of a run: trajectories that other programs read."""
+"""`rlm-batch report --atif`, which writes a run's trajectories for other programs."""
 
 import json
 from collections.abc import Callable
@@ -47,7 +47,8 @@ def test_an_answer_is_a_trajectory_with_its_turns_what_they_took_and_what_their_
     assert (found["agent"]["model_name"], "notes" in found) == ("large", False)
     user, failed, asked, last = found["steps"]
     assert [step["step_id"] for step in found["steps"]] == [1, 2, 3, 4]
-    assert (user["source"], user["message"]) == ("user", QUESTION)  # whole: the record has its beginning
+    # complete, although the query's record has only its beginning
+    assert (user["source"], user["message"]) == ("user", QUESTION)
     assert failed["reasoning_content"] == "I do 1 / 0."
     assert failed["tool_calls"][0]["arguments"] == {"code": "1 / 0"}
     assert failed["observation"]["results"][0]["extra"] == {"failed": True}
@@ -61,13 +62,13 @@ def test_an_answer_is_a_trajectory_with_its_turns_what_they_took_and_what_their_
     assert subagent["steps"][0]["message"] == "What of this part?"
     metrics = {"prompt_tokens": 100, "completion_tokens": 10, "cost_usd": 0.5}
     assert [step["metrics"] for step in (failed, asked, last)] == [metrics] * 3
-    assert (last["source"], last["message"]) == ("agent", "it is a")  # the model was asked once more, at the end
+    assert (last["source"], last["message"]) == ("agent", "it is a")  # the model was asked once again at the end
     assert found["final_metrics"]["total_prompt_tokens"] == 300
-    assert found["final_metrics"]["total_cost_usd"] == 2.5  # the subagent's and the flat query's too
+    assert found["final_metrics"]["total_cost_usd"] == 2.5  # includes the subagent's and the flat query's cost
 
 
 def test_what_is_odd_is_a_trajectory_all_the_same(root: Path, run: Run) -> None:
-    """Missing answers, turns without usage, unknown costs, texts that are no Unicode, many queries of one code."""
+    """Missing answers, turns without usage, unknown costs, invalid Unicode, and many queries of one code."""
     bare = {"reasoning": "\ud800", "code": "print(1)", "output": "x" * 10_000 + "\udfff\x00"}
     unknown = build_query("y" * 200, [bare], 2, queries=[{**FLAT, **USED, "turn": 1}], cost=None)
     ended = build_query("z", [], 1, error="BudgetExceeded: all used up")

@@ -1,4 +1,4 @@
-"""How a word of the command line becomes a value: `--grid`, `--space`, and what is refused with what was meant."""
+"""Values in `--grid` and `--space`: their conversion from text, and errors that name what was meant."""
 
 import codecs
 import json
@@ -64,7 +64,7 @@ def test_each_word_between_commas_is_a_value_of_its_own(word: str) -> None:
     assert repr(parse_space([f"x={word}"])["x"]) == expected
 
 
-# Each with the first spelling that its refusal names, as the values that this spelling has.
+# Each slip with the values of the first spelling that its error suggests.
 SLIPS: dict[str, list[Any]] = {
     "1_000": [1000],
     "01234,5": [1234, 5],
@@ -118,7 +118,7 @@ SLIPS_OF_GRIDS: dict[str, list[Any]] = {
     "..5": ["..5"],
     "1e-4\u20261e-1": ["1e-4\u20261e-1"],
 }
-# Each with the bounds that were meant: a grid's refusal names them for --space, which takes or names them itself.
+# Each slip with the bounds that were meant: a grid's error suggests them for --space, which accepts or suggests them.
 BOUNDS = {
     "log:1e-4..1e-1": {"low": 1e-4, "high": 0.1, "log": True},
     "log1e-4..1e-1": {"low": 1e-4, "high": 0.1, "log": True},

@@ -1,4 +1,4 @@
-"""What is wrong with a command is one sentence and exit status 2, before anything starts."""
+"""Wrong usage of a command: one sentence and exit status 2, before anything starts."""
 
 import pytest
 

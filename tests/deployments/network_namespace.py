@@ -1,9 +1,8 @@
-"""A machine with nothing but loopback for a command, whose kernel counts what it would send elsewhere.
+"""A network namespace with only loopback, in which the kernel counts attempts to reach other addresses.
 
-`make_command` is the command line. It runs the command in a network namespace of its own, and writes to a file how
-often something there, whatever it was written in, wanted a way to another address than loopback: the kernel has none,
-and counts that it has none. Names are looked up at an address of that kind, so that each look-up counts. Without root
-the namespace is a user's.
+`make_command` returns the command line. It runs a command in a new network namespace and writes the count to a file.
+The kernel has no route to other addresses and counts each attempt, whatever language the program is written in. The
+name server has such an address too, so each look-up counts. Without root, the command also gets a new user namespace.
 """
 
 import os
@@ -28,11 +27,11 @@ from ..standins.mount_namespace import (
 
 ROOT = Path(__file__).resolve().parents[2]
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
-NAME_SERVER = "192.0.2.53"  # of the addresses that are for documentation
+NAME_SERVER = "192.0.2.53"  # an address reserved for documentation
 
 
 def make_command(count: Path, *command: str) -> list[str]:
-    """The command line that runs a command so, and writes the count to that file. Its status is the command's."""
+    """Return a command line that runs a command in the namespace and writes the count; it has the command's status."""
     program = (
         "import sys; sys.path.insert(0, sys.argv.pop(1)); from tests.deployments.network_namespace import main; main()"
     )
@@ -40,7 +39,7 @@ def make_command(count: Path, *command: str) -> list[str]:
 
 
 def leave_network() -> None:
-    """Leaves this machine's network for one of loopback alone."""
+    """Move this process into a network namespace with only loopback."""
     uid, gid = os.geteuid(), os.getegid()
     if uid == 0:
         call_libc("unshare", CLONE_NEWNET | CLONE_NEWNS)
@@ -58,7 +57,7 @@ def leave_network() -> None:
 
 
 def count_refusals() -> int:
-    """How often the kernel had no way to an address, of both versions of IP."""
+    """Return how often the kernel found no route, for IPv4 and IPv6."""
     names, values = (line.split() for line in Path("/proc/self/net/snmp").read_text().splitlines()[:2])
     found = int(values[names.index("OutNoRoutes")])
     version_6 = Path("/proc/self/net/snmp6")
@@ -67,7 +66,7 @@ def count_refusals() -> int:
 
 
 def main() -> None:
-    """Runs the command, and writes down the count."""
+    """Run the command and write the count."""
     path, *command = sys.argv[1:]
     leave_network()
     status = subprocess.run(command, check=False).returncode

@@ -1,4 +1,4 @@
-"""The container files name what there is: of the package, of Prefect and of each other. No engine is asked."""
+"""The container files: they name existing files, settings and commands of the package and Prefect. No engine runs."""
 
 import importlib
 import re
@@ -38,7 +38,7 @@ def environments() -> Iterator[tuple[str, dict[str, str | None]]]:
 
 @pytest.fixture(scope="module")
 def settings() -> set[str]:
-    """The names of all settings of Prefect and of its Redis integration, as environment variables."""
+    """Return the names of all settings of Prefect and its Redis integration, as environment variables."""
     from prefect.settings import Settings
     from prefect.settings.legacy import _get_valid_setting_names
     from prefect_redis.cleanup_queue import RedisWorkerCleanupQueueSettings
@@ -49,7 +49,7 @@ def settings() -> set[str]:
         for kind in (RedisMessagingSettings, RedisWorkerCleanupQueueSettings)
         for name in kind.model_fields
     }
-    # What Prefect reads without declaring it.
+    # Prefect reads these without declaring them.
     encryption = importlib.import_module("prefect.server.utilities.encryption")
     read = set(re.findall(r'"(PREFECT_\w+)"', Path(str(encryption.__file__)).read_text()))
     return set(_get_valid_setting_names(Settings)) | redis | read
@@ -108,7 +108,7 @@ def test_what_redis_is_for_is_where_the_settings_say() -> None:
     assert {"Publisher", "Consumer", "Cache"} <= set(dir(messaging))
     for name in modules:
         importlib.import_module(name)
-    # Each of the two that ask for an address has one: the default is Redis on the same machine.
+    # Both settings with an address must be set: their default is Redis on the same machine.
     urls = {name for name, value in server.items() if value and value.startswith("redis://redis:6379/")}
     assert urls == {"PREFECT_REDIS_MESSAGING_URL", "PREFECT_REDIS_WORKER_CLEANUP_QUEUE_URL"}
     assert "redis" in SERVICES
@@ -122,7 +122,7 @@ def test_no_secret_stands_in_the_file_and_nothing_starts_without_the_password() 
                 assert value is None or re.fullmatch(r"\$\{[^}]+\}", value), (name, setting)
             if setting in ("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"):
                 passwords.add(value)
-    (password,) = passwords  # One variable gives it to servers and clients.
+    (password,) = passwords  # One variable sets it for servers and clients.
     assert str(password).startswith("${PREFECT_API_AUTH_STRING:?")
     assert "PREFECT_SERVER_API_AUTH_STRING" in SERVICES["server"]["environment"]
     for name in ("deploy", "worker"):
@@ -142,7 +142,7 @@ def test_the_server_has_our_settings() -> None:
 def test_ports_names_and_volumes_agree() -> None:
     command = SERVICES["server"]["command"]
     port = command[command.index("--port") + 1]
-    assert "ports" not in SERVICES["server"]  # several of them cannot have one port of the machine
+    assert "ports" not in SERVICES["server"]  # several servers cannot share one port of the machine
     assert SERVICES["api"]["ports"] == [f"${{API_BIND:-127.0.0.1}}:{port}:{port}"]
     balancer = (ROOT / "deployments" / "haproxy.cfg").read_text()
     assert re.findall(r"bind :(\d+)", balancer) == [port]

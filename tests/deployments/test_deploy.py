@@ -1,4 +1,4 @@
-"""The deployments of prefect.yaml: on the server as they stand there, changed by nobody but a person, and runnable."""
+"""The deployments of prefect.yaml: the server has them as written, keeps users' changes, and can run them."""
 
 import asyncio
 import subprocess
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def ask(question: Callable[[PrefectClient], Awaitable[T]]) -> T:
-    """What a server answers."""
+    """Return a server's answer."""
 
     async def call() -> T:
         async with get_client() as client:
@@ -46,7 +46,7 @@ def deployed(server: str) -> list[str]:
 
 
 def on_server() -> dict[str, dict[str, Any]]:
-    """Each deployment, without what differs from one time of making it to the next."""
+    """Return each deployment, without the fields that change each time it is created."""
 
     async def read(client: PrefectClient) -> dict[str, dict[str, Any]]:
         found = {name: (await client.read_deployment_by_name(name)).model_dump(mode="json") for name in NAMES}
@@ -63,7 +63,7 @@ def on_server() -> dict[str, dict[str, Any]]:
 
 
 def different(found: dict[str, dict[str, Any]], expected: dict[str, dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
-    """The fields that are not the same, with both values."""
+    """Return both values of every field that differs."""
     return {
         f"{name}: {field}": (value, expected[name][field])
         for name, deployment in found.items()
@@ -136,7 +136,7 @@ def test_without_a_server_the_sentence_says_what_to_do(server: str) -> None:
         asyncio.run(deploy())
     assert "no Prefect server is configured" in str(refused.value)
     assert "rlm-batch up" in str(refused.value)
-    url = "http://127.0.0.1:9/api"  # where nobody listens
+    url = "http://127.0.0.1:9/api"  # no server listens here
     with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ConfigurationError) as refused:
         asyncio.run(deploy())
     assert f"the Prefect server at {url} does not answer" in str(refused.value)
@@ -163,10 +163,10 @@ def test_a_value_that_a_flow_would_refuse_makes_no_run_of_its_deployment(deploye
 @pytest.mark.parametrize(
     "entry",
     [
-        # The others import what a model needs, or repeat one of these.
+        # The others import the packages of a model, or repeat one of these.
         pytest.param(entry, id=name, marks=[] if name in SHORT else pytest.mark.full)
         for name, entry in zip(NAMES, load_entries(), strict=True)
-        if entry["parameters"]  # those of a shard come from its job, which makes its runs
+        if entry["parameters"]  # a job sets the parameters of its shards
     ],
 )
 def test_the_parameters_that_a_deployment_has_make_a_run_that_works(
@@ -176,7 +176,7 @@ def test_the_parameters_that_a_deployment_has_make_a_run_that_works(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A server here answers in place of the model."""
+    """A local server replaces the model."""
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     openai.script = make_script(("", "SUBMIT(answer='the spider')"))
     flow = load_flow_from_entrypoint(entry["entrypoint"])

@@ -1,4 +1,4 @@
-"""A script where no Prefect server is configured: nobody outside of the machine hears of it."""
+"""Scripts without a configured Prefect server: they send nothing to other machines."""
 
 import os
 import pty
@@ -29,7 +29,7 @@ with LocalInterpreter(isolation="none") as interpreter:
 print("ran", result.x)
 print("the server tells its makers:", asyncio.run(read_settings())["server"]["analytics_enabled"])
 """
-# What it would be silent for without us: pytest, CI and we ourselves set these.
+# Variables that turn telemetry off; pytest, CI and the project set them.
 OPT_OUTS = ("CI", "DO_NOT_TRACK", "GITHUB_ACTIONS", "PREFECT_API_URL", "PREFECT_SERVER_ANALYTICS_ENABLED")
 OUTWARD = """
 import socket
@@ -45,9 +45,9 @@ pytestmark = [pytest.mark.requires("namespaces"), pytest.mark.usefixtures("no_pr
 
 
 def run_on_a_terminal(folder: Path, program: str, home: Path) -> tuple[int, str, str]:
-    """Return how often the program wanted to go elsewhere than to loopback, what it printed, and its errors.
+    """Return how often the program tried to reach other machines, its output and its errors.
 
-    A terminal is where Prefect tells of people who are new to it.
+    It runs on a terminal, because there Prefect advertises itself to new users.
     """
     environment = {name: value for name, value in os.environ.items() if name not in OPT_OUTS}
     environment |= {"PREFECT_HOME": str(home), "HOME": str(folder), "RLM_BATCH_RESULTS": str(folder / "results")}
@@ -69,7 +69,7 @@ def run_on_a_terminal(folder: Path, program: str, home: Path) -> tuple[int, str,
 
 
 def test_whatever_leaves_the_machine_is_counted(tmp_path: Path) -> None:
-    """Without this the count of none, below, would say nothing."""
+    """Prove that the count works; otherwise a count of 0 below would prove nothing."""
     assert run_on_a_terminal(tmp_path, INWARD, tmp_path)[0] == 0
     assert run_on_a_terminal(tmp_path, OUTWARD, tmp_path)[0] == 3
 

@@ -1,4 +1,4 @@
-"""Deployments of one's own, as `rlm-batch deploy FLOW FILE --name NAME` makes them."""
+"""Users' own deployments, as `rlm-batch deploy FLOW FILE --name NAME` creates them."""
 
 import asyncio
 import json
@@ -19,12 +19,12 @@ SWEEP = ("sweep", "train.py", "--grid", "lr=0.1,0.01", "--minimize", "loss")
 Answer = tuple[int, str, str]
 
 
-POOL = "one's own"  # a work pool that no worker of another test serves
+POOL = "one's own"  # a work pool that no other test's worker serves
 
 
 @pytest.fixture(scope="module")
 def pool(server: str) -> None:
-    """Make our deployments and their work pool, and another one."""
+    """Create the project's deployments and their work pool, and another work pool."""
 
     async def make() -> None:
         await deploy()
@@ -38,7 +38,7 @@ def pool(server: str) -> None:
 def command(
     pool: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Answer]:
-    """Run `rlm-batch deploy` with these words, where train.py is; return its status and what it prints."""
+    """Return a function that runs `rlm-batch deploy` next to train.py and returns its status and output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     Path("train.py").write_text(CODE)
@@ -68,7 +68,7 @@ def read(name: str) -> Any:
 
 @pytest.fixture
 def delete() -> Iterator[list[str]]:
-    """Delete the deployments of these names, so that this server makes no runs of them."""
+    """Yield a list of names, and delete these deployments after the test so that the server schedules no runs."""
     names: list[str] = []
     yield names
 

@@ -1,4 +1,4 @@
-"""A Prefect server of our own: there while it is used, gone with whoever used it, and deaf to other web pages."""
+"""A Prefect server that the project starts: it ends with its user, and refuses other web pages."""
 
 import asyncio
 import os
@@ -75,10 +75,10 @@ def test_a_web_page_of_another_address_reads_nothing_and_makes_no_run(server: st
         flow = client.request("POST", "/flows/", json={"name": str(uuid4())}).json()["id"]
     for origin in FOREIGN_ORIGINS:
         page = {"Origin": origin}
-        # A browser hides an answer from a page that the answer does not name.
+        # A browser hides an answer from a page unless the answer names the page.
         for path in ("flows/count", "admin/version", "csrf-token?client=x"):
             assert "access-control-allow-origin" not in httpx.get(f"{server}/{path}", headers=page, timeout=60).headers
-        # The requests that it sends without asking the server first have none of Prefect's headers.
+        # A browser sends these requests without a preflight, so they lack Prefect's headers.
         for kind in ("text/plain", "application/x-www-form-urlencoded"):
             headers = {**page, "Content-Type": kind}
             made = httpx.post(f"{server}/flow_runs/", content=f'{{"flow_id": "{flow}"}}', headers=headers, timeout=60)
@@ -138,7 +138,7 @@ def test_the_ui_asks_as_it_always_did_by_whichever_name_it_was_opened_and_needs_
 
 
 def test_automations_of_the_server_still_reach_its_own_api(server: str) -> None:
-    """They ask in its own process, by the name prefect-in-memory, which no other client may use."""
+    """Automations call the API in the server's process, as host prefect-in-memory, which no other client may use."""
     event = f"tests.{uuid4()}"
     trigger = {"type": "event", "expect": [event], "posture": "Reactive", "threshold": 1, "within": 0}
     with SyncPrefectClient(server) as client:
@@ -150,12 +150,12 @@ def test_automations_of_the_server_still_reach_its_own_api(server: str) -> None:
         automation = client.request("POST", "/automations/", json=wanted).json()["id"]
 
         def send_and_look() -> list[dict[str, Any]]:
-            """Send the event once more, for the server may not know its new automation yet; return the runs."""
+            """Send the event again, because the server may not know its new automation yet; return the runs."""
             now = datetime.now(UTC).isoformat()
             resource = {"prefect.resource.id": "tests"}
             happened = {"event": event, "resource": resource, "id": str(uuid4()), "occurred": now}
             client.request("POST", "/events", json=[happened])
-            time.sleep(0.5)  # Each event that it knows makes a run.
+            time.sleep(0.5)  # The server makes a run for each event that it recognizes.
             return client.request("POST", "/flow_runs/filter", json={"flows": {"id": {"any_": [flow]}}}).json()
 
         try:
@@ -226,7 +226,7 @@ def test_a_server_with_a_password_says_so_and_works_for_whoever_has_it(
                 asyncio.run(deploy())
             with pytest.raises(ConfigurationError, match=f"{sentence}, or unset PREFECT_API_URL to run without"):
                 asyncio.run(batch(["SUBMIT(x=1)"], provider="local:none"))
-        # In a process of its own: this one's events would go to that server for the rest of the tests.
+        # Run it in a new process: this process's events would go to that server for the rest of the tests.
         program = (
             "import asyncio, rlm_batch\n"
             "print(asyncio.run(rlm_batch.batch(['SUBMIT(x=1)'], provider='local:none'))[0].x)"

@@ -1,4 +1,4 @@
-"""The servers of compose.yaml as processes: a run, a schedule, a limit, and what one of them that dies takes along."""
+"""The servers of compose.yaml as processes: a run, a schedule, a limit, and the death of a server."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ AUTH = ":".join(PASSWORD)
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """All of them, with the deployments made through the first one."""
+    """Start all servers, and create the deployments through the first one."""
     with Servers(tmp_path_factory.mktemp("servers"), auth=AUTH) as running:
         made = subprocess.run(
             [Path(sys.executable).with_name("rlm-batch"), *SERVICES["deploy"]["command"][1:]],
@@ -47,7 +47,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 @pytest.fixture(scope="module")
 def worker(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A worker with the command of compose.yaml, on a machine of its own as far as its home goes; it gives its log."""
+    """Start a worker with the command of compose.yaml and a new home; return the path of its log."""
     home = tmp_path_factory.mktemp("worker")
     port = choose_port()
     given = {
@@ -82,10 +82,10 @@ def worker(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def wait(is_so: Callable[[], bool], description: str, seconds: float = 200) -> None:
-    """Wait until it is so; a server that does not answer meanwhile is asked again."""
+    """Wait until the condition holds; ask again if a server does not answer."""
 
     def look() -> bool:
-        time.sleep(0.2)  # The servers have more to do than to answer this.
+        time.sleep(0.2)  # Leave the servers time for other requests.
         with suppress(httpx.HTTPError):
             return is_so()
         return False
@@ -107,7 +107,7 @@ def through(url: str, work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def run(url: str, **parameters: Any) -> str:
-    """The id of a new run of batch/local, which is left to itself."""
+    """Start a run of batch/local and return its id without waiting for it."""
     return str(through(url, lambda: run_deployment("batch/local", parameters=parameters, timeout=0)).id)  # type: ignore[arg-type]
 
 
@@ -140,14 +140,14 @@ def test_a_run_made_through_one_server_is_done_by_a_worker_of_another_and_both_h
     servers: Servers, worker: Path
 ) -> None:
     first, second = servers.urls
-    # Long enough for its progress to be told.
+    # The run lasts long enough to publish its progress.
     code = "import time; time.sleep(0.3); print('seen'); SUBMIT(y=x)"
     flow_run = run(first, code=code, inputs=[{"x": x} for x in range(30)], max_workers=4)
     wait(lambda: has_ended(second, flow_run), "the run's end")
     assert state(first, flow_run).startswith("COMPLETED"), worker.read_text()[-3000:]
     wait(lambda: completed(first, flow_run) == 30, "thirty task runs")
     assert completed(second, flow_run) == 30
-    # The services write events down in batches, every few seconds.
+    # The services store events in batches, every few seconds.
     names: set[str] = set()
 
     def recorded() -> bool:
@@ -196,7 +196,7 @@ def test_a_limits_lease_holds_over_both_servers_outlives_redis_and_comes_back_wh
     servers.redis.start()
     wait(lambda: renew(first, lease) == 204, "Redis")
     assert take(first, "held", 3600).status_code == 423
-    # The services give a slot back that nobody renews, when its minute is over.
+    # The services release a slot whose lease of a minute was not renewed.
     assert take(second, "forgotten", 60).status_code == 200
     wait(lambda: take(second, "forgotten", 60).status_code == 200, "the slot")
 
@@ -204,7 +204,7 @@ def test_a_limits_lease_holds_over_both_servers_outlives_redis_and_comes_back_wh
 @pytest.mark.requires("haproxy")
 def test_a_server_that_is_killed_takes_neither_the_run_nor_its_history_with_it(servers: Servers, worker: Path) -> None:
     assert servers.url is not None
-    # Enough events a second that some are under way in the server whenever it dies.
+    # Enough events a second that the server has some in progress at any moment.
     code = "import time; time.sleep(0.05); SUBMIT(y=x)"
     flow_run = run(servers.url, code=code, inputs=[{"x": x} for x in range(120)], max_workers=6)
     wait(lambda: completed(servers.url or "", flow_run) > 20, "twenty task runs")
@@ -216,7 +216,7 @@ def test_a_server_that_is_killed_takes_neither_the_run_nor_its_history_with_it(s
     finally:
         servers.start("server-0")
     assert completed(servers.urls[0], flow_run) == 120
-    # What its clients sent twice, for they cannot know what had arrived, is there once.
+    # Clients send some events twice, as they cannot know which arrived; the server must store each once.
     about = {"related": {"id": [f"prefect.flow-run.{flow_run}"]}, "event": {"name": ["prefect.task-run.Completed"]}}
 
     def count_ends() -> int:

@@ -1,4 +1,4 @@
-"""`rlm-batch up`, as a person has it: one command in one terminal, and Prefect's own commands in another."""
+"""`rlm-batch up` as a user runs it: it in one terminal, and Prefect's own commands in another."""
 
 import json
 import os
@@ -25,13 +25,13 @@ from ..infra.prefect_database import make_prefect_home
 from ..infra.waiting import wait_until
 
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
-HANG_SECONDS = 240  # for a start or a whole run; a first start migrates a database, beside all else that is tested
-WORDS = {"server": "uvicorn --factory", "worker": "prefect worker start"}  # of their command lines
+HANG_SECONDS = 240  # seconds for a start or a whole run; a first start migrates a database while other tests run
+WORDS = {"server": "uvicorn --factory", "worker": "prefect worker start"}  # parts of the command lines
 SLOW = 'code="import time; time.sleep(t); SUBMIT(loss=t)"'
 
 
 class Up:
-    """The command in a process of its own; `said` is what it has printed so far.
+    """`rlm-batch up` in a new process; `said` is the output so far.
 
     Its working directory `here` has a file for each module that its processes must not import from there.
     """
@@ -64,13 +64,13 @@ class Up:
             self.said += line
 
     def wait_for(self, text: str) -> None:
-        """Wait until it has printed that text."""
+        """Wait until the output contains the text."""
         wait_until(lambda: text in self.said or self.process.poll() is not None, text, timeout=HANG_SECONDS)
         self._reader.join(0 if self.process.poll() is None else 60)
         assert text in self.said, self.said
 
     def there(self) -> "Up":
-        """Wait until it is up; what it says to type is in `next`, and its environment has the server."""
+        """Wait until `up` is ready; set `next` to the command that it suggests, and the server in its environment."""
         self.wait_for("deployment run sweep/local --watch\n")
         exported, self.next = [line.strip() for line in self.said.strip().splitlines()[-2:]]
         name, _, url = exported.removeprefix("export ").partition("=")
@@ -78,7 +78,7 @@ class Up:
         return self
 
     def type(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run what a person types in another terminal."""
+        """Run a command as a user does in another terminal."""
         return subprocess.run(
             words,
             env=self.environment,
@@ -97,11 +97,11 @@ class Up:
         return answer.raise_for_status().json()
 
     def list_sweeps(self, **states: Any) -> list[dict[str, Any]]:
-        """Return the runs of sweeps, beside which the deployments' own schedule makes some of reap."""
+        """Return the runs of sweeps, without the scheduled runs of `reap`."""
         return self.api("flow_runs/filter", flows={"name": {"any_": ["sweep"]}}, flow_runs={"state": states})
 
     def run_of(self, *words: str) -> str:
-        """Return the id of a new run of sweep/local."""
+        """Start a run of sweep/local and return its id."""
         done = self.type(*shlex.split(self.next.removesuffix(" --watch")), *words)
         (found,) = re.findall(r"UUID: (\S+)", done.stdout)
         return found
@@ -111,23 +111,23 @@ class Up:
         return "\n".join(line["message"] for line in found)
 
     def wait_for_result(self, flow_run: str) -> None:
-        """Wait until the run's first result is there, and so its other executions are under way."""
+        """Wait until the run's first result exists, so that its other executions are running."""
         folder = self.home / "results" / flow_run
         wait_until(lambda: any(part.stat().st_size for part in folder.glob("part-*")), "a result", timeout=HANG_SECONDS)
 
     def end(self, number: int = signal.SIGINT) -> int:
-        """Send it that signal, and return its exit status."""
+        """Send a signal to `up` and return its exit status."""
         self.process.send_signal(number)
         return self.wait()
 
     def wait(self) -> int:
-        """Return its exit status once it has ended, and all that it has printed is in `said`."""
+        """Return the exit status once the process has ended and `said` is complete."""
         status = self.process.wait(HANG_SECONDS)
         self._reader.join(60)
         return status
 
     def read_children(self) -> list[int]:
-        """Return the ids of the processes that it has started or adopted."""
+        """Return the ids of the processes that `up` has started or adopted."""
         pid = self.process.pid
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -150,13 +150,13 @@ class Up:
 
 @pytest.fixture
 def empty(tmp_path: Path, no_process_left: None) -> Path:
-    """A home that nothing has been put into."""
+    """Return an empty home."""
     return tmp_path
 
 
 @pytest.fixture
 def home(empty: Path) -> Path:
-    """A home where Prefect's database is there already, which takes a first start a quarter of a minute."""
+    """Return a home with Prefect's database, which saves a first start 15 seconds."""
     make_prefect_home(empty / ".prefect")
     return empty
 
@@ -166,7 +166,7 @@ def list_local_sandboxes() -> list[Path]:
     return list(Path(os.environ["TMPDIR"]).glob("rlm-batch-*"))
 
 
-# Python runs it at its start: the worker leaves a process behind.
+# A module that Python runs at its start; in the worker it leaves a process behind.
 LEAVING = """
 import os, pathlib, sys, time
 if "prefect worker start" in " ".join(sys.orig_argv):
@@ -203,7 +203,7 @@ def test_up_and_then_what_it_says_to_type_is_all_it_takes(empty: Path) -> None:
         assert f"rlm-batch: rlm-batch is up already in {empty / '.prefect'}: end it with Ctrl-C" in again.stderr
         up.process.send_signal(signal.SIGINT)
         up.wait_for("Ending the flow runs, the worker and the server.")
-        assert up.end() == 0  # the second one is harmless
+        assert up.end() == 0  # the second Ctrl-C is harmless
         assert up.said.rstrip().endswith("there again next time.")
         assert "Traceback" not in up.said
         with pytest.raises(httpx.ConnectError):
@@ -250,7 +250,7 @@ def test_a_sweep_of_ones_own_runs_by_its_schedule_and_whoever_wants_reads_what_i
             downstream.wait(60)
 
         def find_completed() -> list[dict[str, Any]]:
-            """Return the run, whose state is set after its event is sent."""
+            """Return the completed run; its state is set after its event is sent."""
             return [run for run in up.list_sweeps(type={"any_": ["COMPLETED"]}) if run["name"] == read[1]]
 
         (run,) = wait_until(find_completed, "the run's last state")
@@ -266,7 +266,7 @@ def test_a_sweep_of_ones_own_runs_by_its_schedule_and_whoever_wants_reads_what_i
         assert up.end() == 0
 
 
-# What another program does with a run's id.
+# A program that reads a run's result by its id.
 READ_RESULT = """
 import asyncio, sys
 from prefect import get_client

@@ -1,4 +1,4 @@
-"""The pages of the documentation, README.md among them, and what is in them."""
+"""The pages of the documentation, including README.md, and their parts."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 class Block(NamedTuple):
-    """A block of code: the page that it is on, its language, and its text."""
+    """A block of code: its page, its language and its text."""
 
     page: str
     language: str
@@ -19,17 +19,17 @@ class Block(NamedTuple):
 
 
 def read_page(page: str) -> str:
-    """The text of a page, by its path below the repository's root."""
+    """Return the text of a page, by its path below the repository's root."""
     return (ROOT / page).read_text()
 
 
 def read_prose(page: str) -> str:
-    """The text of a page without its blocks of code."""
+    """Return the text of a page without its blocks of code."""
     return FENCE.sub("", read_page(page))
 
 
 def blocks(language: str) -> list[Block]:
-    """All blocks in that language, page after page."""
+    """Return all blocks in that language, in the order of the pages."""
     return [
         Block(page, found, text)
         for page in PAGES
@@ -39,29 +39,29 @@ def blocks(language: str) -> list[Block]:
 
 
 def commands(page: str) -> list[str]:
-    """The lines of a page's shell blocks."""
+    """Return the lines of a page's shell blocks."""
     return [line for block in blocks("sh") if block.page == page for line in block.text.splitlines()]
 
 
 def anchors(page: str) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub generates them."""
     headings = re.findall(r"^#+ (.+)$", read_prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def links(page: str) -> list[str]:
-    """The targets of a page's links and pictures."""
+    """Return the targets of a page's links and pictures."""
     return re.findall(r"\]\(([^)\s]+)\)", read_prose(page))
 
 
 def sections(page: str) -> dict[str, str]:
-    """The text below each second-level heading of a page, by the heading."""
+    """Return the text below each second-level heading of a page, by heading."""
     first, *rest = re.split(r"^## (.+)$", read_page(page), flags=re.MULTILINE)
     return {"": first, **dict(zip(rest[::2], rest[1::2], strict=True))}
 
 
 def table_rows(text: str) -> Iterator[list[str]]:
-    """The cells of each row of the tables in a text, headers left out."""
+    """Yield the cells of each row of a text's tables, without headers."""
     lines = [line.strip() for line in text.splitlines()]
     for line, below in zip(lines, [*lines[1:], ""], strict=True):
         if line.startswith("| ") and not below.startswith("|---"):
@@ -69,5 +69,5 @@ def table_rows(text: str) -> Iterator[list[str]]:
 
 
 def names(cell: str) -> list[str]:
-    """The names in a cell that are marked as code."""
+    """Return the names that a cell marks as code."""
     return re.findall(r"`([^`]+)`", cell)

@@ -1,10 +1,10 @@
-"""A reader can jump: every link leads somewhere, and the index and the README lead to every page."""
+"""Links of the documentation: each has an existing target, and the index and the README reach every page."""
 
 import re
 
 from .pages import PAGES, ROOT, anchors, links
 
-BESIDE = ["CONTRIBUTING.md", "CHANGELOG.md"]  # pages of the repository that are no manual
+BESIDE = ["CONTRIBUTING.md", "CHANGELOG.md"]  # pages of the repository outside the manual
 MANUAL = [page for page in PAGES if page not in ("README.md", "docs/index.md")]
 
 

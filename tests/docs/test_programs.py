@@ -1,4 +1,4 @@
-"""The programs and commands of the documentation run as they stand there."""
+"""Programs and commands of the documentation: they run as written."""
 
 import linecache
 import re
@@ -18,9 +18,9 @@ from .pages import PAGES, ROOT, Block, blocks, commands, read_page
 PROGRAMS = [block for block in blocks("python") if "rlm_batch" in block.text]
 CODE = [block for block in blocks("python") if "rlm_batch" not in block.text]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-pytestmark = pytest.mark.timeout(600)  # Importing LiteLLM and DSPy takes a busy machine minutes.
+pytestmark = pytest.mark.timeout(600)  # importing LiteLLM and DSPy takes minutes on a busy machine
 
-# The pages of a first hour; what stands on the others is run by the full tests.
+# Pages for beginners; the full tests run the programs of the other pages.
 FIRST_PAGES = ("README.md", "docs/start.md")
 WITH_NEEDS = [
     pytest.param(
@@ -48,7 +48,7 @@ def test_a_program_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Run it as it stands: where it asks a model of OpenAI's, or wants an account, a server here answers instead."""
+    """Run a program as written; local servers replace OpenAI's models and the providers' accounts."""
     account(*(name for name in ("daytona", "modal") if name.title() in program.text))
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
@@ -56,7 +56,8 @@ def test_a_program_runs(
     (tmp_path / "report.txt").write_text("a long report\n" * 1000)
     openai.script = make_script(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
     name = f"<{program.page}>"
-    linecache.cache[name] = (len(program.text), None, program.text.splitlines(keepends=True), name)  # as of a script's
+    # tracebacks show its lines, as for a script
+    linecache.cache[name] = (len(program.text), None, program.text.splitlines(keepends=True), name)
     exec(compile(program.text, name, "exec"), {"__name__": "__main__"})
 
 
@@ -83,13 +84,13 @@ FILES = {
     "digits/rows.csv": "1,2\n",
     "labels.csv": "0\n",
 }
-# Those that need a port, change the server or want workers are run in `tests/deployments` and `tests/flows/sharding`.
+# `tests/deployments` and `tests/flows/sharding` run commands that need a port or workers, or change the server.
 ELSEWHERE = re.compile("rlm-batch (up|deploy)|.* --shards ")
 OURS = {page: [line for line in commands(page) if line.startswith("rlm-batch ")] for page in PAGES}
 RUN_HERE = {page: [line for line in lines if not ELSEWHERE.match(line)] for page, lines in OURS.items()}
 
 
-MOUNTING_PAGES = ("docs/shapes.md",)  # where only bubblewrap can mount
+MOUNTING_PAGES = ("docs/shapes.md",)  # pages whose mounts need bubblewrap
 RUN_PAGES = [
     pytest.param(
         page,
@@ -136,7 +137,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(
 
 
 def test_every_command_with_a_flow_is_run() -> None:
-    """So that no page's commands are passed over because a block was marked in another way."""
+    """Check that no page's commands are skipped because of a block with another language."""
     assert sum(map(len, RUN_HERE.values())) >= 12
     assert {line.split()[1] for lines in RUN_HERE.values() for line in lines} >= {
         *("batch", "sweep", "chunks", "sequence", "rlm", "reap", "report", "volume", "doctor")

@@ -1,4 +1,4 @@
-"""The reference says what the code says: its tables are compared with signatures, fields, types and commands."""
+"""The reference: its tables must match the code's signatures, fields, types and commands."""
 
 import inspect
 import json
@@ -18,7 +18,7 @@ from rlm_batch.sandbox.meta import Meta, QuerySummary
 from .pages import ROOT, names, sections, table_rows
 
 SECTIONS = sections("docs/reference.md")
-SHARING = tuple(model.flow_name for model in MODELS)  # what "all" in the column of flows means
+SHARING = tuple(model.flow_name for model in MODELS)  # the flows that "all" means in the table
 FLOWS = (*SHARING, "reap")
 BLOCKS = ("LocalSandbox", "ContainerSandbox", "DaytonaSandbox", "ModalSandbox", "LanguageModel")
 RETRIED = {
@@ -30,19 +30,19 @@ RETRIED = {
 
 
 def written(value: Any) -> str:
-    """A default as a table has it."""
+    """Format a default as in the tables."""
     if value is inspect.Parameter.empty or value is PydanticUndefined:
         return "required"
     return f"`{json.dumps(value) if isinstance(value, str) else repr(value)}`"
 
 
 def says(cell: str, description: str) -> bool:
-    """Whether a cell has the description that the code has; a sentence more may follow."""
+    """Return True if a cell starts with the code's description; more text may follow."""
     return cell == description or cell.startswith((f"{description}. ", f"{description} "))
 
 
 def parameters() -> dict[tuple[str, str], tuple[str, str]]:
-    """Default and description of every parameter of every flow, by flow and name."""
+    """Return the default and description of every flow's parameters, by flow and name."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
     for flow in FLOWS:
         for parameter in inspect.signature(getattr(rlm_batch, flow).fn).parameters.values():
@@ -89,7 +89,7 @@ def test_the_table_of_errors_has_every_error_and_says_which_are_retried() -> Non
         if isinstance(kind := getattr(rlm_batch, name), type) and issubclass(kind, RlmBatchError)
     }
     assert documented.keys() == errors.keys()
-    ends = {"ExecutionsFailed", "SandboxesLeft"}  # of a flow, not of an execution
+    ends = {"ExecutionsFailed", "SandboxesLeft"}  # errors of a flow, not of an execution
     assert [
         name
         for name, kind in errors.items()

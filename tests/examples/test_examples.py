@@ -1,4 +1,4 @@
-"""The examples print what the documentation says of them, as they are run from a terminal."""
+"""The examples, run from a terminal: their output must match the documentation."""
 
 import runpy
 from pathlib import Path

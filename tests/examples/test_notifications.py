@@ -1,4 +1,4 @@
-"""A message arrives when a sweep fails, and when the best trial beats the last one."""
+"""Notifications: a message when a sweep fails, and one when the best trial beats the previous best."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 @pytest.fixture
 def webhook() -> Iterator[tuple[str, list[Any]]]:
-    """The address of a server on loopback, and what is posted to it."""
+    """Start a server on loopback; yield its address and the list of posted messages."""
     posted: list[Any] = []
 
     class Takes(BaseHTTPRequestHandler):
@@ -36,7 +36,7 @@ def webhook() -> Iterator[tuple[str, list[Any]]]:
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing is printed."""
+            """Print nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Takes) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -45,7 +45,7 @@ def webhook() -> Iterator[tuple[str, list[Any]]]:
 
 
 def wait_for_message(posted: list[Any], word: str) -> Any:
-    """Return the first message with that word, once it is there."""
+    """Return the first message that contains the word, once it is there."""
     (message, *_) = wait_until(lambda: [message for message in posted if word in json.dumps(message)], word)
     return message
 

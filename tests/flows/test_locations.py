@@ -83,7 +83,7 @@ async def test_a_batch_that_is_killed_goes_on_from_the_bucket_and_is_reported_fr
 async def test_a_block_leads_to_the_bucket_and_its_secret_is_nowhere(
     block: str, s3: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)  # at DEBUG, botocore itself logs the key's id, but never the secret
+    caplog.set_level(logging.INFO)  # botocore's DEBUG log has the key's id, but never the secret
     place = f"{block}/sweeps/one"
     report = await sweep("SUBMIT(loss=x)", {"x": [2, 1]}, objective="loss", provider="local:none", results_path=place)
     assert report.results_path == place

@@ -399,7 +399,7 @@ async def test_a_block_has_a_repository_of_the_host_only_where_the_worker_allows
             await LocalSandbox(repo_url=url).commit()
 
 
-# -------------------------------------------------------------------------------------------- in processes of their own
+# ------------------------------------------------------------------------------------------- runs in separate processes
 
 SERVED = """
 import sys

@@ -1,4 +1,4 @@
-"""A run comes to many sandboxes gently, and to as many as its provider has room for; no slot is lost."""
+"""Capacity of a run: it opens sandboxes gradually, up to its provider's capacity, and loses no slot."""
 
 import asyncio
 import itertools
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Clock:
-    """A time that passes when it is told to, and a provider that opens a sandbox in `boot` seconds, up to `space`."""
+    """A simulated clock and a provider that opens a sandbox in `boot` seconds and has room for `space` of them."""
 
     def __init__(self, boot: float = 1.0, space: float = math.inf) -> None:
         self.now, self._boot, self._space = 0.0, boot, space
@@ -38,7 +38,7 @@ class Clock:
         self._opening: list[tuple[float, Permit]] = []
 
     def run(self, seconds: float, lanes: int) -> None:
-        """Lets that many lanes ask for sandboxes through these seconds, and keep them."""
+        """Simulate `seconds` in which `lanes` lanes ask for sandboxes and keep them."""
         until = self.now + seconds
         while True:
             for ready, permit in list(self._opening):
@@ -63,7 +63,7 @@ class Clock:
 
 
 async def acquire_initial_permits(admission: Admission) -> list[Permit]:
-    """As many permits as there are at once."""
+    """Return the permits that are available at once."""
     permits = [await admission.acquire() for _ in range(INITIAL_PERMITS)]
     return [permit for permit in permits if permit is not None]
 
@@ -107,7 +107,7 @@ def test_a_sandbox_that_is_closed_is_replaced_at_once_and_what_others_leave_is_t
     del clock.permits[:3]
     clock.run(0.0, lanes=50)
     assert len(clock.started_at) == start_count + 3
-    clock._space = 50  # others have left
+    clock._space = 50  # other users have left
     clock.run(40.0, lanes=50)
     assert len(clock.permits) == 50
 
@@ -122,13 +122,13 @@ def test_the_time_that_a_provider_asks_for_is_every_lanes_and_not_all_come_back_
     admission.record_refusal(permits[-1], 60.0, "too many")
     clock.now = 2.0
     for permit in permits[:-1]:
-        admission.release(permit)  # lanes that would each open another
+        admission.release(permit)  # each lane would open another sandbox
     assert admission.compute_wait() == 59.0
     clock.now = 61.0
     assert admission.compute_wait() == 0.0
     permit = admission.issue_permit()
     clock.now = 70.0
-    assert admission.compute_wait() == math.inf  # that one is being tried
+    assert admission.compute_wait() == math.inf  # the provider is being tried with that permit
     admission.record_opening(permit)
     assert admission.compute_wait() == 0.0
     admission.issue_permit()
@@ -177,7 +177,7 @@ async def test_lanes_that_have_work_come_first_and_the_others_are_told_when_ther
     await asyncio.sleep(0)
     busy = asyncio.create_task(admission.acquire(is_urgent=True))
     await asyncio.sleep(0)
-    admission.max_permits = admission.permit_count  # what follows is one permit
+    admission.max_permits = admission.permit_count  # only one permit is available from here on
     admission.release(second)
     async with asyncio.timeout(60):
         assert await busy is not None
@@ -206,7 +206,7 @@ LOG = logging.getLogger("slots")
 
 
 class Slow(ProcessLimits):
-    """Limits that grant a slot and answer later, as a server may."""
+    """Limits that grant a slot but answer later, as a server may."""
 
     def __init__(self, settings: dict[str, dict[str, Any]]) -> None:
         super().__init__(settings)
@@ -243,7 +243,7 @@ async def test_a_lane_that_has_work_waits_for_its_slot_although_the_others_have_
             first, second = Lane(settings, shared), Lane(settings, shared)
             assert await first.acquire()
             staying = asyncio.create_task(second.acquire_for_work())
-            for _ in range(20):  # until it waits
+            for _ in range(20):  # let it start to wait
                 await asyncio.sleep(0)
             shared.dismiss_waiters()
             done, _ = await asyncio.wait([staying], timeout=0.1)
@@ -255,7 +255,7 @@ async def test_a_lane_that_has_work_waits_for_its_slot_although_the_others_have_
 
 
 class Unwilling(ProcessLimits):
-    """Limits that fail in a way that nobody foresaw, and do not take a lease back before they may."""
+    """Limits that raise an unexpected error, and release a lease only when the test allows it."""
 
     def __init__(self, settings: dict[str, dict[str, Any]]) -> None:
         super().__init__(settings)
@@ -274,7 +274,7 @@ class Unwilling(ProcessLimits):
     async def acquire_slot(self, name: str) -> UUID | None:
         if self.is_refusing and not name.endswith("waiting"):
             self.is_refusing = False
-            return None  # so that the run says that it waits
+            return None  # make the run log that it waits
         return await super().acquire_slot(name)
 
     async def release_slot(self, lease: UUID) -> None:

@@ -1,4 +1,4 @@
-"""The key says whether an execution has been done before."""
+"""The key of an execution, which shows whether it has been done before."""
 
 from rlm_batch.tasks.execution import assign_keys
 

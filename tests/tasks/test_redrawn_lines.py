@@ -1,4 +1,4 @@
-"""A line that output draws anew, as progress bars do, is logged and shown as it was last."""
+"""Redrawn lines of output, as from progress bars: the log and the results have their last version."""
 
 import io
 import logging
@@ -21,7 +21,7 @@ BAR = "".join(
 
 
 def draw_with_rich() -> str:
-    """Return what two bars of rich write to a terminal."""
+    """Return the output of two rich progress bars on a terminal."""
     file = io.StringIO()
     with Progress(console=Console(file=file, force_terminal=True, width=80, color_system=None)) as progress:
         for name in ("first", "second"):

@@ -1,4 +1,4 @@
-"""What a person reads of a Prefect server's refusal."""
+"""Error messages for refusals by a Prefect server."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ INVALID = {
 
 
 def refusal(status: int, **content: Any) -> PrefectHTTPStatusError:
-    """What Prefect's client raises where the server has answered that."""
+    """Return the error that Prefect's client raises for this answer."""
     response = httpx.Response(status, request=httpx.Request("POST", "http://127.0.0.1:4200/api/variables/"), **content)
     with pytest.raises(httpx.HTTPStatusError) as caught:
         response.raise_for_status()

@@ -75,7 +75,7 @@ async def test_refusals_take_nothing_from_what_runs_and_end_the_rest(
     error = type(results[-1].error)
     assert error in (ConfigurationError, SandboxStartError)
     check_what_was_kept(results, counter, ledger, error)
-    # A resumed run executes only what has not started.
+    # A resumed run executes only the executions that have not started.
     daytona.set(fault_rate=0.0)
     inputs = [{"x": x, "address": counter.address} for x in range(TOTAL)]
     again = await batch(SQUARE, inputs, provider=provider, max_workers=WORKERS, results_path=str(ledger))

@@ -92,7 +92,7 @@ async def test_a_sandbox_that_is_lost_before_the_code_was_sent_is_replaced(
     daytona.set(
         fault_rate=1.0, faults=["404"], fault_message="command not found", fault_times=1, fault_where=f"/{call}$"
     )
-    secrets = {"KEY": "k"} if call == "input" else {}  # with secrets, the first execution is sent as input
+    secrets = {"KEY": "k"} if call == "input" else {}  # secrets make the first execution go as input
     await DaytonaSandbox(environment=secrets).save("lost", overwrite=True)  # type: ignore[misc, dict-item]
     (result,) = await batch(SQUARE, inputs(counter), provider="daytona-sandbox/lost")
     assert (result.y, result.meta.attempt) == (0, 2)

@@ -1,4 +1,4 @@
-"""What a ledger keeps: outcomes, a search's points and reports, answers of models, and collected files."""
+"""The contents of a ledger: outcomes, a search's points and reports, models' answers, and collected files."""
 
 import json
 import math
@@ -186,7 +186,7 @@ def test_a_path_that_cannot_be_made_is_one_sentence_that_names_it(tmp_path):
 
 
 def test_what_is_written_after_a_line_that_was_cut_short_is_on_a_line_of_its_own(ledger):
-    """A disk can be full for one writer's line, and have room again for the next."""
+    """A disk can be full for one writer's line and have room again for the next line."""
     ledger.write_outcome("a", success(1))
     (part,) = ledger.path.glob("part-*.jsonl")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -217,7 +217,7 @@ def test_a_ledger_that_is_removed_under_its_writer_is_there_again_with_all_that_
 
 
 def test_a_writer_that_is_killed_in_the_middle_of_a_line_takes_no_other_with_it(tmp_path):
-    """Two writers of one ledger, each killed at any moment: every line that is read is whole, and each its own."""
+    """Kill two writers of one ledger at any moment: every line that is read is whole and from one writer."""
     program = (
         "import sys\nfrom rlm_batch import Result\nfrom rlm_batch.sandbox.meta import Meta\n"
         "from rlm_batch.tasks.ledger.ledger import Ledger\nledger = Ledger(sys.argv[1])\nledger.create()\n"
@@ -327,7 +327,7 @@ def write_trial(ledger: Ledger, number: int) -> None:
 
 def test_what_was_written_is_read_in_its_order_over_the_parts_of_several_writers(tmp_path: Path) -> None:
     for number in range(4):
-        ledger = Ledger(tmp_path)  # whose name is none of order
+        ledger = Ledger(tmp_path)  # the names of the part files have no order
         write_trial(ledger, number)
         ledger.close()
     lines = list(Ledger(tmp_path).read_search_lines())
@@ -375,7 +375,7 @@ LONG = "a line\nand \ud800 more\0" * 50_000
 
 
 def open_answers(place: Any, root: Path, warnings: list[str] | None = None) -> AnswerLedger:
-    """The answers there, as a run that begins now has them. By default nothing may go wrong."""
+    """Return the answers as a new run loads them; by default a warning fails the test."""
     answers = AnswerLedger(place, root, pytest.fail if warnings is None else warnings.append)
     answers.load()
     return answers
@@ -444,7 +444,7 @@ async def test_the_files_of_a_run_take_half_of_the_free_disk_at_most(
         async with store.open_partial() as partial:
             partial.mkdir(parents=True)
             (partial / "holes.bin").touch()
-            os.truncate(partial / "holes.bin", 100 * MIB)  # which takes no room
+            os.truncate(partial / "holes.bin", 100 * MIB)  # a hole takes no space on the disk
             (partial / "data.bin").write_bytes(bytes(10 * MIB))
             meta = Meta(collected=(str(partial / "data.bin"), str(partial / "holes.bin")))
             meta = store.publish(partial, str(number), meta, is_final=True)

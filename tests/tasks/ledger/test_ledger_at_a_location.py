@@ -1,4 +1,4 @@
-"""A ledger in a bucket: what is written there is read from there, and nobody is told of results that are not there."""
+"""A ledger in a bucket: written results are read from there, and no missing result is reported as written."""
 
 import itertools
 import time
@@ -23,7 +23,7 @@ def success(value: Any, index: int = 0) -> Result:
 
 @pytest.fixture
 def ledger(s3: Any) -> Ledger:
-    """A ledger in a bucket, with nothing in it. Others read: what it had read would last as long as the fixture."""
+    """Return an empty ledger in a bucket. Other ledgers read it, as its own copy would last as long as the fixture."""
     ledger = Ledger("s3://results/some/job")
     ledger.create()
     s3.ask("requests")
@@ -32,7 +32,7 @@ def ledger(s3: Any) -> Ledger:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upload buffer that sends sooner, and has less patience."""
+    """Make the upload buffer send sooner and give up sooner."""
     monkeypatch.setattr(upload_buffer, "SEND_INTERVAL_SECONDS", 0.05)
     monkeypatch.setattr(upload_buffer, "RETRY_PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr(upload_buffer, "RETRY_DELAYS_SECONDS", (0.05,))
@@ -80,7 +80,7 @@ def test_who_follows_gets_each_line_once_and_asks_only_for_what_is_new(ledger: L
     ledger.write_outcome("c", success(3))
     ledger.close()
     assert [line.key for line in read_new_lines()] == ["c"]
-    assert len(s3.ask("requests")) == 1 + 2  # the part's sending, a listing, and its fetching
+    assert len(s3.ask("requests")) == 1 + 2  # the upload of the part, a listing and the download
     assert set(follower.load_latest_lines("job-0001-")) == {"b"}
     again = read_line(lines[0].position)
     assert again is not None
@@ -109,7 +109,7 @@ def test_a_sending_that_fails_is_tried_again_and_arrives_once(
     monkeypatch.setattr(upload_buffer, "RETRY_PATIENCE_SECONDS", 60.0)
     s3.ask("refuse", methods=["PUT"])
     ledger.write_outcome("a", success(1))
-    wait_until(lambda: s3.ask("requests"))  # which forgets those that it has told
+    wait_until(lambda: s3.ask("requests"))  # the stand-in returns each request only once
     wait_until(lambda: s3.ask("requests"))
     ledger.write_outcome("b", success(2))
     s3.ask("refuse", methods=[])
@@ -131,7 +131,7 @@ def test_a_sending_that_goes_on_failing_is_raised_at_the_next_write_and_at_the_e
     ledger.close()
     ledger.write_outcome("later", success(3))
     ledger.close()
-    written = [str(number) for number in range(int(next(keys)) - 1)]  # all but the one that was refused
+    written = [str(number) for number in range(int(next(keys)) - 1)]  # all results except the refused one
     assert set(Ledger(ledger.path).load_latest_lines()) == {*written, "later"}
 
 
