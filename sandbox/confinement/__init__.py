@@ -1,1 +1,1 @@
-"""What local sandboxes hold code to: Landlock rules, and a filter of system calls."""
+"""The confinement of local sandboxes: Landlock rules and a system call filter."""

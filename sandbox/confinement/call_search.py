@@ -1,20 +1,20 @@
-"""A seccomp filter's search for the answer to a system call by its number, in BPF.
+"""A binary search over system call numbers in BPF, for a seccomp filter.
 
-The kernel runs a new filter once for each number that it knows, to remember those that are always allowed
-(seccomp_cache_prepare_bitmap in kernel/seccomp.c), and each execution has a new filter. To compare the number with one
-call after the other made that 0.16 to 0.2 ms; to halve what is left each time, 0.08 to 0.1.
+Each execution has a new filter. The kernel runs a new filter once for every number that it knows, to cache the calls
+that are always allowed (seccomp_cache_prepare_bitmap in kernel/seccomp.c). That takes 0.08 to 0.1 ms with this binary
+search, and 0.16 to 0.2 ms with a linear one.
 """
 
-Instruction = tuple[int, int, int, int]  # operation, how many to skip where it is so, and where not, operand
-Answer = tuple[Instruction, ...]  # ends with a return on every way through it
+Instruction = tuple[int, int, int, int]  # operation, instructions to skip if true, and if false, operand
+Answer = tuple[Instruction, ...]  # every path through it ends with a return
 JUMP, JUMP_GE = 0x05, 0x35
 FARTHEST = 255  # instructions that a comparison can skip
 
 
 def build_search(ranges: list[tuple[int, Answer]]) -> list[Instruction]:
-    """The program that comes to the answer of the range that the number in the accumulator is in.
+    """Return a program that executes the answer of the range that contains the number in the accumulator.
 
-    A range has its first number, and ends where the next begins; they are in order.
+    `ranges` are pairs of a first number and an answer, in ascending order. A range ends where the next one begins.
     """
     if len(ranges) == 1:
         return list(ranges[0][1])

@@ -1,13 +1,14 @@
 """The confinement of local sandboxes: Landlock rules and a seccomp filter, which the driver applies to its children.
 
-Sources: Linux's Documentation/userspace-api/landlock.rst and seccomp_filter.rst; `system_calls` has the calls one by
-one. Linux on x86_64 and aarch64.
+It supports Linux on x86_64 and aarch64. Sources: Linux's Documentation/userspace-api/landlock.rst and
+seccomp_filter.rst. `system_calls` lists every call.
 
-What this does not hold: memory is limited per process and not in sum, and disk per file and not in sum. Below ABI 6 of
-Landlock (Linux 6.12) code cannot signal the processes that it starts itself, nor itself by its id where it is a fork of
-what was prepared. Where there is no mount namespace, chmod and its relatives do nothing but say that they did, unless
-the code runs as a user of its own; /dev/shm is closed, so that multiprocessing's locks and pools do not work; and there
-are no sockets but socketpairs.
+Limitations:
+- Memory is limited per process and disk space per file, not in total.
+- Below Landlock ABI 6 (Linux 6.12) code cannot signal processes that it starts, and a fork of prepared code cannot
+  signal itself by its id.
+- Without a mount namespace, chmod and similar calls have no effect but report success, unless the code runs as its own
+  user. /dev/shm is closed, so multiprocessing's locks and pools do not work. Socketpairs are the only sockets.
 """
 
 import ctypes
@@ -32,14 +33,14 @@ from .system_calls import (
     KERNEL_MEMORY_CALLS,
 )
 
-# Landlock's rights (uapi/linux/landlock.h) and the ABI that each came with.
+# Landlock's rights (uapi/linux/landlock.h).
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE, IOCTL_DEV = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
 ON_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 READ = EXECUTE | READ_FILE | READ_DIR
-LATEST_ABI = 6  # of those whose rights we set; a newer kernel serves it as well
+LATEST_ABI = 6  # newest ABI whose rights we set; newer kernels accept it, too
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
-ETC = (  # what the C library, ssl and Python read; not all of /etc, for it has keys and password hashes
+ETC = (  # files that the C library, ssl and Python read; all of /etc would include keys and password hashes
     "/etc/alternatives", "/etc/ca-certificates", "/etc/debian_version", "/etc/fonts", "/etc/group", "/etc/hosts",
     "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime", "/etc/magic", "/etc/mime.types",
     "/etc/nsswitch.conf", "/etc/os-release", "/etc/passwd", "/etc/pki/tls/certs", "/etc/protocols", "/etc/python3",
@@ -50,25 +51,26 @@ KERNEL = (
 )  # fmt: skip
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
-MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH_*
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column in `system_calls`, AUDIT_ARCH_*
 KILL, ERRNO = 0x80000000, 0x00050000  # SECCOMP_RET_*
 LOAD, JUMP_EQUAL, JUMP_SET, MASK, RETURN = 0x20, 0x15, 0x45, 0x54, 0x06
-FIRST_X32_CALL = 0x40000000  # a second table of calls, which would go around the first
+FIRST_X32_CALL = 0x40000000  # first number of the x32 call table, which would bypass the rules for the main table
 ALLOWED: Instruction = (RETURN, 0, 0, 0x7FFF0000)
 EPERM, EACCES, ENOTTY, ENOSYS, ENOTSUP = 1, 13, 25, 38, 95
 NEW_NAMESPACES = 0x7E020080  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET, TIME
 CLONE_PARENT = 0x8000
-# Requests to terminals and descriptors have 0x54 as their kind, those to sockets 0x89.
+# The second byte of an ioctl request is 0x54 for terminals and descriptors, and 0x89 for sockets.
 TERMINAL, SOCKET = 0x5400, 0x8900
 TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD, FIOSETOWN, SIOCSPGRP = 0x5412, 0x541C, 0x541D, 0x5423, 0x8901, 0x8902
 FICLONE, FICLONERANGE = 0x40049409, 0x4020940D
 FS_IOC_GETFLAGS, FS_IOC_FSGETXATTR, FS_IOC_FIEMAP = 0x80086601, 0x801C581F, 0xC020660B
 F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY = 8, 10, 15, 1024, 1026
-TIME_CALLS = {"utime": (0, 1), "utimes": (0, 1), "futimesat": (1, 2), "utimensat": (1, 2)}  # their path, their times
+# Indexes of the path argument and the times argument.
+TIME_CALLS = {"utime": (0, 1), "utimes": (0, 1), "futimesat": (1, 2), "utimensat": (1, 2)}
 PRIO_USER, IOPRIO_USER = 2, 3
 O_TRUNC, O_ACCMODE = 0o1000, 0o3
-OWN_PID = 0x7E57A11D  # stands in the filter for the child's own process id, which the driver fills in
-ANY_PERSONALITY = 0xFFFFFFFF  # asks which it is
+OWN_PID = 0x7E57A11D  # placeholder in the filter; the driver replaces it by the child's process id
+ANY_PERSONALITY = 0xFFFFFFFF  # argument that queries the personality
 RLIMIT_RSS = 5
 SOCK_STREAM, SOCK_DGRAM = 1, 2
 IPPROTO_TCP, IPPROTO_UDP = 6, 17
@@ -76,7 +78,7 @@ AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 
 
 def probe_landlock_abi() -> int:
-    """The version of Landlock that this kernel offers; 0 if none. Asked by the system call, for the lists can lie."""
+    """Return the kernel's Landlock version, or 0. This asks the system call, because kernel lists can be wrong."""
     if not hasattr(os, "O_PATH"):
         return 0
     libc = ctypes.CDLL(None, use_errno=True)
@@ -84,25 +86,29 @@ def probe_landlock_abi() -> int:
 
 
 def find_architecture() -> str | None:
-    """This machine's architecture if there is a filter for it."""
+    """Return this machine's architecture if there is a filter for it, else None."""
     name = platform.machine()
     return name if name in MACHINES and platform.system() == "Linux" else None
 
 
-@cache  # some thirty paths of the system, for each sandbox
+@cache  # every sandbox asks for the same 30 or so system paths
 def _is_file(path: str) -> bool:
     return os.path.exists(path) and not os.path.isdir(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What one sandbox's children are held to.
+    """The restrictions on the child processes of one sandbox.
 
-    `readable` are directories that may be read, `writable` those that may be changed. `network` leaves IP and path
-    sockets, for a sandbox that has a network namespace of its own. `own_mounts` says that it sees its own files only,
-    so that changing a mode can do no harm; `own_uid` that it runs as a user that owns nothing else. `abi` is
-    Landlock's version. Without `unix_sockets` there are but pairs of them: where code sees a directory of the host's, a
-    server may make its socket there at any time, and a mount that is read only keeps nobody from connecting.
+    Args:
+        readable: Paths that code may read.
+        writable: Directories that code may change.
+        network: Allow IP and path sockets, because the sandbox has its own network namespace.
+        own_mounts: The sandbox sees only its own files, so changing their modes is harmless.
+        own_uid: The sandbox runs as a user that owns nothing else.
+        abi: Landlock's version.
+        unix_sockets: Allow unix sockets other than socketpairs. If code sees a directory of the host, set it to False:
+            a server may create a socket there at any time, and a read-only mount does not prevent connecting.
     """
 
     readable: tuple[str, ...]
@@ -115,29 +121,29 @@ class Policy:
 
     @property
     def ignores_changes(self) -> bool:
-        """Whether changes of modes, owners and times do nothing but say that they did."""
+        """Return True if changes of modes, owners and times have no effect but report success."""
         return not (self.own_mounts or self.own_uid)
 
     def build_landlock_rules(self) -> dict[str, Any]:
-        """The driver's settings for Landlock (sandbox/driver/confinement.py)."""
+        """Return the driver's settings for Landlock (sandbox/driver/confinement.py)."""
         abi = min(self.abi, LATEST_ABI)
         handled = (1 << 13) - 1
         handled |= (1 << 13 if abi >= 2 else 0) | (TRUNCATE if abi >= 3 else 0) | (IOCTL_DEV if abi >= 5 else 0)
-        # Each attribute that a kernel knows lengthens the structure; it refuses a longer one than it knows.
+        # Newer kernels add attributes to the structure, and a kernel refuses attributes that it does not know.
         attributes: dict[str, int] = {"fs": handled}
         if abi >= 4:
-            attributes["net"] = 0 if self.network else 3  # binding and connecting TCP
+            attributes["net"] = 0 if self.network else 3  # TCP bind and connect
         if abi >= 6:
-            attributes["scoped"] = 3  # abstract unix sockets and signals stay in the domain
+            attributes["scoped"] = 3  # abstract unix sockets and signals are limited to the domain
         device = (READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV) & handled
-        # What the host does not have is a directory that the sandbox alone has.
+        # A readable path that the host lacks is a directory that exists only in the sandbox.
         rules = [(path, READ & ON_FILES if _is_file(path) else READ) for path in self.readable]
         rules += [(path, device) for path in DEVICES]
         rules += [(path, handled) for path in self.writable]
         return {**attributes, "attributes": list(attributes), "rules": rules}
 
     def build_seccomp_filter(self, arch: str) -> str:
-        """The seccomp filter as hexadecimal BPF, for the driver."""
+        """Return the seccomp filter as hexadecimal BPF, for the driver."""
         column, audit = MACHINES[arch]
         answers = self._build_answers(column)
         unknown: Answer = (_refuse(ENOSYS),)
@@ -154,7 +160,7 @@ class Policy:
         return b"".join(struct.pack("<HBBI", *instruction) for instruction in program).hex()
 
     def _build_answers(self, column: int) -> dict[int, Answer]:
-        """What becomes of the calls that are refused or looked at, by their numbers in a column of the table."""
+        """Return the answers to refused and inspected calls, by call number in the given column."""
         answers: dict[int, Answer] = {}
         load, jump_equal, jump_set, mask = LOAD, JUMP_EQUAL, JUMP_SET, MASK
         argument, refuse, allow = _locate_argument, _refuse, ALLOWED
@@ -169,21 +175,21 @@ class Policy:
         for name in ABSENT_CALLS:
             on(name, refuse(ENOSYS))
         if not self.own_mounts:
-            # Done, says the kernel: so shutil.copy2 works, and nothing has changed.
+            # Report success without a change, so that shutil.copy2 works.
             for name in {**ATTRIBUTE_CHANGES, **IGNORED_CALLS} if self.ignores_changes else ATTRIBUTE_CHANGES:
                 on(name, *(_build_time_checks(*TIME_CALLS[name]) if name in TIME_CALLS else [refuse(0)]))
             for name in ATTRIBUTE_READS:
                 on(name, refuse(ENOTSUP))
             for name in KERNEL_MEMORY_CALLS:
                 on(name, refuse(EPERM))
-        # A child of its parent would be the supervisor's own.
+        # CLONE_PARENT would make the new process a child of the supervisor.
         on("clone", (load, 0, 0, argument(0)), (jump_set, 0, 1, NEW_NAMESPACES | CLONE_PARENT), refuse(EPERM), allow)
         on("ioctl", *_build_ioctl_checks(self.network))
-        commands = (F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY)  # signals to whoever is named the owner
+        commands = (F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY)  # these can send signals to other processes
         wrong = [(jump_equal, len(commands) - i, 0, command) for i, command in enumerate(commands)]
         on("fcntl", (load, 0, 0, argument(1)), *wrong, allow, refuse(EPERM))
         own = [(jump_equal, 2, 0, OWN_PID), (jump_equal, 1, 0, 0)]
-        # The limit that marks a sandbox's processes (blocks/local/inventory.py) may be read, and not set.
+        # RLIMIT_RSS marks a sandbox's processes (blocks/local/inventory.py), so code may read it but not set it.
         given = [(load, 0, 0, argument(2)), (jump_equal, 0, 2, 0), (load, 0, 0, argument(2) + 4), (jump_equal, 1, 0, 0)]
         marked = [(load, 0, 0, argument(1)), (jump_equal, 0, 5, RLIMIT_RSS), *given, refuse(EPERM)]
         on("prlimit64", *marked, (load, 0, 0, argument(0)), *own, refuse(EPERM), allow)
@@ -199,7 +205,7 @@ class Policy:
         on("socket", *(_build_socket_checks(self.unix_sockets) if self.network else [refuse(EPERM)]))
         for name in () if self.network else ADDRESS_CALLS:
             on(name, refuse(EPERM))
-        # A pair of datagram sockets can also send to a path: to a server of the host's, where its files are seen.
+        # A datagram socketpair can also send to a socket path, and so to a server of the host if its files are visible.
         is_safe = self.own_mounts and self.unix_sockets
         unix = [(load, 0, 0, argument(0)), (jump_equal, 0, 1 if is_safe else 4, AF_UNIX)]
         stream = [(load, 0, 0, argument(1)), (mask, 0, 0, 0xF), (jump_equal, 0, 1, SOCK_STREAM)]
@@ -212,8 +218,8 @@ class Policy:
         if self.abi < 3 and not self.own_mounts:
             on("truncate", refuse(EPERM))
         for name, flags in (("open", 1), ("openat", 2)):
-            # Opening for reading with O_TRUNC empties a file, of which Landlock saw nothing before its ABI 3. Opening
-            # for neither reading nor writing is no access to it at all, and gives what ioctl works on.
+            # O_TRUNC empties a file even if it is opened for reading, and Landlock did not check that before ABI 3.
+            # Access mode 3 (neither reading nor writing) needs no Landlock right, but its descriptor accepts ioctl.
             first = (jump_equal, 3, 0, O_TRUNC if self.abi < 3 and not self.own_mounts else 3)
             check = [(mask, 0, 0, O_TRUNC | O_ACCMODE), first, (jump_equal, 2, 0, 3), (jump_equal, 1, 0, O_TRUNC | 3)]
             on(name, (load, 0, 0, argument(flags)), *check, allow, refuse(EPERM))
@@ -221,7 +227,7 @@ class Policy:
 
 
 def _locate_argument(index: int) -> int:
-    """Where a filter finds the low half of an argument, on the little-endian machines that we serve."""
+    """Return the offset of an argument's low half in the filter's data, for little-endian machines."""
     return 16 + 8 * index
 
 
@@ -230,9 +236,9 @@ def _refuse(error: int) -> Instruction:
 
 
 def _build_time_checks(path: int, times: int) -> list[Instruction]:
-    """Says that times were changed, and refuses to set those of a path to now.
+    """Return checks that report success for changed times, but refuse to set a path's times to now.
 
-    That is how Python's `Path.touch` asks whether there is a file: it makes one where the answer is an error.
+    Python's `Path.touch` sets the times to now to test if a file exists, and creates the file only after an error.
     """
     path_at, times_at = _locate_argument(path), _locate_argument(times)
     return [
@@ -243,10 +249,10 @@ def _build_time_checks(path: int, times: int) -> list[Instruction]:
 
 
 def _build_ioctl_checks(network: bool) -> list[Instruction]:
-    """Lets through the requests that are known.
+    """Return checks that allow only known ioctl requests.
 
-    Landlock governs none to files, and some file systems change a file that was opened for reading, or make and remove
-    snapshots below such a directory.
+    Landlock does not govern requests to files. In some file systems such requests change a file that was opened for
+    reading, or create and delete snapshots below a directory that was opened for reading.
     """
     wrong = (TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD, FIOSETOWN, SIOCSPGRP)
     known = (FICLONE, FICLONERANGE, FS_IOC_GETFLAGS, FS_IOC_FSGETXATTR, FS_IOC_FIEMAP)
@@ -259,7 +265,7 @@ def _build_ioctl_checks(network: bool) -> list[Instruction]:
 
 
 def _build_socket_checks(unix_sockets: bool) -> list[Instruction]:
-    """Lets through unix sockets, if any, TCP and UDP, and of netlink what the C library asks it: what addresses."""
+    """Return checks that allow TCP, UDP, optionally unix sockets, and netlink for the C library's address queries."""
     protocol = (LOAD, 0, 0, _locate_argument(2))
     return [
         (LOAD, 0, 0, _locate_argument(0)),

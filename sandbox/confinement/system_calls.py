@@ -1,27 +1,28 @@
-"""The kernel's system calls, all of them: those that the filter refuses or looks at, and why each other one is allowed.
+"""All system calls of the kernel: those that the filter refuses or inspects, and the reasons to allow the others.
 
-Reviewed against the tables of Linux 6.18 (arch/x86/entry/syscalls/syscall_64.tbl, scripts/syscall.tbl) up to
-`FIRST_UNKNOWN_CALL`; what has a number from there on, or in the gap that the tables leave, is not there for the code.
-tests/sandbox/confinement/system_calls.txt is the table, and a test holds this file against it. A call has its number on
-x86_64 and on aarch64, None where it has none. "No namespace" below is a sandbox that sees the host's files (landlock).
+The list was reviewed against the tables of Linux 6.18 (arch/x86/entry/syscalls/syscall_64.tbl, scripts/syscall.tbl) up
+to `FIRST_UNKNOWN_CALL`. Numbers from there on, and numbers in the tables' gaps, do not exist for the code. A test
+compares this file with the table in tests/sandbox/confinement/system_calls.txt. Each call has its number on x86_64 and
+on aarch64, or None if it does not exist there. "No namespace" below means a sandbox that sees the host's files
+(landlock).
 """
 
 Numbers = dict[str, tuple[int | None, int | None]]
 
-FIRST_UNKNOWN_CALL = 463  # from 424 on the numbers are the same everywhere
-GAPS = ((337, 424), (295, 424))  # numbers that no call has, by architecture
+FIRST_UNKNOWN_CALL = 463  # numbers from 424 on are the same on all architectures
+GAPS = ((337, 424), (295, 424))  # unused numbers (first, end) by architecture
 
 # ------------------------------------------------------------------------------------------------- refused everywhere
 
 DENIED_CALLS: Numbers = {
-    # Other processes: their memory, their descriptors, where they are in it
+    # Other processes: their memory, their descriptors, their state
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
     "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "process_mrelease": (448, 448),
     "get_robust_list": (274, 100),
-    # Programs in the kernel, its counters, and calls that go around every other filter
+    # Programs in the kernel, its counters, and calls that bypass every other filter
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
-    # Keys, which belong to the user and not to the sandbox
+    # Keys, which belong to the user, not to the sandbox
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
     # The kernel itself: its code, its log, its clock, its name, its ports, its accounting
     "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106), "kexec_load": (246, 104),
@@ -30,45 +31,45 @@ DENIED_CALLS: Numbers = {
     "clock_settime": (227, 112), "clock_adjtime": (305, 266), "adjtimex": (159, 171), "syslog": (103, 116),
     "sethostname": (170, 161), "setdomainname": (171, 162), "vhangup": (153, 58), "iopl": (172, None),
     "ioperm": (173, None), "lookup_dcookie": (212, 18), "lsm_set_self_attr": (460, 460),
-    # Old or rare, with more faults in its history than users: segments of 16 bits, the layout of programs of 1992
+    # Old or rare calls with a history of bugs, for example for 16-bit segments and program formats of 1992
     "modify_ldt": (154, None), "uselib": (134, None), "sysfs": (139, None), "ustat": (136, None),
     "nfsservctl": (180, 42),
-    # What the whole machine has a limited number of: contexts of asynchronous I/O; memory that no limit of ours counts
+    # Contexts of asynchronous I/O, which are limited for the whole machine; memory that none of our limits counts
     "io_setup": (206, 0), "memfd_secret": (447, 447),
-    # Memory in the kernel that is no process's: no limit of ours counts it, and it stays when the code has ended
+    # Kernel memory without an owning process: none of our limits counts it, and it stays after the code has ended
     "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186),
-    # Files by another way than their path, and all that happens to them
+    # Access to files without their path, and notification about all accesses
     "open_by_handle_at": (304, 265), "name_to_handle_at": (303, 264), "fanotify_init": (300, 262),
     "fanotify_mark": (301, 263),
-    # Namespaces and mounts, those of the host by name and number too
+    # Namespaces and mounts, including those of the host by name and number
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
     "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
     "statmount": (457, 457), "listmount": (458, 458),
 }  # fmt: skip
 
-# Their arguments are in memory, where no filter sees them. They are not there, and what uses them has another way.
+# Filters cannot see arguments in memory. These calls report that they do not exist, so callers use an older call.
 ABSENT_CALLS: Numbers = {"clone3": (435, 435), "openat2": (437, 437)}
 
 # ------------------------------------------------------------------------------------- where there is no namespace
 
-# Changes of mode, owner, times: Landlock does not govern them. They do nothing, and say that they did.
+# Changes of mode, owner and times, which Landlock does not govern. They have no effect but report success.
 IGNORED_CALLS: Numbers = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
     "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
     "futimesat": (261, None), "utimensat": (280, 88),
 }  # fmt: skip
-# The same of attributes, also for a user of the sandbox's own.
+# Changes of extended attributes: the same, even if the sandbox runs as its own user.
 ATTRIBUTE_CHANGES: Numbers = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
     "lremovexattr": (198, 15), "fremovexattr": (199, 16),
 }  # fmt: skip
-# Attributes that are read, and changes that are watched for, which it does not govern either: not supported.
+# Reads of extended attributes and watches for changes, which Landlock does not govern either. They fail with ENOTSUP.
 ATTRIBUTE_READS: Numbers = {
     "getxattr": (191, 8), "lgetxattr": (192, 9), "fgetxattr": (193, 10), "listxattr": (194, 11),
     "llistxattr": (195, 12), "flistxattr": (196, 13), "inotify_add_watch": (254, 27),
 }  # fmt: skip
-# What stays in the kernel and is shared with the host, by name and by id: ids of the host's are small numbers.
+# Kernel objects that are shared with the host by name and by id. The host's ids are small numbers, easy to guess.
 KERNEL_MEMORY_CALLS: Numbers = {
     "shmat": (30, 196), "shmctl": (31, 195), "shmdt": (67, 197),
     "semop": (65, 193), "semtimedop": (220, 192), "semctl": (66, 191),
@@ -76,7 +77,7 @@ KERNEL_MEMORY_CALLS: Numbers = {
     "mq_open": (240, 180), "mq_unlink": (241, 181), "mq_timedsend": (242, 182), "mq_timedreceive": (243, 183),
     "mq_notify": (244, 184), "mq_getsetattr": (245, 185),
 }  # fmt: skip
-# There are no sockets but pairs. One of a pair could still take an abstract name of the host's, and keep it.
+# Socketpairs are the only sockets, but one of a pair could still bind an abstract name of the host.
 ADDRESS_CALLS: Numbers = {
     "bind": (49, 200), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242), "connect": (42, 203),
 }  # fmt: skip
@@ -84,11 +85,11 @@ ADDRESS_CALLS: Numbers = {
 # ------------------------------------------------------------------------------- looked at more closely (policy.py)
 
 INSPECTED_CALLS: Numbers = {
-    # Files: truncation below Landlock's ABI 3, descriptors for neither reading nor writing, requests, owners
+    # Files: truncation below Landlock ABI 3, descriptors for neither reading nor writing, ioctl requests, signal owners
     "open": (2, None), "openat": (257, 56), "truncate": (76, 45), "ioctl": (16, 29), "fcntl": (72, 25),
-    # New processes: namespaces, and children of the supervisor's
+    # New processes: namespaces, and children of the supervisor
     "clone": (56, 220),
-    # Processes by their ids: only itself, where Landlock does not keep them apart
+    # Processes by id: only the caller itself. Signal calls are unrestricted if Landlock scopes signals.
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "prlimit64": (302, 261), "setrlimit": (160, 164),
     "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
@@ -96,7 +97,7 @@ INSPECTED_CALLS: Numbers = {
     "move_pages": (279, 239),
     # Sockets: families and protocols
     "socket": (41, 198), "socketpair": (53, 199),
-    # How programs are laid out in memory: asked for, and not made easier to attack
+    # Memory layout of programs: code may read it, but not make it easier to attack
     "personality": (135, 92),
 }  # fmt: skip
 

@@ -1,1 +1,1 @@
-"""What an execution came to, out of what its sandbox says of it: a result or an error, and text made safe to show."""
+"""Decoding of an execution's outcome from untrusted data, and escaping of text for display."""

@@ -1,26 +1,29 @@
-"""What all our errors have in common, apart from them, for what an error has may be a result."""
+"""The base class of all rlm-batch errors. It is not in `errors`: that uses `result`, which uses this class."""
 
 from typing import Any, ClassVar, Literal
 
 from ..meta import Meta
 from .text_escape import LINE_CHARACTERS, escape_text
 
-MAX_SUMMARY_CHARACTERS = 500  # a line of a table or a log
+MAX_SUMMARY_CHARACTERS = 500  # one line of a table or a log
 
 RetryRule = Literal["never", "if asked", "if idempotent", "always"]
 
 
 class RlmBatchError(Exception):
-    """What all our errors have in common: a text, and by keyword the attributes that a class has beside it.
+    """The base class of all rlm-batch errors: a text, and attributes that a subclass declares.
 
-    Printed, or uncaught, it is the text without what a terminal would take for commands; `text` is the text as it is.
-    `meta` is what is known of the execution that failed (its output, its sandbox, its seconds), or None where there
-    was none.
+    `str()` escapes characters that a terminal would interpret; `text` is the original text. `meta` describes the failed
+    execution (its output, its sandbox, its seconds). Without an execution it is empty (None).
+
+    Args:
+        text: The message.
+        **attributes: Values of the attributes that the class declares.
     """
 
     retry_rule: ClassVar[RetryRule] = "never"
-    details: ClassVar[tuple[str, ...]] = ()  # the attributes that stand in the JSON beside the text
-    _kinds: ClassVar[dict[str, type["RlmBatchError"]]] = {}  # all of ours, by name
+    details: ClassVar[tuple[str, ...]] = ()  # attributes that the JSON contains besides the text
+    _kinds: ClassVar[dict[str, type["RlmBatchError"]]] = {}  # all subclasses, by name
 
     def __init__(self, text: str, **attributes: Any) -> None:
         super().__init__(text)
@@ -35,7 +38,7 @@ class RlmBatchError(Exception):
 
     @property
     def text(self) -> str:
-        """The text as it is, with whatever letters code has put into it."""
+        """Return the original text. It may contain control characters that code put there."""
         return super().__str__()
 
     def __str__(self) -> str:
@@ -43,7 +46,7 @@ class RlmBatchError(Exception):
 
     @property
     def summary(self) -> str:
-        """The first line of the text, or as much of it as a table or a log shows."""
+        """Return the first line of the text, escaped and cut to the length that a table or a log shows."""
         line = self.text.partition("\n")[0]
         shown = line if len(line) <= MAX_SUMMARY_CHARACTERS else f"{line[:MAX_SUMMARY_CHARACTERS]}..."
         return escape_text(shown, keep="\t")

@@ -1,6 +1,6 @@
-"""An execution's end as its sandbox tells it, which is a result or an error.
+"""A decoder that turns the end of an execution into a result or an error.
 
-The code may have written what stands there: nothing in it is taken for what it should be before it has been looked at.
+The data is untrusted: code may have written it. Every value is checked before use.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 SIGXCPU, SIGXFSZ = 24, 25
 SETUP_HINT = "Give the sandbox more of what it lacked, or ask rlm-batch doctor"
-LIMITS = {  # of a sandbox as a whole, by the options: what it did
+LIMITS = {  # parts of messages about limits on a whole sandbox, by option
     "total_memory_mib": "held more memory", "disk_mib": "had more on disk",
     "total_processes": "had more processes and threads", "processes": "had more processes and threads",
 }  # fmt: skip
-HIT_LIMITS = {  # the options, of which the lowest holds, and what code can do, by what its driver calls a limit
+HIT_LIMITS = {  # options that set a limit (the lowest one applies) and a remedy, by the driver's name of the limit
     "processes": (("total_processes", "processes"), "have fewer processes and threads at a time"),
     "open_files": (("open_files",), "close files that are not needed"),
     "file_size": (("file_size_mib",), "write smaller files"),
@@ -48,11 +48,11 @@ HIT_LIMITS = {  # the options, of which the lowest holds, and what code can do, 
     "disk": (("disk_mib",), "remove files that are not needed"),
     "shm": (("memory_mib",), "keep less in /dev/shm"),
 }
-# Python writes this where it ends before it runs any code: a variable of its environment has a wrong value.
+# Python writes this if a wrong environment variable makes it exit before it runs any code.
 FAILED_START = re.compile(r"(?m)^Fatal Python error: (.{1,200}).*\nPython runtime state: (?:pre|core )initializ")
-MAX_TEXT_CHARACTERS = 21_000  # of an error: the driver cuts a text at 20,000 and says so in it
-NUMBERS_AT_ONCE = 200  # that are put back into a submission, which takes no 10 ms
-MAX_SECONDS = 1e9  # that code may have run, thirty years: what says more is no clock of ours
+MAX_TEXT_CHARACTERS = 21_000  # text of an error; the driver cuts it at 20,000 and adds a note
+NUMBERS_AT_ONCE = 200  # non-finite numbers restored between two pauses, in less than 10 ms
+MAX_SECONDS = 1e9  # longest credible run time, 30 years; larger values did not come from our driver
 
 
 def decode_end(
@@ -62,9 +62,9 @@ def decode_end(
     timeout: float | None,
     output_fields: list[dict[str, str]] | None,
 ) -> Parts[Result]:
-    """The result that an execution's last frame holds. Raises the error that it holds instead.
+    """Return the result in an execution's last frame, or raise the error in it.
 
-    `build_meta` makes the meta of either, with the fields that it is given besides.
+    `build_meta` builds the meta; it takes further fields by keyword.
     """
     seconds = header.get("seconds")
     seconds = seconds if type(seconds) is float and 0 <= seconds < MAX_SECONDS else 0.0
@@ -94,8 +94,8 @@ def decode_end(
 
 
 def decode_submission(body: bytes, expected: list[dict[str, str]] | None) -> Parts[dict[str, Any]]:
-    """The fields that were submitted. Raises SubmissionError."""
-    has_nonfinite = body.startswith(b"[")  # then it is a list of the fields, and of the numbers that are null in them
+    """Return the submitted fields. Raises SubmissionError."""
+    has_nonfinite = body.startswith(b"[")  # a list of the fields and their non-finite numbers
     try:
         value = yield from read_json(body, MAX_SUBMIT_DEPTH + 1 + has_nonfinite)
         if has_nonfinite:
@@ -106,7 +106,7 @@ def decode_submission(body: bytes, expected: list[dict[str, str]] | None) -> Par
 
 
 def _restore_numbers(pair: Any) -> Parts[Any]:
-    """The first of the pair, with the numbers in it that the second one names. Raises ValueError."""
+    """Return the fields of a pair (fields, non-finite numbers) with the numbers restored. Raises ValueError."""
     if len(pair) != 2 or type(pair[1]) is not dict:
         raise ValueError("a list that is not of fields and of what is not finite in them")
     fields, numbers = pair
@@ -118,7 +118,7 @@ def _restore_numbers(pair: Any) -> Parts[Any]:
 
 
 def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout: float | None) -> RlmBatchError:
-    """The error that an execution's end stands for. The outcome is the code's own word and is trusted with nothing."""
+    """Return the error for an execution's end. The outcome is untrusted data of the code."""
     status, kind = header["status"], outcome.get("kind")
     name, message, traceback = (read_text(outcome, field) for field in ("type", "message", "traceback"))
     line = read_integer(outcome, "line")
@@ -203,20 +203,20 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
 
 
 def read_text(outcome: dict[str, Any], name: str) -> str:
-    """A text that an outcome has, as long as a driver of ours makes it; empty where it has none of that name."""
+    """Return a text of an outcome, cut to the driver's length limit, or an empty string if it is missing."""
     text = outcome.get(name)
     return text[:MAX_TEXT_CHARACTERS] if isinstance(text, str) else ""
 
 
 def read_integer(values: dict[str, Any], name: str) -> int | None:
-    """A whole number that an outcome or a header has; None where it has none of that name."""
+    """Return a 64-bit integer of an outcome or a header, or None if it is missing."""
     value = values.get(name)
     return value if type(value) is int and abs(value) < 1 << 63 else None
 
 
 def describe_crash(header: dict[str, Any], stderr: str, subject: str = "the code") -> str:
-    """Say how the process that ran code ended, and what to do about it; `subject` is what the code is called."""
-    if option := header.get("limit"):  # the host's own word
+    """Describe how the process of the code ended, with a remedy. `subject` is the name of the code in the message."""
+    if option := header.get("limit"):  # set by the host, so trusted
         return (
             f"the sandbox as a whole {LIMITS[option]} than its {option} allows, and {subject} was killed: do less at a "
             f"time, or set a higher {option}{_describe_value(header, option)}"
@@ -242,21 +242,21 @@ def describe_crash(header: dict[str, Any], stderr: str, subject: str = "the code
 
 
 def describe_more_memory(header: dict[str, Any]) -> str:
-    """How code gets more memory, with the option for it where its provider has one."""
-    option = header["memory_option"]  # the host's own word
+    """Describe how to get more memory, with the option if the provider has one."""
+    option = header["memory_option"]  # set by the host, so trusted
     return (
         f"give the sandbox more with {option}{_describe_value(header, option)}" if option else "give the sandbox more"
     )
 
 
 def describe_shortage(header: dict[str, Any], message: str) -> str:
-    """What to do about a process that the driver could not make for code, to follow what it says of that."""
+    """Return a remedy for a process that the driver could not start. It follows the driver's message."""
     is_of_processes = os.strerror(errno.EAGAIN) in message
     return (describe_limit(header, {"limit": "processes"}) if is_of_processes else "") or f". {SETUP_HINT}"
 
 
 def describe_limit(header: dict[str, Any], outcome: dict[str, Any]) -> str:
-    """The option whose limit an error is about, and what to do, to follow the error's message; empty for none."""
+    """Return the option whose limit caused an error, with a remedy, or an empty string. It follows the message."""
     limit, limits = outcome.get("limit"), _get_limits(header)
     options, remedy = HIT_LIMITS.get(limit, ((), "")) if isinstance(limit, str) else ((), "")
     option = min((option for option in options if option in limits), key=limits.__getitem__, default="")
@@ -269,4 +269,4 @@ def _describe_value(header: dict[str, Any], option: str) -> str:
 
 
 def _get_limits(header: dict[str, Any]) -> Mapping[str, int]:
-    return header.get("limits", {})  # the host's own word: see `DriverProtocol._note_limit`
+    return header.get("limits", {})  # set by the host in `DriverProtocol._note_limit`, so trusted

@@ -1,4 +1,4 @@
-"""Rows of text as an HTML table, for a notebook; everything in them may have been chosen by code in a sandbox."""
+"""HTML tables for notebooks. All text in them is untrusted."""
 
 import html
 import reprlib
@@ -9,20 +9,20 @@ from .text_escape import escape_text
 
 MAX_CELL_CHARACTERS = 1_000
 
-_brief = reprlib.Repr()  # a field may be a list of a million numbers
+_brief = reprlib.Repr()  # shortens large values, such as a list of a million numbers
 _brief.maxlist = _brief.maxdict = _brief.maxtuple = 100
 _brief.maxstring = _brief.maxlong = _brief.maxother = MAX_CELL_CHARACTERS
 
 
 def render_html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The table, in which all text is text: it opens no tag, and has no commands to a terminal."""
+    """Return the table as HTML. All cells are escaped, both HTML and control characters."""
     head = "".join(f"<th>{_escape(cell)}</th>" for cell in header)
     body = "".join(f"<tr>{''.join(f'<td>{_escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def render_fields(outputs: dict[str, Any]) -> str:
-    """A result's fields, a row for each, its value in a few words where it is long."""
+    """Return a table with one row per field of a result. Long values are shortened."""
     return render_html_table(("field", "value"), ((name, _brief.repr(value)) for name, value in outputs.items()))
 
 

@@ -1,4 +1,4 @@
-"""Results and failures as JSON, both ways: what stands in a ledger."""
+"""Conversion of results and failures to the JSON of a ledger, and back."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..wire.nonfinite import replace_nonfinite, restore_numbers
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
-    """A result or a failure as a dict of JSON values: `outputs` or `error`, and `meta`.
+    """Return a result or a failure as a dict of JSON values: `outputs` or `error`, and `meta`.
 
-    Numbers that are not finite are None, and stand by JSON pointer under `nonfinite`: those of the outputs beside them,
-    those of the variables in the meta, and those of the last value there under `value_nonfinite`.
+    Non-finite numbers become None. A dict next to them holds the numbers by JSON pointer: `nonfinite` for the outputs,
+    `meta["nonfinite"]` for the variables and `meta["value_nonfinite"]` for the last value.
     """
     meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
     meta["reports"] = [[step, _encode_number(value)] for step, value in outcome.meta.reports]
-    # Most lines have none of these, and leave them out.
+    # Leave out the fields that are empty in most lines.
     for name in ("reports", "pruned", "displays", "tool_calls", "collected", "not_collected"):
         if not meta[name]:
             del meta[name]
-    for name in ("value", "value_repr"):  # which may be empty, zero or False
+    for name in ("value", "value_repr"):  # keep empty strings, zero and False
         if meta[name] is None:
             del meta[name]
     if "value" in meta:
@@ -46,9 +46,9 @@ def _encode_number(value: float) -> float | str:
 
 
 def restore_outcome(data: dict[str, Any]) -> None:
-    """Puts what was not finite back into what `outcome_to_json` made. Raises ValueError where that is damaged.
+    """Restore the non-finite numbers in a dict of `outcome_to_json`, in place. Raises ValueError if it is damaged.
 
-    Once that is done it has no effect.
+    A second call has no effect.
     """
     restore_numbers(data.get("outputs"), data.pop("nonfinite", {}))
     meta = data["meta"]
@@ -62,7 +62,7 @@ def restore_outcome(data: dict[str, Any]) -> None:
 
 
 def outcome_from_json(data: dict[str, Any]) -> Outcome:
-    """Return the outcome that `outcome_to_json` was given.
+    """Return the outcome from a dict of `outcome_to_json`.
 
     Raises ValueError if `nonfinite` names a value that is missing.
     """

@@ -1,6 +1,6 @@
-"""The end of the code that executions build on, as its sandbox tells it: nothing, or an error of its own.
+"""A decoder for the end of `prepare` code, which succeeds or raises an error.
 
-As in `decoding`, the code may have written what stands there.
+As in `decoding`, the data is untrusted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def check_preparation(header: dict[str, Any], body: bytes, meta: Meta, timeout: float | None) -> Parts[None]:
-    """Raises the error that the end of a preparation holds, with `meta`, if it holds one."""
+    """Raise the error in the end of a preparation, with `meta`, unless it succeeded."""
     if header["status"] == "finished":
         return
     outcome: Any = None

@@ -1,18 +1,18 @@
-"""The words of an answer that is an error: what a server says in JSON or on a page, as text for people."""
+"""Extraction of readable text from a server's error response, in JSON or HTML."""
 
 import json
 import re
 from typing import Any, cast
 
-MAX_LENGTH = 20_000  # characters of a body that are looked at
-# Where the words are, the first that has some: Daytona and other servers in JavaScript, FastAPI, Prefect, and the rest.
+MAX_LENGTH = 20_000  # characters of a response to search
+# JSON fields that may hold the message, in order: Daytona and other JavaScript servers, FastAPI, Prefect, others.
 FIELDS = (("message",), ("msg",), ("exception_message", "exception_detail"), ("detail",), ("error",), ("errors",))
 
 
 def extract_message(text: str) -> str:
-    """The text with the words of each JSON object in it in that object's place, and of a page its title.
+    """Return the text with each JSON object replaced by its message, or the title of an HTML page.
 
-    An object that has no words is left out. JSON that is cut off, or is no object, stays as it is.
+    Objects without a message are removed. Truncated JSON, and JSON that is not an object, stays unchanged.
     """
     text = text[:MAX_LENGTH]
     title = re.search(r"<title>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
@@ -33,7 +33,7 @@ def extract_message(text: str) -> str:
 
 
 def _find_words(value: Any) -> str:
-    """The words of a value of JSON: its own, those of a list's items, those of the first field that has some."""
+    """Return the message in a JSON value: its text, its items' messages, or the first field that has a message."""
     if isinstance(value, str):
         return extract_message(value)
     if isinstance(value, list):
@@ -44,7 +44,7 @@ def _find_words(value: Any) -> str:
     for names in FIELDS:
         words = ": ".join(filter(None, (_find_words(fields.get(name)) for name in names)))
         if words:
-            # A field that was refused, as FastAPI says it.
+            # FastAPI names the refused parameter in `loc`.
             place = cast("list[Any]", fields["loc"]) if isinstance(fields.get("loc"), list) else []
             return f"{'.'.join(map(str, place))}: {words}" if place else words
     return ""

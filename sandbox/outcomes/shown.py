@@ -1,6 +1,6 @@
-"""What an execution has shown beside what it submitted, out of what its sandbox says of it.
+"""A decoder for an execution's displays and its last value.
 
-The code may have written it. What is not what our driver sends is passed over: nothing that counts is in it.
+The data is untrusted. Invalid data is ignored, because the result does not depend on it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from ..wire.displays import MAX_REPR_CHARACTERS, check_bundle
 from ..wire.submission import MAX_SUBMIT_DEPTH, SubmissionError
 from .decoding import decode_submission
 
-MAX_TEXT_CHARACTERS = MAX_REPR_CHARACTERS + 100  # with the note on what is left out
+MAX_TEXT_CHARACTERS = MAX_REPR_CHARACTERS + 100  # including the note about omitted text
 
 
 def decode_shown(value: bytes | None, displays: list[bytes]) -> Parts[dict[str, Any]]:
-    """The fields of the meta that hold them, without those that are empty."""
+    """Return the non-empty fields of the meta: `value` or `value_repr`, and `displays`."""
     shown: dict[str, Any] = {}
     if value is not None:
         try:

@@ -1,1 +1,1 @@
-"""What goes to a sandbox: an execution's code, and its variables as JSON."""
+"""Encoding of an execution's code and variables for a sandbox."""

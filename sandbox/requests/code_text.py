@@ -1,4 +1,4 @@
-"""The text of code as files, people and models have it: encodings, Markdown fences, and indents."""
+"""Cleaning of code text from files, people and models: encodings, Markdown fences and indents."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ import tokenize
 
 from ..errors import ConfigurationError
 
-# Outside of texts and comments no Python has such a mark. Words may stand before it.
+# Outside of strings and comments, Python code has no such mark. Words may precede it.
 FENCE_LINE = re.compile(r"^[^#'\"`\n]*(?P<mark>```+)[ \t]*(?P<tag>[^\s`]*)[^\n`]*$", re.MULTILINE)
 PYTHON_TAGS = ("py", "py3", "python", "python3", "ipython", "ipython3", "repl")
 QUOTES = ('"""', "'''")
-DECLARATION = re.compile(r"^([ \t\f]*#.*?coding[:=][ \t]*)[-\w.]+", re.ASCII | re.MULTILINE)  # as in PEP 263
+DECLARATION = re.compile(r"^([ \t\f]*#.*?coding[:=][ \t]*)[-\w.]+", re.ASCII | re.MULTILINE)  # PEP 263
 
 
 def decode_code(data: bytes, name: object) -> str:
-    """Return the text of a file of code in the encoding that Python would read it in.
+    """Decode a file of code as Python would.
 
-    That is UTF-8, with or without a byte order mark, or what a comment in the first two lines declares (PEP 263). In
-    the text that is returned the comment declares UTF-8, and lines end in a line feed.
+    The encoding is UTF-8, with or without a byte order mark, or the one that a comment in the first two lines declares
+    (PEP 263). The comment in the returned text declares UTF-8, and lines end in a line feed.
+
+    Args:
+        data: The file's bytes.
+        name: The file's name in messages.
 
     Raises:
-        ConfigurationError: Python could not read the file, which the message calls `name`.
+        ConfigurationError: Python could not read the file.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise ConfigurationError(
@@ -46,16 +50,16 @@ def decode_code(data: bytes, name: object) -> str:
 
 
 def declare_utf8(text: str) -> str:
-    """Return the code with UTF-8 as the encoding that it declares, if it declares one."""
+    """Return the code with its encoding comment, if it has one, changed to UTF-8."""
     first_lines = "\n".join(text.split("\n", 2)[:2])
     return DECLARATION.sub(r"\1utf-8", first_lines, count=1) + text[len(first_lines) :]
 
 
 def clean_code(code: str) -> str:
-    """Return the code that a text has, without what is around it; lines keep their numbers.
+    """Return the code without a byte order mark, Markdown around it or a common indent. Lines keep their numbers.
 
-    That is a byte order mark, Markdown with a fence around the code, and an indent of all lines. Of several fences the
-    first is taken that is said to be Python, and otherwise the first without a language. A fence may be cut off.
+    Of several fenced blocks the first one tagged as Python counts, or else the first without a tag. The closing fence
+    may be missing.
     """
     code = code.removeprefix("\ufeff")
     if "```" in code:
@@ -63,15 +67,15 @@ def clean_code(code: str) -> str:
     if code[:1].isspace():
         first_line = code.lstrip().partition("\n")[0]
         dedented = textwrap.dedent(code)
-        if dedented.lstrip("\n").startswith(first_line):  # or it is a comment that alone has an indent
+        if dedented.lstrip("\n").startswith(first_line):  # false if only a leading comment is indented
             return dedented
     return code
 
 
 def _take_fenced(code: str) -> str:
-    """Return the code in the fence, with empty lines for those before it; the text itself if there is none.
+    """Return the fenced code, with empty lines for the text before it, or the whole text if it has no fenced code.
 
-    What follows triple quotes may be a text of the code's, which has a fence of its own.
+    A fence after triple quotes is ignored: it may be part of a string of the code.
     """
     texts = min((place for place in map(code.find, QUOTES) if place >= 0), default=len(code))
     found = None
@@ -79,7 +83,7 @@ def _take_fenced(code: str) -> str:
     while opening is not None and opening.start() < texts:
         start = opening.end() + 1
         inner = FENCE_LINE.match(code, start)
-        if inner is not None and inner["tag"]:  # a fence around a fence
+        if inner is not None and inner["tag"]:  # a fence directly inside a fence
             opening = inner
             continue
         end, after = _find_end(code, start)
@@ -96,7 +100,7 @@ def _take_fenced(code: str) -> str:
 
 
 def _find_end(code: str, start: int) -> tuple[int, int]:
-    """Return where the block ends that begins there, and where what follows its closing fence begins."""
+    """Return the end of the block that begins at `start`, and the end of its closing fence."""
     counts, place = [0] * len(QUOTES), start
     for closing in FENCE_LINE.finditer(code, start):
         counts = [
@@ -105,4 +109,4 @@ def _find_end(code: str, start: int) -> tuple[int, int]:
         place = closing.start()
         if not closing["tag"] and not any(count % 2 for count in counts):
             return closing.start("mark"), closing.end()
-    return start + len(code[start:].rstrip().rstrip("`")), len(code)  # cut off
+    return start + len(code[start:].rstrip().rstrip("`")), len(code)  # the closing fence is missing or incomplete

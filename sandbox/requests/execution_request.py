@@ -1,4 +1,4 @@
-"""An execution as it goes to a sandbox: its code, and the variables that the code finds."""
+"""The request of an execution: its code and its variables."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..wire.strict_json import NotJsonError, convert_fields, encode_fields
 from .code_text import clean_code
 from .encoded_variable import EncodedVariable
 
-PROVIDED_NAMES = frozenset(("SUBMIT", *VOLUME_NAMES))  # what all code finds
+PROVIDED_NAMES = frozenset(("SUBMIT", *VOLUME_NAMES))  # defined for all code
 
 
 def convert_variables(variables: dict[str, Any] | None) -> dict[str, Any]:
-    """The variables as the code will find them: arrays as lists. Raises ConfigurationError for what is no JSON."""
+    """Return the variables with arrays as lists. Raises ConfigurationError for values that JSON cannot hold."""
     try:
         return convert_fields(variables or {}, allow_nonfinite=True)
     except NotJsonError as error:
@@ -27,7 +27,7 @@ def convert_variables(variables: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def check_variable_name(name: object, where: str = "") -> None:
-    """Raise ConfigurationError for what no variable can be called; `where` it stands begins the sentence."""
+    """Raise ConfigurationError for an invalid variable name. The message begins with `where`, the name's origin."""
     if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
         better = re.sub(r"[ .()/%-]+", "_", name).strip("_") if isinstance(name, str) else ""
         better = f"_{better}" if better[:1].isdigit() else f"{better}_" if keyword.iskeyword(better) else better
@@ -51,11 +51,18 @@ def encode_request(
     seed: int | None = None,
     refuse_exit: bool = False,
 ) -> list[bytes]:
-    """An execution's body, in parts; `encoded` are variables that are JSON already, `files` their paths in the sandbox.
+    """Encode the body of an execute frame, in parts. Raises ConfigurationError for code or values it cannot send.
 
-    `queries` says whether the code may ask a model; `seed` is for its random generators, where it is a fork of prepared
-    code. With `refuse_exit` code that calls exit() has failed, whatever the status. Raises ConfigurationError for what
-    cannot be sent.
+    Args:
+        code: Python program, which may be in Markdown.
+        variables: Variables of the code.
+        tools: Names of the host functions that the code may call.
+        output_fields: Expected fields with name and type, or None for any fields.
+        encoded: More variables, already encoded.
+        files: Paths in the sandbox of variables that are sent as files.
+        queries: Allow queries to a model.
+        seed: Seed of the random generators, for a fork of prepared code.
+        refuse_exit: Treat a call of exit() as a failure, whatever the status.
     """
     if type(code) is not str:
         raise ConfigurationError(f"code is a {type(code).__name__}: it is the text of a Python program")
@@ -67,7 +74,7 @@ def encode_request(
                 f"the variable {name!r} would hide a function or a constant of that name: rename it"
             )
     try:
-        # As Python itself does to a name in the code.
+        # Python normalizes names in code to NFKC, too.
         values, nonfinite = encode_values_in_parts(
             {unicodedata.normalize("NFKC", name): value for name, value in variables.items()}
         )

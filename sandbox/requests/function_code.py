@@ -1,6 +1,6 @@
-"""A function as code: its source, and a call that hands over the variables and submits what it returns.
+"""Conversion of a function to code: its source, and a call that passes the variables and submits the return value.
 
-Nothing of the function itself leaves this process, so what its source refers to has to be there where the text runs.
+Only the source is sent, so every name in it must exist in the sandbox.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..wire.names import QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
 
-# What code finds, asked for or not.
+# Functions and constants that the sandbox may define for code.
 PROVIDED_NAMES = {"SUBMIT", "display", "report", "VolumeError", *VOLUME_NAMES, *QUERY_NAMES, *QUERY_ERROR_NAMES}
 FUTURE_LINE = "from __future__ import annotations\n"
-# By way of __import__, for a variable may have the name of any other builtin.
+# The call gets builtins by __import__, because a variable may hide any other builtin.
 CALL = """
 (lambda value, python: None if value is None else (
     SUBMIT(**value)
@@ -47,7 +47,7 @@ CALL_END = CALL[CALL.index("\n    )),") :]
 
 @dataclass(frozen=True, slots=True)
 class FunctionParameters:
-    """The parameters of a function that was made code: `names` are all, `required` those without a default."""
+    """The parameters of a converted function: `names` lists all, `required` those without a default."""
 
     function: str
     names: tuple[str, ...]
@@ -55,7 +55,7 @@ class FunctionParameters:
     is_async: bool = False
 
     def check(self, variables: Iterable[str], *, needs_all: bool) -> None:
-        """Raises ConfigurationError for a variable that is no parameter, and with `needs_all` for a missing one."""
+        """Raise ConfigurationError for a variable that is not a parameter and, with `needs_all`, for a missing one."""
         variables = set(variables)
         takes = f"it takes {', '.join(self.names)}" if self.names else "it takes none"
         if unknown := sorted(variables.difference(self.names)):
@@ -68,16 +68,20 @@ class FunctionParameters:
 
 
 def convert_code(code: Any, tools: Collection[str] = (), variables: Collection[str] | None = None) -> Any:
-    """The text that defines a function, calls it, and submits what it returns; and anything else as it is.
+    """Return code that defines a function, calls it and submits its return value. Return a non-callable unchanged.
 
-    Its parameters are the variables; one that there is none of has its default, or is a name that earlier code has
-    defined. A dict that it returns is submitted as fields, any other value as `output`, and of None nothing is. The
-    `def` is on the first line, or on the second where annotations have to wait, so that lines are counted from the
-    function's own beginning. Equal functions give equal texts, wherever they stand.
+    The variables are the parameters. A missing one takes its default, or a name that earlier code defined. A returned
+    dict is submitted as fields and any other value as `output`; None submits nothing. An async function is awaited.
+    The `def` is on line 1, or on line 2 after a future import of annotations, so line numbers count from the function's
+    beginning. Equal functions give equal code, wherever they are defined.
 
-    `tools` are names of functions of the host that it may call; `variables` those that it will get, where all its calls
-    have the same. What an async function returns is awaited. Raises ConfigurationError for what is no plain function
-    with a source of its own, and for a variable that it does not take.
+    Args:
+        code: A plain function, or any object that is not callable, such as the text of a program.
+        tools: Names of host functions that the function may call.
+        variables: Names of the variables of every call, or None if they differ.
+
+    Raises:
+        ConfigurationError: The object is not a plain function with source, or a variable is not a parameter.
     """
     if isinstance(code, str) or not callable(code):
         return code
@@ -85,13 +89,13 @@ def convert_code(code: Any, tools: Collection[str] = (), variables: Collection[s
     if variables is None:
         return text + _build_call(parameters, parameters.names)
     parameters.check(variables, needs_all=False)
-    # In a session others may be there from earlier on, and a default is for where this call has none.
+    # In a session, globals from earlier calls may exist. An optional parameter without a variable takes its default.
     names = [name for name in parameters.names if name in variables or name in parameters.required]
     return text + _build_call(parameters, names)
 
 
 def find_parameters(code: Any) -> FunctionParameters | None:
-    """The parameters of the function that this text was made of; None of any other code."""
+    """Return the parameters of the function behind code of `convert_code`, or None for other code."""
     found = CALL_PATTERN.search(code) if isinstance(code, str) and code.endswith(CALL_END) else None
     if found is None:
         return None
@@ -101,20 +105,20 @@ def find_parameters(code: Any) -> FunctionParameters | None:
 
 
 def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> tuple[str, FunctionParameters]:
-    """The text that defines the function, and its parameters. Raises ConfigurationError."""
+    """Return the source of the function, and its parameters. Raises ConfigurationError."""
     name, plain = _check_kind(function)
     text, definition = _read_definition(name, plain)
     _check_definition(name, definition)
     flags = plain.__code__.co_flags & __future__.annotations.compiler_flag
-    # The annotations wait also where a variable will have the name of what they are made of.
+    # Defer annotations also if a parameter hides a builtin, because annotations may use that builtin.
     is_waiting = bool(flags) or any(hasattr(builtins, parameter) for parameter in _list_names(definition))
     own = {definition.name, *PROVIDED_NAMES, *tools}
     foreign = _find_foreign_global(FUTURE_LINE + text if is_waiting else text, own, plain)
-    if foreign is not None and not is_waiting:  # perhaps in annotations alone, which nobody has to know there
+    if foreign is not None and not is_waiting:  # the name may occur only in annotations, which can be deferred
         is_waiting, foreign = True, _find_foreign_global(FUTURE_LINE + text, own, plain)
     if foreign is not None:
         raise _refuse(name, _explain_global(foreign, plain))
-    # After that: a call of what a module imports is other byte code than one of what this text alone has.
+    # Compare byte code only now: a call of a name that the module imports compiles differently in this text alone.
     if not _is_compiled_from(plain, text, definition, flags):
         raise _refuse(name, "its source is not what it was made of: its file has changed since. Import it anew")
     _check_defaults(name, plain, definition)
@@ -135,7 +139,7 @@ def _refuse(name: str, reason: str) -> ConfigurationError:
 
 
 def _check_kind(function: Any) -> tuple[str, FunctionType]:
-    """The function's name, and the function. Raises ConfigurationError for what is no plain one."""
+    """Return the function's name, and the function. Raises ConfigurationError if it is not a plain function."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     if isinstance(function, MethodType):
         raise _refuse(name, "it is a method, and its object stays here. Pass a function that takes what it needs")
@@ -164,7 +168,7 @@ def _check_kind(function: Any) -> tuple[str, FunctionType]:
 
 
 def _read_definition(name: str, function: FunctionType) -> tuple[str, Definition]:
-    """The function's source from the first column on, with one line's end at its end, and what it defines."""
+    """Return the function's dedented source with one final newline, and its syntax tree. Raises ConfigurationError."""
     try:
         lines, _ = inspect.getsourcelines(function)
     except (OSError, TypeError):
@@ -186,7 +190,7 @@ def _read_definition(name: str, function: FunctionType) -> tuple[str, Definition
 
 
 def _remove_indent(lines: list[str]) -> str:
-    """The lines without the first one's indent; those that a text of several lines goes on with stay as they are."""
+    """Remove the first line's indent from all lines, except inside strings of several lines."""
     source = "".join(lines).rstrip() + "\n"
     indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
     if not indent:
@@ -200,7 +204,7 @@ def _remove_indent(lines: list[str]) -> str:
 
 
 def _check_definition(name: str, definition: Definition) -> None:
-    """Raises ConfigurationError where the parameters are not what variables can be."""
+    """Raise ConfigurationError if variables cannot supply the parameters."""
     arguments = definition.args
     for star, item in (("*", arguments.vararg), ("**", arguments.kwarg)):
         if item is not None:
@@ -218,7 +222,7 @@ def _check_definition(name: str, definition: Definition) -> None:
 
 
 def _check_defaults(name: str, function: FunctionType, definition: Definition) -> None:
-    """Raises ConfigurationError where a default that is written out is not the one that the function has."""
+    """Raise ConfigurationError if a literal default in the source differs from the function's default."""
     positional, keywords = definition.args.args, definition.args.kwonlyargs
     defaults = function.__defaults__ or ()
     has_all = len(defaults) == len(definition.args.defaults)
@@ -231,7 +235,7 @@ def _check_defaults(name: str, function: FunctionType, definition: Definition) -
         try:
             written = ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            continue  # what it came to when the function was made is not known from the text
+            continue  # the source does not tell the value of this expression at definition time
         has_all = has_all and repr(written) == repr(value)
     if not has_all:
         raise _refuse(name, "its defaults are not those of its source, which has changed since. Import it anew")
@@ -242,7 +246,7 @@ def _list_names(definition: Definition) -> list[str]:
 
 
 def _build_call(parameters: FunctionParameters, names: Collection[str]) -> str:
-    """The call of the function with what there is of these names."""
+    """Return code that calls the function with those of these names that are defined."""
     required = [name for name in names if name in parameters.required]
     optional = [name for name in names if name not in parameters.required]
     lists = [json.dumps(part, ensure_ascii=False) for part in (required, optional)]
@@ -251,21 +255,21 @@ def _build_call(parameters: FunctionParameters, names: Collection[str]) -> str:
 
 
 def _parse(text: str) -> list[ast.stmt]:
-    """What stands in the text. Raises SyntaxError."""
+    """Parse the text into statements. Raises SyntaxError."""
     for _ in range(100):
         try:
             return ast.parse(text).body
-        except SystemError:  # CPython before 3.13 counts the depth of all threads' trees as one
+        except SystemError:  # retry: CPython before 3.13 adds up the tree depths of all threads that parse
             continue
     return ast.parse(text).body
 
 
 def _is_compiled_from(function: FunctionType, text: str, definition: Definition, flags: int) -> bool:
-    """Whether a function's code is what the text compiles to; true where pytest has rewritten its asserts."""
+    """Return True if the text compiles to the function's code, or if pytest has rewritten its asserts."""
     code = function.__code__
     if any(name.startswith("@py") for name in (*code.co_names, *code.co_varnames)):
         return True
-    # CPython calls what a function imports in another way where its module imports that, too.
+    # CPython compiles calls of a name that a function imports differently if its module imports that name, too.
     imports = [node for node in ast.walk(definition) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names} - {"*"}
     imported = "".join(f"import {name}\n" for name in sorted(names & function.__globals__.keys()))
@@ -292,7 +296,7 @@ def _is_same_code(one: CodeType, other: CodeType) -> bool:
 
 
 def _find_foreign_global(text: str, own: Collection[str], function: FunctionType) -> str | None:
-    """The first name that the text uses and that is neither its own nor Python's; None where there is none."""
+    """Return the first global name in the text that neither the text, the sandbox nor Python defines, or None."""
     used, assigned = dict[str, None](), set[str]()
 
     def visit(table: symtable.SymbolTable) -> None:
@@ -314,14 +318,14 @@ def _is_known(name: str, own: Collection[str], function: FunctionType) -> bool:
     missing = object()
     here = function.__globals__.get(name, missing)
     if name in own:
-        return here is missing or name not in PROVIDED_NAMES  # a tool is called by its name, wherever that is defined
+        return here is missing or name not in PROVIDED_NAMES  # a tool may have the name of a global of the module
     builtin = getattr(builtins, name, missing)
-    # Notebooks have an `open` of their own around Python's.
+    # Notebooks wrap Python's `open`.
     return builtin is not missing and (here is missing or getattr(here, "__wrapped__", here) is builtin)
 
 
 def _explain_global(name: str, function: FunctionType) -> str:
-    """What is wrong with a name that is not the function's own, and what to do."""
+    """Return the reason why a global name is refused, with a remedy."""
     missing = object()
     value = function.__globals__.get(name, missing)
     if value is missing:

@@ -1,1 +1,1 @@
-"""A sandbox that is used step by step, whose names stay from call to call."""
+"""Sandboxes for step-by-step use: variables of one execution exist in the next."""

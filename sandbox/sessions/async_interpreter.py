@@ -1,4 +1,4 @@
-"""The interpreter for async code that works step by step: names that one execution defines are there in the next."""
+"""The step-by-step interpreter for async code: variables of one execution exist in the next."""
 
 from __future__ import annotations
 
@@ -32,10 +32,18 @@ GONE = "the sandbox has gone: shutdown() and start() open a new one"
 
 
 class AsyncInterpreter:
-    """Runs code in one sandbox, step by step, for one event loop; executions take turns.
+    """An interpreter that runs code in one sandbox, one execution at a time, on one event loop.
 
-    An async context manager; or `start`, `execute` and `shutdown` by hand. The parameters are those of
-    `SyncInterpreter`.
+    Use it as an async context manager, or call `start`, `execute` and `shutdown`.
+
+    Args:
+        open_sandbox: Async function that opens a sandbox.
+        timeout: Default time limit of an execution in seconds, or None for no limit. Default: 120 s.
+        tools: Host functions that the code may call, by name. Default None: no functions.
+        make_queries: Function that creates the queries of an execution for an interpreter and a depth. Default None:
+            the code cannot query a model.
+        prepare: Code that runs when the sandbox opens. The process of the executions is a fork of its process. Default
+            None: no code.
     """
 
     def __init__(
@@ -53,26 +61,32 @@ class AsyncInterpreter:
         self._prepare = prepare
         self._shares_limits = False
         self._shared_queries: Queries | None = None
-        self._asking_numbers = itertools.count()  # of executions that may ask, in the sandbox that is open
+        self._asking_numbers = itertools.count()  # numbers of executions with queries, in the open sandbox
         self._open = open_sandbox
         self._interpreter: Interpreter | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # that it was opened on
+        self._loop: asyncio.AbstractEventLoop | None = None  # event loop of the open sandbox
 
     async def start(self) -> Self:
-        """Opens the sandbox; the second time does nothing, and after `shutdown` it opens a new one.
+        """Open the sandbox if it is not open. After `shutdown` this opens a new one.
 
-        Raises SandboxStartError, QuotaExceeded, PrepareError, or ConfigurationError, as on another event loop than that
-        on which it was opened.
+        Returns:
+            The interpreter itself.
+
+        Raises:
+            SandboxStartError: The sandbox could not start.
+            QuotaExceeded: The provider's quota is exhausted.
+            PrepareError: The `prepare` code failed.
+            ConfigurationError: The configuration is wrong, or the sandbox was opened on another event loop.
         """
         await self._start()
         return self
 
     async def _start(self) -> Interpreter:
-        if self._interpreter is None or self._interpreter.is_shut_down:  # as it is where it could not be prepared
+        if self._interpreter is None or self._interpreter.is_shut_down:  # a failed preparation shuts it down
             self._interpreter = Interpreter(self._open, timeout=self.timeout, tools=self.tools, prepare=self._prepare)
             self._shared_queries, self._asking_numbers = None, itertools.count()
             self._loop = asyncio.get_running_loop()
-        elif self._loop is not asyncio.get_running_loop():  # it would wait there for what comes on the other
+        elif self._loop is not asyncio.get_running_loop():  # waits would hang: data arrives on the other loop
             raise ConfigurationError(OTHER_LOOP)
         interpreter = self._interpreter
         await interpreter.start()
@@ -90,13 +104,13 @@ class AsyncInterpreter:
         collect: Sequence[str] | None = None,
         collect_to: str | os.PathLike[str] | None = None,
     ) -> Result:
-        """Runs the code and returns what it submitted. Parameters and errors are those of `Interpreter.execute`.
+        """Run the code and return what it submitted. Parameters and errors are those of `Interpreter.execute`.
 
-        `on_output` is called on the event loop, which it keeps from everything else meanwhile; what it raises is
-        logged, and changes nothing else.
+        `on_output` runs on the event loop and blocks it. If it raises, the error is logged and `on_output` is not
+        called again.
         """
         listener = None if on_output is None else OutputListener(on_output)
-        patterns = check_patterns(collect)  # before anything is opened
+        patterns = check_patterns(collect)  # fails before a sandbox opens
         interpreter = await self._start()
         return await interpreter.execute(
             code,
@@ -113,10 +127,13 @@ class AsyncInterpreter:
         )
 
     async def reset(self) -> None:
-        """Forgets all names: the next execution begins in a new process. Files, the volume and the sandbox stay.
+        """Delete all variables: the next execution begins in a new process. Files, the volume and the sandbox stay.
 
-        It is no error where there is no state, or where that was lost. Raises ConfigurationError while an execution is
-        under way, and SandboxLost where the sandbox has gone.
+        Resetting an interpreter without state, or with lost state, is not an error.
+
+        Raises:
+            ConfigurationError: An execution is running.
+            SandboxLost: The sandbox no longer exists.
         """
         interpreter = self._interpreter
         if interpreter is None:
@@ -128,22 +145,35 @@ class AsyncInterpreter:
         await interpreter.forget_context(CONTEXT)
 
     async def upload(self, path: str, data: FileData) -> None:
-        """Writes a file in the sandbox's working folder, with the directories above it; `path` is relative to that.
+        """Write a file in the sandbox's working folder, and create its missing directories. Open the sandbox if needed.
 
-        `data` is bytes, text (as UTF-8), or the `pathlib.Path` of a file of this machine, of at most 256 MiB. Raises
-        VolumeError, SandboxLost and ConfigurationError, and what `start` raises.
+        Args:
+            path: Path relative to the working folder.
+            data: Bytes, text (sent as UTF-8) or the `pathlib.Path` of a local file, at most 256 MiB.
+
+        Raises:
+            VolumeError: The path is invalid, the data is too large, or the file could not be read or written.
+            SandboxLost: The sandbox no longer exists.
+            ConfigurationError: `data` has another type.
+            RlmBatchError: An error of `start`.
         """
         await upload_file((await self._start()).sandbox, path, data)
 
     async def download(self, path: str) -> bytes:
-        """The bytes of a file in the sandbox's working folder, of at most 256 MiB; `path` is relative to that.
+        """Return the bytes of a file in the sandbox's working folder. Open the sandbox if needed.
 
-        Raises VolumeError for what is no file, a link among it, and SandboxLost, and what `start` raises.
+        Args:
+            path: Path relative to the working folder. The file may have at most 256 MiB.
+
+        Raises:
+            VolumeError: The path is not a regular file (links are refused), or the file is too large.
+            SandboxLost: The sandbox no longer exists.
+            RlmBatchError: An error of `start`.
         """
         return await download_file((await self._start()).sandbox, path)
 
     def share_query_limits(self) -> None:
-        """Counts further executions as one against the limits on queries, at the depth of a recursive model's code."""
+        """Make all further executions share one set of query limits, at the depth of a recursive model's code."""
         self._shares_limits = True
 
     def _get_queries(self, interpreter: Interpreter) -> Queries | None:
@@ -152,13 +182,13 @@ class AsyncInterpreter:
         if self._shares_limits and self._shared_queries is not None:
             return self._shared_queries
         queries = self._make_queries(interpreter, int(self._shares_limits))
-        queries.numbers = (next(self._asking_numbers),)  # unlike its seed, which is of the one process
+        queries.numbers = (next(self._asking_numbers),)  # differs per execution; the seed belongs to the one process
         if self._shares_limits:
             self._shared_queries = queries
         return queries
 
     async def shutdown(self) -> None:
-        """Removes the sandbox, whatever it is doing; the second time does nothing."""
+        """Delete the sandbox, even while it runs code. A second call does nothing."""
         interpreter, self._interpreter = self._interpreter, None
         if interpreter is not None:
             await interpreter.shutdown()

@@ -1,4 +1,4 @@
-"""Files that a script puts into a sandbox's working folder, and takes out of it."""
+"""Upload to and download from a sandbox's working folder."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from ..errors import ConfigurationError, VolumeError
 if TYPE_CHECKING:
     from ..sandbox_api import Sandbox
 
-MAX_FILE_BYTES = 256 * 1024 * 1024  # it is in memory here, at some providers twice
+MAX_FILE_BYTES = 256 * 1024 * 1024  # the whole file is in memory, with some providers twice
 REMEDY = "the code can save what is larger to a volume, or cut it into parts"
 
 FileData = bytes | str | os.PathLike[str]
 
 
 async def upload_file(sandbox: Sandbox, path: str, data: FileData) -> None:
-    """Writes a file below the sandbox's working folder: bytes, text as UTF-8, or a file of this machine by its path.
+    """Write a file below the sandbox's working folder: bytes, text as UTF-8, or a local file by its path.
 
-    Raises ConfigurationError for what is none of these, and VolumeError.
+    Raises ConfigurationError for other types of data, and VolumeError.
     """
     _check_path(path)
     await sandbox.upload(path, await asyncio.to_thread(_read_data, path, data))
 
 
 async def download_file(sandbox: Sandbox, path: str) -> bytes:
-    """The bytes of a file below the sandbox's working folder. Raises VolumeError."""
+    """Return the bytes of a file below the sandbox's working folder. Raises VolumeError."""
     _check_path(path)
     limit = MAX_FILE_BYTES if sandbox.disk_mib is None else min(MAX_FILE_BYTES, sandbox.disk_mib * 1024 * 1024)
-    return await sandbox.download(path, max_bytes=limit)  # a file with holes can be larger than what it takes there
+    return await sandbox.download(path, max_bytes=limit)  # limited: sparse files can exceed the sandbox's disk size
 
 
 def describe_large_file(path: str, size: int, max_bytes: int) -> str:
-    """Why a file is not brought here that has that many bytes, or at least so many."""
+    """Return the message for a file of `size` bytes or more that is too large to download."""
     return f"{path} could not be read: it has {size:,} bytes or more, and {max_bytes:,} are the most; {REMEDY}"
 
 

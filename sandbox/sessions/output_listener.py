@@ -1,4 +1,4 @@
-"""What a script hears of its code's output while that runs."""
+"""Delivery of output to a script while its code runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log = logging.getLogger("rlm_batch.interpreter")
 
 
 class OutputListener:
-    """Calls a function with each piece of output: the stream's name and the text.
+    """A listener that calls a function with each piece of output: the stream's name and the text.
 
-    One that raises an Exception is not called again, and nothing else comes of that but a line in the log. Raises
-    ConfigurationError for what cannot be called so.
+    If the function raises an Exception, the listener logs it and does not call the function again. Raises
+    ConfigurationError if the function is not callable or is async.
     """
 
     def __init__(self, on_output: OnOutput) -> None:
@@ -32,12 +32,12 @@ class OutputListener:
         self._on_output: OnOutput | None = on_output
 
     def hear(self, stream: str, text: str) -> None:
-        """Hands on a piece of output."""
+        """Call the function with a piece of output."""
         if self._on_output is None:
             return
         try:
             self._on_output(stream, text)
-        except Exception as error:  # noqa: BLE001 - the code's result is not to be lost for it
+        except Exception as error:  # noqa: BLE001 - a failing listener must not lose the code's result
             self._on_output = None
             log.warning(
                 "on_output raised %s: %s; it is called no more for this execution, whose result has all output in its "
@@ -47,29 +47,29 @@ class OutputListener:
 
 
 class OutputQueue:
-    """Output that comes on one thread and is heard on another: the one that waits for the execution."""
+    """A queue that passes output to another thread: the one that waits for the execution calls the listener."""
 
     def __init__(self, on_output: OnOutput) -> None:
         self._listener = OutputListener(on_output)
         self._queue: SimpleQueue[tuple[str, str] | None] = SimpleQueue()
 
     def put(self, stream: str, text: str) -> None:
-        """Notes a piece of output. It does not wait."""
+        """Queue a piece of output without waiting."""
         self._queue.put((stream, text))
 
     def wake(self) -> None:
-        """Ends a wait."""
+        """End a call of `wait` in another thread."""
         self._queue.put(None)
 
     def wait(self, timeout: float) -> None:
-        """Hands on the next piece, for which it waits that many seconds at most."""
+        """Wait at most `timeout` seconds for the next piece, and deliver it."""
         with suppress(Empty):
             piece = self._queue.get(timeout=timeout)
             if piece is not None:
                 self._listener.hear(*piece)
 
     def deliver(self) -> float:
-        """Hands on what there is; returns the seconds that this took."""
+        """Deliver all queued output, and return the seconds that this took."""
         if self._queue.empty():
             return 0.0
         since = time.monotonic()

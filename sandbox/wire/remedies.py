@@ -252,7 +252,7 @@ def find_unit(array: Any) -> str | None:
     """Return the name of the attribute with the array's unit, or None if it has no unit."""
     for name in ("unit", "units"):
         unit = getattr(array, name, None)
-        # Skip functions and methods. They have a `__name__`; `callable` is also true for some units, such as magnitudes.
+        # Skip functions and methods: they have a `__name__`. Some units are callable, such as magnitudes.
         if unit is None or hasattr(unit, "__name__") or str(unit) in ("", "dimensionless"):
             continue
         # On a Series this attribute may be an item, and on a structured array a field.
