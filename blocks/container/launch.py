@@ -9,7 +9,7 @@ from ...sandbox.errors import SandboxStartError
 from ..host_files.cache import make_once, resolve_cache_root
 from ..subprocess_runner import run_command
 
-CWD = "/tmp/sandbox"  # in /tmp, whose size limit covers the clone and the host's files too
+CWD = "/tmp/sandbox"  # /tmp's size limit covers the clone and the host's files, too.
 ARCHIVE_PIECE_BYTES = 1 << 20
 
 # A program for `python3 -c`. Its standard input has the driver, the host's files and then the first frame. A child
