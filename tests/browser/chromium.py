@@ -44,7 +44,7 @@ FLAGS = (
 )
 PATIENCE = 90.0  # seconds for a page to show an expected text on a busy machine
 
-# Finds the smallest element with a visible text; elements in a dialog come before the page behind it.
+# JavaScript that finds the smallest element with a visible text; those in a dialog come before the page behind it.
 FIND = """
 ((selector, text) => {
   const seen = e => e.getClientRects().length > 0;
@@ -55,7 +55,7 @@ FIND = """
   return found.sort((a, b) => said(a).length - said(b).length)[0];
 })
 """
-# Frameworks notice a change of a field only through its native setter and an event.
+# JavaScript that fills a field. Frameworks notice a change only through the field's native setter and an event.
 FILL = """
 ((e, value) => {
   const kind = e.tagName === 'TEXTAREA' ? HTMLTextAreaElement : HTMLInputElement;

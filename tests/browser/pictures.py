@@ -54,7 +54,7 @@ OWN_DEPLOYMENT += ["--grid", "width=8,16,32,64,128,256", "--minimize", "loss", "
 USUAL_RESULTS = "~/.local/share/rlm-batch/results"
 USUAL_HOST = "laptop"
 WIDTH = 1280
-# Replaces private texts everywhere on a page.
+# JavaScript that replaces private texts everywhere on a page.
 REPLACE = """
 (pairs => {
   document.body.normalize();

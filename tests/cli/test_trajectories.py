@@ -47,7 +47,7 @@ def test_an_answer_is_a_trajectory_with_its_turns_what_they_took_and_what_their_
     assert (found["agent"]["model_name"], "notes" in found) == ("large", False)
     user, failed, asked, last = found["steps"]
     assert [step["step_id"] for step in found["steps"]] == [1, 2, 3, 4]
-    # complete, although the query's record has only its beginning
+    # The message is complete, although the query's record has only its beginning.
     assert (user["source"], user["message"]) == ("user", QUESTION)
     assert failed["reasoning_content"] == "I do 1 / 0."
     assert failed["tool_calls"][0]["arguments"] == {"code": "1 / 0"}

@@ -1,4 +1,4 @@
-"""Values in `--grid` and `--space`: their conversion from text, and errors that name what was meant."""
+"""Values in `--grid` and `--space`: their conversion from text, and errors that suggest the intended form."""
 
 import codecs
 import json
@@ -118,7 +118,7 @@ SLIPS_OF_GRIDS: dict[str, list[Any]] = {
     "..5": ["..5"],
     "1e-4\u20261e-1": ["1e-4\u20261e-1"],
 }
-# Each slip with the bounds that were meant: a grid's error suggests them for --space, which accepts or suggests them.
+# Each slip with the intended bounds: a grid's error refers to --space, which accepts the slip or suggests the bounds.
 BOUNDS = {
     "log:1e-4..1e-1": {"low": 1e-4, "high": 0.1, "log": True},
     "log1e-4..1e-1": {"low": 1e-4, "high": 0.1, "log": True},

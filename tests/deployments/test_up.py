@@ -1,4 +1,4 @@
-"""`rlm-batch up` as a user runs it: it in one terminal, and Prefect's own commands in another."""
+"""`rlm-batch up` as a user runs it, with Prefect's own commands in another terminal."""
 
 import json
 import os
@@ -156,7 +156,7 @@ def empty(tmp_path: Path, no_process_left: None) -> Path:
 
 @pytest.fixture
 def home(empty: Path) -> Path:
-    """Return a home with Prefect's database, which saves a first start 15 seconds."""
+    """Return a home with a ready Prefect database, which shortens the first start by 15 seconds."""
     make_prefect_home(empty / ".prefect")
     return empty
 

@@ -56,7 +56,7 @@ def test_a_program_runs(
     (tmp_path / "report.txt").write_text("a long report\n" * 1000)
     openai.script = make_script(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
     name = f"<{program.page}>"
-    # tracebacks show its lines, as for a script
+    # The cache lets tracebacks show the program's lines.
     linecache.cache[name] = (len(program.text), None, program.text.splitlines(keepends=True), name)
     exec(compile(program.text, name, "exec"), {"__name__": "__main__"})
 

@@ -72,7 +72,7 @@ def wait_for_server(tmp_path: Path, program: subprocess.Popen[str], processes: C
     wait_until(lambda: program.poll() is not None or read_results(tmp_path) >= 2, "two results", timeout=PATIENCE)
     assert program.poll() is None
 
-    # retried, because the kernel's list of children can be incomplete while one of them ends
+    # The search is retried, because the kernel's list of children can be incomplete while one of them ends.
     def find_servers() -> list[int]:
         below = list_descendants(program.pid)
         return [pid for pid, command in processes().items() if pid in below and "rlm_batch.flows.server.app" in command]

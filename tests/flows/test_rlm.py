@@ -127,7 +127,7 @@ async def test_what_was_paid_for_is_there_when_the_budget_is_used_up(chat):
     assert isinstance(found.error, CodeError)
     assert found.error.type == "BudgetExceeded"
     assert "raise max_llm_calls" in str(found.error)
-    # the output, not the text of the error
+    # The output, not the text of the error.
     assert found.answer == str(found) == found.trajectory[0]["output"] == "found 1\n"
     assert "ZeroDivisionError" in found.trajectory[1]["output"]
     assert found.queries.calls == len(found.trajectory) == 2

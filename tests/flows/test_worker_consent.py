@@ -174,7 +174,7 @@ def test_links_and_dots_are_resolved_before_a_path_is_judged(
     assert READERS["inputs"](f"{tmp_path}/way-in/file.jsonl") == [("SUBMIT(id)", {"id": 1})]
     monkeypatch.setenv(ALLOWED, f"{tmp_path}/way-in")
     assert READERS["inputs"](f"{allowed}/file.jsonl") == [("SUBMIT(id)", {"id": 1})]
-    # no valid directory: the run's working directory has no files of the user
+    # No valid directory: the run's working directory has no files of the user.
     monkeypatch.setenv(ALLOWED, f"{os.pathsep}.{os.pathsep}")
     monkeypatch.chdir(allowed)
     assert_refused(READERS["inputs"], "file.jsonl")

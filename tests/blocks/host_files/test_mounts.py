@@ -53,7 +53,7 @@ def test_code_reads_it_where_it_was_asked_for_and_sees_edits_at_once(data: Path)
     with LocalInterpreter(isolation="bubblewrap", mounts=mounts, volume_name=None) as interpreter:
         assert interpreter.execute("SUBMIT(x=open('/tmp/below/it/one').read())").x == "1,2\n"
         for place in ("/tmp/below", "/tmp/below/it", "/tmp/below/it/one"):
-            # a renamed mount would be missing in later executions
+            # A renamed mount would be missing in later executions.
             with pytest.raises(CodeError, match=r"PermissionError|busy"):
                 interpreter.execute("import os; os.rename(place, place + '-away')", {"place": place})
         (data / "rows.csv").write_text("3\n")

@@ -106,7 +106,7 @@ def test_the_key_follows_what_is_there_and_its_order(source: Path, tmp_path: Pat
     other.mkdir()
     (other / "mine.py").write_text("VALUE = 42\n")
     both = [str(source), str(other)]
-    # the digest ignores where the directory is
+    # The digest ignores where the directory is.
     assert read_python_path(both[:1]).digest == read_python_path(both[1:]).digest
     (other / "more.py").write_text("")
     digests = {read_python_path(paths).digest for paths in (both, both[::-1], both[:1], both[1:])}

@@ -92,7 +92,7 @@ async def test_a_fault_that_stays_is_an_error_after_the_retries(chat):
 
 
 async def test_an_answer_that_trickles_in_is_given_up_as_one_that_does_not_come(chat, monkeypatch):
-    await ask(model(chat))  # import what a process's first request needs
+    await ask(model(chat))  # imports the packages of a process's first request
     monkeypatch.setattr(
         litellm_client, "LATE_SECONDS", -59.0
     )  # seconds; with this the client waits 1 s in all, and 60 s between bytes

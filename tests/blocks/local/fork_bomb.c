@@ -1,6 +1,6 @@
-/* A fork bomb: `fork_bomb KIND NAME END`. Each process forks for as long as it is there, in a session of its own.
+/* A fork bomb: `fork_bomb KIND NAME END`. Each process starts a new session and forks for as long as it runs.
  *
- * It is bounded: by the limit on processes of whoever starts it, and by END, in seconds of the monotonic clock.
+ * Two things bound it: the limit on processes of its caller, and END, in seconds of the monotonic clock.
  */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -20,13 +20,13 @@ int main(int argc, char **argv)
 {
     if (argc != 4)
         return 2;
-    char kind = argv[1][0]; /* (s)tays, (l)eaves when it has forked, (m)ixes the two, (a)dopts what others leave */
+    char kind = argv[1][0]; /* (s)tays, (l)eaves after a fork, (m)ixes the two, (a)dopts orphans */
     double end = atof(argv[3]);
     unsigned dice = getpid();
     int is_first = 1;
     prctl(PR_SET_NAME, argv[2], 0, 0, 0);
     prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0);
-    signal(SIGCHLD, SIG_IGN); /* so that the kernel buries its children */
+    signal(SIGCHLD, SIG_IGN); /* the kernel reaps the children */
     signal(SIGINT, SIG_IGN);
     signal(SIGTERM, SIG_IGN);
     for (int fd = 0; fd < 100; fd++)

@@ -80,9 +80,7 @@ class Victim:
 
     @property
     def is_untouched(self) -> bool:
-        """Return True if the process is still stopped and has no pending signal, which the kernel sets before kill()
-        returns.
-        """
+        """Return True if the process is still stopped and no signal is pending, which kill() sets before it returns."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return "\nState:\tT" in status and len(re.findall("(?m)^S[ih][gd]Pnd:\t0{16}$", status)) == 2
 

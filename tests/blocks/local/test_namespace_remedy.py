@@ -12,7 +12,7 @@ from rlm_batch.blocks.local.namespace_remedy import find_namespace_remedy
 
 UID_MAP = "bwrap: setting up uid map: Permission denied"
 
-# The script runs in its own user namespace, which has this setting to itself. It runs the program as an ordinary user,
+# The script runs in a user namespace, which has its own copy of this setting. It runs the program as an ordinary user,
 # without the shell's capabilities.
 FOLLOW_THE_REMEDY = """
 try_level() { setpriv --ambient-caps=-all --inh-caps=-all "$@"; }

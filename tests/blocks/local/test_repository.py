@@ -193,7 +193,7 @@ def test_an_address_with_a_password_is_refused_and_not_shown(url: str) -> None:
         assert "hunter2secret" not in "".join(traceback.format_exception(refused.value))
     with pytest.raises(ConfigurationError, match="repo_token"):
         asyncio.run(resolve_commit(url, None, None))
-    # a user name alone is not a password
+    # A user name alone is not a password.
     assert LocalSandbox(repo_url="https://organisation@example.com/x.git").repo_url
 
 
@@ -288,7 +288,7 @@ async def test_a_package_that_names_a_place_is_refused_by_name_and_none_is_built
         with pytest.raises(ConfigurationError, match="wheels from the index") as refused:
             LocalInterpreter(packages=packages).start()
         assert "geheim" not in str(refused.value)
-        # checked without the block's validation too
+        # Check the packages without the block's validation, too.
         with pytest.raises(ConfigurationError, match="wheels from the index"):
             await LocalSandbox().model_copy(update={"packages": packages}).open({})
     assert not (tmp_path / "built").exists()

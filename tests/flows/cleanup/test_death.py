@@ -62,7 +62,7 @@ asyncio.run(batch(["SUBMIT()"] * 20, provider="local:none", max_workers=2, log_o
 
 @pytest.mark.usefixtures("server")
 def test_a_script_that_is_told_to_end_while_it_removes_a_sandbox_removes_it(tmp_path: Path) -> None:
-    """Prefect's signal handler raises an exception at whatever line the program executes."""
+    """Prefect's signal handler raises an exception at any line of the program."""
     command = [sys.executable, "-c", TOLD_TO_END]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == -signal.SIGTERM, done.stderr

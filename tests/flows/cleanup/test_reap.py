@@ -130,7 +130,7 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
     odd = await client.create_flow_run(somebodys, state=Running())
     killed, alive = {"rlm-batch-process": ended_process()}, read_own_identity()
     elsewhere = {"rlm-batch-process": "0" * 32 + alive[32:]}  # another boot id, and otherwise the same process
-    # a process in another PID namespace, as in a container
+    # A process in another PID namespace, as in a container.
     unseen = {"rlm-batch-process": killed["rlm-batch-process"].replace(alive.split(".")[1], "1")}
 
     def labels(run: object = "", server: str = "", **changed: float) -> dict[str, str]:

@@ -71,7 +71,7 @@ async def test_a_sweep_ends_with_a_report_the_best_first_with_charts_and_failure
     table = json.loads(found["table"].data)
     assert [row["number"] for row in table] == [2, 3, 0, 4, 1, 5, 6, 7]
     assert {**table[0], "seconds": 0} == {"number": 2, "x": 1, "y": 0.5, "loss": 0.5, "seconds": 0, "outcome": "best"}
-    # escaped, so Prefect's UI shows it as text
+    # The text is escaped, so that Prefect's UI shows it as text.
     assert r"ValueError (line 1\)\: no \<b\>bold\</b\> \| here" in table[-1]["outcome"]
 
 

@@ -47,7 +47,7 @@ async def test_no_execution_is_begun_once_as_many_have_failed_and_the_next_run_b
 
 
 async def test_what_is_under_way_is_finished(tmp_path: Path) -> None:
-    """The first execution fails once two others have started; they end after the run has seen the failure."""
+    """The first execution fails once two others have started; these end after the run has seen the failure."""
     code = f"""
 import os, time
 
@@ -122,7 +122,7 @@ async def test_a_word_comes_at_once_where_the_first_executions_all_fail_alike(ca
     await run_with_listener(
         batch, heard, "raise [KeyError, ValueError][x % 2]", inputs(6), max_workers=1, on_failure="return"
     )
-    # the run's final error already reports this
+    # The run's final error already reports this.
     await run_with_listener(batch, heard, "raise KeyError", inputs(3), on_failure="return")
     assert heard.texts == []
 

@@ -148,7 +148,7 @@ def test_nothing_that_code_displayed_runs_or_is_fetched_in_a_browser(tmp_path: P
             assert [address for address in browser.asked if address.startswith("http")] == []
             browser.goto(control.as_uri())
             listener.settimeout(120)
-            # the first connection must be the control page's, which proves that the test detects connections
+            # The first connection must be the control page's, which proves that the test detects connections.
             listener.accept()[0].close()
     assert set(re.findall(r"\w+\.leak\.test", network_log.read_text())) == {"control.leak.test"}
 

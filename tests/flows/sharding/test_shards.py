@@ -24,7 +24,7 @@ from rlm_batch.tasks.ledger.ledger import Ledger
 from ...infra.waiting import wait_until_async
 from ...infra.workers import Worker, its_own, wait_until_online
 
-# seconds; most of it is the start of the server and the worker
+# 600 seconds, mostly for the start of the server and the worker.
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
 

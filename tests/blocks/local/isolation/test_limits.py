@@ -79,7 +79,7 @@ def test_forks_and_threads_stay_below_the_limit_which_is_of_all_executions_toget
     second = answer["outputs"]["started"] if "outputs" in answer else 0
     box.let_go()
     counts = [box.host.wait(first)["outputs"]["started"] + second]
-    # the first execution's processes have ended
+    # The first execution's processes have ended.
     counts += [box.outputs(code)["started"] for code in (FORKS % "", THREADS)]
     # The count includes the supervisor and bubblewrap, and on landlock the user's other sandboxes.
     assert 5 < min(counts) <= max(counts) <= 50, counts

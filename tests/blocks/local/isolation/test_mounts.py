@@ -67,7 +67,7 @@ def test_code_reads_what_is_mounted_and_can_do_nothing_else_to_it_nor_go_beside_
     places = {str(path) if is_own_path else f"/data/{path.name}": str(path) for path in (folder, alone)}
     box = own_box(mounts=places)
     for path in (folder.parent, *folder.parent.rglob("*")):
-        # for an ordinary user's host, the code owns these files
+        # For an ordinary user's host, the code owns these files.
         os.chown(path, box.host.uid, box.host.uid, follow_symlinks=False)
     before = _describe(folder.parent)
     at_folder, at_alone = places

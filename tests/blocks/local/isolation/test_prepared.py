@@ -150,7 +150,7 @@ def test_an_execution_ends_for_want_of_memory_of_the_sandbox_before_what_is_prep
     box = own_box(prepare=f"import os, time\nprepared = os.getpid()\n{leave}", total_memory_mib=400)
     before = box.run("SUBMIT(prepared=prepared)")
     running = [box.send(f"own = os.urandom(1 << 20) * 90\n{wait_for_file()}SUBMIT(works=True)") for _ in range(2)]
-    # with a control group, the kernel kills the largest process: the one left running
+    # With a control group, the kernel kills the largest process: the one left running.
     if "watcher" in before["layers"]:
         ended = box.host.wait_for_any(running)
         assert "total_memory_mib" in ended["error"]["text"]

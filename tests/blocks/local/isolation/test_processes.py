@@ -155,7 +155,7 @@ def test_other_processes_cannot_be_signalled(box: Box, victim: Victim) -> None:
     assert box.host.process.poll() is None
     assert found.done == {}
     assert box.outputs("SUBMIT(works=True)") == {"works": True}  # the supervisor works too
-    # without isolation, signalling all of a user's processes would also reach those of other tests
+    # Without isolation, signalling all of a user's processes would also reach those of other tests.
     alone = SIGNAL.partition("try:\n    os.kill(-1")[0]
     assert {"victim killed"} <= set(unconfined(box).tried(alone, pids={"victim": victim.pid}).done)
 

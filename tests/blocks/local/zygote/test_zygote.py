@@ -328,7 +328,7 @@ async def test_many_sandboxes_opened_and_closed_leave_nothing(local: LocalSandbo
             with suppress(FileNotFoundError):  # the process ended meanwhile
                 stock["zygotes' descriptors"] += len(os.listdir(f"/proc/{pid}/fd"))
                 links |= {os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("mnt", "net", "pid")}
-                # on the other levels the mounts are the machine's, which other tests change
+                # On the other levels the mounts are the machine's, which other tests change.
                 if local.isolation == "bubblewrap":
                     stock["mounts"] += len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
         stock["namespaces"] = len(links)
