@@ -3,8 +3,7 @@
 The list was reviewed against the tables of Linux 6.18 (arch/x86/entry/syscalls/syscall_64.tbl, scripts/syscall.tbl) up
 to `FIRST_UNKNOWN_CALL`. Numbers from there on, and numbers in the tables' gaps, do not exist for the code. A test
 compares this file with the table in tests/sandbox/confinement/system_calls.txt. Each call has its number on x86_64 and
-on aarch64, or None if it does not exist there. "No namespace" below means a sandbox that sees the host's files
-(landlock).
+on aarch64, or None if it does not exist there. A sandbox "without a namespace" sees the host's files (landlock).
 """
 
 Numbers = dict[str, tuple[int | None, int | None]]
@@ -51,7 +50,7 @@ DENIED_CALLS: Numbers = {
 # Filters cannot see arguments in memory. These calls report that they do not exist, so callers use an older call.
 ABSENT_CALLS: Numbers = {"clone3": (435, 435), "openat2": (437, 437)}
 
-# ------------------------------------------------------------------------------------- where there is no namespace
+# --------------------------------------------------------------------------------------------- without a namespace
 
 # Changes of mode, owner and times, which Landlock does not govern. They have no effect but report success.
 IGNORED_CALLS: Numbers = {
@@ -82,7 +81,7 @@ ADDRESS_CALLS: Numbers = {
     "bind": (49, 200), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242), "connect": (42, 203),
 }  # fmt: skip
 
-# ------------------------------------------------------------------------------- looked at more closely (policy.py)
+# ------------------------------------------------------------------------------------------ inspected by policy.py
 
 INSPECTED_CALLS: Numbers = {
     # Files: truncation below Landlock ABI 3, descriptors for neither reading nor writing, ioctl requests, signal owners

@@ -77,14 +77,14 @@ def _measure(arguments: Any) -> int | None:
 
 
 class HostMemory:
-    """The memory that calls of all executions take in this process. Safe to use from several threads."""
+    """A counter of the memory that calls of all executions take in this process. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Reset all counts. A fork of this process calls this, because it does not inherit the calls."""
+        """Reset all counts. This also runs in a fork of this process, because a fork runs no calls."""
         self._lock = threading.Lock()
         self.reading = threading.Lock()  # held while a thread parses arguments, which takes several times their memory
         self._waiting_bytes = self._executions = self._argument_bytes = 0
@@ -174,7 +174,7 @@ host_memory = HostMemory()
 
 
 class CallLimit:
-    """The unanswered calls of one execution and their limits. Safe to use from several threads.
+    """A counter of the unanswered calls of one execution, with limits. Safe to use from several threads.
 
     `context` is the context of the execution's caller. If the caller is a host function that serves a call, calls of
     this execution do not wait for memory: the outer call may hold it while it waits for them, which would deadlock.

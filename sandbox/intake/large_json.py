@@ -41,7 +41,7 @@ def is_large(body: bytes) -> bool:
 def read_json(body: bytes, max_depth: int = MAX_DEPTH) -> Parts[Any]:
     """Parse compact JSON. Raises ValueError or RecursionError, also for text that UTF-8 cannot encode.
 
-    Large JSON may also have at most `MAX_CONTAINERS` lists and dicts, nested at most `max_depth` deep.
+    Large JSON with more than `MAX_CONTAINERS` lists and dicts, or with more than `max_depth` levels, also raises them.
     """
     if is_large(body):
         text = yield from _decode(body)

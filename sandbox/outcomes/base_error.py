@@ -14,7 +14,7 @@ class RlmBatchError(Exception):
     """The base class of all rlm-batch errors: a text, and attributes that a subclass declares.
 
     `str()` escapes characters that a terminal would interpret; `text` is the original text. `meta` describes the failed
-    execution (its output, its sandbox, its seconds). Without an execution it is empty (None).
+    execution (its output, its sandbox, its seconds), or has the value None without an execution.
 
     Args:
         text: The message.

@@ -35,7 +35,8 @@ class Budget:
     """Limits on calls, tokens and cost (US dollars); None means no limit. Safe to use from several threads.
 
     Before a call, reserve the most that it can use. After it, settle what it used, or release the reservation if the
-    call failed. A budget also charges its `parent`, atomically: an execution limits its calls, its flow run its cost.
+    call failed. A budget with a `parent` charges both, atomically: an execution's budget may limit the calls, and the
+    flow run's budget the cost.
     """
 
     def __init__(

@@ -20,8 +20,7 @@ FLAT_KIND = "llm_query"  # kind of a query that asks one question
 Message = dict[str, str]  # role and content, as in OpenAI's chat API
 RECORDED_CHARACTERS = 200  # prompts and errors in a record are cut to this length
 MAX_RECORDED_QUERIES = 1000  # per session; further queries are only counted
-# Cached answers cost nothing, so this limit ends an endless loop of questions before its timeout. It applies to
-# sessions with limited calls.
+# Per session with limited calls. Cached answers cost nothing, so without this limit a loop could ask until its timeout.
 MAX_CACHED_ANSWERS = 100_000
 # Queries end this long before the code's timeout, or 1/20 of a short timeout, so the code can submit what it has.
 DEADLINE_MARGIN_SECONDS = 1.0
@@ -229,7 +228,7 @@ class QuerySession:
                         raise QueryError(str(error)) from None
                     reservation.settle(answer.usage)
                 finally:
-                    reservation.release()  # a cancelled request counts as unused: providers do not report its bill
+                    reservation.release()  # a cancelled request counts as unused: no provider reports if it was billed
         except TimeoutError:
             raise self.make_deadline_error() from None
         query.usage += answer.usage

@@ -77,7 +77,7 @@ def _replace(value: Any, pointer: str, numbers: dict[str, str]) -> Any:
 
 
 def restore_number(value: Any, pointer: Any, name: Any) -> None:
-    """Replace the null at a pointer by its non-finite number. Raises ValueError if there is no null."""
+    """Replace the null at a JSON pointer by nan, inf or -inf. Raises ValueError for an invalid pointer or name."""
     number = NUMBERS.get(name) if type(name) is str else None
     steps = pointer.split("/", MAX_STEPS) if type(pointer) is str else []
     if number is None or len(steps) < 2 or steps[0]:

@@ -1,8 +1,8 @@
 """A directory like a virtual environment, for the Python processes that code starts in a sandbox.
 
-Python always finds the ``pyvenv.cfg`` near its executable: started by its path or a script's first line, with ``-I``,
-and with an empty environment. With that file Python ignores the machine's packages and imports those that the ``.pth``
-file names. Environment variables or options would not reach all these processes.
+Python finds the ``pyvenv.cfg`` near its executable however it is started: by its path, by a script's first line, with
+``-I`` or with an empty environment. With that file it ignores the machine's packages and imports those that the
+``.pth`` file names. Environment variables or options would not reach all these processes.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _ESCAPES.update({"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"
 class NotJsonError(Exception):
     """A value that strict JSON cannot hold; the message names its place and a remedy.
 
-    `str()` of the error searches for the remedy, because the search tries expressions on the value.
+    The search for a remedy tries expressions on the value, so it runs only when `str()` builds the message.
     """
 
     def __init__(self, reason: str, find_remedy: Callable[[], str | None] = lambda: None) -> None:
@@ -145,7 +145,7 @@ def _escape_text(text: str) -> str:
 
 
 def is_certainly_json(value: Any) -> bool:
-    """Return True if a value is certainly JSON. This is a fast check without a reason."""
+    """Return True if a value is certainly JSON. After False, the slower conversion decides."""
     kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
     if kind is str or kind is bool or value is None:
         return True
