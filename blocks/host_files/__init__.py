@@ -1,1 +1,1 @@
-"""Files of the host that sandboxes get besides what their provider gives them."""
+"""Files of the host that sandboxes can use: modules on the Python path, mounts, and cached repositories."""

@@ -1,4 +1,4 @@
-"""The cache on this machine for its local sandboxes: what is made once, clones of repositories, one's own modules."""
+"""The cache on this machine for local sandboxes: clones of repositories, and copies of modules."""
 
 import asyncio
 import fcntl
@@ -16,11 +16,11 @@ from ..git import run_git
 from ..worker_consent import check_repository
 from .python_path import PythonPath
 
-FETCH_TIMEOUT_SECONDS = 600.0  # for a repository of some gigabytes
+FETCH_TIMEOUT_SECONDS = 600.0  # seconds, enough for a repository of some gigabytes
 
 
 def resolve_cache_root() -> Path:
-    """The cache's directory: `RLM_BATCH_CACHE`, or one in the user's. Whatever is missing below it is made again."""
+    """Return the cache's directory: `RLM_BATCH_CACHE`, or one in the user's cache. Deleting its content is safe."""
     named = os.environ.get("RLM_BATCH_CACHE")
     if named:
         return Path(named).expanduser().absolute()
@@ -28,7 +28,7 @@ def resolve_cache_root() -> Path:
 
 
 async def check_out_repository(url: str, commit: str, token: SecretStr | None) -> Path:
-    """A clone of the repository with that commit checked out, fetched once. Raises ConfigurationError."""
+    """Return a cached clone of the repository with that commit checked out. Raises ConfigurationError."""
     check_repository(url)
 
     async def fetch(folder: Path) -> None:
@@ -38,18 +38,18 @@ async def check_out_repository(url: str, commit: str, token: SecretStr | None) -
         try:
             await run_fetch("--depth", "1", "--", url, commit)
         except ConfigurationError:
-            # Some servers hand out only what a branch or a tag names: all of those, then. They are no branches of the
-            # clone's own: git refuses to fetch into the one that is checked out, as a new repository's first one is.
+            # Some servers refuse single commits, so fetch all branches and tags. The branches become remote branches,
+            # because git refuses to fetch into the branch that is checked out, such as a new repository's first one.
             await run_fetch("--", url, "+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
         await run_here("checkout", "--quiet", "--detach", commit, timeout=FETCH_TIMEOUT_SECONDS)
-        (folder / ".git" / "FETCH_HEAD").unlink(missing_ok=True)  # it has the address, with what stands in it
+        (folder / ".git" / "FETCH_HEAD").unlink(missing_ok=True)  # The file has the URL, which may contain secrets.
 
     name = hashlib.sha256(url.encode()).hexdigest()[:24]
     return await make_once(resolve_cache_root() / "repositories" / name / commit, fetch)
 
 
 async def keep_modules(modules: PythonPath) -> str:
-    """A directory that has them as they were read, written once. Raises ConfigurationError."""
+    """Return a cached directory with the modules as they were read. Raises ConfigurationError."""
 
     async def write(folder: Path) -> None:
         await asyncio.to_thread(modules.write, folder)
@@ -58,7 +58,7 @@ async def keep_modules(modules: PythonPath) -> str:
 
 
 async def make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Path:
-    """`folder`, filled by the first caller, in this process or another, while the others wait for its lock."""
+    """Return `folder`. The first caller on this machine fills it with `make`; other callers wait for its lock."""
     if folder.exists():
         return folder
     try:

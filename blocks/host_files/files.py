@@ -1,4 +1,4 @@
-"""What the sandboxes of one flow run or interpreter get of the host's files."""
+"""The host's files that the sandboxes of one flow run or interpreter can use."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -9,18 +9,18 @@ from ...sandbox.errors import ConfigurationError
 from .mounts import HostMount, read_mounts
 from .python_path import PythonPath, read_python_path
 
-UPLOADED_PYTHON_PATH = "/tmp/rlm-batch-python-path"  # where sandboxes on other machines have one's own modules
-UPLOADED_PYTHON = "/tmp/rlm-batch-python/bin/python"  # and, where there are some, a Python that imports them
-ARCHIVE_PATH = "/tmp/rlm-batch-files.zip"  # until it is unpacked there
-# A program for `sh -c`, with an archive and a Python. A second time, when the answer was lost, there is none any more.
+UPLOADED_PYTHON_PATH = "/tmp/rlm-batch-python-path"  # The directory of uploaded modules in a sandbox.
+UPLOADED_PYTHON = "/tmp/rlm-batch-python/bin/python"  # A Python that imports the uploaded modules.
+ARCHIVE_PATH = "/tmp/rlm-batch-files.zip"  # The uploaded archive, until it is unpacked.
+# A program for `sh -c` with an archive and a Python. It may run again if its answer was lost, without the archive.
 UNPACK_ARCHIVE = 'if [ -e "$1" ]; then "$2" -I -m zipfile -e "$1" / && rm -f "$1"; fi'
 
 
 @dataclass(frozen=True)
 class HostFiles:
-    """Files of the host: one's own modules, and data.
+    """Files of the host: modules and data.
 
-    `archive` has what is uploaded to sandboxes of other machines, None where nothing is.
+    `archive` is the zip file to upload to sandboxes, or None if there is nothing to upload.
     """
 
     python_path: PythonPath | None = None
@@ -28,32 +28,39 @@ class HostFiles:
     archive: bytes | None = None
 
     def pack(self) -> "HostFiles":
-        """The same with the archive."""
+        """Return a copy with the archive, if there is something to upload."""
         if self.python_path is None and all(mount.files is None for mount in self.mounts):
             return self
         return replace(self, archive=_build_archive(self))
 
     def build_fingerprint(self) -> dict[str, Any]:
-        """What a result depends on of them: JSON."""
+        """Return digests of the files, as JSON. A result depends on them."""
         modules = {} if self.python_path is None else {"python_path": self.python_path.digest}
         mounts = {mount.target: mount.digest for mount in self.mounts}
         return {**modules, **({"mounts": mounts} if mounts else {})}
 
     def list_uploaded_directories(self) -> list[str]:
-        """Where the code imports from, in a sandbox with the unpacked archive."""
+        """Return the directories that code imports from, in a sandbox with the unpacked archive."""
         return [] if self.python_path is None else self.python_path.list_directories(UPLOADED_PYTHON_PATH)
 
     def find_uploaded_python(self) -> str | None:
-        """The Python of the code's processes there, where it is not the sandbox's own."""
+        """Return the Python for code in a sandbox with uploaded modules, or None for the sandbox's own Python."""
         return None if self.python_path is None else UPLOADED_PYTHON
 
 
 def read_host_files(
     python_path: Sequence[str] | None, mounts: Mapping[str, Any] | None, *, is_uploaded: bool, is_bound: bool
 ) -> HostFiles:
-    """The files that these parameters name, as they are now; with `is_uploaded` also as an archive.
+    """Read the files that these parameters name.
 
-    Where it `is_bound`, data is not uploaded all the same. Raises ConfigurationError.
+    Args:
+        python_path: Directories that code imports from.
+        mounts: Files and directories of the host, by their paths in a sandbox.
+        is_uploaded: Pack the files into an archive for upload.
+        is_bound: Bind mounts from the host and leave them out of the archive.
+
+    Raises:
+        ConfigurationError: A file is missing, not allowed, too large, or cannot be read.
     """
     modules = read_python_path(python_path) if python_path else None
     files = HostFiles(modules, read_mounts(mounts, is_uploaded=not is_bound) if mounts is not None else ())
@@ -61,8 +68,8 @@ def read_host_files(
 
 
 def _build_archive(files: HostFiles) -> bytes:
-    """A zip file of all, whose paths are those below the root of a sandbox."""
-    import zipfile  # which takes longer to import than the rest of this
+    """Return a zip file of all files, with paths relative to the root of a sandbox."""
+    import zipfile  # Its import takes longer than the rest of this module.
 
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
@@ -77,7 +84,7 @@ def _build_archive(files: HostFiles) -> bytes:
 
 
 def describe_unpacking_failure(output: str) -> ConfigurationError:
-    """The error where a sandbox on another machine could not unpack the archive, of what the command wrote."""
+    """Return the error for a sandbox that could not unpack the archive, with the last line of the command's output."""
     lines = output.strip().splitlines() or ["its command wrote nothing"]
     return ConfigurationError(
         f"the files of python_path and mounts could not be unpacked in a sandbox: {lines[-1][-1000:]}. See to room on "

@@ -1,8 +1,8 @@
-"""Data of the host's: files and directories that sandboxes have at paths of their own, read only.
+"""Mounts: files and directories of the host that code reads at chosen paths in a sandbox.
 
-Where the sandboxes are on this machine they see what is there, and nothing is copied: an edit is seen at once. What
-such a result depends on is told by the paths, sizes and modification times, for data may take minutes to read. On
-other machines they have copies of what was read, and what it depends on are the bytes.
+Sandboxes on this machine see the files themselves, so an edit is visible at once. The key of a result then depends on
+paths, sizes and modification times, because reading the data could take minutes. Sandboxes on other machines get copies
+of the files, and the key depends on the bytes.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ from ...sandbox.errors import ConfigurationError
 from .source_tree import find_files, locate_source, open_source
 
 MAX_UPLOADED_FILES = 10_000
-# Of all mounts together, for each sandbox on another machine: six seconds at 10 MiB a second, and it is in memory here.
+# The limit on all mounts together, per upload to a sandbox: six seconds at 10 MiB/s. The data is in this host's memory.
 MAX_UPLOADED_BYTES = 64 * 1024 * 1024
-# Where sandboxes of one provider or another have their system, their own files and ours.
+# Directories that sandboxes of some provider need for the system, themselves or rlm-batch.
 RESERVED = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/proc", "/run", "/sbin",
     "/sys", "/usr", "/.sandboxes", "/packages", "/python", "/python-path", "/sandbox", "/scripts", "/tmp/sandbox",
@@ -31,11 +31,14 @@ KERNEL_DIRECTORIES = ("/dev", "/proc", "/sys")
 
 @dataclass(frozen=True)
 class HostMount:
-    """A file or directory of the host's that sandboxes have at `target`.
+    """A file or directory of the host that sandboxes see at `target`.
 
-    `device` and `inode` are which one it was when it was read, and `digest` what was there. `other_file_system` is a
-    directory in it that has another one, empty where there is none. `files` is what is uploaded of it, by the paths
-    below it, with a slash at the end of a directory's; None where it is not.
+    Attributes:
+        device: The device number when the source was read.
+        inode: The inode number when the source was read.
+        digest: A hash of the content, or of names, sizes and times if nothing is uploaded.
+        other_file_system: A directory in the source that is on another file system, or an empty string.
+        files: Bytes to upload by path below the source, with a slash after a directory's path; None without upload.
     """
 
     target: str
@@ -48,14 +51,14 @@ class HostMount:
     files: dict[str, bytes] | None = None
 
     def list_uploaded_files(self) -> Iterator[tuple[str, bytes]]:
-        """What is uploaded, by its path in a sandbox; a directory's has a slash at its end."""
+        """Yield the files to upload as a path in a sandbox and bytes. A directory's path ends with a slash."""
         if self.files is not None and self.is_directory:
             yield f"{self.target}/", b""
         for path, data in (self.files or {}).items():
             yield (f"{self.target}/{path}" if path else self.target), data
 
     def check_source(self) -> None:
-        """Returns if the same file or directory is still there. Raises ConfigurationError."""
+        """Raise ConfigurationError if the source is missing or was replaced since it was read."""
         try:
             with open_source(self.source) as fd:
                 status = os.fstat(fd)
@@ -68,7 +71,7 @@ class HostMount:
             )
 
     def check_open_to_others(self) -> None:
-        """Returns if code that runs as a user of its own could read it. Raises ConfigurationError."""
+        """Raise ConfigurationError if other users may not read the source. Under root, code has a separate user."""
         needed = 0o005 if self.is_directory else 0o004
         if os.stat(self.source).st_mode & needed != needed:
             raise ConfigurationError(
@@ -77,15 +80,19 @@ class HostMount:
             )
 
     def describe_driver_check(self, access: int = 0) -> list[Any]:
-        """What the driver compares before code runs, for links may have led elsewhere, and the rights for Landlock."""
+        """Return the values that the driver compares before code runs, because a link may have changed.
+
+        `access` is the set of Landlock rights.
+        """
         return [self.target, self.device, self.inode, access]
 
 
 def locate_mounts(mounts: Mapping[str, Any]) -> dict[str, Path]:
-    """The files and directories of the host, with links resolved, by where sandboxes are to have them.
+    """Return the host's files and directories with links resolved, by their paths in a sandbox.
 
-    Raises ConfigurationError for a place that a sandbox needs itself, for two of which one is in the other, and for
-    what is not there, or not allowed.
+    Raises:
+        ConfigurationError: A path in the sandbox is reserved or overlaps another one, or a source is missing or not
+            allowed.
     """
     if not isinstance(mounts, Mapping):
         raise ConfigurationError(f"mounts is a dict, such as {{'/data/set': 'data'}}, and not {mounts!r}")
@@ -102,16 +109,18 @@ def locate_mounts(mounts: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def overlaps(path: str, other: str) -> bool:
-    """Whether two absolute paths are the same, or one is in the other."""
+    """Return whether two absolute paths are equal, or one contains the other."""
     one, two = PurePosixPath(path), PurePosixPath(other)
     return one.is_relative_to(two) or two.is_relative_to(one)
 
 
 def read_mounts(mounts: Mapping[str, Any], *, is_uploaded: bool) -> tuple[HostMount, ...]:
-    """What these parameters name, as it is now. Raises ConfigurationError.
+    """Read the files and directories that the mounts name.
 
-    That is also raised for pipes, sockets and devices, by which code would reach the host; and where it `is_uploaded`
-    for links, which would lead to nothing there, and for more than `MAX_UPLOADED_FILES` or `MAX_UPLOADED_BYTES`.
+    Raises:
+        ConfigurationError: A source is missing, not allowed, or cannot be read. It contains a pipe, a socket or a
+            device, through which code could reach the host. With `is_uploaded`, it contains a link, which would lead
+            nowhere in a sandbox, or exceeds `MAX_UPLOADED_FILES` or `MAX_UPLOADED_BYTES`.
     """
     budget = _Budget() if is_uploaded else None
     located = locate_mounts(mounts)
@@ -126,7 +135,7 @@ def read_mounts(mounts: Mapping[str, Any], *, is_uploaded: bool) -> tuple[HostMo
 
 
 class _Budget:
-    """What may still be uploaded."""
+    """The files and bytes that may still be uploaded."""
 
     def __init__(self) -> None:
         self.files, self.bytes = MAX_UPLOADED_FILES, MAX_UPLOADED_BYTES
@@ -144,7 +153,7 @@ class _Budget:
 def _read_mount(target: str, source: Path, text: str, fd: int, budget: _Budget | None) -> HostMount:
     status = os.fstat(fd)
     is_directory = stat.S_ISDIR(status.st_mode)
-    listing = hashlib.sha256(os.fsencode(text))  # what is the same by sizes and times may still be elsewhere
+    listing = hashlib.sha256(os.fsencode(text))  # Two directories may have equal sizes and times.
     directories: list[str] = []
     other_file_system = ""
     for path, item, at in _list_entries(fd) if is_directory else [("", status, fd)]:
@@ -177,7 +186,7 @@ def _read_mount(target: str, source: Path, text: str, fd: int, budget: _Budget |
 
 
 def _list_entries(directory: int) -> Iterator[tuple[str, os.stat_result, int]]:
-    """All that is below an open directory, in one order: its path, its status, and where it is. Raises OSError."""
+    """Yield all entries below an open directory in a fixed order: path, status, and the parent's descriptor."""
     for folder, folders, names, at in os.fwalk(".", dir_fd=directory, onerror=_raise):
         folders.sort()
         for name in sorted((*folders, *names)):
@@ -209,7 +218,7 @@ def _digest_contents(files: dict[str, bytes]) -> str:
 
 
 def _check_target(text: object) -> str:
-    """Where sandboxes are to have it. Raises ConfigurationError."""
+    """Return the normalized path in a sandbox. Raises ConfigurationError if it is invalid or reserved."""
     if not isinstance(text, str) or not text.startswith("/") or ".." in text.split("/") or not text.isprintable():
         raise ConfigurationError(f"mounts: {text!r} is no absolute path in a sandbox: name one such as /data/set")
     target = os.path.normpath("/" + text.lstrip("/"))
@@ -223,7 +232,7 @@ def _check_target(text: object) -> str:
 
 
 def _check_source(text: str) -> Path:
-    """The file or directory of the host, with links resolved. Raises ConfigurationError."""
+    """Return the host's file or directory with links resolved. Raises ConfigurationError if it cannot be mounted."""
     source = locate_source(text, "mounts")
     if any(source.is_relative_to(kernel) for kernel in KERNEL_DIRECTORIES):
         raise ConfigurationError(f"mounts: {source} is the kernel's and no data: name a file or a directory of files")

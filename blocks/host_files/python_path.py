@@ -1,7 +1,7 @@
-"""One's own modules: directories that code imports from, as they were when the flow run or the interpreter began.
+"""The user's modules: directories that code imports from, read when the flow run or the interpreter starts.
 
-They are read once, and each sandbox has what was read: an edit meanwhile changes nothing, and the key of a result is a
-hash of what its code could import.
+They are read once, so a later edit has no effect on running sandboxes. The key of a result includes a hash of the
+modules.
 """
 
 import hashlib
@@ -17,29 +17,29 @@ from .source_tree import find_files, locate_source, open_source
 
 MAX_FILES = 10_000
 MAX_BYTES = 64 * 1024 * 1024
-# Besides what begins with a dot, which is no module and may be a secret (.env, .git).
+# Names to skip, in addition to names with a leading dot, which are not modules and may hold secrets (.env, .git).
 LEFT_OUT = ("__pycache__", "node_modules", "venv")
 
 
 @dataclass(frozen=True)
 class PythonPath:
-    """The files of directories that code imports from, by their paths: a directory's number, and the way from there."""
+    """The files of directories that code imports from. Their keys are NUMBER/PATH, with the directory's number."""
 
-    count: int  # of directories
+    count: int  # The number of directories.
     files: dict[str, bytes]
 
     @cached_property
     def digest(self) -> str:
-        """A hash of the directories' order, and of the paths and bytes of all files."""
+        """Return a hash of the number of directories, and of the paths and bytes of all files."""
         found = {path: hashlib.sha256(data).hexdigest() for path, data in sorted(self.files.items())}
         return hashlib.sha256(json.dumps([self.count, found]).encode()).hexdigest()
 
     def list_directories(self, root: str) -> list[str]:
-        """The directories in their order, where the files are below `root`."""
+        """Return the directories in import order, for files that are written below `root`."""
         return [f"{root}/{number}" for number in range(self.count)]
 
     def write(self, folder: Path) -> None:
-        """Writes the files below a new folder, open to every user. Raises OSError."""
+        """Write the files below a new folder, readable by every user. Raises OSError."""
         for directory in self.list_directories(str(folder)):
             _make_directory(directory)
         for path, data in self.files.items():
@@ -52,7 +52,7 @@ class PythonPath:
 
 
 def locate_directories(paths: Sequence[str]) -> list[Path]:
-    """The directories, with their links resolved. Raises ConfigurationError where one is none, or not allowed."""
+    """Return the directories with links resolved. Raises ConfigurationError for a missing or forbidden directory."""
     if isinstance(paths, str):
         raise ConfigurationError(f"python_path is a list of directories: give [{paths!r}]")
     found = [locate_source(os.fspath(path), "python_path") for path in paths]
@@ -63,9 +63,10 @@ def locate_directories(paths: Sequence[str]) -> list[Path]:
 
 
 def read_python_path(paths: Sequence[str]) -> PythonPath:
-    """What is in these directories now, in the order in which code looks there.
+    """Read the files of these directories, which are in import order.
 
-    Raises ConfigurationError where one cannot be read, or where they have more than `MAX_FILES` or `MAX_BYTES`.
+    Raises:
+        ConfigurationError: A directory cannot be read, or they exceed `MAX_FILES` or `MAX_BYTES` together.
     """
     files: dict[str, bytes] = {}
     size = 0

@@ -1,4 +1,4 @@
-"""Files below a directory of the host, found and opened without following a link, which code could have put there."""
+"""Finding and opening files below a directory of the host without following links, which code could have created."""
 
 import os
 import stat
@@ -15,14 +15,15 @@ OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def locate_source(text: str, parameter: str) -> Path:
-    """The file or directory of the host that a parameter names, with its links resolved.
+    """Return the host's file or directory that a parameter names, with links resolved.
 
-    Raises ConfigurationError where it is not there, or where a deployment's run may not use it.
+    Raises:
+        ConfigurationError: It is missing, or a deployment run may not use it.
     """
     if not text.strip() or "\0" in text:
         raise ConfigurationError(f"{parameter}: {text!r} is no path: name a directory of this machine")
-    path = check_path(Path(os.path.expanduser(text)).absolute())  # which leaves a home that there is none of
-    real = path if is_deployment_run() else resolve_links(path)  # what was allowed has no links, and gets none
+    path = check_path(Path(os.path.expanduser(text)).absolute())  # `expanduser` keeps an unknown user's `~`.
+    real = path if is_deployment_run() else resolve_links(path)  # `check_path` resolved a deployment run's links.
     if real is None or not real.exists():
         raise ConfigurationError(f"{parameter}: there is no {text} on this machine")
     if real == Path("/"):
@@ -32,7 +33,7 @@ def locate_source(text: str, parameter: str) -> Path:
 
 @contextmanager
 def open_source(path: Path) -> Iterator[int]:
-    """A descriptor of a file or a directory at a path without links. Raises OSError where there is one by now."""
+    """Yield a descriptor of a file or directory at a path without links. Raises OSError if a part is a link now."""
     with enter_directory_below(Path("/"), path.parts[1:-1]) as at:
         fd = os.open(path.name, OPEN_FLAGS, dir_fd=at)
     try:
@@ -44,9 +45,10 @@ def open_source(path: Path) -> Iterator[int]:
 def find_files(
     directory: int, is_left_out: Callable[[str], bool] = lambda name: False
 ) -> Iterator[tuple[str, Callable[[], BinaryIO], os.stat_result]]:
-    """The regular files below an open directory: the path of each from there, what opens it, and its status.
+    """Yield the regular files below an open directory: relative path, function that opens the file, and status.
 
-    Links, pipes and devices are left out, and what is left out by its name. Raises OSError, also from what opens it.
+    Links, pipes, devices and names for which `is_left_out` returns True are skipped. Raises OSError, as does the
+    function that opens a file.
     """
     for folder, folders, names, at in os.fwalk(".", dir_fd=directory, onerror=_raise):
         folders[:] = sorted(name for name in folders if not is_left_out(name))
@@ -57,14 +59,14 @@ def find_files(
 
 
 class _Opener:
-    """Opens a file, as long as the walk stands at its directory."""
+    """A function that opens a file. It works only until the walk leaves the file's directory."""
 
     def __init__(self, name: str, directory: int) -> None:
         self._name, self._directory = name, directory
 
     def __call__(self) -> BinaryIO:
         file = open(os.open(self._name, OPEN_FLAGS, dir_fd=self._directory), "rb")  # noqa: SIM115
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it was exchanged meanwhile
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # It was replaced meanwhile.
             file.close()
             raise OSError("it is no regular file any more")
         return file

@@ -1,10 +1,10 @@
-"""Requirements that are installed on this machine: wheels of the index alone, for which no code of theirs runs."""
+"""Requirements to install on this machine: only wheels from the index, whose installation runs none of their code."""
 
 import re
 
 
 def check_wheel_requirements(requirements: list[str]) -> None:
-    """Returns if each is a name of a package on the index, with versions, extras or a marker. Raises ValueError."""
+    """Raise ValueError unless each requirement names a package on the index, with versions, extras or a marker."""
     if not requirements:
         return
     from packaging.requirements import InvalidRequirement, Requirement
@@ -19,7 +19,7 @@ def check_wheel_requirements(requirements: list[str]) -> None:
                     f"{text!r} is no requirement: give names such as numpy or pandas>=2, each by itself"
                 ) from None
         if is_place:
-            name = re.split("[@:]", text)[0].strip()  # what follows may have a password in it
+            name = re.split("[@:]", text)[0].strip()  # The rest may contain a password.
             raise ValueError(
                 f"{name!r} names a place, and building what is there would run its code on this machine: local "
                 "sandboxes take wheels from the index, by names such as numpy or pandas>=2; for modules of your own "

@@ -1,1 +1,1 @@
-"""Where files are kept: locations that fsspec knows, local mirrors of them, and directories of the user's."""
+"""File storage: locations that fsspec reaches, local copies of them, and directories on this machine."""

@@ -15,32 +15,34 @@ from ..worker_consent import check_path, check_writable_directory
 from .data_dirs import resolve_data_dir
 from .safe_paths import enter_directory_below, read_file_below, replace_file_below
 
-FIRST_GID = 0x59000000  # of the groups that own volumes where the host is root: far from those that systems hand out
+FIRST_GID = 0x59000000  # The first group id of volumes if the host process is root, far from ids that systems assign.
 GIDS = 1 << 24
-UMASK = 0o002  # of code that runs as a user of its own: what it writes is open to its group, which is the volume's
+UMASK = 0o002  # The umask of code with a separate user: the volume's group may write its files.
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-MAX_DEPTH = 200  # of directories that are listed: each is open while those below it are
-OWN_MODES, SHARED_MODES = (0o755, 0o644), (0o2775, 0o664)  # of folders and files; the latter where a group owns them
+MAX_DEPTH = 200  # Levels of directories in a list. Each holds an open descriptor.
+OWN_MODES, SHARED_MODES = (0o755, 0o644), (0o2775, 0o664)  # Modes of folders and files; shared: a group owns them.
 
 
 def find_volumes_root(named: str | None) -> Path:
-    """The directory that local volumes are in: the setting, else `RLM_BATCH_VOLUMES`, else below the data directory.
+    """Return the directory of local volumes: the setting, else `RLM_BATCH_VOLUMES`, else one in the data directory.
 
-    Raises ConfigurationError where a deployment's run has a setting that its worker does not allow.
+    Raises:
+        ConfigurationError: A deployment run has a setting that its worker does not allow.
     """
     default = resolve_data_dir("volumes", "RLM_BATCH_VOLUMES")
     if named is None:
         return default
     root = Path(named).expanduser().absolute()
     check_path(root, below=default)
-    return root  # with its links: it is a part of the key
+    return root  # Links are kept, because the path is part of the result's key.
 
 
 def find_volume(named: str | None, name: str) -> "LocalVolume":
-    """The volume of that name below the root that `find_volumes_root` finds.
+    """Return the volume of that name below the root from `find_volumes_root`.
 
-    Raises ConfigurationError, also where a root that was named has a link of that name, which leads out of what the
-    worker of a deployment's run allows: the root may lie where code can write, on another volume.
+    Raises:
+        ConfigurationError: The name is invalid, or a deployment run may not use the path. The path may be a link that
+            leads elsewhere, because code could write to a root that lies on another volume.
     """
     volume = LocalVolume(find_volumes_root(named), name)
     if named is not None:
@@ -49,32 +51,36 @@ def find_volume(named: str | None, name: str) -> "LocalVolume":
 
 
 def list_volumes(named: str | None) -> list[str]:
-    """The names of the volumes below the root that `find_volumes_root` finds, sorted.
+    """Return the names of the volumes below the root from `find_volumes_root`, sorted.
 
-    Raises ConfigurationError where the root cannot be read.
+    Raises:
+        ConfigurationError: The root cannot be read.
     """
     root = find_volumes_root(named)
     try:
         with os.scandir(root) as entries:
             directories = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
-        return []  # no volume has been made yet
+        return []  # No volume exists yet.
     except OSError as error:
         raise ConfigurationError(f"the volumes in {root} cannot be listed: {error.strerror}") from None
     return sorted(name for name in directories if NAME.fullmatch(name))
 
 
 class LocalVolume(VolumeStore):
-    """A directory below the root. Nothing that sandboxed code left there, a link say, leads the host out of it."""
+    """A directory below the root. The host follows no link in it that sandboxed code created."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.path = root / check_volume_name(name)
 
     def create(self) -> int | None:
-        """Makes the directory if it is not there; returns the group that owns it where the host is root, else None.
+        """Create the directory if it is missing, and return its group id if this process is root, else None.
 
-        There each sandbox is a user of its own, and what one writes has to be the next one's to read and replace: the
-        directory, and every directory that is made in it, hands its group on. Raises ConfigurationError.
+        Under root each sandbox has a separate user, but a sandbox must read and replace the files of an earlier one. So
+        the setgid bit passes the directory's group on to everything created in it.
+
+        Raises:
+            ConfigurationError: The directory cannot be created, or is a link and this process is root.
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -88,7 +94,7 @@ class LocalVolume(VolumeStore):
                         f"the volume {self.path} is a link to {os.path.realpath(self.path)}, which would be made one "
                         "that code may write: put a directory there, or mount that one"
                     )
-                # Of the path and not at random, so that two who make it at one time agree.
+                # The path determines the id, so two processes that create the volume at the same time agree.
                 digest = hashlib.sha256(os.fsencode(os.path.realpath(self.path))).digest()
                 group = FIRST_GID + int.from_bytes(digest[:3], "big")
                 os.chown(self.path, -1, group)
@@ -102,7 +108,7 @@ class LocalVolume(VolumeStore):
             ) from error
 
     async def ls(self, path: str = "") -> list[VolumeFile]:
-        """See `VolumeStore.ls`. Links are left out: they have nothing to get."""
+        """List the files as `VolumeStore.ls` does, without links, which `get` refuses."""
         return await asyncio.to_thread(self._ls, path)
 
     async def get(self, path: str) -> bytes:
@@ -110,7 +116,7 @@ class LocalVolume(VolumeStore):
         return await asyncio.to_thread(read_file_below, self.path, _check_file_path(path))
 
     async def put(self, path: str, data: bytes) -> None:
-        """See `VolumeStore.put`. The file has its name only once it is complete."""
+        """Write the file as `VolumeStore.put` does. The file gets its name when it is complete."""
         path = _check_file_path(path)
         modes = OWN_MODES if await asyncio.to_thread(self.create) is None else SHARED_MODES
         await asyncio.to_thread(replace_file_below, self.path, path, data, *modes)
@@ -154,7 +160,7 @@ def _check_file_path(path: str) -> str:
 
 
 def _add_files(files: list[VolumeFile], way: tuple[str, ...], folder: int) -> None:
-    """Adds the files at or below an open folder, which is closed then; no link's target is opened."""
+    """Add the files at or below an open folder, without following links, and close the folder."""
     try:
         if len(way) > MAX_DEPTH:
             raise VolumeError(
@@ -164,7 +170,7 @@ def _add_files(files: list[VolumeFile], way: tuple[str, ...], folder: int) -> No
         with os.scandir(folder) as found:
             entries = [entry for entry in found if not is_reserved_name(entry.name)]
         for entry in entries:
-            with suppress(FileNotFoundError):  # it went meanwhile
+            with suppress(FileNotFoundError):  # It was deleted meanwhile.
                 if entry.is_dir(follow_symlinks=False):
                     _add_files(files, (*way, entry.name), os.open(entry.name, FOLDER_FLAGS, dir_fd=folder))
                 elif entry.is_file(follow_symlinks=False):

@@ -1,4 +1,4 @@
-"""A file or a directory, of this machine or one that fsspec reaches: reading and writing it, with readable errors."""
+"""Files and directories on this machine or in a store that fsspec reaches, with readable errors."""
 
 import errno
 import fnmatch
@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Where a directory is nothing but the beginning of names. To make one would make the bucket, if its name is mistyped.
+# Stores in which a directory is only a prefix of names. Creating one could create a bucket with a mistyped name.
 OBJECT_STORE_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "http", "https")
-PUBLIC_SETTINGS = ("endpoint_url", "region_name", "host", "hostname", "username")  # which an error may show
+PUBLIC_SETTINGS = ("endpoint_url", "region_name", "host", "hostname", "username")  # Errors may show these.
 
 
 @dataclass(frozen=True)
 class Location:
-    """A file or a directory that fsspec reaches. Its text can be given as a location again, and has no secret.
+    """A file or a directory that fsspec reaches. Its text has no secret and can be parsed again.
 
-    Its methods raise OSError, with a text for people in `strerror`; where there is no such file, FileNotFoundError.
+    Its methods raise OSError with a readable `strerror`, or FileNotFoundError for a missing file.
     """
 
     text: str
-    file_system: Any = field(repr=False, compare=False)  # as fsspec has it
+    file_system: Any = field(repr=False, compare=False)  # an fsspec file system
     path: str = field(repr=False, compare=False)
     secrets: tuple[str, ...] = field(repr=False, compare=False)
 
@@ -36,16 +36,16 @@ class Location:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
+        """Return the last part of the path."""
         return self.text.rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
-        """What the name ends with, from its last dot on."""
+        """Return the end of the name from its last dot."""
         return Path(self.name).suffix
 
     def make_directory(self) -> None:
-        """Makes the directory, and sees that it can be written and listed. Raises OSError."""
+        """Create the directory, and check that files can be written and listed in it. Raises OSError."""
         if self._has_directories:
             self._call(self.file_system.makedirs, self.path, exist_ok=True)
         probe = self / f"probe-{uuid.uuid4().hex[:12]}"
@@ -54,26 +54,26 @@ class Location:
             if probe.name not in self.list_sizes("probe-*"):
                 raise OSError(errno.EIO, "what is written there is not listed")
         finally:
-            with suppress(OSError):  # one who may write and not remove can have a ledger
+            with suppress(OSError):  # A ledger needs no right to delete.
                 self._call(self.file_system.rm_file, probe.path)
 
     @property
     def _has_directories(self) -> bool:
-        """Whether a directory is something of its own there."""
+        """Return whether directories exist there, and not only prefixes of names."""
         protocol = self.file_system.protocol
         protocols = {protocol} if isinstance(protocol, str) else set(protocol)
         return protocols.isdisjoint(OBJECT_STORE_SCHEMES)
 
     def write(self, data: bytes) -> None:
-        """Writes the file whole; on an object store, or not at all."""
+        """Write the whole file. On an object store the write is atomic."""
         self._call(self.file_system.pipe_file, self.path, data)
 
     def upload(self, path: Path) -> None:
-        """The same with what a file of this machine has."""
+        """Upload a file of this machine to this location."""
         self._call(self.file_system.put_file, str(path), self.path)
 
     def upload_directory(self, path: Path) -> None:
-        """Makes this a directory with the files that one of this machine has, and those below it."""
+        """Upload a directory of this machine, with all files below it, to this location."""
         for file in sorted(item for item in path.rglob("*") if item.is_file()):
             target = f"{self.path}/{file.relative_to(path).as_posix()}"
             if self._has_directories:
@@ -81,32 +81,32 @@ class Location:
             self._call(self.file_system.put_file, str(file), target)
 
     def remove_directory(self) -> None:
-        """Removes the directory, with all that is below it."""
+        """Delete the directory and everything below it."""
         self._call(self.file_system.rm, self.path, recursive=True)
 
     def has_files(self) -> bool:
-        """Whether there is any file below this directory."""
+        """Return whether any file is below this directory."""
         self._call(self.file_system.invalidate_cache, self.path)
         return bool(self._call(self.file_system.find, self.path))
 
     def read_bytes(self) -> bytes:
-        """All that the file has."""
+        """Return the file's bytes."""
         return self._call(self.file_system.cat_file, self.path)
 
     def read_ranges(self, ranges: list[tuple[str, int, int]]) -> list[bytes]:
-        """Parts of files directly below, by their names, starts and ends in bytes, fetched at one time."""
+        """Return parts of files directly below, fetched together. A range is a name, a start and an end in bytes."""
         names, starts, ends = (list(column) for column in zip(*ranges, strict=True))
         paths = [f"{self.path}/{name}" for name in names]
         return self._call(self.file_system.cat_ranges, paths, starts, ends, on_error="raise")
 
     def download(self, path: Path) -> None:
-        """Copies the file to one of this machine, a piece at a time."""
+        """Copy the file to this machine in pieces."""
         self._call(self.file_system.get_file, self.path, str(path))
 
     def list_sizes(self, pattern: str = "*") -> dict[str, int]:
-        """The names of the files directly below that match, sorted, with their sizes in bytes: one listing, made anew.
+        """Return the sizes in bytes of the matching files directly below, by name and sorted.
 
-        Empty where there is no such directory.
+        It makes one listing, without fsspec's cache. A missing directory gives an empty dict.
         """
         try:
             self._call(self.file_system.invalidate_cache, self.path)
@@ -117,14 +117,14 @@ class Location:
         return {name: size for name, size in sorted(sizes.items()) if fnmatch.fnmatch(name, pattern)}
 
     def _call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """What the function returns. Whatever it raises is an OSError with one line of text, which has no secret."""
+        """Call the function and return its result. Turn any error into an OSError with one line and no secrets."""
         try:
             return function(*arguments, **options)
         except FileNotFoundError as error:
             raise FileNotFoundError(errno.ENOENT, describe_error(error, self.secrets)) from None
         except PermissionError as error:
             raise PermissionError(errno.EACCES, describe_error(error, self.secrets)) from None
-        except Exception as error:  # noqa: BLE001 - each package has types of its own, and some are no OSError
+        except Exception as error:  # noqa: BLE001 - each package has its error types, and some are not OSError
             raise OSError(errno.EIO, describe_error(error, self.secrets)) from None
 
 
@@ -133,7 +133,7 @@ PathOrLocation = Path | Location
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to: it replaces `path` when the block ends, and is gone after an error."""
+    """Yield a path next to `path` to write to. It replaces `path` when the block ends, and is deleted on an error."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
     try:
         yield partial
@@ -143,10 +143,14 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 
 def write_file(path: PathOrLocation, data: bytes | Iterable[bytes]) -> None:
-    """Writes a file whole or not at all, with the directories above it; pieces are not held together. Raises OSError.
+    """Write a whole file. Raises OSError.
 
-    On this machine it is written beside its place and renamed. At a location that is no object store a reader may see
-    a part of it while it is written.
+    On this machine the write is atomic and creates missing directories. At a location other than an object store, a
+    reader may see a part of the file during the write.
+
+    Args:
+        path: The file.
+        data: Its bytes, or pieces of them, which are not kept in memory together.
     """
     if isinstance(path, Path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,7 +166,7 @@ def write_file(path: PathOrLocation, data: bytes | Iterable[bytes]) -> None:
 
 
 def iterate_lines(path: PathOrLocation) -> Iterator[bytes]:
-    """The lines of a file, each with its end, as a stream: of a copy, if it is at a location. Raises OSError."""
+    """Yield the lines of a file with their line ends. A file at a location is downloaded first. Raises OSError."""
     if isinstance(path, Path):
         with path.open("rb") as file:
             yield from file
@@ -170,19 +174,19 @@ def iterate_lines(path: PathOrLocation) -> Iterator[bytes]:
     with tempfile.TemporaryDirectory(prefix="rlm-batch-copy-") as folder:
         path.download(Path(folder, "file"))
         descriptor = os.open(Path(folder, "file"), os.O_RDONLY)
-    with open(descriptor, "rb") as file:  # it has no name any more: a process that is killed leaves nothing
+    with open(descriptor, "rb") as file:  # The file is already unlinked, so a killed process leaves nothing.
         yield from file
 
 
 def list_names(directory: PathOrLocation, pattern: str) -> list[str]:
-    """The names of the files directly below that match, sorted; empty where there is no directory. Raises OSError."""
+    """Return the sorted names of the matching files directly below, none for a missing directory. Raises OSError."""
     if isinstance(directory, Location):
         return list(directory.list_sizes(pattern))
     return sorted(path.name for path in directory.glob(pattern))
 
 
 def collect_secrets(settings: Any, name: str = "") -> Iterator[str]:
-    """Every text in a block's settings that an error must not have: which of them are secret is not said there."""
+    """Yield every text in a block's settings that errors must not show. The settings do not mark which are secret."""
     if isinstance(settings, dict):
         for key, value in settings.items():
             yield from collect_secrets(value, str(key))
@@ -194,7 +198,10 @@ def collect_secrets(settings: Any, name: str = "") -> Iterator[str]:
 
 
 def describe_error(error: BaseException, secrets: tuple[str, ...]) -> str:
-    """What the error says, in one line. Its frames are let go: some of fsspec's hold it, and all above them with it."""
+    """Return the error's message in one line, without secrets.
+
+    The traceback is dropped, because some frames of fsspec refer to the error and keep all their callers alive.
+    """
     error.__traceback__ = None
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     text = next((line.strip() for line in text.splitlines() if line.strip()), "") or type(error).__name__

@@ -1,8 +1,8 @@
-"""What a text names: a path on this machine, a location that fsspec knows, or one through a saved block.
+"""Parsing of locations: a path on this machine, a location that fsspec reaches, or one through a saved block.
 
-`s3://bucket/dir`, `gs://`, `sftp://` and whatever else fsspec has a package for; `file:///dir` is a path like any
-other; `block://<slug>/<name>/<path below>` is below the base path of one of Prefect's storage blocks, with that block's
-credentials. fsspec is imported when there is such a location, and not before.
+`s3://bucket/dir`, `gs://`, `sftp://` and others need their fsspec package. `file:///dir` is an ordinary path.
+`block://<slug>/<name>/<path below>` is a path below the base path of a Prefect storage block, with that block's
+credentials. The first location imports fsspec.
 """
 
 import os
@@ -18,15 +18,19 @@ from ..worker_consent import check_location
 from .location import Location, PathOrLocation, collect_secrets, describe_error
 
 SCHEME_PATTERN = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
-LOCAL_SCHEMES = ("file", "local")  # of this machine's own paths
+LOCAL_SCHEMES = ("file", "local")  # Schemes of paths on this machine.
 PACKAGE_BY_SCHEME = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "sftp": "paramiko", "ssh": "paramiko"}
 PACKAGE_BY_SCHEME |= {"az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "smb": "smbprotocol"}
-# Those that somebody has: who asks again gets the same, and no server is asked for its block again meanwhile.
+# Locations in use. Parsing the same text returns the same location, and does not request its block again.
 _open_locations: weakref.WeakValueDictionary[str, Location] = weakref.WeakValueDictionary()
 
 
 def parse_location(text: str | os.PathLike[str] | Location) -> PathOrLocation:
-    """The path or the location that the text stands for; a path is made absolute. Raises ConfigurationError."""
+    """Return the absolute path or the location that a text names.
+
+    Raises:
+        ConfigurationError: The text is invalid, its block or package is missing, or it cannot be reached.
+    """
     if isinstance(text, Location):
         return text
     text = os.fspath(text)
@@ -42,7 +46,11 @@ def parse_location(text: str | os.PathLike[str] | Location) -> PathOrLocation:
 
 
 def parse_scheme(text: str) -> str | None:
-    """The scheme of a location, such as `s3`; None of a path. Raises ConfigurationError for what is neither."""
+    """Return the scheme of a location, such as `s3`, or None for a path.
+
+    Raises:
+        ConfigurationError: The text is a chain of locations, or contains a password.
+    """
     match = SCHEME_PATTERN.match(text)
     if match is None:
         if "::" in text.partition("://")[0] and "://" in text:
@@ -57,12 +65,12 @@ def parse_scheme(text: str) -> str | None:
 
 
 def is_remote(text: object) -> bool:
-    """Whether that is the text of a location which is not simply a path of this machine. Raises ConfigurationError."""
+    """Return whether this is the text of a location and not a path on this machine. Raises ConfigurationError."""
     return isinstance(text, str) and parse_scheme(text) not in (None, *LOCAL_SCHEMES)
 
 
 def make_absolute(text: str) -> str:
-    """The text with which another directory's process finds the same place; a location stays as it is."""
+    """Return an absolute path for a path on this machine, and a remote location unchanged."""
     return text if is_remote(text) else str(parse_location(text))
 
 
@@ -84,13 +92,13 @@ def _parse_block_location(text: str) -> PathOrLocation:
 
 
 def _load_base_path(slug: str, name: str) -> tuple[str, dict[str, Any]]:
-    """The base path and the settings of a storage block. Raises ConfigurationError."""
-    from prefect import filesystems  # it registers Prefect's own kinds of blocks
+    """Load a storage block and return its base path and its settings. Raises ConfigurationError."""
+    from prefect import filesystems  # This import registers Prefect's own block types.
     from prefect.blocks.core import Block
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a schema that has changed
+            warnings.simplefilter("ignore")  # Prefect warns about a changed schema.
             block: Any = Block.load(f"{slug}/{name}", _sync=True)  # type: ignore[call-arg]
     except ValueError as error:
         raise ConfigurationError(
@@ -99,7 +107,7 @@ def _load_base_path(slug: str, name: str) -> tuple[str, dict[str, Any]]:
         ) from None
     except Exception as error:
         if type(error).__module__.startswith(("httpx", "httpcore")):
-            raise  # the server is away, which is told by whoever needs it
+            raise  # The server cannot be reached. The caller reports this.
         raise ConfigurationError(
             f"the block {slug}/{name} cannot be loaded here ({type(error).__name__}): is the package installed that "
             "its kind is from?"
@@ -117,7 +125,7 @@ def _load_base_path(slug: str, name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _open_location(text: str, url: str, settings: dict[str, Any]) -> PathOrLocation:
-    """The location at `url`, which is called `text`. Raises ConfigurationError where it cannot be reached."""
+    """Return the location at `url`, with `text` as its name. Raises ConfigurationError if it cannot be reached."""
     scheme, _, path = url.partition("://")
     scheme = scheme.lower()
     if scheme in LOCAL_SCHEMES:
@@ -142,5 +150,5 @@ def _open_location(text: str, url: str, settings: dict[str, Any]) -> PathOrLocat
                 "file:// and others that fsspec knows, and block://SLUG/NAME"
             ) from None
         raise ConfigurationError(f"{text} cannot be used: {describe_error(error, secrets)}") from None
-    except Exception as error:  # noqa: BLE001 - some connect at once, and each has types of its own
+    except Exception as error:  # noqa: BLE001 - some packages connect here, each with its own error types
         raise ConfigurationError(f"{text} cannot be reached: {describe_error(error, secrets)}") from None

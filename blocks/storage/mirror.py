@@ -10,14 +10,14 @@ from pathlib import Path
 
 from .location import Location
 
-PIECE_BYTES = 8 * 1024 * 1024  # of a file that are fetched at one time
-MAX_BATCH_BYTES = 32 * 1024 * 1024  # that are fetched together, where they are of several files
+PIECE_BYTES = 8 * 1024 * 1024  # The size of one request.
+MAX_BATCH_BYTES = 32 * 1024 * 1024  # The total size of requests that run together.
 
 
 class LocalMirror:
-    """Copies on this machine of the files below a location, brought up to date as they grow there.
+    """Copies on this machine of the files below a location. `refresh` updates them as the files grow.
 
-    They are in a temporary directory, which goes when nobody has this object any more.
+    The copies are in a temporary directory, which is deleted with this object.
     """
 
     def __init__(self, location: Location) -> None:
@@ -27,15 +27,15 @@ class LocalMirror:
 
     @cached_property
     def folder(self) -> Path:
-        """Where they are."""
+        """Return the directory of the copies, created at the first call."""
         folder = Path(tempfile.mkdtemp(prefix="rlm-batch-copies-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return folder
 
     def refresh(self, pattern: str) -> list[Path]:
-        """The copies of the files that match, sorted; what is new is fetched, and nothing else. Raises OSError.
+        """Fetch what is new in the matching files, and return the sorted paths of their copies. Raises OSError.
 
-        One listing, and a request for each file that has grown.
+        It makes one listing, and at least one request for each file that has grown.
         """
         with self._lock:
             sizes = self._location.list_sizes(pattern)
@@ -47,7 +47,7 @@ class LocalMirror:
             for group in _batch_ranges(ranges):
                 for (name, start, _), data in zip(group, self._location.read_ranges(group), strict=True):
                     if start != self._sizes.get(name, 0):
-                        continue  # it was cut short since it was listed
+                        continue  # An earlier piece was short: the file shrank after the listing.
                     with open(self.folder / name, "ab") as file:
                         file.truncate(start)
                         file.write(data)
@@ -55,11 +55,11 @@ class LocalMirror:
             return [self.folder / name for name in sizes if name in self._sizes]
 
     def fetch_file(self) -> Path:
-        """The copy of the location itself, which is a file. Raises OSError."""
+        """Download the location itself, a file, and return the path of the copy. Raises OSError."""
         try:
             self._location.download(self.folder / "file")
         except OSError:
-            shutil.rmtree(self.folder)  # not when this object goes: whoever holds the error has it too
+            shutil.rmtree(self.folder)  # Delete it now: the error's traceback keeps this object alive.
             raise
         return self.folder / "file"
 

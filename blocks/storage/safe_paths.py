@@ -1,4 +1,4 @@
-"""Files below a directory that sandboxed code writes to: no link that it left there leads the host anywhere else."""
+"""Access to files below a directory that sandboxed code writes to, without following links that the code created."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from ...sandbox.wire.names import OWN_FILE_PREFIX
 
 
 def split_path(path: str) -> tuple[str, ...]:
-    """The names on the way to a relative path. Raises VolumeError for one that leads out."""
+    """Split a relative path into its names. Raises VolumeError for a path that leaves the directory."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
         raise VolumeError(f"{path!r} is no path below the directory: name a file in it, without '..'")
@@ -22,9 +22,9 @@ def split_path(path: str) -> tuple[str, ...]:
 
 @contextmanager
 def enter_directory_below(root: Path, names: tuple[str, ...], make: int | None = None) -> Iterator[int]:
-    """A descriptor of the directory at these names below `root`, reached without following any link.
+    """Yield a descriptor of the directory at these names below `root`, opened without following links.
 
-    With `make`, a mode, directories that are not there are made, and belong to the owner of `root`. Raises OSError.
+    With `make`, missing directories are created with that mode, owned by the owner of `root`. Raises OSError.
     """
     at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -48,7 +48,7 @@ def _make_directory(name: str, at: int, owner: os.stat_result, mode: int) -> Non
     folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     try:
         _give_to_owner(folder, owner)
-        if mode & ~0o777:  # which mkdir does not set
+        if mode & ~0o777:  # `mkdir` ignores these bits.
             os.fchmod(folder, mode)
     finally:
         os.close(folder)
@@ -60,7 +60,7 @@ def _give_to_owner(descriptor: int, owner: os.stat_result) -> None:
 
 
 def write_file_below(root: Path, path: str, data: bytes) -> None:
-    """Writes a file below `root`, with the directories above it; what is made belongs to the owner of `root`.
+    """Write a file below `root` and create missing directories. New entries belong to the owner of `root`.
 
     Raises VolumeError.
     """
@@ -81,9 +81,9 @@ def write_file_below(root: Path, path: str, data: bytes) -> None:
 
 
 def replace_file_below(root: Path, path: str, data: bytes, folder_mode: int, file_mode: int) -> None:
-    """Writes a file below `root` under another name, which it gives up for its own when it is complete.
+    """Write a file below `root` under a temporary name, and rename it when it is complete.
 
-    Raises VolumeError; nothing is left of the file then.
+    Raises VolumeError and deletes the temporary file if that fails.
     """
     names = split_path(path)
     partial = f"{OWN_FILE_PREFIX}-{os.urandom(8).hex()}.partial"
@@ -107,7 +107,7 @@ def replace_file_below(root: Path, path: str, data: bytes, folder_mode: int, fil
 
 
 def read_file_below(root: Path, path: str, max_bytes: int | None = None) -> bytes:
-    """A file's bytes. Raises VolumeError, also for one of more than `max_bytes`."""
+    """Return the bytes of a file below `root`. Raises VolumeError, also for a file of more than `max_bytes`."""
     names = split_path(path)
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -117,7 +117,8 @@ def read_file_below(root: Path, path: str, max_bytes: int | None = None) -> byte
                 raise VolumeError(f"{path} is no file that could be read")
             if max_bytes is None:
                 return file.read()
-            # Code may write to it meanwhile; and what is asked for at once has its memory at once.
+            # Code may extend the file meanwhile. `read(n)` allocates n bytes at once, so the first read is not larger
+            # than the file.
             data = b"" if status.st_size > max_bytes else file.read(status.st_size + 1)
             if len(data) > status.st_size:
                 data += file.read(max_bytes + 1 - len(data))
