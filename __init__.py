@@ -15,7 +15,7 @@ for _name, _value in (
 ):
     os.environ.setdefault(_name, _value)
 if os.path.expanduser("~") == "~":  # Without HOME and an entry in passwd Prefect cannot be imported.
-    os.environ["HOME"] = "/"  # as container engines set it
+    os.environ["HOME"] = "/"  # Container engines set the same value.
 # Clients read the proxies when they are created, in this process and in those that it starts.
 import_module(".flows.proxies", __name__).exclude_loopback(os.environ)
 
@@ -72,14 +72,14 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
 
     __all__: list[str]
     __version__: str
-else:  # A type checker that saw it would take any name for a public one.
+else:  # A type checker that sees `__getattr__` accepts any name.
 
     def __getattr__(name: str) -> object:
-        # Prefect takes seconds to import and the SDKs another one: nobody pays for a name that is not used.
+        # Importing Prefect takes seconds and the SDKs another one, so a name is imported when it is first used.
         modules = _find_modules()
         if name == "__all__":
             return sorted(modules)
-        if name == "__version__":  # which is also that of the blocks
+        if name == "__version__":  # Blocks have the same version.
             import importlib.metadata
 
             return importlib.metadata.version("rlm-batch")
@@ -91,7 +91,7 @@ else:  # A type checker that saw it would take any name for a public one.
 
 @cache
 def _find_modules() -> dict[str, str]:
-    """The modules of the public names, as the block for type checkers, above, imports them."""
+    """Return the modules of the public names, read from the imports for type checkers above."""
     import ast
     from pathlib import Path
 

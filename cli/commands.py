@@ -14,7 +14,7 @@ from .parameter_options import OUTPUT_OPTIONS, Json, ShowOutput, build_flow_comm
 app = App(
     name="rlm-batch",
     help="Runs many pieces of Python, each in a sandbox, as Prefect flows.",
-    suppress_keyboard_interrupt=False,  # main says what an interrupt leaves behind
+    suppress_keyboard_interrupt=False,  # `main` reports an interrupt.
 )
 
 
@@ -29,7 +29,7 @@ VolumeProvider = Annotated[str, Parameter(help="local, or a saved block such as 
 
 @volume.command(name="list")
 def list_volumes(*, provider: VolumeProvider = "local", json: Json = False) -> int:
-    """List the volumes: the names of all that there are, whoever made them."""
+    """List the names of all volumes."""
     from .volume import print_volumes
 
     return print_volumes(provider, is_json=json)
@@ -58,13 +58,13 @@ def get(
     force: Annotated[bool, Parameter(negative=())] = False,
     provider: VolumeProvider = "local",
 ) -> int:
-    """Bring a file home from a volume, or a directory with all that is in it.
+    """Copy a file, or a directory with its contents, from a volume to this machine.
 
     Args:
         name: The volume.
         path: The file or the directory on it.
-        target: A directory to put it in, or the name to give it; by default this directory.
-        force: Overwrite files that are here already; otherwise that is asked.
+        target: A directory to put it in, or a new name for it; by default the current directory.
+        force: Overwrite existing files without a question.
     """
     from .volume import get_files
 
@@ -73,12 +73,12 @@ def get(
 
 @volume.command
 def put(name: str, source: str, path: str | None = None, /, *, provider: VolumeProvider = "local") -> int:
-    """Bring a file to a volume.
+    """Copy a file to a volume.
 
     Args:
-        name: The volume, made when it is first asked for.
+        name: The volume, created if it is missing.
         source: The file on this machine.
-        path: Where it goes on the volume; by default its own name.
+        path: The file's path on the volume; by default its own name.
     """
     from .volume import put_file
 
@@ -99,7 +99,7 @@ def rm(
     Args:
         name: The volume.
         path: The file on it.
-        recursive: Remove a directory too, with all that is in it.
+        recursive: Remove a directory with its contents.
     """
     from .volume import remove_files
 
@@ -120,16 +120,16 @@ def report(
     show_queries: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> int:
-    """Print the table of a run, and write it with its charts and failures to one HTML file that needs no network.
+    """Print the table of a run, and write it with charts and failures to one HTML file that needs no network.
 
     Args:
-        run: A flow run's id or name, or the path of its results; a run that is under way is told as far as it is.
-        html: The HTML file; by default report.html beside the results.
-        csv: A file of CSV with a row for each execution. Text that a spreadsheet would run as a formula has an
-            apostrophe before it.
-        raw_csv: Write text to the file of CSV as it is, for programs other than spreadsheets.
-        parquet: The same as Parquet, which needs pyarrow.
-        atif: A new or empty directory for the trajectories of recursive language models: a file for each answer, in the
+        run: A flow run's id or name, or the path of its results. A running flow run is reported up to now.
+        html: The HTML file; by default report.html next to the results.
+        csv: A CSV file with a row for each execution. Text that a spreadsheet would run as a formula gets a leading
+            apostrophe.
+        raw_csv: Write text to the CSV file unchanged, for programs other than spreadsheets.
+        parquet: A Parquet file with the rows of the CSV file; needs pyarrow.
+        atif: A new or empty directory for the trajectories of recursive language models: one file per answer, in the
             Agent Trajectory Interchange Format.
         show_queries: Print what the code asked of a language model, and the turns of recursive ones, after the table.
     """
@@ -147,13 +147,13 @@ def reap(
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> int:
-    """Remove the sandboxes that nobody uses any more: their flow run is over, their host died, or their time is up.
+    """Remove unused sandboxes: their flow run has ended, their host process has died, or they have expired.
 
     Args:
         provider: local, container, daytona, modal, or a saved block such as daytona-sandbox/NAME.
-        older_than: Also take those of a flow run that is not over, but has been silent for so many seconds; 360 at
-            least.
-        dry_run: Say what would be removed, and remove nothing.
+        older_than: Also remove sandboxes of a flow run that has not ended, but has been silent for so many seconds; at
+            least 360.
+        dry_run: Print what would be removed, and remove nothing.
     """
     from .run_flow import run_reap
 
@@ -162,15 +162,14 @@ def reap(
 
 @app.command
 def up(*, port: int | None = None, database: str | None = None, auth: str | None = None) -> int:
-    """Start a Prefect server with our deployments and a worker that runs them, until Ctrl-C.
+    """Start a Prefect server with rlm-batch's deployments and a worker that runs them, until Ctrl-C.
 
     Args:
-        port: Where the server and its UI listen, on this machine only; by default 4200.
-        database: A Postgres database instead of SQLite's, as postgresql://USER:PASSWORD@HOST/NAME, where several people
-            or machines share it.
-        auth: What the server asks everybody for, as NAME:PASSWORD; clients have it in PREFECT_API_AUTH_STRING. Whoever
-            may list this machine's processes sees it here, and not in PREFECT_SERVER_API_AUTH_STRING, which does the
-            same.
+        port: The port of the server and its UI, on this machine only; by default 4200.
+        database: A Postgres database instead of SQLite, as postgresql://USER:PASSWORD@HOST/NAME, for several people or
+            machines.
+        auth: The server's NAME:PASSWORD, which clients set in PREFECT_API_AUTH_STRING. This option is visible in the
+            list of processes; the variable PREFECT_SERVER_API_AUTH_STRING has the same effect and is not.
     """
     from ..deployments.up import up
 
@@ -183,14 +182,14 @@ app.command(build_deploy_app())
 
 @app.command
 def doctor(*, json: Json = False) -> int:
-    """Say which providers and which isolation this machine can use, and what to do about the rest."""
+    """Show which providers and isolation levels this machine can use, and how to enable the others."""
     from .doctor import run_doctor
 
     return run_doctor(is_json=json)
 
 
 def _restore_help(commands: App) -> None:
-    """Give commands below this one their docstrings, which are their help."""
+    """Restore the docstrings of all commands below this one, which are their help texts."""
     for name in commands:
         if not name.startswith("-"):
             command = commands[name]

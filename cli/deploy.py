@@ -1,4 +1,4 @@
-"""The command `deploy`: our deployments on the configured Prefect server, or one of a flow with a person's own code."""
+"""The command `deploy`: creates rlm-batch's deployments on the Prefect server, or one that runs the user's code."""
 
 import asyncio
 import inspect
@@ -39,10 +39,10 @@ def build_deploy_app() -> App:
 def deploy_package(
     *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)], work_pool: str = "rlm-batch"
 ) -> int:
-    """Make the block types, the work pool and our deployments; with a FLOW, a deployment of your own.
+    """Create the block types, the work pool and rlm-batch's deployments, or with a FLOW a deployment of your code.
 
     Args:
-        work_pool: The pool that the deployments' runs go to, made as one of processes if it is missing.
+        work_pool: The work pool of the deployments' runs, created as a process pool if it is missing.
     """
     if words:
         names = ", ".join(model.flow_name for model in MODELS)
@@ -65,7 +65,7 @@ def deploy_reap(
     work_pool: WorkPool = "rlm-batch",
     provider: str = "local",
 ) -> int:
-    """Make a deployment: remove orphaned sandboxes.
+    """Create a deployment that removes orphaned sandboxes.
 
     Args:
         provider: local, container, daytona, modal, or a saved block such as daytona-sandbox/NAME.
@@ -77,10 +77,10 @@ def deploy_reap(
 def make_deploy_action(
     *, name: Name, cron: Cron = None, timezone: Timezone = None, work_pool: WorkPool = "rlm-batch"
 ) -> FlowAction:
-    """Return the action that makes a deployment of a flow with its parameters.
+    """Return the action that creates a deployment of a flow with its parameters.
 
     Raises:
-        ConfigurationError: Prefect takes no such name or schedule.
+        ConfigurationError: The name is not valid.
     """
     _check_name(name)
 
@@ -88,7 +88,7 @@ def make_deploy_action(
         parameters = model.parse(values)
         make_unsaved_provider(values.get("provider", "local"), values.get("provider_options"))
         if not parameters.reads_blocks():
-            parameters.make_plan(print_reading)  # What the flow would refuse is refused now.
+            parameters.make_plan(print_reading)  # Fail now and not in the deployment's runs.
         converted = {parameter: getattr(parameters, parameter) for parameter in values}
         return _deploy_flow(model.flow_name, files, converted, name, cron, timezone, work_pool)
 
@@ -109,7 +109,7 @@ def _deploy_flow(
     timezone: str | None,
     work_pool: str,
 ) -> int:
-    """Make the deployment, print what it is and how it runs, and return the exit status."""
+    """Create the deployment, print its name and how to run it, and return the exit status."""
     from ..deployments.deploy import deploy_own
     from ..flows.prefect_flow import load_flow
 
@@ -126,7 +126,7 @@ def _deploy_flow(
 
 
 def _build_schedule(cron: str | None, timezone: str | None) -> dict[str, Any]:
-    """Return the schedule as Prefect takes it.
+    """Return a schedule in Prefect's form.
 
     Raises:
         ConfigurationError: `cron` or `timezone` is missing or invalid.

@@ -1,4 +1,4 @@
-"""The command `doctor`: it tries providers, isolation levels, directories and the server."""
+"""The command `doctor`: tests providers, isolation levels, directories and the Prefect server."""
 
 import asyncio
 import os

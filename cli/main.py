@@ -1,6 +1,6 @@
 """The command `rlm-batch`: its environment, its commands, and its exit status.
 
-0: all well. 1: some executions failed. 2: wrong usage or set-up. 130: interrupted. 141: nobody reads.
+0: success. 1: some executions failed. 2: wrong usage or setup. 130: interrupted. 141: closed standard output.
 """
 
 import gc
@@ -12,8 +12,8 @@ import warnings
 
 from .standard_streams import open_standard_streams
 
-# Before Prefect is imported: its log lines would drown ours, and go to the server all the same. Its internal ones do
-# not, and have a page for each event that a server which is away has not got.
+# These are set before Prefect is imported. Prefect's log lines would hide the command's output, and still reach the
+# server. Its internal lines do not, and print a page for each event that does not reach a server.
 QUIET_PREFECT = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",
@@ -22,13 +22,13 @@ QUIET_PREFECT = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command that the arguments (by default the process's) name, and exits with its status."""
+    """Run the command in the arguments, by default the process's, and exit with its status."""
     with open_standard_streams():
         sys.exit(_run_until_interrupted(arguments))
 
 
 def _run_until_interrupted(arguments: list[str] | None) -> int:
-    """Runs the command, and returns the exit status, that of an interrupt too."""
+    """Run the command, and return its exit status, also after an interrupt."""
     message = ""
     try:
         status = _run_command(arguments)
@@ -40,23 +40,23 @@ def _run_until_interrupted(arguments: list[str] | None) -> int:
     if message:
         _print_error(message)
     if can_be_interrupted:
-        # All is closed, but for what Prefect does at the end of a process: who does not wait for that may go.
+        # Only Prefect's work at process exit remains, and a second Ctrl-C skips it.
         signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
     return status
 
 
 def _run_command(arguments: list[str] | None) -> int:
-    """Runs the command, says what was wrong with it, and returns the exit status."""
+    """Run the command, print its error if it fails, and return the exit status."""
     for name, value in QUIET_PREFECT.items():
         os.environ.setdefault(name, value)
-    # For the same reason: a log line that a server which is gone has not got is an error of logging, to Prefect.
+    # For Prefect, a log line that does not reach the server is a logging error, which Python would print.
     logging.raiseExceptions = False
-    # The commands that need Prefect's directory say so themselves, with what to do.
+    # Commands that need Prefect's directory print their own error with advice.
     warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
     from ..flows.child_process import GARBAGE_THRESHOLD, ignore_settings_files, keep_absolute
 
     gc.set_threshold(GARBAGE_THRESHOLD)
-    os.environ["PATH"] = keep_absolute(os.environ.get("PATH", os.defpath))  # Programs are not those of this directory.
+    os.environ["PATH"] = keep_absolute(os.environ.get("PATH", os.defpath))  # No programs from the working directory.
     if ignored := ignore_settings_files():
         _print_error(
             f"Prefect's settings in {', '.join(ignored)} of the working directory are not read, because they can run "
@@ -76,7 +76,7 @@ def _run_command(arguments: list[str] | None) -> int:
         _print_error(f"{error} (rlm-batch --help says how it is used)")
         return 2
     except BrokenPipeError:
-        # Whoever read the output has enough of it, as `head` has. Python's own end would try to write the rest.
+        # The reader closed the pipe, as `head` does. At exit Python would try to write the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (RlmBatchError, OSError) as error:

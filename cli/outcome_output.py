@@ -1,4 +1,4 @@
-"""What a command prints of outcomes beside their table: what the code has printed, or JSON for another program."""
+"""Outcomes on standard output besides their table: the text that code printed, or JSON for other programs."""
 
 import codecs
 import json
@@ -14,14 +14,14 @@ from ..sandbox.result import Outcome, Result
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """How a person wants outcomes printed: with all that the code has printed, or as JSON in the place of the table."""
+    """The form of printed outcomes: with the text that the code printed, or as JSON instead of a table."""
 
     shows_output: bool = False
     is_json: bool = False
 
 
 def print_json_lines(outcomes: Iterable[Outcome], best: Sequence[Result] = ()) -> None:
-    """Prints a line of JSON for each outcome on standard output: what a ledger has of it; `best` says so in its own."""
+    """Print a line of JSON for each outcome, with the fields of a ledger line. Lines of `best` have `"best": true`."""
     best_numbers = {result.meta.index for result in best}
     for outcome in outcomes:
         line: dict[str, Any] = {
@@ -34,13 +34,13 @@ def print_json_lines(outcomes: Iterable[Outcome], best: Sequence[Result] = ()) -
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print an object as a line of strict JSON, whatever the encoding, which a terminal can show."""
+    """Print an object as a line of strict JSON, safe for terminals and for any output encoding."""
     is_unicode = codecs.lookup(getattr(sys.stdout, "encoding", None) or "ascii").name.startswith("utf-8")
     print(escape_json(json.dumps(value, ensure_ascii=not is_unicode, allow_nan=False)))
 
 
 def print_outputs(outcomes: Iterable[Outcome]) -> None:
-    """Prints what each execution's code has printed on standard output, under the execution's number."""
+    """Print the text that each execution's code printed, under the execution's number."""
     for outcome in outcomes:
         for name, text in (("", outcome.meta.stdout), (" standard error", outcome.meta.stderr)):
             if text:

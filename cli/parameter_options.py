@@ -1,4 +1,4 @@
-"""The commands that run or deploy a flow, made of the flow's parameter model."""
+"""The commands that run or deploy a flow, built from the flow's parameter model."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,8 +19,8 @@ from .argument_parsing import build_provider, parse_grid, parse_space, read_code
 from .outcome_output import OutputFormat
 
 OPTION_NAMES = {"cache_results": "resume"}  # options that are not called as their parameter
-# Parameters without an option: the command prints failures and its exit status tells of them, and each setting of a
-# provider has an option of its own.
+# Parameters without an option. The command prints failures and shows them in its exit status. Each setting of a
+# provider has a separate option.
 LEFT_OUT = ("on_failure", "provider_options")
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
@@ -36,7 +36,7 @@ Objectives = list[str] | None
 
 
 class FlowAction(Protocol):
-    """What a command does with a flow: run it, or deploy it.
+    """A command's action on a flow: run it, or deploy it.
 
     Args:
         model: The flow's parameter model.
@@ -196,7 +196,7 @@ def _make_parameter_option(parameter: inspect.Parameter) -> inspect.Parameter:
     is_list = "list" in str(kind)
     details = Parameter(
         help=text,
-        # Nobody asks for what is not done anyway.
+        # An option that is off by default needs no negative form.
         negative=() if is_list or parameter.default is False else None,
         converter=_read_words if is_list and form.form not in ("grid", "space") else None,
     )
@@ -208,7 +208,7 @@ def _make_option(name: str, kind: Any, details: Parameter, default: Any = None) 
 
 
 def _read_objectives(minimize: list[str], maximize: list[str]) -> dict[str, Any]:
-    """Return the objective and its direction, or lists of both; nothing where there is none."""
+    """Return the objective and its direction, or lists of both, or an empty dict without objectives."""
     objectives = [*minimize, *maximize]
     directions = ["minimize"] * len(minimize) + ["maximize"] * len(maximize)
     if not objectives:

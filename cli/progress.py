@@ -20,17 +20,17 @@ from ..tasks.redrawn_lines import RedrawnLines
 if TYPE_CHECKING:
     from ..flows.cleanup.orphans import OrphanedSandbox
 
-MAX_LINE_CHARACTERS = 100_000  # of a line that the only execution prints
+MAX_LINE_CHARACTERS = 100_000  # characters of a line in the live output of a single execution
 PLAIN_INTERVAL_SECONDS = 5.0  # seconds between two lines where there is no terminal
 
 
 def print_reading(text: str) -> None:
-    """Prints how far a file of inputs has been read, which happens before the display is there."""
+    """Print the progress of reading an inputs file, which happens before the display starts."""
     print(escape_text(text), file=sys.stderr, flush=True)
 
 
 class ProgressDisplay(FlowListener):
-    """Shows what is done, has failed and runs, and the time that remains; a context manager around the flow's call."""
+    """A display of done, failed and running executions and the remaining time; a context manager."""
 
     def __init__(self) -> None:
         # Of a sweep: the best trial so far, or with several objectives the trials that no other beats.
@@ -53,8 +53,9 @@ class ProgressDisplay(FlowListener):
         self._running: set[int] = set()
         self._started_at = self._printed_at = time.monotonic()
         self.results_path = ""
-        self._lines = {stream: RedrawnLines(MAX_LINE_CHARACTERS) for stream in ("stdout", "stderr")}  # if it is one
-        self.orphans: list[OrphanedSandbox] = []  # that the reap flow removed, or would
+        # Output of a single execution.
+        self._lines = {stream: RedrawnLines(MAX_LINE_CHARACTERS) for stream in ("stdout", "stderr")}
+        self.orphans: list[OrphanedSandbox] = []  # Sandboxes that the reap flow removed, or would remove.
 
     def __enter__(self) -> Self:
         if self._live:
@@ -158,7 +159,7 @@ class ProgressDisplay(FlowListener):
 
 
 def _describe_start() -> str:
-    """What a flow run waits for before it begins: Prefect's server, which is its own where none is named."""
+    """Return a text about the Prefect server that the flow run waits for, its own server if none is configured."""
     if os.environ.get("PREFECT_API_URL"):
         return "waiting for the Prefect server"
     from prefect.settings import get_current_settings

@@ -25,7 +25,7 @@ from .progress import ProgressDisplay, print_reading
 from .table import MAX_TABLE_ROWS, print_table
 
 T = TypeVar("T")
-DELIVERY_SECONDS = 10.0  # for a server that only failed once
+DELIVERY_SECONDS = 10.0  # seconds for a server that failed only once
 
 
 def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputFormat, values: dict[str, Any]) -> int:
@@ -172,7 +172,7 @@ def _run_with_display(
         except (asyncio.CancelledError, TerminationSignal, KeyboardInterrupt):
             raise KeyboardInterrupt(_describe_interrupt(display, values)) from None
         except (httpx.HTTPError, RuntimeError) as error:
-            # Prefect's client has no type of its own for a server that does not tell its version.
+            # Prefect's client raises a plain RuntimeError if a server does not report its version.
             if not isinstance(error, httpx.HTTPError) and "Failed to reach API" not in str(error):
                 raise
             where = f"; the results so far are in {display.results_path}" if display.results_path else ""
@@ -185,7 +185,7 @@ def _run_with_display(
 
 
 def _describe_interrupt(display: ProgressDisplay, values: dict[str, Any]) -> str:
-    """What is there although a run was interrupted, and the command that goes on from it."""
+    """Return a message with the results of an interrupted run, and the command that resumes it."""
     if not display.results_path:
         return "interrupted"
     command = ["rlm-batch", *sys.argv[1:]]
@@ -195,10 +195,10 @@ def _describe_interrupt(display: ProgressDisplay, values: dict[str, Any]) -> str
 
 
 def exit_after_delivery(status: int) -> None:
-    """Ends the process with that status after some seconds, if it has not ended by then.
+    """End the process with that status after some seconds, if it has not ended by then.
 
-    Prefect's client delivers its events at the end of a process, three of each task run, and tries each for some 8 s:
-    after a run of sixty executions the process would be there for another 24 minutes.
+    At process exit Prefect's client delivers three events per task run, and tries each for some 8 s. After a run of
+    sixty executions an unreachable server would delay the exit by 24 minutes.
     """
 
     def end() -> None:

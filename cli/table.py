@@ -7,11 +7,11 @@ from rich.table import Table
 
 from ..sandbox.outcomes.text_escape import escape_text
 
-MAX_TABLE_ROWS = 200  # that are printed; the ledger has all
+MAX_TABLE_ROWS = 200  # Rows that are printed. The ledger has all.
 
 
 def print_whole_lines(table: Table) -> None:
-    """Prints a table on standard output, as wide as the terminal, and with whole lines where there is none."""
+    """Print a table on standard output, as wide as the terminal, or without wrapping if it is not a terminal."""
     console = Console()
     if not console.is_terminal:
         console.width = 10_000
@@ -19,15 +19,15 @@ def print_whole_lines(table: Table) -> None:
 
 
 def print_table(rows: list[list[str]], total: int, mark: str = "") -> None:
-    """Prints rows of text on standard output, the header first; the row whose last cell is `mark` stands out.
+    """Print rows of text on standard output, the header first. Highlight the rows whose last cell is `mark`.
 
-    Of the `total` that there are it prints `MAX_TABLE_ROWS`, and the marked one wherever it is.
+    At most `MAX_TABLE_ROWS` of the `total` rows are printed, and the marked ones in any case.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in rows[0]:
         table.add_column(escape_text(name), overflow="fold")
     for number, row in enumerate(rows[1:]):
-        is_marked = bool(mark) and row[-1] == mark  # the one row that must not be among those left out
+        is_marked = bool(mark) and row[-1] == mark
         if is_marked or number < MAX_TABLE_ROWS:
             table.add_row(*map(escape_text, row), style="bold green" if is_marked else None)
     print_whole_lines(table)
