@@ -23,12 +23,12 @@ class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
     """Run each piece of code in a sandbox, and return the results in order.
 
     `code` is a list of texts, or one text with `inputs`: a list of variables, or a path to JSON lines, CSV or Parquet.
-    The text then runs once for each of them. Python callers may pass a function in the place of a text. Its source is
+    The text then runs once for each of them. Python callers may pass a function instead of a text. Its source is
     sent, its parameters are the variables, and its return value is submitted. docs/reference.md describes the
     parameters.
 
-    Raises ExecutionsFailed when all executions have ended and some failed; with `on_failure="return"` a `Failure`
-    stands in the place of each. Raises ConfigurationError before anything runs.
+    Raises ExecutionsFailed when all executions have ended and some failed. With `on_failure="return"` a failed
+    execution's result is a `Failure`. Raises ConfigurationError before anything runs.
     """
 
     code: Annotated[

@@ -58,11 +58,11 @@ def keep_absolute(directories: str) -> str:
 def ignore_settings_files() -> list[str]:
     """Make Prefect ignore its settings files in the working directory, which a model may have written.
 
-    Prefect reads `prefect.toml`, `.env` and `pyproject.toml` there, whose settings can run code: by a configuration of
-    logging, or by another PREFECT_HOME. Prefect is imported only where such a file exists.
+    Prefect reads `prefect.toml`, `.env` and `pyproject.toml` there. Their settings can run code through a logging
+    configuration or another PREFECT_HOME. Prefect is imported only if such a file exists.
 
     Returns:
-        The names of the files that are ignored, empty where there are none.
+        The names of the ignored files.
     """
     names = [name for name in ("prefect.toml", ".env", "pyproject.toml") if _has_settings(Path(name))]
     if names:
@@ -95,7 +95,7 @@ def read_failure_reason(log: Path, offset: int) -> str:
 
 
 def read_last_error(log: Path, offset: int) -> str:
-    """Return the last error that a log has from the byte `offset` on, empty if there is none."""
+    """Return the last error in a log after the byte `offset`, or an empty text without errors."""
     return next(reversed(_find_errors(_read_lines(log, offset))), "")
 
 
@@ -124,11 +124,11 @@ def describe_exit_status(status: int) -> str:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Wait until the parent has died, then end this process by SIGTERM, and after a grace with its children by SIGKILL.
+    """Wait until the parent dies, then send SIGTERM to this process, and later SIGKILL to it and its children.
 
-    The kernel gives the children of a process that dies another parent. Linux has a signal for the parent's death, but
-    sends it when the *thread* ends that started this process, and macOS has none. The children of a Prefect worker are
-    its flow runs, whose sandboxes end with them.
+    The kernel gives a new parent to a process whose parent dies. Linux can signal the parent's death, but does so when
+    the *thread* that started this process ends. macOS has no such signal. The children of a Prefect worker are its flow
+    runs, and their sandboxes end with them.
     """
     while os.getppid() == parent:
         time.sleep(POLL_INTERVAL_SECONDS)

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChunksReport(Report):
-    """A chunked job's results by chunk id, which is text, and what `reduce` submitted.
+    """A chunked job's results by chunk id (a text), and the result of `reduce`.
 
-    `reduction` is None where there was no `reduce`. `overlaps` are the files on the volume that several chunks wrote,
-    with the chunks' ids: such a file holds what the last of them left. The report knows the files that Python code
-    opened by itself, and no subprocess's. Printed, it is a table of chunks and fields.
+    Without `reduce`, `reduction` is None. `overlaps` has the files on the volume that several chunks wrote, with the
+    chunks' ids. Such a file has the content of the last write. Only files that Python code opened are known, not those
+    of subprocesses. Printed, the report is a table of chunks and fields.
     """
 
     results: Mapping[str, Outcome]
@@ -126,13 +126,13 @@ class _ById(Mapping[str, Outcome]):
 class ChunksParameters(Options, FlowParameters[ChunksReport]):
     """Run the code once for each chunk, with `chunk_id` (text) and `data`, and `reduce` once at the end.
 
-    The chunks are `chunks`, data by id, or `data` that is cut into lists of `chunk_size` items, whose ids are "0", "1"
-    and so on. A job that is run again with the same results runs only the chunks that have no result of their code and
-    data. `reduce` finds what the chunks submitted as `results`, a dict by chunk id, and their files on the volume; it
-    runs if none of them failed. docs/reference.md describes the parameters.
+    The chunks are `chunks`, a dict of data by id, or `data`, which is cut into lists of `chunk_size` items with the ids
+    "0", "1" and so on. A job with the results of an earlier run executes only chunks without a result for their code
+    and data. `reduce` reads the chunks' results in `results`, a dict by chunk id, and their files on the volume. It
+    runs if no chunk failed. docs/reference.md describes the parameters.
 
-    Raises ExecutionsFailed when all executions have ended and some failed; with `on_failure="return"` a `Failure`
-    stands in the place of each. Raises ConfigurationError before anything runs.
+    Raises ExecutionsFailed when all executions have ended and some failed. With `on_failure="return"` a failed
+    execution's result is a `Failure`. Raises ConfigurationError before anything runs.
     """
 
     code: Annotated[

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def read_docstring(function: Callable[..., Any]) -> str:
-    """Return the function's docstring, from its source where Python has stripped it, empty where it has none."""
+    """Return the function's docstring or an empty text. Read it from the source if Python stripped docstrings."""
     if function.__doc__ is not None or sys.flags.optimize < 2:
         return function.__doc__ or ""
     try:

@@ -40,7 +40,7 @@ UNION_TAG = re.compile(r"constrained-\w+|literal\[.*\]")
 
 @dataclass(frozen=True, slots=True)
 class CommandLineForm:
-    """How the command line takes a parameter, where the parameter's type does not say it.
+    """The form of a parameter on the command line, if the parameter's type does not define it.
 
     Args:
         form: The reader of the words, a name in `cli/parameter_options.py`.

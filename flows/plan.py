@@ -20,7 +20,7 @@ class Outcomes:
     """Every execution's outcome, in order, and where they are written."""
 
     results: Sequence[Outcome]
-    failures: Sequence[Failure]  # those of the results that failed for good
+    failures: Sequence[Failure]  # The final failures among the results.
     results_path: str
 
 
@@ -40,19 +40,19 @@ class CodeForEach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one flow run executes, and how.
+    """The plan of one flow run: its executions and their settings.
 
     Args:
         options: The shared parameters.
         total: The number of executions.
-        items: The code and the variables of each execution. They are read again where Prefect retries the flow run.
+        items: The code and the variables of each execution. They are read again if Prefect retries the flow run.
         execute: Executes the items in an open job; by default all of them in any order.
         label: Names an execution's task run.
-        noun: What several executions are called in the error about failures.
-        rerun_effect: What a second run with the same results does, for that error.
-        report_spec: What the report calls an execution, and its objectives.
-        runs_each_code: Each execution runs a piece of code of its own, so a table can name the pieces.
-        uploads: Files that each execution finds, by their paths in the sandbox.
+        noun: The plural noun for executions in the error about failures.
+        rerun_effect: The effect of a second run with the same results, for that error.
+        report_spec: The report's word for an execution, and its objectives.
+        runs_each_code: Each execution runs a different piece of code, so a table can name the pieces.
+        uploads: Files for each execution, by their paths in the sandbox.
         state_context: With a name, all executions share one process and its state.
         stop_on_failure: Start no execution after one that failed.
         is_recursive: Each execution is one recursive query, so a flat query's limits do not matter.

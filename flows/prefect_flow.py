@@ -1,4 +1,4 @@
-"""The Prefect flows that are made of parameter models."""
+"""Prefect flows built from parameter models."""
 
 import asyncio
 import copy
@@ -30,9 +30,9 @@ R = TypeVar("R")
 
 
 class BatchFlow(Flow[P, T]):
-    """A Prefect flow with conversion of Python values to parameters, and with a server of its own where none is set.
+    """A Prefect flow that converts Python values to parameters, and starts a server if none is configured.
 
-    `model` is the flow's parameter model; None for a flow that is made of a plain function.
+    `model` is the flow's parameter model, or None for a flow that wraps a plain function.
     """
 
     model: type[FlowParameters[Any]] | None = None
@@ -95,7 +95,7 @@ class BatchFlow(Flow[P, T]):
         return load_flow, (self.fn.__module__, self.fn.__name__, self._changed_options)
 
     async def call_function(self, values: dict[str, Any], state: RunState, **prefect_options: Any) -> Any:
-        """Check the values of a flow that is made of a function, and call it through Prefect.
+        """Check the values of a flow that wraps a function, and call it through Prefect.
 
         Raises:
             ConfigurationError: A value has a wrong type or is out of its bounds.

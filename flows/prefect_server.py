@@ -85,8 +85,8 @@ async def embedded_server(find_results_path: Callable[[], str | None] = lambda: 
         return
     with _apply_server_settings():
         started = Future["SubprocessASGIServer"]()
-        started.set_running_or_notify_cancel()  # The thread goes on where its caller is cancelled.
-        # A daemon: a program that is cancelled meanwhile does not wait for the server.
+        started.set_running_or_notify_cancel()  # The thread continues if its caller is cancelled.
+        # A daemon thread, so that a cancelled program does not wait for the server.
         threading.Thread(target=contextvars.copy_context().run, args=(_start_server, started), daemon=True).start()
         async with _end_with_server(await asyncio.wrap_future(started), find_results_path):
             yield
@@ -118,7 +118,7 @@ async def _end_with_server(
         raise
     except Exception as error:
         status = process.poll()
-        # Prefect's client has no type of its own for a server that does not tell its version.
+        # Prefect's client raises a plain RuntimeError if a server does not report its version.
         if status is None and not (isinstance(error, httpx.HTTPError) or "Failed to reach API" in str(error)):
             raise
         raise ConfigurationError(_describe_failure(status, error, find_results_path())) from error

@@ -1,4 +1,4 @@
-"""The reap flow: removes the sandboxes that are left of flow runs and hosts which are over."""
+"""The reap flow: removes orphaned sandboxes, whose flow run has ended or whose host process has died."""
 
 from typing import Annotated
 
@@ -26,25 +26,25 @@ DryRun = Annotated[bool, Field(description="Say what would be removed, and remov
 
 @define_function_flow("reap")
 async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_run: DryRun = False) -> list[str]:
-    """Removes the provider's sandboxes that nobody uses any more, and returns their ids.
+    """Remove the provider's unused sandboxes, and return their ids.
 
-    It takes only what carries our labels (`managed-by=rlm-batch`), and of that
-    - what is past its expiry (by this machine's clock, which has to be right, as those of all hosts),
-    - where the server's label is this server's, what belongs to a flow run that has ended or was deleted, or whose
-      caller in the same process has ended,
-    - what a process of this machine opened that has ended, killed ones too (`rlm-batch-process`; of local sandboxes,
-      only this user's).
-    All else stays: what is not ours, a script's or another server's until its expiry, and what is of a flow run that
-    has not ended. The log says of ours what stays, and why.
+    Only sandboxes with rlm-batch's labels (`managed-by=rlm-batch`) are removed, in these cases:
+    - The sandbox has expired. This uses this machine's clock, so the clocks of all hosts must be right.
+    - The sandbox has this server's label, and its flow run has ended or was deleted, or the run's caller in the same
+      process has ended.
+    - A process of this machine opened the sandbox and has ended or was killed (`rlm-batch-process`). For local
+      sandboxes this applies only to this user's.
+    All other sandboxes stay: those of scripts and of other servers until they expire, and those of flow runs that have
+    not ended. The log names the rlm-batch sandboxes that stay, with the reason.
 
-    A run whose process was killed may not have ended by its state, for nobody told the server. Where its process
-    cannot be seen, from another machine or container, its sandboxes stay until their expiry, or until it has been
-    silent for longer than `older_than` seconds: since its last state, the beginning of its newest sandbox, and the last
-    event that the server has of it or of its task runs. A live flow run says that it lives every 180 s
-    (PREFECT_FLOWS_HEARTBEAT_FREQUENCY): more than that, and less than 360 is refused. A worker that was cut off from
-    the server for so long is silent too.
+    A flow run whose process was killed may still have a running state on the server. If the process is on another
+    machine or in another container, its sandboxes stay until they expire, or until the run has been silent for longer
+    than `older_than` seconds. Silence counts from the run's last state, the start of its newest sandbox, and the last
+    event of the run or its task runs on the server. A live flow run sends a heartbeat every 180 s
+    (PREFECT_FLOWS_HEARTBEAT_FREQUENCY), so `older_than` must be longer, and less than 360 is refused. A worker without
+    a connection to the server is silent too.
 
-    Raises SandboxesLeft when all is done and some could not be removed.
+    Raises SandboxesLeft at the end if some sandboxes could not be removed.
     """
     log, listener = get_run_logger(), get_run_state(flow_run.id).listener or FlowListener()
     block = await resolve_provider(provider)

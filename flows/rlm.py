@@ -40,13 +40,14 @@ UPLOADED = "context.txt"  # the path at which the code finds a context that came
 
 @dataclass(frozen=True, slots=True)
 class RlmAnswer(Report):
-    """A recursive language model's answer. Printed, it is the answer alone, as a terminal can show it.
+    """A recursive language model's answer. Printed, it is the answer alone, safe for a terminal.
 
-    `trajectory` has a dict for each of its turns: reasoning, code and output. `queries` counts what was asked of the
-    model, with tokens and cost, and has all queries as a tree. If the model reached no answer, because a budget, depth
-    or time limit ended it, `answered` is False, `error` says why and which parameter to raise (a CodeError, whose
-    `type` is such as "BudgetExceeded"), and `answer` is what the last of its turns that printed something printed.
-    `result` is a Failure then.
+    `trajectory` has a dict with reasoning, code and output for each turn. `queries` counts the queries to the model
+    with tokens and cost, and has all queries as a tree.
+
+    If a budget, depth or time limit ended the model without an answer, `answered` is False and `result` is a Failure.
+    `error` is then a CodeError with a `type` such as "BudgetExceeded", and names the parameter to raise. `answer` is
+    the output of the last turn that printed something.
     """
 
     answer: str
@@ -70,7 +71,7 @@ class RlmAnswer(Report):
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
-        """The one outcome."""
+        """Return a list of the one outcome."""
         return [self.result]
 
     def rows(self, limit: int | None = None, *, shows_output: bool = False) -> list[list[str]]:

@@ -87,7 +87,7 @@ async def run_code(
         code: The code, or a function, whose source is sent.
         variables: Global names of the code, or the function's arguments.
         provider: A provider's name or a block, which need not be saved.
-        provider_options: Settings in the place of the provider's own.
+        provider_options: Settings that override the provider's.
         timeout: Seconds that the code may take, 120 by default.
         retry_code_errors: Retry errors that the code raises.
         idempotent: The code may run again if its outcome is unknown.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RunState:
-    """What the caller hands to a flow run, and what the run leaves for the caller.
+    """The state shared by a flow run and its caller: inputs from the caller, and results for it.
 
     Args:
         parameters: The checked parameters; None where the run parses them, as in a worker.
@@ -28,8 +28,8 @@ class RunState:
         environment: The isolation that the provider's check reported.
         is_model_checked: The language model's first call was checked.
         results_path: The ledger, as soon as the run has one.
-        outcome: The counts and the message of a run that is over.
-        report: The report of a run that is over.
+        outcome: The counts and the message of a run that has ended.
+        report: The report of a run that has ended.
         run_id: The flow run that took this state; another run in its context gets a state of its own.
     """
 

@@ -35,13 +35,13 @@ class SequenceReport(OutcomesReport):
 class SequenceParameters(CodeParameters, FlowParameters[Sequence[Outcome]]):
     """Run the steps in order in one sandbox, and return their results in order.
 
-    A name that one step defines is there in the next. A step that fails leaves what it had done; with
-    `stop_on_error=False` the next step continues from there. A step that ends its process, or loses its sandbox, takes
-    the state with it, and no later step runs on an empty one: they fail with StateLost. State cannot be brought back,
-    so a sequence that is retried begins again with the first step, unless all of its steps have results.
+    Later steps see the names that a step defines. The effects of a failed step remain, and with `stop_on_error=False`
+    the next step continues from there. If a step ends its process or loses its sandbox, the state is lost, and all
+    later steps fail with StateLost. State cannot be restored, so a retried sequence starts again with the first step,
+    unless all steps have results.
 
-    Raises ExecutionsFailed if a step failed; with `on_failure="return"` a `Failure` stands in its place, and in that of
-    each step that was not run. Raises ConfigurationError before anything runs.
+    Raises ExecutionsFailed if a step failed. With `on_failure="return"` the result of a failed step, and of each step
+    that did not run, is a `Failure`. Raises ConfigurationError before anything runs.
     """
 
     steps: Annotated[

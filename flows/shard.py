@@ -32,11 +32,14 @@ async def shard(
         str | None, Field(None, description="A hash of the files of its host that the job was begun with")
     ] = None,
 ) -> State[None] | None:
-    """Runs the executions of one shard, and writes their outcomes to the ledger of its job, which gathers them.
+    """Run the executions of one shard, and write their outcomes to the ledger of its job, which collects them.
 
-    It ends Completed whatever became of the executions: their failures are the job's to tell. It ends Cancelled where
-    the job has cancelled it, also before this process began. Raises NotRun where the job has begun this shard anew
-    meanwhile, and ConfigurationError where it cannot be run on this worker.
+    The run ends Completed even if executions failed, because the job reports failures. It ends Cancelled if the job
+    cancelled it, also before this process started.
+
+    Raises:
+        NotRun: The job has started this shard again meanwhile.
+        ConfigurationError: The shard cannot run on this worker.
     """
     files = ShardFiles.from_work_path(work)
     files = replace(files, ledger=locate_ledger(files.ledger))
@@ -68,7 +71,7 @@ async def _run_executions(
     try:
         await asyncio.to_thread(ledger.create)
     except ConfigurationError as error:
-        raise OSError(str(error)) from error  # of this worker, or for now: the parent could make it
+        raise OSError(str(error)) from error  # The parent could create it: the fault is this worker's, or temporary.
     label = LABELS.get(header.what, execution_label)
     context = await open_run_context(provider, options, label, ledger, header.total, header.part_prefix)
     heartbeat.context = context

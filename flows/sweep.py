@@ -84,8 +84,8 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
     The points are a `grid` (every combination), a list of `points`, or drawn from a `space` by a sampler that learns
     from the trials before. docs/reference.md describes the parameters.
 
-    Raises ExecutionsFailed when all trials have ended and some failed; with `on_failure="return"` a `Failure` stands in
-    the place of each. Raises ConfigurationError before anything runs, or at the end if no trial submitted the
+    Raises ExecutionsFailed when all trials have ended and some failed. With `on_failure="return"` a failed trial's
+    result is a `Failure`. Raises ConfigurationError before anything runs, or at the end if no trial submitted the
     objective.
     """
 

@@ -48,7 +48,7 @@ class Removal:
     """The removed sandboxes, and the errors of the others."""
 
     removed: list[OrphanedSandbox]
-    errors: dict[str, RlmBatchError]  # by sandbox id
+    errors: dict[str, RlmBatchError]  # The keys are sandbox ids.
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ async def find_orphans(
     # Sandboxes are listed before their runs, so that a run's state is not older than its sandboxes.
     ours = [info for info in await provider.list_sandboxes() if info.labels.get("managed-by") == "rlm-batch"]
     reasons: dict[str, str] = {}
-    candidates = defaultdict[uuid.UUID, list[SandboxInfo]](list)  # by flow run
-    others = defaultdict[tuple[str, str], list[SandboxInfo]](list)  # by owner and process
+    candidates = defaultdict[uuid.UUID, list[SandboxInfo]](list)  # The keys are flow runs.
+    others = defaultdict[tuple[str, str], list[SandboxInfo]](list)  # The keys are owner and process.
     kept: list[str] = []
     for info in ours:
         if info.abandoned:

@@ -1,1 +1,1 @@
-"""One flow run: its executor, the outcomes, the cache of earlier results, and what whoever watches is told."""
+"""One flow run: its executor, its outcomes, the cache of earlier results, and its events for observers."""

@@ -1,7 +1,7 @@
 """The artifacts of a flow run in Prefect's UI: its progress, and at its end a report and a table.
 
-An artifact costs some 10 to 25 ms, so a flow run has three and an execution has none. The progress is written at most
-once a second, and never in a shorter run. A run does not fail if an artifact cannot be written.
+An artifact costs some 10 to 25 ms, so a flow run writes three and an execution writes none. The progress is written at
+most once a second, and not in a shorter run. A run does not fail if an artifact cannot be written.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ PUBLISH_TIMEOUT_SECONDS = 20.0  # seconds for the server to take an artifact
 
 
 class ArtifactPublisher:
-    """Publishes the artifacts of one flow run. An async context manager, whose end publishes the report.
+    """A publisher of one flow run's artifacts: an async context manager that publishes the report at its end.
 
     `summary` has the outcomes so far.
     """

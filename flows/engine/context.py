@@ -1,4 +1,4 @@
-"""What the parts of one flow run know of it: its options and deadline, what it may ask, and what it has used."""
+"""The shared context of one flow run: its options, deadline, model access and used resources."""
 
 import asyncio
 import logging
@@ -42,9 +42,9 @@ Log = logging.Logger | logging.LoggerAdapter[Any]
 
 @dataclass(slots=True)
 class ResourceUsage:
-    """What a flow run has used: sandboxes, the seconds that they were open together, and the model elsewhere.
+    """The resources that a flow run has used: sandboxes, the sum of their open seconds, and the language model.
 
-    `model` is what other processes have used of the language model; this one's own use is in its budget.
+    `model` is the usage of other processes. The usage of this process is in its budget.
     """
 
     sandboxes: int = 0
@@ -52,7 +52,7 @@ class ResourceUsage:
     model: Usage = field(default_factory=Usage)
 
     async def close_lane(self, lane: Lane) -> None:
-        """Removes the lane's sandbox, gives its slot back, and counts what it had open."""
+        """Close the lane's sandbox, return its slot, and add its sandboxes to the usage."""
         await lane.release()
         self.sandboxes += lane.opened_count
         self.sandbox_seconds += lane.open_seconds
@@ -60,7 +60,7 @@ class ResourceUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What the parts of a flow run need to know of it. `server_id` is the Prefect server's, for sandboxes' labels."""
+    """The context that the parts of a flow run share. `server_id` is the Prefect server's, for sandboxes' labels."""
 
     provider: SandboxProvider
     options: Options
@@ -73,7 +73,7 @@ class RunContext:
     deadline: Deadline
     policy: RetryPolicy
     model_access: ModelAccess | None
-    answers: AnswerLedger | None  # with cache_queries
+    answers: AnswerLedger | None  # None without `cache_queries`.
     tracker: QueryTracker
     usage: ResourceUsage
     preparation: Preparation | None
@@ -110,7 +110,10 @@ class RunContext:
 
 
 async def resolve_provider_with_volume(options: Options, volume_name: str | None) -> SandboxProvider:
-    """The provider of a flow run, with its files, and that volume if one is named. Raises ConfigurationError."""
+    """Return a flow run's provider with its files, and with that volume if it is not None.
+
+    Raises ConfigurationError.
+    """
     provider = await resolve_provider(options.provider, options.provider_options)
     if volume_name is not None:
         if (options.provider_options or {}).get("volume_name") not in (None, volume_name):
@@ -125,13 +128,14 @@ async def resolve_provider_with_volume(options: Options, volume_name: str | None
 async def open_run_context(
     provider: SandboxProvider, options: Options, label: Label, ledger: Ledger, total: int, part_prefix: str = ""
 ) -> RunContext:
-    """What is known of the flow run that this is called in, with what its `total` executions may ask.
+    """Return the context of the current flow run of `total` executions. Its deadline starts now.
 
-    The deadline starts here. `part_prefix` is that of the ledger. Raises ConfigurationError.
+    `part_prefix` begins the names of this process's parts of the ledger. Raises ConfigurationError.
     """
     tracker = QueryTracker()
     model_access = answers = None
-    if options.language_model is not None and options.cache_queries and options.shards is None:  # which ask themselves
+    # Shards ask themselves.
+    if options.language_model is not None and options.cache_queries and options.shards is None:
         answers = AnswerLedger(ledger.path, get_results_root(), get_run_logger().warning, part_prefix)
     if options.language_model is not None:
         model_access = await open_model_access(
@@ -178,7 +182,7 @@ async def open_run_context(
 
 
 def _read_preparation(options: Options, provider: SandboxProvider) -> Preparation | None:
-    """The code that is to run in each sandbox first, read where it is in a file. Raises ConfigurationError."""
+    """Return the code that runs first in each sandbox, read from a file if it names one. Raises ConfigurationError."""
     preparation = options.build_preparation()
     if preparation is None:
         return None
@@ -201,9 +205,9 @@ def _read_preparation(options: Options, provider: SandboxProvider) -> Preparatio
 
 @asynccontextmanager
 async def open_capacity(context: RunContext) -> AsyncIterator[Slots]:
-    """The slots of the provider's limit; within it queries are tracked, and at its end their usage is logged.
+    """Yield the slots of the provider's limit. Track queries within the block, and log their usage at its end.
 
-    Raises OSError where the answers of earlier runs are to be taken and cannot be read.
+    Raises OSError if the answers of earlier runs cannot be read.
     """
     answers, access = context.answers, context.model_access
     if answers is not None:

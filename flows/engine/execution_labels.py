@@ -11,22 +11,22 @@ LENGTH = 120  # characters of what tells one from another
 
 
 def execution_label(execution: Execution) -> str:
-    """By its number."""
+    """Return a label with the execution's number."""
     return f"execution {execution.index}"
 
 
 def trial_label(execution: Execution) -> str:
-    """By its number and the values of its variables."""
+    """Return a label with the trial's number and the values of its variables."""
     return f"trial {execution.index}: {_cut(format_variables(execution.variables))}"
 
 
 def step_label(execution: Execution) -> str:
-    """By its number."""
+    """Return a label with the step's number."""
     return f"step {execution.index}"
 
 
 def chunk_label(execution: Execution) -> str:
-    """By the chunk's id; the one execution of a chunked job that has no chunk is its reduction."""
+    """Return a label with the chunk's id, or "reduce" for the execution without a chunk."""
     if "chunk_id" not in execution.variables:
         return "reduce"
     return f"chunk {_cut(escape_text(execution.variables['chunk_id']))}"

@@ -26,7 +26,7 @@ FindResult = Callable[[Execution], Result | None]
 
 
 class Executor(Protocol):
-    """Runs a flow run's executions: in this process, or in shards."""
+    """An executor that runs a flow run's executions in this process or in shards."""
 
     @property
     def is_over(self) -> bool:
@@ -39,7 +39,7 @@ class Executor(Protocol):
 
 
 class Sharding(Protocol):
-    """Makes the executor of a job in shards. `flows/sharding/` has it, and `flows/run.py` hands it to the job."""
+    """A factory for the executor of a sharded job. `flows/sharding/` implements it, and `flows/run.py` passes it on."""
 
     @property
     def description(self) -> str:
@@ -53,11 +53,11 @@ class Sharding(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class LaneExecutor:
-    """Runs executions in this process: in at most `max_workers` lanes, each of which makes task runs in turn.
+    """An executor with at most `max_workers` lanes in this process. Each lane creates task runs one after another.
 
-    Lanes wait for `slots`. Each execution finds the files in `uploads`, by their paths in the sandbox. With a
-    `state_context` all executions share one process and its state. With `stop_on_failure` no task run is made after one
-    that failed, and the rest has no outcome.
+    Lanes wait for `slots`. `uploads` has files for each execution by their paths in the sandbox. With a `state_context`
+    all executions share one process and its state. With `stop_on_failure` no task run is created after a failed one,
+    and the remaining executions have no outcome.
     """
 
     context: RunContext

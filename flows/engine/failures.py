@@ -65,7 +65,7 @@ class FailureWatch:
 
     @property
     def is_limit_reached(self) -> bool:
-        """The limit is reached: no further execution may start."""
+        """Return whether the limit is reached, so that no further execution may start."""
         return self.limit is not None and self.count >= self.limit
 
     def add_outcome(self, outcome: Outcome) -> str | None:

@@ -1,10 +1,16 @@
-"""One flow run: what it consists of, and in which order that is opened and closed.
+"""One flow run: its parts, and the order in which they are opened and closed.
 
-Opened in this order, and closed in the reverse one: the ledger (claimed, so that a second writer is warned), the run's
-record in it, the artifacts, the tracker of queries, the slots of the provider's limit, and the executor, whose lanes
-open sandboxes. At the end the lanes have removed their sandboxes, slots are given back, queries that are still being
-recorded are waited for, what was written is in the ledger before the report is made of it, and the record has its end.
-Each step is taken whatever the one before it raised, and none is cut short by a cancellation.
+A run opens these parts in order, and closes them in reverse order:
+1. the ledger, which the run claims so that a second writer gets a warning
+2. the run's record in the ledger
+3. the artifacts
+4. the tracker of queries
+5. the slots of the provider's limit
+6. the executor, whose lanes open sandboxes
+
+When a run is closed, its lanes delete their sandboxes and return their slots. Queries that are still being recorded are
+awaited. The ledger is complete before the report is built, and the record gets its end. Each step runs even if an
+earlier one failed, and cancellation interrupts none of them.
 """
 
 import asyncio
@@ -52,7 +58,7 @@ class Job:
     executor: Executor
 
     async def compute_fingerprint(self) -> dict[str, Any]:
-        """What every result of this run depends on: the provider, and where there are any the model and `prepare`."""
+        """Return what every result of this run depends on: the provider, and the model, `prepare` and tools if set."""
         fingerprint = {**await self.context.provider.fingerprint()}
         access, preparation = self.context.model_access, self.context.preparation
         if access is not None:
@@ -63,7 +69,7 @@ class Job:
                 fingerprint["prepare_seed"] = preparation.seed
         if self.context.tools:
             fingerprint["tools"] = sorted(self.context.tools)
-        if self.context.options.collect:  # or else a result from before would lack its files
+        if self.context.options.collect:  # Earlier results lack the files.
             fingerprint["collect"] = sorted(self.context.options.collect)
         return fingerprint
 
@@ -74,7 +80,7 @@ class Job:
                 self.sink.record_unrun(execution, NotRun(f"not run: {reason}"))
 
     def collect_outcomes(self) -> Outcomes:
-        """Every outcome, in order. Raises ConfigurationError where there are not as many as there were inputs."""
+        """Return every outcome in order. Raises ConfigurationError if their number differs from that of the inputs."""
         results = self.store.outcomes
         if len(results) != self.context.total:
             raise ConfigurationError(
@@ -213,7 +219,7 @@ async def _open_cache(plan: Plan, context: RunContext, store: MemoryStore | Shar
 
 
 def _log_previous_results(log: Log, count: int, total: int, *, is_own: bool) -> None:
-    """Tells of the results that the ledger has already: of this run's own executions, or of earlier runs."""
+    """Log how many results the ledger already has, of this run's own executions or of earlier runs."""
     if count and is_own:
         log.info("%d kept, %d to run", count, max(0, total - count))
     elif count:

@@ -21,7 +21,7 @@ Observer = Callable[[Execution, Outcome], None]
 
 
 class OutcomeStore(Protocol):
-    """Keeps the outcomes of a flow run while it lasts."""
+    """A store for the outcomes of a running flow run."""
 
     def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
         """Store the outcome of an execution."""
@@ -54,7 +54,7 @@ class MemoryStore:
 
 @dataclass(slots=True)
 class OutcomeSink:
-    """Takes every outcome of a flow run: to the ledger, then to the store, then to the observers.
+    """A sink that passes every outcome of a flow run to the ledger, then to the store, then to the observers.
 
     The observers are the functions in `observers`, the run's log, its artifacts and its listener. `failures` counts
     the executions that ran and failed.

@@ -22,24 +22,26 @@ VALUES = ("code", "steps", "inputs", "points", "grid", "space", "data", "chunks"
 CODE = ("code", "steps", "reduce", "prepare")
 LISTS_OF_DICTS = ("inputs", "points")
 DICTS = ("grid", "space", "chunks")
-NUMBERS = ("['low']", "['high']", "['step']")  # of a space
+NUMBERS = ("['low']", "['high']", "['step']")  # Numbers in the definition of a space.
 
-# The types of parameters: for type checkers what callers may pass, and at run time, for Prefect's checks, schemas and
-# forms, what is made of that before Prefect sees it.
+# The types of parameters. Type checkers see the values that callers may pass. At run time Prefect's checks, schemas and
+# forms see the converted values.
 if TYPE_CHECKING:
     from ...blocks.provider import SandboxProvider
 
     T = TypeVar("T")
 
     class Array(Protocol):
-        """numpy's, pandas', `array`'s."""
+        """An array of numpy, pandas or `array`."""
 
         def tolist(self) -> Any: ...
 
     Items = Sequence[T] | Iterator[T] | Array
-    Code = str | Callable[..., object]  # a function's source is what is sent
-    Variables = object  # of what a person writes without a type: mypy takes [{"x": 1}, {"x": "one"}] for list[object],
-    GridValues = Mapping[str, object]  # and of a grid, unless all its values are of one type, for dict[str, object]
+    Code = str | Callable[..., object]  # A function's source is sent.
+    # `object`, because mypy infers list[object] for [{"x": 1}, {"x": "one"}], and dict[str, object] for a grid whose
+    # values have different types.
+    Variables = object
+    GridValues = Mapping[str, object]
     SpaceValues = Mapping[str, object] | Sequence[Mapping[str, object]]
     DataById = Mapping[Any, object]
     ToolsByName = Mapping[str, str | Callable[..., Any]]
@@ -53,10 +55,11 @@ else:
 
 
 def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The parameters with lists in the place of generators and arrays, and text in that of paths, blocks and functions.
+    """Convert generators and arrays to lists, and paths, blocks and functions to text.
 
-    Raises ConfigurationError for values that JSON cannot hold, for directories that are not there, for a block that
-    only its saved form can stand for, for code that is a file's name, and for functions that cannot be sent.
+    Raises:
+        ConfigurationError: JSON cannot hold a value, a directory is missing, a block must be saved first, code is the
+            name of a file, or a function cannot be sent.
     """
     converted: dict[str, Any] = {
         name: str(value) if isinstance(value, PurePath) else value for name, value in parameters.items()
@@ -86,7 +89,7 @@ def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _convert_functions(name: str, value: Any, tools: Collection[str]) -> Any:
-    """The value with text in the place of a function, or of each in a list. Raises ConfigurationError."""
+    """Convert a function, or each function in a list, to text. Raises ConfigurationError."""
     value = _list_items(value)
     if name == "prepare" and callable(value):
         raise ConfigurationError(
@@ -140,5 +143,5 @@ def _name_shape(name: str, field: str, place: str, value: Any) -> str | None:
 
 
 def _list_items(value: Any) -> Any:
-    """A list of what a generator, a range or a tuple has, and any other value as it is."""
+    """Convert a generator, a range or a tuple to a list, and return any other value unchanged."""
     return list(value) if isinstance(value, (Iterator, range, tuple)) else value  # type: ignore[reportUnknownArgumentType]

@@ -17,19 +17,19 @@ from .readers import normalize_chunk_ids
 
 PARAMETER_LIMIT = 256 * 1024  # bytes of JSON; Prefect refuses flow runs with parameters over 512 KiB in all
 LISTS = ("code", "steps", "inputs", "points", "data", "chunks")  # parameters that are lists, or data by id
-LISTS_OF_CODE = ("code", "steps")  # which refer to a file by `@` and its path, the others by the path alone
+LISTS_OF_CODE = ("code", "steps")  # These refer to a file by `@` and its path, the others by the path.
 FILE_NAME = re.compile(r"[\w.~/\\-]+\.py")
 MAX_FILE_NAME = 250  # characters of what may be a file's name
-SUFFIXES_OF_LISTS = (".jsonl", ".ndjson", ".json")  # of files that have a list of codes, as of inputs
-TEXTS = ("code", "reduce", "prepare")  # that are one text, and refer to a file as lists of code do
-# What Prefect's server cannot hold in parameters: with a larger integer in one run it lists none at all, and on
-# Postgres it takes no run with a NUL.
+SUFFIXES_OF_LISTS = (".jsonl", ".ndjson", ".json")  # Files with a list of codes or inputs.
+TEXTS = ("code", "reduce", "prepare")  # Parameters with one text, which may also refer to a file by `@`.
+# Limits of Prefect's server for parameters. After one run with a larger integer it cannot list any runs, and with
+# Postgres it refuses a run with a NUL.
 INTEGERS = range(-(2**63), 2**64)
 NUL = "\0"
 
 
 def spill_long_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters, with a reference to a file in the place of each list or text that Prefect cannot hold.
+    """Return the parameters with a reference to a file for each list or text that Prefect cannot hold.
 
     Such a list or text is too long, or has an integer of more than 64 bits or a NUL in it. The files are below the
     results root, and named after their content.
@@ -76,7 +76,7 @@ def _find_unstorable(name: str, value: Any) -> str | None:
 
 
 def _list_scalars(value: Any) -> Iterator[Any]:
-    """What is in lists and dicts, the names of these among it."""
+    """Yield the scalars in nested lists and dicts, including the keys of dicts."""
     if isinstance(value, dict):
         value = [*value, *value.values()]  # type: ignore[reportUnknownVariableType]
     if isinstance(value, (list, tuple)):
@@ -128,10 +128,12 @@ def _write_once(data: bytes, suffix: str) -> str:
 
 
 def read_code_reference(text: str) -> list[str] | str:
-    """What a parameter of code stands for: the text itself, or what is in the file that `@` and its path refer to.
+    """Return the code of a parameter: the text itself, or the content of the file in `@PATH`.
 
-    A file of JSON lines has a list of codes, each of which may refer to a file again; any other is one text. Raises
-    ConfigurationError where it cannot be read, and for a path that is not absolute.
+    A file of JSON lines has a list of codes, and each may again refer to a file. Any other file is one text.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or its path is not absolute.
     """
     place = _find_reference(text)
     if place is None:
@@ -152,14 +154,14 @@ def read_code_reference(text: str) -> list[str] | str:
 
 
 def read_codes(codes: list[str]) -> list[str]:
-    """The codes, with what is in a file in the place of each that refers to one. Raises ConfigurationError."""
+    """Replace each code that refers to a file with the file's content. Raises ConfigurationError."""
     return [read_text_reference(code) if code.startswith("@") else code for code in codes]
 
 
 def _find_reference(text: str) -> str | None:
-    """The path or the location that the text refers to, None where it is code. Raises ConfigurationError.
+    """Return the path or location that the text refers to, or None if it is code. Raises ConfigurationError.
 
-    No Python is one line that begins with `@`: below a decorator stands what it decorates.
+    A single line that begins with `@` is never valid Python, because a decorator needs a definition below it.
     """
     if not text.startswith("@") or ("\n" in text.strip() and not text.startswith("@/")):
         return None
@@ -173,9 +175,9 @@ def _find_reference(text: str) -> str | None:
 
 
 def check_codes(name: str, code: Any) -> None:
-    """Raises ConfigurationError where a parameter of code is, or has, the name of a file. Other types are let be."""
+    """Raise ConfigurationError if a parameter of code is or contains the name of a file. Ignore other types."""
     texts: list[Any] = code if isinstance(code, list) else [code]
-    for text in texts[:1] if name == "steps" else texts:  # in later steps `particle.py` may be a particle's momentum
+    for text in texts[:1] if name == "steps" else texts:  # In later steps `x.py` may be an attribute of a variable.
         if isinstance(text, str):
             check_code(text)
 
@@ -204,7 +206,7 @@ def _is_json_lines(text: str) -> bool:
 
 
 def read_text_reference(text: str) -> str:
-    """The same where it is one text. Raises ConfigurationError where it is a list."""
+    """Return the code as `read_code_reference` does. Raises ConfigurationError if it is a list."""
     content = read_code_reference(text)
     if isinstance(content, list):
         raise ConfigurationError(f"{text[1:].strip()} has a list of code, and this takes one text")

@@ -47,7 +47,7 @@ class FileCopy:
     """
 
     def __init__(self, source: Path) -> None:
-        """Raises OSError where the source cannot be read, and ConfigurationError where the disk is full."""
+        """Copy the source. Raises OSError if it cannot be read, and ConfigurationError if the disk is full."""
         with open(source, "rb") as stream:
             try:
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115  # Garbage collection closes it.
@@ -92,7 +92,7 @@ class TextFile:
     """A copy of a text file in UTF-8, or in UTF-16 with its mark; messages call it `path`."""
 
     def __init__(self, source: Path, path: PathOrLocation) -> None:
-        """Raises OSError, and ConfigurationError for a file that is no text."""
+        """Open the table. Raises OSError, and ConfigurationError for a file that is not text."""
         self.copy, self.path = FileCopy(source), path
         with self.copy.open() as stream:
             head = stream.read(4096)

@@ -210,7 +210,7 @@ class RunSummary:
     not_run: int = 0
     silent: int = 0  # executions that succeeded without a call of SUBMIT
     retried: int = 0
-    seconds: float = 0.0  # for which code ran, in all executions together
+    seconds: float = 0.0  # The run time of code in all executions.
     asked: int = 0  # queries
     cached: int = 0  # answers that came from the cache
     usage: Usage = field(default_factory=Usage)  # The calls, tokens and cost of the language model.
@@ -218,7 +218,7 @@ class RunSummary:
     variables: dict[str, None] = field(default_factory=dict[str, None])
     fields: dict[str, None] = field(default_factory=dict[str, None])
     has_hidden_columns: bool = False  # Some variables or fields have no column.
-    failure_groups: dict[str, FailureGroup] = field(default_factory=dict[str, FailureGroup])  # by message
+    failure_groups: dict[str, FailureGroup] = field(default_factory=dict[str, FailureGroup])  # The keys are messages.
     full_failures: list[Failure] = field(default_factory=list[Failure])
     first_result: Result | None = None
     points: Sample[ChartPoint] = field(default_factory=lambda: Sample[ChartPoint](MAX_POINTS))

@@ -1,6 +1,6 @@
 """The application that uvicorn serves in the Prefect servers that rlm-batch starts: Prefect's own, closed to web pages.
 
-Whoever may use the API can run code, and a browser sends requests of any web page to a server on this machine.
+A client of the API can run code, and a browser sends requests of any web page to a server on this machine.
 Prefect's settings for CORS and CSRF keep pages of other origins from reading answers and from changing anything by a
 request. The rest is here:
 

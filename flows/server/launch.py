@@ -1,6 +1,6 @@
-"""How the process of a Prefect server is launched: without an import of Prefect's server here, which takes a second.
+"""The launch of a Prefect server's process, without importing Prefect's server in this process.
 
-The server's own process imports it at that time, on another processor.
+The import takes a second. The server's process does it at the same time on another processor.
 """
 
 import os
@@ -24,7 +24,7 @@ from ..child_process import build_module_command, build_safe_environment, read_f
 PORTS = range(8000, 9000)  # Prefect's, for embedded servers
 START_ATTEMPTS = 3  # Another process may take the port between the look and the start.
 FACTORY = "rlm_batch.flows.server.app:create_closed_app"
-APP_DIR = sys.prefix  # uvicorn looks for modules here first, not in the working directory. It has none.
+APP_DIR = sys.prefix  # uvicorn searches it first, not the working directory. It contains no modules.
 # The names of one setting, the one that Prefect prefers first.
 ORIGIN_VARIABLES = ("PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS", "PREFECT_SERVER_CORS_ALLOWED_ORIGINS")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
