@@ -2,13 +2,13 @@
 
     python benchmarks/batch.py [--executions 500] [--workers 4] [--long 10000] [--isolation auto]
 
-A Prefect server with the settings that we ship runs as a process of its own. Each way runs `--rounds` times, in turns,
-and starts when the server is idle. Two times are taken: until the way returns, and until the server shows all of its
-task runs as completed. The peers are pools of as many threads. Their executions are a new Python; a new Python in
-bubblewrap, to which the ratios are (without bubblewrap to the first); and a sandbox of ours. Task runs that do nothing,
-as many at once, are Prefect's own cost. CPU is for each execution: the program's, the server's, and the rest of the
-machine's, which is the sandboxes'. The last line is one long batch in reused sandboxes, with the memory that the
-process gained.
+A Prefect server with the shipped settings runs as a separate process. Each variant runs `--rounds` times, in turns, and
+starts when the server is idle. Two times are measured: until the variant returns, and until the server shows all its
+task runs as completed. The peers are pools of as many threads. Their executions are a new Python, a new Python in
+bubblewrap, and an rlm-batch sandbox. Ratios are to the Python in bubblewrap, or without bubblewrap to the plain Python.
+Empty task runs, as many at once, show Prefect's own cost. CPU is per execution: the program's, the server's, and the
+rest of the machine's, which is the sandboxes'. The last line is one long batch in reused sandboxes, with the growth of
+the process's memory.
 """
 
 from __future__ import annotations

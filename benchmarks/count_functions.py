@@ -1,9 +1,9 @@
-"""Count the functions of ours that a batch of one execution enters on the host.
+"""A count of the rlm-batch functions that a batch of one execution enters on the host.
 
     python benchmarks/count_functions.py [--list]
 
-Runs `rlm-batch batch one.py --inputs in.csv` with one row in this process, on a home of its own, and records every
-call in every thread of the process. The embedded Prefect server and the sandbox are processes of their own, so their
+It runs `rlm-batch batch one.py --inputs in.csv` with one row in this process, with a temporary home, and records every
+call in every thread of the process. The embedded Prefect server and the sandbox are separate processes, so their
 functions are not counted. Neither are class bodies, modules, comprehensions and generator expressions.
 """
 
@@ -41,7 +41,7 @@ class CallRecorder:
             self.codes.setdefault(frame.f_code)
 
     def list_functions(self) -> list[tuple[str, str]]:
-        """Return the file and the qualified name of each function of ours, once each, in order of first entry."""
+        """Return the file and the qualified name of each rlm-batch function, once each, in order of first entry."""
         functions: dict[tuple[str, str], None] = {}
         for code in self.codes:
             path = Path(code.co_filename)
@@ -79,7 +79,7 @@ def main() -> None:
     Path("in.csv").write_text("x\n1\n")
     recorder = CallRecorder()
     atexit.register(home.cleanup)
-    atexit.register(print_report, recorder, should_list)  # before the imports: what is registered first runs last
+    atexit.register(print_report, recorder, should_list)  # Registered before the imports, so that it runs last.
     recorder.start()
     from rlm_batch.cli.main import main as run_command
 

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or importing dspy waits for the network
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # Otherwise importing dspy waits for the network.
 
 import dspy
 from rich.console import Console

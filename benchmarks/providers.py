@@ -2,13 +2,13 @@
 
     python benchmarks/providers.py [--executions 60] [--workers 20] [--boots 0.09,1] [--round-trip 0.05] [--rounds 5]
 
-The provider is the local stand-in of the tests, in a process of its own. A sandbox takes the seconds of `--boots` to
-boot, and each call waits for `--round-trip` seconds first. The script is coroutines over the SDK's asynchronous client:
-create, run, delete. `tasks` are that script's calls, each a task of a Prefect flow: the cost of Prefect's record alone.
-`batch` runs against the same Prefect server, with the settings that we ship. Each way runs `--rounds` times, in turns;
-the ratio is to the script, and the ideal is the time of the boots alone. Calls are those of one execution at the
-provider. CPU is for each execution: this process's, which has client and flow, and the whole machine's, with the
-stand-in, the sandboxes, the Prefect server, and whatever else runs.
+The provider is the local stand-in of the tests, in a separate process. A sandbox takes the seconds of `--boots` to
+boot, and each call first waits for `--round-trip` seconds. The script creates, runs and deletes sandboxes in coroutines
+over the SDK's asynchronous client. `tasks` makes each call of that script a task of a Prefect flow, which shows the
+cost of Prefect's record alone. `batch` uses the same Prefect server, with the shipped settings. Each variant runs
+`--rounds` times, in turns. The ratio is to the script, and the ideal is the time of the boots alone. Calls are those of
+one execution at the provider. CPU is per execution: of this process with client and flow, and of the whole machine with
+the stand-in, the sandboxes, the Prefect server, and all other processes.
 """
 
 from __future__ import annotations

@@ -2,11 +2,15 @@
 
     python benchmarks/queries.py [--rounds 5] [--queries 100] [--concurrency 16] [--delay 0.2]
 
-The model is a server of its own on this machine that answers after the delay. The ways run in turns; the table has
-medians, and ratios to the ideal, which is the delay for each full round of the concurrency. The ways are plain asyncio
-over bare connections; LiteLLM called directly, on which ours is built; `llm_query_batched` in a local sandbox; the same
-in a batch flow, where each query is a Prefect task run; and a host that polls every 100 ms and asks one query after the
-other. The second table is one query to a server that answers at once: ours, LiteLLM's own, and the difference.
+The model is a separate server on this machine that answers after the delay. The variants run in turns. The table has
+medians, and ratios to the ideal, which is one delay per full round of the concurrency. The variants are:
+- plain asyncio over bare connections
+- LiteLLM called directly, on which rlm-batch is built
+- `llm_query_batched` in a local sandbox
+- `llm_query_batched` in a batch flow, where each query is a Prefect task run
+- a host that polls every 100 ms and asks one query after another
+
+The second table is one query to a server that answers at once: rlm-batch's time, LiteLLM's, and the difference.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ SUBMIT(seconds=seconds)
 
 
 class ModelServer:
-    """The model's server, in a process of its own."""
+    """The model's server in a separate process."""
 
     def __init__(self, delay: float) -> None:
         self._command = [sys.executable, str(SERVER), "--delay", str(delay)]

@@ -2,9 +2,9 @@
 
     python benchmarks/start.py [--rounds 5]
 
-Each is a process of its own, in turns, in a home where everything has run once. `from rlm_batch import
-LocalInterpreter`, and the same with a first answer, stand beside a bare Python. `rlm-batch batch hello.py`, from start
-to end, stands beside a script with a flow that does nothing, for which Prefect starts its own server too.
+Each variant is a separate process, in turns, in a home where everything has run once. `from rlm_batch import
+LocalInterpreter`, alone and with a first answer, is compared with a bare Python. `rlm-batch batch hello.py`, from start
+to end, is compared with a script whose flow does nothing, for which Prefect also starts a server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def hello():
 
 hello()
 """
-TARGET_RATIO = 1.2  # to the flow that does nothing
+TARGET_RATIO = 1.2  # The ratio to the flow that does nothing.
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from operator import mul
 # 3 by 5 pixels of each digit, as bits.
 GLYPHS = [0x7B6F, 0x2C97, 0x73E7, 0x73CF, 0x5BC9, 0x79CF, 0x79EF, 0x7249, 0x7BEF, 0x7BCF]
 EPOCHS = 27
-NOISE = 0.06  # of the pixels that are flipped
+NOISE = 0.06  # The share of flipped pixels.
 
 draw = random.Random(0)
 

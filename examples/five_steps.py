@@ -1,4 +1,4 @@
-"""Five steps in one sandbox: what the first defines is there in the fifth, and each is a task run of its own."""
+"""Five steps in one sandbox: the fifth step sees the names of the first, and each step is a separate task run."""
 
 import asyncio
 

@@ -45,7 +45,7 @@ def haystack(number: int, characters: int = 1_000_000) -> str:
 
 
 async def main(model: str) -> None:
-    """Asks, and prints the answer, how it was found and what that took."""
+    """Ask the question, and print the answer, the turns and the cost."""
     found = await rlm(QUESTION, model, haystack(271_828))
     print(f"Answer: {found.answer}")
     for turn in found.trajectory:
@@ -55,7 +55,7 @@ async def main(model: str) -> None:
 
 
 def with_stand_in() -> None:
-    """The same with a server of this repository in a model's place."""
+    """Run `main` with this repository's scripted server instead of a model."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as script:
         json.dump([["[[ ## code ## ]]", TURN], ["Which number", "271828"]], script)
         script.flush()

@@ -1,7 +1,7 @@
 """Word counts over the chunks of a real text, the topics that Python's own help() shows, reduced to one table.
 
-Each chunk writes its counts to a file of its own on the volume, and the reduction reads them all. Run a second time, it
-runs nothing again.
+Each chunk writes its counts to a separate file on the volume, and the reduction reads all files. A second run executes
+nothing.
 """
 
 import asyncio

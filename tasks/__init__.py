@@ -1,1 +1,1 @@
-"""What Prefect tracks and retries, and the ledger that it writes to."""
+"""The tasks that Prefect tracks and retries, and the ledger of their results."""

@@ -11,9 +11,9 @@ P = ParamSpec("P")
 
 
 def return_cancelled_state(function: Callable[P, Coroutine[Any, Any, Any]]) -> Callable[P, Coroutine[Any, Any, Any]]:
-    """The function of a task, which returns a state Cancelled when it is cancelled.
+    """Return a task's function that returns a state Cancelled when it is cancelled.
 
-    Whoever makes its task run with `return_state` has to raise CancelledError in turn, where the state `is_cancelled`.
+    A caller that creates the task run with `return_state` must raise CancelledError if the state `is_cancelled`.
     """
 
     @functools.wraps(function)

@@ -10,16 +10,16 @@ from prefect.exceptions import ObjectNotFound
 
 
 def build_tags(provider: str) -> set[str]:
-    """The tags of an execution's task run on the provider of that name."""
+    """Return the tags of an execution's task run on the provider of that name."""
     return {"sandbox", f"sandbox:{provider}"}
 
 
 async def has_tag_limit(tags: Iterable[str]) -> bool:
-    """Whether the Prefect server has a limit on one of these tags; True where it does not say.
+    """Return whether the Prefect server has a limit on one of these tags, or True if the server does not answer.
 
-    A task run that begins with tags asks for a slot of each, whether there is a limit or not. A server on SQLite
-    refuses that whenever it is just writing, and then no task run of this process begins for the next two seconds. So
-    where there is no limit when a flow run begins, its task runs begin without tags, and are given them by `add_tags`.
+    A task run that starts with tags requests a slot of each, even without a limit. A server on SQLite refuses the
+    request while it is writing, and then no task run of this process starts for two seconds. So without a limit at the
+    start of a flow run, its task runs start without tags, and `add_tags` sets them later.
     """
     try:
         async with get_client() as client:
@@ -33,7 +33,7 @@ async def has_tag_limit(tags: Iterable[str]) -> bool:
 
 
 def add_tags(tags: Iterable[str]) -> None:
-    """Adds the tags to the task run that this is called in; the server has them with its next state."""
+    """Add the tags to the current task run. The server receives them with its next state."""
     context = TaskRunContext.get()
     if context is not None:
         run = context.task_run

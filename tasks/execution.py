@@ -40,7 +40,7 @@ class Execution:
     encoded_variables: dict[str, EncodedVariable] = field(
         default_factory=dict[str, EncodedVariable]
     )  # not in the ledger
-    errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # of the failed attempts
+    errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # The errors of failed attempts.
     pruning: Pruning | None = None  # None if it is never pruned
     is_done: bool = False
 

@@ -13,18 +13,18 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.requests.function_code import PROVIDED_NAMES
 from ..sandbox.thread_pool import ThreadPool
 
-TOOL_TIMEOUT_SECONDS = 60.0  # for one call; it ends with its execution at the latest
+TOOL_TIMEOUT_SECONDS = 60.0  # seconds for one call, which also ends with its execution
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 Tool = Callable[..., Any]
-_functions: dict[str, Tool] = {}  # of this process, by what stands for them in a flow run's parameters
+_functions: dict[str, Tool] = {}  # This process's functions, by their names in a flow run's parameters.
 _threads = ThreadPool()
 
 
 def name_tools(tools: Mapping[str, Any]) -> dict[str, str]:
-    """The tools as JSON: import paths as they are, and a name in this process for each function.
+    """Return the tools as JSON: import paths unchanged, and a name in this process for each function.
 
-    Raises ConfigurationError for a name that code could not call it by, and for what is neither.
+    Raises ConfigurationError for a name that code cannot call, and for values that are neither.
     """
     named: dict[str, str] = {}
     for name, tool in tools.items():
@@ -46,7 +46,7 @@ def name_tools(tools: Mapping[str, Any]) -> dict[str, str]:
 
 
 def load_tools(tools: Mapping[str, str]) -> dict[str, Tool]:
-    """The functions, each with a time limit for a call. Raises ConfigurationError."""
+    """Return the functions, each with a time limit for a call. Raises ConfigurationError."""
     return {name: _limit_seconds(name, _load_tool(name, path)) for name, path in name_tools(tools).items()}
 
 
@@ -70,7 +70,7 @@ def _load_tool(name: str, path: str) -> Tool:
 
 
 def _limit_seconds(name: str, tool: Tool) -> Tool:
-    """The tool, whose calls are given up after a time; what runs in a thread then comes to its end unheard."""
+    """Return the tool with a time limit for calls. After the limit, a call in a thread continues, but is ignored."""
 
     async def call(*args: Any, **kwargs: Any) -> Any:
         limit = asyncio.timeout(TOOL_TIMEOUT_SECONDS)

@@ -75,12 +75,12 @@ class LaneSettings:
 
 
 class Lane:
-    """Runs executions one after the other, each in its own process.
+    """A lane: runs executions one after another, each in its own process, in at most one sandbox.
 
     It opens sandboxes between `acquire`, which waits for one of the `slots` and then for a permit, and `release`. A
-    sandbox that is reused is replaced when it was lost, or when what remains of its lifetime is shorter than an
-    execution may take. With a `state_context` the sandbox is never replaced: when it is lost, so is the state, and
-    every later execution raises StateLost.
+    reused sandbox is replaced if it is lost, or if its remaining lifetime is shorter than an execution may take. With a
+    `state_context` the sandbox is never replaced. If it is lost, the state is lost too, and every later execution
+    raises StateLost.
     """
 
     def __init__(self, settings: LaneSettings, slots: Slots) -> None:
@@ -88,10 +88,10 @@ class Lane:
         self._settings = settings
         self._slots = slots
         self._slot: Slot | None = None
-        self._permit: Permit | None = None  # for the open sandbox, or the next one
-        self._opening: Permit | None = None  # for a sandbox that is starting
+        self._permit: Permit | None = None  # The permit of the open sandbox, or the next one.
+        self._opening: Permit | None = None  # The permit of a starting sandbox.
         self._tools = {name: self._count_calls(name, tool) for name, tool in settings.tools.items()}
-        self._tool_calls: Counter[str] = Counter()  # in the current execution
+        self._tool_calls: Counter[str] = Counter()  # Calls in the current execution.
         self._prepare_log: OutputLog | None = None
         self._has_state = False
         self._interpreter: Interpreter | None = None

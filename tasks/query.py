@@ -38,7 +38,7 @@ class _QueryCall:
 )
 @return_cancelled_state
 async def run_query(call: _QueryCall) -> Any:
-    """The final state of a query, with its tokens and cost. An error is left in `call.error`, for the asking code."""
+    """Run a query and return its final state with tokens and cost. Store an error in `call.error` for the caller."""
     try:
         answer = await call.work()
     except RlmBatchError as error:
@@ -52,11 +52,11 @@ async def _make_task_run(call: _QueryCall) -> Any:
 
 
 class QueryTracker:
-    """Makes a task run of each of the first `MAX_TRACKED_QUERIES` queries of a flow run; the ledger has the rest.
+    """A tracker that creates a task run for each of the first `MAX_TRACKED_QUERIES` queries of a flow run.
 
-    A flat query does not wait for what Prefect does before and after it: the work begins at once, and the task run,
-    which lasts as long as it, is made beside it. A recursive query's work runs inside its task run, so that those of
-    the queries that it asks are below it. An async context manager, whose end waits until all are made.
+    The other queries are only in the ledger. A flat query does not wait for Prefect: its work starts at once, and the
+    task run is created in parallel and lasts as long. A recursive query's work runs inside its task run, so the task
+    runs of the queries that it asks are below it. As an async context manager, it waits for all task runs at its end.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class QueryTracker:
         self._background_runs: set[asyncio.Task[Any]] = set()
 
     async def track_query(self, query: Query, work: Callable[[], Awaitable[str]]) -> str:
-        """The query's answer, which `work` returns. Raises what `work` raises."""
+        """Return the query's answer from `work`, or raise its error."""
         if self._tracked_count >= MAX_TRACKED_QUERIES:
             return await work()
         self._tracked_count += 1

@@ -1,18 +1,18 @@
-"""Lines of output of which some are drawn anew, as progress bars are: each as it was last."""
+"""Lines of output that a program redraws, such as progress bars: only the last state of each line."""
 
 import re
 
 # A return to the line's beginning, a step back, and the terminal's commands that move the cursor, erase or hide it.
 _MOVE = re.compile(r"[\r\n\b]|\x1b\[(?:\?[\d;]*[hl]|(\d*)([A-HJK]))")
 _UNFINISHED = re.compile(r"\x1b(?:\[[?\d;]*)?\Z")
-MAX_TAIL_CHARACTERS = 20_000  # of output whose last lines are shown
-MAX_KEPT_LINES = 100  # that a cursor may go up to
+MAX_TAIL_CHARACTERS = 20_000  # characters of output whose last lines are shown
+MAX_KEPT_LINES = 100  # The number of lines that a cursor may move up.
 
 
 class RedrawnLines:
-    """Takes output in pieces and returns its lines, each at most `max_characters` long, once they are complete.
+    """A parser that takes output in pieces and returns complete lines of at most `max_characters`.
 
-    Where the output has moved the cursor up by some lines, so many lines wait for what is drawn over them.
+    If the output moves the cursor up by some lines, that many lines are held back until they are redrawn.
     """
 
     def __init__(self, max_characters: int) -> None:

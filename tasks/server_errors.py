@@ -1,10 +1,10 @@
-"""What became of a request to a Prefect server, in a line for people."""
+"""Readable one-line messages for failed requests to a Prefect server."""
 
 from ..sandbox.outcomes.server_message import extract_message
 
 
 def describe_server_error(error: Exception) -> str:
-    """The status and the server's own words, without the JSON around them; of no answer what the client says."""
+    """Return the status and the server's message without its JSON, or the client's error if there was no response."""
     response = getattr(error, "response", None)
     if response is None:
         return str(error).partition("\n")[0] or type(error).__name__

@@ -44,7 +44,7 @@ class OutputLog:
         self._logger = logger or _get_output_logger()
         self._remaining_lines = MAX_LINES
         self._omitted_count = 0
-        self._lines = defaultdict[str, RedrawnLines](partial(RedrawnLines, MAX_LINE_CHARACTERS + 1))  # by stream
+        self._lines = defaultdict[str, RedrawnLines](partial(RedrawnLines, MAX_LINE_CHARACTERS + 1))  # keys: streams
 
     def write(self, stream: str, text: str) -> None:
         """Log the lines that are complete, and keep the rest for later."""

@@ -18,7 +18,13 @@ from .litellm_client import import_in_thread
 from .settings import LanguageModelSettings
 
 SLUG = "language-model"
-LIMITS = ("batch_concurrency", "max_depth", "max_llm_calls", "max_llm_tokens", "max_cost")  # for `open_model_access`
+LIMITS = (
+    "batch_concurrency",
+    "max_depth",
+    "max_llm_calls",
+    "max_llm_tokens",
+    "max_cost",
+)  # names of ModelAccess limits
 
 
 @dataclass(kw_only=True)

@@ -134,7 +134,7 @@ async def open_run_context(
     """
     tracker = QueryTracker()
     model_access = answers = None
-    # Shards ask themselves.
+    # In a sharded job only the shards query the model.
     if options.language_model is not None and options.cache_queries and options.shards is None:
         answers = AnswerLedger(ledger.path, get_results_root(), get_run_logger().warning, part_prefix)
     if options.language_model is not None:

@@ -35,12 +35,12 @@ class LimitNames:
 
     @property
     def creations(self) -> str:
-        """The limit of new sandboxes a second. It has one slot, which decays; more slots would admit a burst."""
+        """Return the limit's name for new sandboxes per second. Its one slot decays; more slots would allow a burst."""
         return f"{self.sandboxes}.creations"
 
     @property
     def waiting(self) -> str:
-        """The limit of which waiting flow runs without any slot hold one, so that other runs know of them."""
+        """Return the limit's name for waiting flow runs. A run without a slot holds one, so other runs see it."""
         return f"{self.sandboxes}.waiting"
 
 
@@ -92,7 +92,7 @@ async def reconcile_limits(provider: SandboxProvider) -> None:
 class ServerLimits:
     """The limits on a Prefect server. A slot's id is that of its lease. Every method raises httpx.HTTPError."""
 
-    shared: ClassVar[bool] = True  # by all flow runs of the server
+    shared: ClassVar[bool] = True  # All flow runs of the server share them.
 
     def __init__(self, client: PrefectClient, provider: SandboxProvider, run_id: str) -> None:
         self._client, self._provider, self._run_id = client, provider, run_id

@@ -42,7 +42,7 @@ class AnswerLedger:
                     self._answers[key] = position
 
     def find_answer(self, key: str) -> str | None:
-        """Return the answer to the question with a key, None if there is none."""
+        """Return the answer to the question with a key, or None if it is unknown."""
         known = self._answers.get(key)
         if isinstance(known, str):
             return known

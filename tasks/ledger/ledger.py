@@ -1,11 +1,11 @@
 """The ledger: the directory of JSON lines that a flow run writes its results to, and resumes from.
 
-A writer appends only to parts of its own, `part-<writer>-<n>.jsonl`, so any number of processes may write to one
-ledger. Each line is handed to the operating system at once: a process that is killed loses no line, a machine that
-loses power may lose the last seconds. Readers skip a torn last line.
+Each writer appends only to its own parts, `part-<writer>-<n>.jsonl`, so any number of processes may write to one
+ledger. Each line is passed to the operating system at once. A killed process loses no line, and a power failure may
+lose the last seconds. Readers skip a torn last line.
 
-A ledger may also be at a location such as a bucket, where files cannot be appended to. There the lines of five seconds
-are sent together as a part, and a process that is killed loses what it has not sent. Readers have a copy.
+A ledger may also be at a location such as a bucket, which cannot append to files. There the lines of five seconds are
+sent together as a part, and a killed process loses the lines that it has not sent. Readers use a copy.
 """
 
 import errno
@@ -111,10 +111,10 @@ class Ledger:
         self.write_line(encode_line(key, outcome))
 
     def write_line(self, data: bytes) -> LinePosition | None:
-        """Append one line, and return its place, which is None at a location.
+        """Append one line and return its position, or None if the ledger is at a location.
 
-        Raises OSError, with the ledger's path in it, if the line cannot be written, or at a location if earlier lines
-        could not be sent.
+        Raises OSError with the ledger's path if the line cannot be written, or at a location if earlier lines could not
+        be sent.
         """
         if isinstance(self.path, Location):
             with self._explain_write_errors():

@@ -79,7 +79,7 @@ class PartIndex:
                 database.execute("insert or replace into parts values (?, ?)", (path, end))
 
     def find_position(self, key: str) -> LinePosition | None:
-        """Return the place of a key's line at the last refresh, None if it has none."""
+        """Return the position of a key's line at the last refresh, or None without a line."""
         with self._open_database() as database:
             row = database.execute("select path, start, length from results where key = ?", (key,)).fetchone()
         return LinePosition(*row) if row else None

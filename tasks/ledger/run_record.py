@@ -33,8 +33,8 @@ class Objective:
 class ReportSpec:
     """A flow's word for an execution, and its objectives.
 
-    A single objective is `objective`; several are `objectives`, and `objective` is None. `space` is the JSON of the
-    space that was searched.
+    A single objective is in `objective`. Several are in `objectives`, and `objective` is None. `space` is the JSON of
+    the searched space.
     """
 
     noun: str = "execution"
@@ -55,10 +55,10 @@ class ReportSpec:
 
 @dataclass(slots=True)
 class RunRecord:
-    """One start of a flow run. Times are in epoch seconds; `ended` is None while it runs, and if it was killed.
+    """One start of a flow run. Times are in epoch seconds. `ended` is None while it runs, or if it was killed.
 
-    `sandbox_seconds` is the time that its sandboxes were open together. `column_types` are the types by which the
-    columns of a CSV file of inputs were read, or "json" if each cell was read by itself.
+    `sandbox_seconds` is the sum of the times that its sandboxes were open. `column_types` has the types of the columns
+    of a CSV inputs file, or "json" if each cell was parsed separately.
     """
 
     flow: str

@@ -163,7 +163,7 @@ class ShardFiles:
         write_file(self._locate("beat"), json.dumps(asdict(heartbeat)).encode("ascii"))
 
     def read_heartbeat(self) -> Heartbeat | None:
-        """Return the last heartbeat, None if there is none yet."""
+        """Return the last heartbeat, or None before the first."""
         with suppress(OSError, ValueError, TypeError):
             return Heartbeat(**json.loads(self._locate("beat").read_bytes()))
         return None

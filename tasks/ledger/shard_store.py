@@ -113,7 +113,7 @@ class ShardStore:
         )
 
     def find_previous_line(self, key: str) -> LedgerLine | None:
-        """Return the ledger's earlier result of that key, None if it has none."""
+        """Return the ledger's earlier result of that key, or None."""
         row = self._find_previous_row(key)
         return None if row is None else read_line(LinePosition(self._part_paths[row[0]], row[1], row[2]))
 
