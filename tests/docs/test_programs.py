@@ -90,7 +90,7 @@ OURS = {page: [line for line in commands(page) if line.startswith("rlm-batch ")]
 RUN_HERE = {page: [line for line in lines if not ELSEWHERE.match(line)] for page, lines in OURS.items()}
 
 
-MOUNTING_PAGES = ("docs/shapes.md",)  # pages whose mounts need bubblewrap
+MOUNTING_PAGES = ("docs/files.md",)  # pages whose mounts need bubblewrap
 RUN_PAGES = [
     pytest.param(
         page,
