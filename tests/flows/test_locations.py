@@ -48,7 +48,7 @@ async def block(server: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 def begin_and_kill(place: str, results: int, folder: Path, counter: ExecutionCounter) -> None:
     """Run the batch in a process; kill it once this many results are stored and more executions are running."""
     program = (
-        "import asyncio, sys\nfrom rlm_batch import batch\nfrom rlm_batch.tasks.ledger import upload_buffer\n"
+        "import asyncio, sys\nfrom rlm_batch import batch\nfrom rlm_batch.tasks.ledger import ledger as upload_buffer\n"
         "upload_buffer.SEND_INTERVAL_SECONDS = 0.2\n"
         "asyncio.run(batch(sys.argv[1], sys.argv[2] + '/inputs.jsonl', provider='local:none', max_workers=2,\n"
         "                  results_path=sys.argv[2]))\n"
@@ -114,7 +114,7 @@ async def test_a_block_leads_to_the_bucket_and_its_secret_is_nowhere(
 async def test_a_run_whose_last_results_cannot_be_sent_fails(
     s3: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlm_batch.tasks.ledger.upload_buffer.RETRY_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr("rlm_batch.tasks.ledger.ledger.RETRY_PATIENCE_SECONDS", 0.5)
     code, inputs = COUNT_EXECUTION + "count_execution(x)\nSUBMIT(1)", [{"x": 1, "address": counter.address}]
     counter.may_go_on.clear()
     run = asyncio.create_task(batch(code, inputs, provider="local:none", results_path="s3://results/job"))
