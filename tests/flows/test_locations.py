@@ -56,7 +56,7 @@ def begin_and_kill(place: str, results: int, folder: Path, counter: ExecutionCou
     environment = {**os.environ, "TMPDIR": str(folder)}  # the killed process leaves its sandboxes' folders here
     with subprocess.Popen([sys.executable, "-c", program, KILLED, place], env=environment) as run:
         try:
-            wait_until(lambda: len(Ledger(place).load_latest_lines()) >= results and len(counter.counts) > results)
+            wait_until(lambda: len(Ledger(place).load_latest_lines()) >= results and len(counter.counts) > results + 1)
         finally:
             run.kill()
 
