@@ -58,7 +58,13 @@ def wait_for_end(pid: int, seconds: float) -> None:
     try:
         handle = os.pidfd_open(pid)
     except (AttributeError, OSError):
-        time.sleep(seconds)
+        # Some kernels, such as gVisor, have no such handle.
+        end = time.monotonic() + seconds
+        try:
+            while not has_ended(pid) and time.monotonic() < end:
+                time.sleep(min(seconds, 0.02))
+        except ChildProcessError:
+            pass  # The process has been reaped.
         return
     try:
         poll = select.poll()
