@@ -243,6 +243,27 @@ async def test_when_what_was_prepared_is_lost_the_next_execution_says_so_and_ask
         assert (await running).x == 1, "an execution that runs already runs on, and is answered"
 
 
+async def test_an_execution_whose_process_was_just_made_survives_the_loss_of_what_was_prepared(
+    provider: SandboxProvider,
+) -> None:
+    # The second execution's process is still starting when the third fork's middle process kills the prepared one.
+    prepare = """
+    import os, signal, time
+    prepared = os.getpid()
+    def count():
+        with open("forks", "a+") as file:
+            file.write("x")
+            if file.tell() == 3:
+                os.kill(prepared, signal.SIGKILL)
+    os.register_at_fork(before=count, after_in_child=lambda: time.sleep(0.5))
+    """
+    async with open_prepared(provider, prepare) as one, asyncio.timeout(HANG_SECONDS):
+        assert (await one.execute("SUBMIT(x=1)")).x == 1
+        assert (await one.execute("SUBMIT(x=2)")).x == 2
+        with pytest.raises(SandboxLost, match="run it in a new sandbox"):
+            await one.execute("SUBMIT(x=3)")
+
+
 # ------------------------------------------------------------------------------------------------------ random numbers
 
 DRAW = "SUBMIT(drawn=[random.random(), random.randrange(1 << 30)])"

@@ -114,8 +114,13 @@ def _find_bare_fork() -> Callable[[], int]:
 
 
 def _fork_once_more(requests: Any) -> None:
-    """Fork again and return in the child; the parent sends the child's id and exits."""
+    """Fork again and return in the child; the parent sends the child's id and exits.
+
+    Both leave the prepared process's group first: the supervisor kills that group if the prepared process is lost, and
+    the child belongs to an execution that may run on.
+    """
     try:
+        os.setsid()
         pid = os.fork()
         if pid == 0:
             return
