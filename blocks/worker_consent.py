@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..sandbox.errors import ConfigurationError
-from .storage.data_dirs import resolve_data_dir
+from .storage.location import resolve_data_dir
 
 ALLOW_NO_ISOLATION = "RLM_BATCH_ALLOW_NO_ISOLATION"
 ALLOWED_PATHS = "RLM_BATCH_ALLOWED_PATHS"

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from ..flows.docstrings import read_docstring
+from ..flows.parameters import read_docstring
 from ..flows.registry import MODELS
 from .deploy import build_deploy_app
 from .outcome_output import OutputFormat

@@ -18,7 +18,7 @@ from ..tasks.ledger.run_record import ReportSpec
 from ..tasks.redrawn_lines import RedrawnLines
 
 if TYPE_CHECKING:
-    from ..flows.cleanup.orphans import OrphanedSandbox
+    from ..flows.orphans import OrphanedSandbox
 
 MAX_LINE_CHARACTERS = 100_000  # characters of a line in the live output of a single execution
 PLAIN_INTERVAL_SECONDS = 5.0  # seconds between two lines where there is no terminal

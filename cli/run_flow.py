@@ -16,10 +16,10 @@ from ..flows.parameters import FlowParameters
 from ..flows.plan import Outcomes, Plan
 from ..flows.reports import Report
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed, NotRun
+from ..sandbox.outcomes.server_message import describe_server_error
 from ..sandbox.outcomes.text_escape import escape_text
 from ..tasks.host_tools import load_tools
 from ..tasks.redrawn_lines import redraw_lines
-from ..tasks.server_errors import describe_server_error
 from .outcome_output import OutputFormat, print_json, print_outputs
 from .progress import ProgressDisplay, print_reading
 from .table import MAX_TABLE_ROWS, print_table
@@ -122,7 +122,7 @@ def _print_failures(failed: ExecutionsFailed | None) -> None:
 
 def run_reap(*, is_json: bool, **parameters: Any) -> int:
     """Run the reap flow, print a row for each sandbox and what all have cost, and return the exit status."""
-    from ..flows.cleanup.orphans import describe_removal
+    from ..flows.orphans import describe_removal
 
     display = ProgressDisplay()
     try:

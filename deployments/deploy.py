@@ -23,7 +23,7 @@ from ..blocks import block_types
 from ..flows.prefect_server import check_server
 from ..flows.proxies import check_proxies
 from ..sandbox.errors import ConfigurationError
-from ..tasks.server_errors import describe_server_error
+from ..sandbox.outcomes.server_message import describe_server_error
 from .server import WORK_POOL
 
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")

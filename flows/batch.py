@@ -104,6 +104,6 @@ if TYPE_CHECKING:
 
     batch = define_flow(BatchParameters)
 else:
-    from .lazy import define_lazily
+    from .parameters import define_lazily
 
     __getattr__ = define_lazily(BatchParameters)

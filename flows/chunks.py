@@ -19,7 +19,6 @@ from ..sandbox.result import MaybeNone, Outcome, Result
 from ..sandbox.wire.strict_json import NotJsonError
 from ..tasks.execution import Execution, add_index, compute_key
 from ..tasks.ledger.run_record import ReportSpec
-from .engine.execution_labels import chunk_label
 from .inputs.conversion import Code, DataById, Items, PathText
 from .inputs.readers import (
     ChunkSource,
@@ -31,7 +30,7 @@ from .inputs.readers import (
 from .inputs.spilling import read_text_reference
 from .inputs.tables import Report as ProgressReport
 from .parameters import CommandLineForm, FlowParameters, Options, Types, VolumeName
-from .plan import Outcomes, Plan
+from .plan import Outcomes, Plan, chunk_label
 from .reporting.table import format_cell, format_rows
 from .reports import Report, describe_outcome
 
@@ -266,6 +265,6 @@ if TYPE_CHECKING:
 
     chunks = define_flow(ChunksParameters)
 else:
-    from .lazy import define_lazily
+    from .parameters import define_lazily
 
     __getattr__ = define_lazily(ChunksParameters)

@@ -5,10 +5,13 @@ schema and form, the command line's options and the table in docs/reference.md a
 imports Prefect, because the command line refuses wrong parameters before that slow import.
 """
 
+import ast
 import inspect
 import os
 import re
-from collections.abc import Mapping
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, get_type_hints
@@ -338,3 +341,33 @@ def build_signature(model: type[FlowParameters[Any]]) -> inspect.Signature:
 
 def _make_absolute(path: PathText) -> str:
     return str(Path(os.path.expanduser(path)).absolute())
+
+
+def read_docstring(function: Callable[..., Any]) -> str:
+    """Return the function's docstring or an empty text. Read it from the source if Python stripped docstrings."""
+    if function.__doc__ is not None or sys.flags.optimize < 2:
+        return function.__doc__ or ""
+    try:
+        definition = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, SyntaxError):
+        return ""
+    return ast.get_docstring(definition, clean=False) or ""  # type: ignore[arg-type]
+
+
+def define_lazily(model: type[FlowParameters[Any]]) -> Callable[[str], Any]:
+    """Return a module's `__getattr__`, which defines the model's flow when it is first asked for.
+
+    The flow is a Prefect flow, and Prefect takes a second to import. The command line reads parameter models and makes
+    plans without it.
+    """
+
+    def get_attribute(name: str) -> Any:
+        if name != model.flow_name:
+            raise AttributeError(f"module {model.__module__!r} has no attribute {name!r}")
+        from .prefect_flow import define_flow
+
+        flow = define_flow(model)
+        setattr(sys.modules[model.__module__], name, flow)
+        return flow
+
+    return get_attribute

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Failure, Outcome
+from ..tasks.execution import Execution
 from ..tasks.ledger.run_record import ReportSpec
-from .engine.execution_labels import Label, execution_label
 from .inputs.readers import RuleOfTypes
 from .parameters import Options
+from .reporting.table import format_variables
 
 if TYPE_CHECKING:
     from .engine.job import Job
@@ -36,6 +38,39 @@ class CodeForEach:
 
     def __iter__(self) -> Iterator[Item]:
         return ((self.code, variables) for variables in self.inputs)
+
+
+Label = Callable[[Execution], str]
+MAX_LABEL_CHARACTERS = 120  # characters of the part of a label that distinguishes executions
+
+
+def execution_label(execution: Execution) -> str:
+    """Return a label with the execution's number."""
+    return f"execution {execution.index}"
+
+
+def trial_label(execution: Execution) -> str:
+    """Return a label with the trial's number and the values of its variables."""
+    return f"trial {execution.index}: {_cut(format_variables(execution.variables))}"
+
+
+def step_label(execution: Execution) -> str:
+    """Return a label with the step's number."""
+    return f"step {execution.index}"
+
+
+def chunk_label(execution: Execution) -> str:
+    """Return a label with the chunk's id, or "reduce" for the execution without a chunk."""
+    if "chunk_id" not in execution.variables:
+        return "reduce"
+    return f"chunk {_cut(escape_text(execution.variables['chunk_id']))}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_LABEL_CHARACTERS else f"{text[: MAX_LABEL_CHARACTERS - 3]}..."
+
+
+LABELS = {"execution": execution_label, "trial": trial_label, "chunk": chunk_label}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,9 @@ from pydantic import ValidationError, create_model
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.task_log import install_task_run_log_filter, tells_of_cancellation
 from ..tasks.tracing import trace_flow_run
-from .cleanup.orphans import remove_sandboxes
-from .docstrings import read_docstring
 from .inputs.conversion import CODE, convert_parameters
-from .parameters import FlowParameters, build_signature, describe_problems, find_field
+from .orphans import remove_sandboxes
+from .parameters import FlowParameters, build_signature, describe_problems, find_field, read_docstring
 from .run import call_flow, enter_prefect, execute_flow
 from .run_state import RunState
 from .sharding.attempt import cancel_shards

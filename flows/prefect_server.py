@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from ..sandbox.errors import ConfigurationError, RlmBatchError
-from ..tasks.server_errors import describe_server_error
+from ..sandbox.outcomes.server_message import describe_server_error
 from .child_process import build_safe_environment, describe_exit_status, read_last_error
 from .proxies import check_proxies
 

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import SandboxesLeft
-from .cleanup.orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, get_server_id, remove_orphans
 from .listener import FlowListener
+from .orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, get_server_id, remove_orphans
 from .parameters import Provider
 from .prefect_flow import define_function_flow
 from .run_state import get_run_state

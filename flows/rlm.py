@@ -193,6 +193,6 @@ if TYPE_CHECKING:
 
     rlm = define_flow(RlmParameters)
 else:
-    from .lazy import define_lazily
+    from .parameters import define_lazily
 
     __getattr__ = define_lazily(RlmParameters)

@@ -24,7 +24,6 @@ from ..sandbox.requests.function_code import convert_code
 from ..sandbox.result import Failure, Outcome, Result
 from ..sandbox.wire.strict_json import NotJsonError, convert_fields
 from ..tasks.capacity.slots import open_slots
-from ..tasks.concurrency_tags import add_tags, build_tags
 from ..tasks.execution import Execution, assign_keys
 from ..tasks.lane import Lane, LaneSettings, ProviderUnusable
 from ..tasks.ledger.collected_files import CollectedFilesStore
@@ -33,10 +32,11 @@ from ..tasks.ledger.result_index import get_results_root
 from ..tasks.ledger.run_record import RunRecord, list_run_records
 from ..tasks.retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, get_requested_wait
 from ..tasks.task_log import LineBudget, OutputLog
-from .cleanup.orphans import get_server_id, register_own_run
+from ..tasks.task_runs import add_tags, build_tags
 from .inputs.host_paths import locate_ledger
 from .inputs.readers import check_variables
 from .inputs.spilling import check_code
+from .orphans import get_server_id, register_own_run
 
 RETRIES = 2  # the flows' default
 

@@ -11,13 +11,12 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome
 from ..tasks.execution import Execution, compute_key
 from ..tasks.ledger.run_record import ReportSpec
-from .engine.execution_labels import step_label
 from .inputs.conversion import Code, Items
 from .inputs.readers import check_variables
 from .inputs.spilling import read_code_reference, read_codes
 from .inputs.tables import Report as ProgressReport
 from .parameters import CodeParameters, CommandLineForm, FlowParameters
-from .plan import Outcomes, Plan
+from .plan import Outcomes, Plan, step_label
 from .reports import OutcomesReport
 
 if TYPE_CHECKING:
@@ -121,6 +120,6 @@ if TYPE_CHECKING:
 
     sequence = define_flow(SequenceParameters)
 else:
-    from .lazy import define_lazily
+    from .parameters import define_lazily
 
     __getattr__ = define_lazily(SequenceParameters)

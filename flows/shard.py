@@ -13,12 +13,12 @@ from ..tasks.ledger.ledger import Ledger
 from ..tasks.ledger.result_index import ResultCache
 from ..tasks.ledger.shard_files import ShardFiles
 from .engine.context import open_capacity, open_run_context, resolve_provider_with_volume
-from .engine.execution_labels import LABELS, execution_label
 from .engine.executor import LaneExecutor
 from .engine.outcome_sink import OutcomeSink
 from .engine.termination import cancel_at_termination
 from .inputs.host_paths import locate_ledger
 from .parameters import Options, VolumeName
+from .plan import LABELS, execution_label
 from .prefect_flow import define_function_flow
 from .sharding.heartbeat import HeartbeatTask, ShardCancelled
 

@@ -12,13 +12,12 @@ from ..blocks.storage.location import PathOrLocation
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import MaybeNone, Outcome, Result
 from ..tasks.ledger.run_record import Direction, Objective, ReportSpec
-from .engine.execution_labels import trial_label
 from .inputs.conversion import Code, GridValues, Items, PathText, SpaceValues, Variables
 from .inputs.readers import Grid, Inputs, check_variables, get_column_types, read_points, resolve_types_of
 from .inputs.spilling import read_text_reference
 from .inputs.tables import Report as ProgressReport
 from .parameters import CommandLineForm, FlowParameters, Options, Types
-from .plan import CodeForEach, Outcomes, Plan
+from .plan import CodeForEach, Outcomes, Plan, trial_label
 from .reporting.summary import BestTrial, ParetoFront, is_nonfinite, is_score
 from .reporting.table import BEST_MARK, PARETO_MARK
 from .reports import Report
@@ -282,6 +281,6 @@ if TYPE_CHECKING:
 
     sweep = define_flow(SweepParameters)
 else:
-    from .lazy import define_lazily
+    from .parameters import define_lazily
 
     __getattr__ = define_lazily(SweepParameters)

@@ -18,9 +18,8 @@ from .intake.collected_files import LOST, CollectedFiles
 from .intake.large_json import Parts, read_json
 from .intake.reports import Reports, ShouldPrune
 from .meta import NOTHING_ASKED, Meta, QuerySummary
-from .outcomes.decoding import decode_end
+from .outcomes.decoding import decode_end, decode_shown
 from .outcomes.preparation import check_preparation
-from .outcomes.shown import decode_shown
 from .requests.code_text import clean_code
 from .result import Result
 from .wire.collection import COLLECT_TIMEOUT_SECONDS

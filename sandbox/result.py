@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .outcomes.text_escape import escape_text
+from .outcomes.text_escape import escape_text, render_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, KeysView
 
+    from .errors import RlmBatchError
     from .meta import Meta
-    from .outcomes.base_error import RlmBatchError
 
 
 class Result:
@@ -46,8 +46,6 @@ class Result:
 
     def _render_html(self) -> str:
         """Return an HTML table, which notebooks show instead of `repr`."""
-        from .outcomes.html_table import render_fields  # Only notebooks need this import.
-
         return render_fields(self.outputs)
 
     if TYPE_CHECKING:

@@ -13,12 +13,11 @@ from prefect.client.schemas.objects import State, TaskRun
 from ..sandbox.errors import PrepareError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ..sandbox.meta import Meta
 from ..sandbox.result import Failure, Outcome, Result
-from .cancellation import return_cancelled_state
-from .concurrency_tags import add_tags, build_tags, has_tag_limit
 from .execution import Execution
 from .lane import Lane, ProviderUnusable
 from .retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, compute_backoff, get_requested_wait
 from .task_log import EXECUTE_TASK_NAME, LineBudget, OutputLog
+from .task_runs import add_tags, build_tags, has_tag_limit, return_cancelled_state
 
 P = ParamSpec("P")
 

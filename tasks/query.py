@@ -10,8 +10,8 @@ from prefect.states import Completed, Failed
 
 from ..sandbox.errors import RlmBatchError
 from ..sandbox.queries.session import Query
-from .cancellation import return_cancelled_state
 from .task_log import QUERY_TASK_NAME
+from .task_runs import return_cancelled_state
 
 MAX_TRACKED_QUERIES = 300  # queries of a flow run that are task runs: each costs 4 ms here and some 10 on the server
 

@@ -5,8 +5,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ..host_files.wheels import check_wheel_requirements
-from ..settings import SandboxFields, SandboxSettings
+from ..settings import SandboxFields, SandboxSettings, check_wheel_requirements
 
 DEFAULT_IMAGE = "docker.io/library/python:3.12-slim"
 MAX_MIB = 1 << 40  # The kernel stores a limit as a signed 64-bit number of bytes.

@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...sandbox.confinement import policy as confinement_policy
-from ..host_files.mounts import HostMount
+from ...sandbox.errors import ConfigurationError
+from ..host_files.mounts import HostMount, overlaps
 from .settings import LocalSettings
 
 IsolationLevel = Literal["bubblewrap", "landlock", "none"]
@@ -112,6 +114,25 @@ def build_confinement(
         passages = [*find_python_prefixes(), tempfile.gettempdir(), *parents]
         rules["search"] = any(_is_closed_to_others(path) for path in passages)
     return rules
+
+
+def check_mount_places(mounts: Sequence[HostMount], level: IsolationLevel) -> None:
+    """Raise ConfigurationError if sandboxes of this level cannot have the mounts at their targets.
+
+    Without namespaces nothing is mounted: code sees the machine's own paths, and Landlock opens those of the mounts.
+    """
+    for mount in mounts:
+        source = str(mount.source)
+        if level != "bubblewrap" and mount.target != source:
+            raise ConfigurationError(
+                f"mounts: with isolation {level} code sees this machine's own paths, and {source!r} cannot be at "
+                f"{mount.target}: name it by its own (mounts={{{source!r}: {source!r}}}), or use isolation bubblewrap"
+            )
+        for prefix in find_python_prefixes():
+            if level == "bubblewrap" and overlaps(mount.target, prefix):
+                raise ConfigurationError(
+                    f"mounts: {mount.target} is where Python is ({prefix}): name another place, such as /data/set"
+                )
 
 
 @cache

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ...sandbox.errors import ConfigurationError
 from ..host_files.cache import make_once, resolve_cache_root
-from ..host_files.wheels import check_wheel_requirements
+from ..settings import check_wheel_requirements
 from ..subprocess_runner import run_command
 from ..worker_consent import check_path
 from .launch.driver_process import find_python

@@ -7,20 +7,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import ValidationError
+
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.sandbox_api import Sandbox
 from ..host_files.cache import check_out_repository, keep_modules
+from ..host_files.files import HostFiles
 from ..host_files.mounts import overlaps
 from ..provider import SandboxInfo, SandboxProvider
+from ..registry import PROVIDERS
+from ..settings import SandboxSettings, describe_problems
 from ..storage.local_volume import LocalVolume, find_volume, find_volumes_root, list_volumes
 from .creation import Libraries, create_sandbox
 from .deletion import delete_sandbox
 from .inventory import FOLDER_PATTERN, list_sandboxes, pick_folder
-from .isolation import NONE_HINT, IsolationLevel, list_layers
+from .isolation import NONE_HINT, IsolationLevel, check_mount_places, list_layers
 from .isolation_level import find_strongest_level, resolve_level
 from .launch.launcher import Launch, zygotes
-from .mounts import check_mount_places
 from .packages import (
     SCRIPTS,
     digest_installed_versions,
@@ -29,10 +33,10 @@ from .packages import (
     install_packages,
 )
 from .settings import LocalSettings
-from .stand_in import build_stand_in
 from .totals.plan import describe_totals, plan_totals
 
 PREPARED_PROCESSES = 3  # the prepared process, an execution, and the process that forks it
+LEAST_PROCESSES = 8  # of a container
 
 
 class LocalProvider(LocalSettings, SandboxProvider):
@@ -80,7 +84,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
         if level is not None:
             return level
         try:
-            stand_in = build_stand_in(self, self._commit, self._files)
+            stand_in = _build_stand_in(self, self._commit, self._files)
             await stand_in.check()
         except ConfigurationError as error:
             raise ConfigurationError(
@@ -172,3 +176,26 @@ class LocalProvider(LocalSettings, SandboxProvider):
     async def open_volume(self, name: str) -> LocalVolume:
         """Return the volume of that name below the volume root."""
         return find_volume(self.volume_root, name)
+
+
+def _build_stand_in(settings: LocalSettings, commit: str | None, files: HostFiles) -> SandboxProvider:
+    """Return a container provider with these settings. Raises ConfigurationError if containers cannot have them.
+
+    Containers replace local sandboxes on a machine that cannot isolate them. A limit on each process becomes a limit on
+    the whole container, unless there is a total.
+    """
+    fields: dict[str, Any] = {
+        **{name: getattr(settings, name) for name in SandboxSettings.model_fields},
+        "memory_mib": settings.total_memory_mib or settings.memory_mib,
+        "processes": max(settings.total_processes or settings.processes, LEAST_PROCESSES),
+        "disk_mib": settings.disk_mib,
+        "cpus": settings.cpus,
+        "volume_root": settings.volume_root,
+    }
+    try:
+        provider = PROVIDERS["container"].load_provider()(**fields)
+    except ValidationError as error:
+        raise ConfigurationError(f"no container does for these settings: {describe_problems(error)}") from None
+    if commit is not None:
+        provider.pin(commit)
+    return provider.with_host_files(files.pack())

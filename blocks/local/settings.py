@@ -4,8 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from ..host_files.wheels import check_wheel_requirements
-from ..settings import ENVIRONMENT, SandboxFields, SandboxSettings
+from ..settings import ENVIRONMENT, SandboxFields, SandboxSettings, check_wheel_requirements
 
 MAX_MIB = 1 << 40  # The kernel takes a limit as a signed 64-bit number of bytes.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from ...sandbox.errors import ConfigurationError, VolumeError
 from ..volume import NAME, VolumeFile, VolumeStore, check_volume_name, is_reserved_name, split_volume_path
 from ..worker_consent import check_path, check_writable_directory
-from .data_dirs import resolve_data_dir
+from .location import resolve_data_dir
 from .safe_paths import enter_directory_below, read_file_below, replace_file_below
 
 FIRST_GID = 0x59000000  # The first group id of volumes if the host process is root, far from ids that systems assign.

@@ -30,11 +30,11 @@ from ...tasks.query import QueryTracker
 from ...tasks.retry import RetryPolicy
 from ...tasks.task_log import LineBudget, OutputLog
 from ...tasks.tracing import trace_model, trace_queries
-from ..cleanup.orphans import get_server_id, register_own_run
 from ..inputs.spilling import PARAMETER_LIMIT, read_text_reference
+from ..orphans import get_server_id, register_own_run
 from ..parameters import Options
+from ..plan import Label
 from ..reporting.report import describe_cached, describe_usage
-from .execution_labels import Label
 from .failures import Deadline
 
 Log = logging.Logger | logging.LoggerAdapter[Any]

@@ -32,14 +32,13 @@ from ...tasks.ledger.result_index import ResultCache, ResultIndex, get_results_r
 from ...tasks.ledger.run_record import RunRecord
 from ...tasks.ledger.shard_store import ShardStore
 from ...tasks.tracing import set_run_totals
-from ..listener import FlowListener
+from ..listener import FlowListener, NotebookProgress, is_notebook
 from ..plan import Outcomes, Plan
 from ..run_state import RunState
 from .artifacts import ArtifactPublisher
 from .context import Log, RunContext, open_capacity, open_run_context, resolve_provider_with_volume
 from .executor import Executor, LaneExecutor, Sharding
 from .failures import describe_rerun
-from .notebook_progress import NotebookProgress, is_notebook
 from .outcome_sink import MemoryStore, OutcomeSink
 from .run_outcome import describe_outcome
 from .termination import cancel_at_termination

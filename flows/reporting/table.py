@@ -5,8 +5,7 @@ import reprlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ...sandbox.outcomes.html_table import render_html_table
-from ...sandbox.outcomes.text_escape import escape_text
+from ...sandbox.outcomes.text_escape import escape_text, render_html_table
 from ...sandbox.result import Outcome, Result
 from ...tasks.redrawn_lines import redraw_lines
 

@@ -31,8 +31,8 @@ from ...blocks.storage.location import PathOrLocation
 from ...sandbox.errors import ConfigurationError
 from ...tasks.execution import Execution
 from ...tasks.ledger.shard_files import Heartbeat, ShardFiles, ShardHeader
-from ..cleanup.orphans import PAGE_SIZE, read_flow_runs
 from ..inputs.host_paths import locate_ledger
+from ..orphans import PAGE_SIZE, read_flow_runs
 
 if TYPE_CHECKING:
     from prefect import Flow

@@ -15,7 +15,7 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
 
 from ...sandbox.errors import ConfigurationError
-from ...tasks.server_errors import describe_server_error
+from ...sandbox.outcomes.server_message import describe_server_error
 from ..engine.context import Log
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from .call_search import Answer, Instruction, build_search
 from .system_calls import (
     ABSENT_CALLS,
     ADDRESS_CALLS,
@@ -32,6 +31,9 @@ from .system_calls import (
     IGNORED_CALLS,
     KERNEL_MEMORY_CALLS,
 )
+
+Instruction = tuple[int, int, int, int]  # operation, instructions to skip if true, and if false, operand
+Answer = tuple[Instruction, ...]  # every path through it ends with a return
 
 # Landlock's rights (uapi/linux/landlock.h).
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE, IOCTL_DEV = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
@@ -53,10 +55,12 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column in `system_calls`, AUDIT_ARCH_*
 KILL, ERRNO = 0x80000000, 0x00050000  # SECCOMP_RET_*
+JUMP, JUMP_GE = 0x05, 0x35
 LOAD, JUMP_EQUAL, JUMP_SET, MASK, RETURN = 0x20, 0x15, 0x45, 0x54, 0x06
 FIRST_X32_CALL = 0x40000000  # first number of the x32 call table, which would bypass the rules for the main table
 ALLOWED: Instruction = (RETURN, 0, 0, 0x7FFF0000)
 EPERM, EACCES, ENOTTY, ENOSYS, ENOTSUP = 1, 13, 25, 38, 95
+FARTHEST = 255  # instructions that a comparison can skip
 NEW_NAMESPACES = 0x7E020080  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET, TIME
 CLONE_PARENT = 0x8000
 # The second byte of an ioctl request is 0x54 for terminals and descriptors, and 0x89 for sockets.
@@ -277,3 +281,21 @@ def _build_socket_checks(unix_sockets: bool) -> list[Instruction]:
         protocol, (JUMP_EQUAL, 1, 0, 0),
         _refuse(EPERM), ALLOWED,
     ]  # fmt: skip
+
+
+def build_search(ranges: list[tuple[int, Answer]]) -> list[Instruction]:
+    """Return a program that executes the answer of the range that contains the number in the accumulator.
+
+    It is a binary search, because each execution has a new filter. The kernel runs a new filter once for every number
+    that it knows (seccomp_cache_prepare_bitmap in kernel/seccomp.c): 0.1 ms here, and 0.2 ms with a linear search.
+
+    `ranges` are pairs of a first number and an answer, in ascending order. A range ends where the next one begins.
+    """
+    if len(ranges) == 1:
+        return list(ranges[0][1])
+    middle = len(ranges) // 2
+    lower, upper = build_search(ranges[:middle]), build_search(ranges[middle:])
+    first = ranges[middle][0]
+    if len(lower) <= FARTHEST:
+        return [(JUMP_GE, len(lower), 0, first), *lower, *upper]
+    return [(JUMP_GE, 0, 1, first), (JUMP, 0, 0, len(lower)), *lower, *upper]

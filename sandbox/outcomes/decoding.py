@@ -1,4 +1,4 @@
-"""A decoder that turns the end of an execution into a result or an error.
+"""A decoder that turns the end of an execution into a result or an error, and its displays into values.
 
 The data is untrusted: code may have written it. Every value is checked before use.
 """
@@ -25,6 +25,7 @@ from ..errors import (
 from ..intake.large_json import Parts, is_large, read_json
 from ..requests.code_text import FENCE_LINE
 from ..result import Result
+from ..wire.displays import MAX_REPR_CHARACTERS, check_bundle
 from ..wire.nonfinite import restore_number
 from ..wire.submission import MAX_SUBMIT_DEPTH, SubmissionError, check_submission
 
@@ -52,6 +53,7 @@ HIT_LIMITS = {  # options that set a limit (the lowest one applies) and a remedy
 FAILED_START = re.compile(r"(?m)^Fatal Python error: (.{1,200}).*\nPython runtime state: (?:pre|core )initializ")
 MAX_TEXT_CHARACTERS = 21_000  # text of an error; the driver cuts it at 20,000 and adds a note
 NUMBERS_AT_ONCE = 200  # non-finite numbers restored between two pauses, in less than 10 ms
+MAX_SHOWN_CHARACTERS = MAX_REPR_CHARACTERS + 100  # text of a last value, with the note about omitted text
 MAX_SECONDS = 1e9  # longest credible run time, 30 years; larger values did not come from our driver
 
 
@@ -270,3 +272,27 @@ def _describe_value(header: dict[str, Any], option: str) -> str:
 
 def _get_limits(header: dict[str, Any]) -> Mapping[str, int]:
     return header.get("limits", {})  # set by the host in `DriverProtocol._note_limit`, so trusted
+
+
+def decode_shown(value: bytes | None, displays: list[bytes]) -> Parts[dict[str, Any]]:
+    """Return the non-empty fields of the meta: `value` or `value_repr`, and `displays`. Invalid data is ignored."""
+    shown: dict[str, Any] = {}
+    if value is not None:
+        try:
+            fields = yield from decode_submission(value, None)
+        except SubmissionError:
+            fields = {}
+        text = fields.get("repr")
+        if fields.get("value") is not None:
+            shown["value"] = fields["value"]
+        elif isinstance(text, str):
+            shown["value_repr"] = text[:MAX_SHOWN_CHARACTERS]
+    bundles: list[dict[str, Any]] = []
+    for body in displays:
+        try:
+            bundles.append(check_bundle((yield from read_json(body, MAX_SUBMIT_DEPTH + 1)), body))
+        except (ValueError, RecursionError):
+            continue
+    if bundles:
+        shown["displays"] = tuple(bundles)
+    return shown

@@ -1,4 +1,4 @@
-"""Extraction of readable text from a server's error response, in JSON or HTML."""
+"""Readable text from a server's error response, in JSON or HTML."""
 
 import json
 import re
@@ -30,6 +30,15 @@ def extract_message(text: str) -> str:
         parts += [text[end : brace.start()], _find_words(value)]
         end = after
     return "".join([*parts, text[end:]]).strip()
+
+
+def describe_server_error(error: Exception) -> str:
+    """Return the status and the server's message without its JSON, or the client's error if there was no response."""
+    response = getattr(error, "response", None)
+    if response is None:
+        return str(error).partition("\n")[0] or type(error).__name__
+    status, words = f"{response.status_code} {response.reason_phrase}", extract_message(response.text)
+    return f"{status}: {' '.join(words.split())[:1000]}" if words else status
 
 
 def _find_words(value: Any) -> str:

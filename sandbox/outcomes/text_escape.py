@@ -1,11 +1,20 @@
-"""Escaping of untrusted text for a terminal, a log or a web page."""
+"""Escaping of untrusted text for a terminal, a log or a web page, and HTML tables of such text for notebooks."""
 
 import functools
+import html
 import re
+import reprlib
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 # Terminal control characters (C0, DEL, C1), Unicode line separators, text direction marks and lone surrogates.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 LINE_CHARACTERS = "\n\t"  # kept in a text of several lines
+MAX_CELL_CHARACTERS = 1_000
+
+_brief = reprlib.Repr()  # shortens large values, such as a list of a million numbers
+_brief.maxlist = _brief.maxdict = _brief.maxtuple = 100
+_brief.maxstring = _brief.maxlong = _brief.maxother = MAX_CELL_CHARACTERS
 
 
 def escape_text(text: str, keep: str = "") -> str:
@@ -26,3 +35,19 @@ def _build_escapes(keep: str) -> dict[int, str]:
     """Return a table of escapes for `str.translate`, which is ten times as fast as a check of each character."""
     unsafe = (chr(number) for number in range(0xE000) if _UNSAFE.match(chr(number)))
     return {ord(character): ascii(character)[1:-1] for character in unsafe if character not in keep}
+
+
+def render_html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return the table as HTML. All cells are escaped, both HTML and control characters."""
+    head = "".join(f"<th>{_escape(cell)}</th>" for cell in header)
+    body = "".join(f"<tr>{''.join(f'<td>{_escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def render_fields(outputs: dict[str, Any]) -> str:
+    """Return a table with one row per field of a result. Long values are shortened."""
+    return render_html_table(("field", "value"), ((name, _brief.repr(value)) for name, value in outputs.items()))
+
+
+def _escape(text: str) -> str:
+    return html.escape(escape_text(text[:MAX_CELL_CHARACTERS]))

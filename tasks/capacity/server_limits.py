@@ -21,7 +21,7 @@ from prefect.settings import PREFECT_API_URL
 
 from ...blocks.provider import SandboxProvider
 from ...sandbox.errors import ConfigurationError
-from ..server_errors import describe_server_error
+from ...sandbox.outcomes.server_message import describe_server_error
 
 LEASE_SECONDS = 60.0  # A holder that does not renew its lease loses its slot. Prefect grants no shorter lease.
 MAX_WAITING_RUNS = 10_000  # flow runs that may wait for one limit, more than there are

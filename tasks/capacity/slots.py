@@ -18,7 +18,7 @@ import httpx
 from ...blocks.provider import SandboxProvider
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import RlmBatchError
-from ..server_errors import describe_server_error
+from ...sandbox.outcomes.server_message import describe_server_error
 from .admission import Admission, Log
 from .server_limits import LEASE_SECONDS, LimitNames, Limits, ProcessLimits, get_limit_names, open_limits
 

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...blocks.storage.data_dirs import resolve_data_dir
+from ...blocks.storage.location import resolve_data_dir
 from ...blocks.storage.location_parsing import is_remote, parse_location, parse_scheme
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Result

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rlm_batch import ConfigurationError, sweep
-from rlm_batch.flows.engine.execution_labels import chunk_label, trial_label
+from rlm_batch.flows.plan import chunk_label, trial_label
 from rlm_batch.flows.reporting.export import write_csv
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.sandbox.outcomes.text_escape import escape_text

@@ -6,8 +6,7 @@ import httpx
 import pytest
 from prefect.exceptions import PrefectHTTPStatusError
 
-from rlm_batch.sandbox.outcomes.server_message import extract_message
-from rlm_batch.tasks.server_errors import describe_server_error
+from rlm_batch.sandbox.outcomes.server_message import describe_server_error, extract_message
 
 INVALID = {
     "exception_message": "Invalid request received.",

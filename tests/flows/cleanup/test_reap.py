@@ -29,15 +29,15 @@ from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox, SandboxesLeft,
 from rlm_batch.blocks.local.inventory import CREATION_GRACE_SECONDS
 from rlm_batch.blocks.modal.account import open_account
 from rlm_batch.blocks.provider import SandboxProvider
-from rlm_batch.flows.cleanup import orphans
-from rlm_batch.flows.cleanup.orphans import (
+from rlm_batch.flows import orphans
+from rlm_batch.flows.listener import FlowListener
+from rlm_batch.flows.orphans import (
     OrphanedSandbox,
     find_orphans,
     get_server_id,
     register_own_run,
     remove_sandboxes,
 )
-from rlm_batch.flows.listener import FlowListener
 from rlm_batch.flows.reap import MIN_SILENCE_SECONDS
 from rlm_batch.sandbox.process_identity import read_own_identity
 

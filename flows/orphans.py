@@ -21,11 +21,11 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPS
 from prefect.logging import get_logger
 from prefect.logging.loggers import flow_run_logger
 
-from ...blocks.provider import SandboxInfo, SandboxProvider
-from ...blocks.registry import resolve_provider
-from ...sandbox.errors import RlmBatchError
-from ...sandbox.process_identity import is_process_alive
-from ...tasks.server_errors import describe_server_error
+from ..blocks.provider import SandboxInfo, SandboxProvider
+from ..blocks.registry import resolve_provider
+from ..sandbox.errors import RlmBatchError
+from ..sandbox.outcomes.server_message import describe_server_error
+from ..sandbox.process_identity import is_process_alive
 
 VARIABLE_NAME = "rlm_batch_server"
 MIN_SILENCE_SECONDS = 360  # twice the interval at which flow runs send Prefect their heartbeats

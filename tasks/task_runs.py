@@ -1,12 +1,34 @@
-"""The tags of our task runs, by which Prefect's own tag limits can hold them."""
+"""What all of our task runs share: tags, by which Prefect's own limits can hold them, and the state when cancelled."""
 
-from collections.abc import Iterable
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
+from typing import Any, ParamSpec
 
 import httpx
 from prefect.client.orchestration import get_client
 from prefect.context import TaskRunContext
 from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelled
+
+P = ParamSpec("P")
+
+
+def return_cancelled_state(function: Callable[P, Coroutine[Any, Any, Any]]) -> Callable[P, Coroutine[Any, Any, Any]]:
+    """Return a task's function that returns a state Cancelled when it is cancelled.
+
+    A caller that creates the task run with `return_state` must raise CancelledError if the state `is_cancelled`.
+    """
+
+    @functools.wraps(function)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> Any:
+        try:
+            return await function(*args, **kwargs)
+        except asyncio.CancelledError:
+            return Cancelled(message="cancelled before it was done")
+
+    return run
 
 
 def build_tags(provider: str) -> set[str]:
