@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError, QueryError
-from ...sandbox.queries.budget import Usage
+from ...sandbox.queries.budget import Estimate, Usage
 from ...sandbox.queries.session import Answer, Message, NoAnswerError
 from ..retry import call_with_retries
 from .credentials import CredentialMask, filter_log_record
@@ -198,10 +198,10 @@ class LiteLLMModel:
             cost = None if price is None else 0.0
         return Usage(1, prompt, completion, None if cost is None else max(0.0, cost))
 
-    async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
-        """Return the most tokens and US dollars; see `Model.estimate_max_usage`. A token has at least one byte."""
+    async def estimate_max_usage(self, messages: list[Message], *, is_priced: bool = True) -> Estimate:
+        """Return the most that a call can use; see `Model.estimate_max_usage`. A token has at least one byte."""
         self._litellm = self._litellm or await _import_litellm()
-        price = self._price()
+        price = self._price() if is_priced else (0.0, 0.0)
         answer = self.sampling.get("max_tokens") or self._listed().get("max_output_tokens")
         if price is None:
             raise ConfigurationError(
@@ -210,11 +210,11 @@ class LiteLLMModel:
             )
         if answer is None:
             raise ConfigurationError(
-                f"it is not known how long an answer of the model {self.name} can be, so that its cost cannot be "
-                "limited: set max_tokens in its LanguageModel block"
+                f"it is not known how long an answer of the model {self.name} can be, so that its "
+                f"{'cost' if is_priced else 'tokens'} cannot be limited: set max_tokens in its LanguageModel block"
             )
         prompt = sum(len(message["content"].encode("utf-8", "replace")) + OVERHEAD_TOKENS for message in messages)
-        return prompt + answer, prompt * price[0] + answer * price[1]
+        return Estimate(prompt, answer, *price)
 
     def _price(self) -> tuple[float, float] | None:
         """Return the US dollars per token of a prompt and of an answer, or None if a price is unknown."""

@@ -13,7 +13,14 @@ from ...sandbox.interpreter import Interpreter
 from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Budget
 from ...sandbox.queries.recursion import Queries, QueryContext
-from ...sandbox.queries.session import Model, Query, QuerySession, RunTracked, run_untracked
+from ...sandbox.queries.session import (
+    Model,
+    Query,
+    QuerySession,
+    RunTracked,
+    estimate_for_budget,
+    run_untracked,
+)
 from .litellm_client import import_in_thread
 from .settings import LanguageModelSettings
 
@@ -75,14 +82,19 @@ class ModelAccess:
         refusals: list[str] = []
         for model in self._models[:1] if is_recursive else self._models:
             budget = self._make_budget()
-            most = await model.estimate_max_usage([]) if budget.needs_estimates else (0, 0.0)
+            most = await estimate_for_budget(budget, model, [])
             try:
-                budget.reserve(*most).release()
+                budget.check(most)
             except BudgetExceeded as error:
                 refusals.append(f"no call of the model {model.name} can be made: {error}")
             else:
                 return
         raise ConfigurationError(refusals[0])
+
+    async def check_estimates(self) -> None:
+        """Raise ConfigurationError if a limit needs a price or a length of answers that is not known."""
+        for model in self._models:
+            await estimate_for_budget(self._make_budget(), model, [])
 
     def _make_budget(self) -> Budget:
         """Return a budget for one execution."""
@@ -130,7 +142,8 @@ async def open_model_access(
     settings = await resolve_language_model(model) if isinstance(model, str) else model
     spent = Budget(cost=max_cost)
     access = ModelAccess(model=settings, spent=spent, track=track, **limits)
-    await settings.check(priced=max_cost is not None or access.max_llm_tokens is not None)
+    await settings.check()
+    await access.check_estimates()
     return access
 
 

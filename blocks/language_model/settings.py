@@ -102,16 +102,10 @@ class LanguageModelSettings(BaseModel):
             own_price=(self.input_cost_per_token, self.output_cost_per_token),
         )
 
-    async def check(self, *, priced: bool = False) -> None:
-        """Raise ConfigurationError if LiteLLM or DSPy is missing, or with `priced` if a cost cannot be limited.
-
-        This call sends no request to the model.
-        """
+    async def check(self) -> None:
+        """Raise ConfigurationError if LiteLLM or DSPy is missing."""
         if any(importlib.util.find_spec(name) is None for name in ("litellm", "dspy")):  # `find_spec` imports neither.
             raise ConfigurationError(INSTALL_HINT)
-        if priced:
-            for model in (self.make_root_model(), self.make_flat_model()):
-                await model.estimate_max_usage([])
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the settings that an answer depends on, as JSON without secrets and limits."""

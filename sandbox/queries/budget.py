@@ -1,7 +1,11 @@
 """Limits on the model calls, tokens and cost of a query tree or a whole flow run."""
 
+import asyncio
+import concurrent.futures
+import math
 import threading
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import BudgetExceeded
 
@@ -31,12 +35,43 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
 
+class Estimate(NamedTuple):
+    """The most tokens of a call's prompt and of its answer, and their prices in US dollars a token."""
+
+    prompt_tokens: float = 0
+    answer_tokens: float = 0
+    prompt_price: float = 0.0
+    answer_price: float = 0.0
+
+    @property
+    def tokens(self) -> float:
+        """Return the tokens of prompt and answer."""
+        return self.prompt_tokens + self.answer_tokens
+
+    @property
+    def cost(self) -> float:
+        """Return the US dollars for prompt and answer."""
+        return self.prompt_tokens * self.prompt_price + self.answer_tokens * self.answer_price
+
+    def scale(self, prompt_share: float, answer_share: float) -> "Estimate":
+        """Return the estimate with these shares of its tokens."""
+        tokens = self.prompt_tokens * prompt_share, self.answer_tokens * answer_share
+        return Estimate(*tokens, self.prompt_price, self.answer_price)
+
+
+NO_ESTIMATE = Estimate()  # for budgets that limit calls alone
+
+
 class Budget:
     """Limits on calls, tokens and cost (US dollars); None means no limit. Safe to use from several threads.
 
-    Before a call, reserve the most that it can use. After it, settle what it used, or release the reservation if the
+    Before a call, reserve what it is expected to use. After it, settle what it used, or release the reservation if the
     call failed. A budget with a `parent` charges both, atomically: an execution's budget may limit the calls, and the
     flow run's budget the cost.
+
+    Until a call has settled, a call is expected to use its most. Then it is expected to use the largest shares of it
+    that any call has used, so a long possible answer does not block a budget that is hardly used. A limit can therefore
+    be exceeded by what the calls under way use beyond that: at most one longest answer each.
     """
 
     def __init__(
@@ -53,7 +88,10 @@ class Budget:
         self._ancestry: list[Budget] = [self] if parent is None else [self, *parent._ancestry]
         self._lock: threading.RLock = parent._lock if parent is not None else threading.RLock()
         self.usage = Usage()  # total of settled calls
-        self._reserved: dict[Reservation, tuple[int, float]] = {}
+        self._reserved: dict[Reservation, Estimate] = {}
+        # Only the last ancestor's are used: the calls that wait, and the largest shares that settled calls used.
+        self._waiting: list[concurrent.futures.Future[None]] = []
+        self._shares: tuple[float, float] | None = None  # of prompts and of answers
 
     @property
     def remaining_calls(self) -> int | None:
@@ -62,50 +100,95 @@ class Budget:
             return None if self._calls is None else max(0, self._calls - self.usage.calls - len(self._reserved))
 
     @property
-    def needs_estimates(self) -> bool:
-        """Return True if reservations need the maximum tokens and cost of a call."""
-        return any(budget._tokens is not None or budget._cost is not None for budget in self._ancestry)
+    def limits_tokens(self) -> bool:
+        """Return True if a reservation needs the most tokens of a call."""
+        return any(budget._tokens is not None for budget in self._ancestry)
 
-    def reserve(self, tokens: int = 0, cost: float = 0.0) -> "Reservation":
-        """Reserve one call with its maximum tokens and cost. Raises BudgetExceeded."""
-        reservation = Reservation(self)
+    @property
+    def limits_cost(self) -> bool:
+        """Return True if a reservation needs the prices of a call."""
+        return any(budget._cost is not None for budget in self._ancestry)
+
+    def check(self, most: Estimate = NO_ESTIMATE) -> None:
+        """Raise BudgetExceeded if the call would not fit even if no other call were under way."""
         with self._lock:
+            expected = self._expect(most)
             for budget in self._ancestry:
-                budget._check(tokens, cost)
-            for budget in self._ancestry:
-                budget._reserved[reservation] = (tokens, cost)
-        return reservation
+                budget._check_alone(expected)
+
+    async def reserve(self, most: Estimate = NO_ESTIMATE) -> "Reservation":
+        """Reserve one call. If it does not fit beside the calls under way, wait until they settle.
+
+        Raises BudgetExceeded if it would not fit even if no other call were under way.
+        """
+        while True:
+            with self._lock:
+                self.check(most)
+                expected = self._expect(most)
+                if all(budget._fits_beside_others(expected) for budget in self._ancestry):
+                    reservation = Reservation(self, most)
+                    for budget in self._ancestry:
+                        budget._reserved[reservation] = expected
+                    return reservation
+                settled = concurrent.futures.Future[None]()
+                self._ancestry[-1]._waiting.append(settled)
+            await asyncio.wrap_future(settled)
+
+    def _expect(self, most: Estimate) -> Estimate:
+        """Return what the call is expected to use."""
+        return most.scale(*(self._ancestry[-1]._shares or (1.0, 1.0)))
 
     def _settle(self, reservation: "Reservation", usage: Usage) -> None:
+        root = self._ancestry[-1]
         with self._lock:
+            if reservation not in self._reserved:
+                return
             for budget in self._ancestry:
-                if budget._reserved.pop(reservation, None) is not None:
-                    budget.usage += usage
+                del budget._reserved[reservation]
+                budget.usage += usage
+            if usage.calls and (most := reservation.most).tokens:
+                prompts, answers = root._shares or (0.0, 0.0)
+                prompts = max(prompts, usage.prompt_tokens / max(1, most.prompt_tokens))
+                root._shares = prompts, max(answers, usage.completion_tokens / max(1, most.answer_tokens))
+            waiting, root._waiting = root._waiting, []
+        for settled in waiting:
+            if settled.set_running_or_notify_cancel():
+                settled.set_result(None)
 
-    def _check(self, tokens: int, cost: float) -> None:
-        calls = self.usage.calls + len(self._reserved)
-        if self._calls is not None and calls + 1 > self._calls:
+    def _check_alone(self, expected: Estimate) -> None:
+        if self._calls is not None and self.usage.calls + 1 > self._calls:
             raise BudgetExceeded(
                 f"all {self._calls} calls of the model are used up: ask for less, or raise max_llm_calls"
             )
-        tokens_taken = self.usage.tokens + sum(reserved for reserved, _ in self._reserved.values())
-        if self._tokens is not None and tokens_taken + tokens > self._tokens:
+        if self._tokens is not None and self.usage.tokens + expected.tokens > self._tokens:
             raise BudgetExceeded(
-                f"the call could take {tokens:,} tokens, and of {self._tokens:,} "
-                f"{max(0, self._tokens - tokens_taken):,} are left: ask for less, or raise max_llm_tokens"
+                f"the call could take {math.ceil(expected.tokens):,} tokens, and of {self._tokens:,} "
+                f"{max(0, self._tokens - self.usage.tokens):,} are left: ask for less, or raise max_llm_tokens"
             )
-        cost_taken = (self.usage.cost or 0.0) + sum(reserved for _, reserved in self._reserved.values())
-        if self._cost is not None and cost_taken + cost > self._cost * (1 + ROUNDING_TOLERANCE):
+        used = self.usage.cost or 0.0
+        if self._cost is not None and used + expected.cost > self._cost * (1 + ROUNDING_TOLERANCE):
             raise BudgetExceeded(
-                f"the call could cost ${cost:.6f}, and of ${self._cost:g} ${max(0.0, self._cost - cost_taken):.6f} are "
-                "left: ask for less, or raise max_cost"
+                f"the call could cost ${expected.cost:.6f}, and of ${self._cost:g} ${max(0.0, self._cost - used):.6f} "
+                "are left: ask for less, or raise max_cost"
             )
+
+    def _fits_beside_others(self, expected: Estimate) -> bool:
+        """Return whether a call that fits alone also fits beside the calls under way."""
+        others = self._reserved.values()
+        tokens = self.usage.tokens + sum(other.tokens for other in others) + expected.tokens
+        cost = (self.usage.cost or 0.0) + sum(other.cost for other in others) + expected.cost
+        return not others or (
+            (self._calls is None or self.usage.calls + len(others) < self._calls)
+            and (self._tokens is None or tokens <= self._tokens)
+            and (self._cost is None or cost <= self._cost * (1 + ROUNDING_TOLERANCE))
+        )
 
 
 class Reservation:
-    """The reserved budget of one call. Only the first `settle` or `release` has an effect."""
+    """The reserved budget of a call that uses at most `most`. Only the first `settle` or `release` has an effect."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, most: Estimate) -> None:
+        self.most = most
         self._budget = budget
 
     def settle(self, usage: Usage) -> None:

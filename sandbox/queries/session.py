@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ..errors import BudgetExceeded, DeadlineExceeded, QueryError, RlmBatchError
 from ..meta import QuerySummary
 from .answer_cache import AnswerCache, build_question
-from .budget import Budget, Usage
+from .budget import NO_ESTIMATE, Budget, Estimate, Usage
 
 FLAT_KIND = "llm_query"  # kind of a query that asks one question
 Message = dict[str, str]  # role and content, as in OpenAI's chat API
@@ -54,13 +54,20 @@ class Model(Protocol):
         """Return the model's answer. Raises QueryError, or NoAnswerError if a request used tokens without an answer."""
         ...
 
-    async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
-        """Return the most tokens and the highest cost in US dollars of an answer. Raises ConfigurationError."""
+    async def estimate_max_usage(self, messages: list[Message], *, is_priced: bool = True) -> Estimate:
+        """Return the most that a call can use. Without `is_priced`, prices are 0. Raises ConfigurationError."""
         ...
 
     def fingerprint(self) -> dict[str, Any]:
         """Return, as JSON and without secrets, the settings that change answers: model, address and sampling."""
         ...
+
+
+async def estimate_for_budget(budget: Budget, model: Model, messages: list[Message]) -> Estimate:
+    """Return the most that a call can use of what the budget limits. Raises ConfigurationError if it is not known."""
+    if not (budget.limits_tokens or budget.limits_cost):
+        return NO_ESTIMATE
+    return await model.estimate_max_usage(messages, is_priced=budget.limits_cost)
 
 
 @dataclass(slots=True)
@@ -214,11 +221,11 @@ class QuerySession:
     async def _request(self, model: Model, messages: list[Message], query: Query) -> Answer:
         """Send one request to a model, within the budget and the deadline."""
         self.check_seconds_left()
-        max_usage = await model.estimate_max_usage(messages) if self.budget.needs_estimates else (0, 0.0)
+        most = await estimate_for_budget(self.budget, model, messages)
         try:
             async with asyncio.timeout_at(self.deadline), self._request_slots:
-                # Reserve only now: a waiting request must not hold budget that others could use or release.
-                reservation = self.budget.reserve(*max_usage)
+                # Reserve only now: a request that waits for its slot must not hold budget that others could use.
+                reservation = await self.budget.reserve(most)
                 try:
                     try:
                         answer = await model.ask(messages)

@@ -22,7 +22,7 @@ from rlm_batch.blocks.local.launch.driver_process import SpawnedProcess
 from rlm_batch.sandbox.driver_bundle import build_driver_code
 from rlm_batch.sandbox.errors import RlmBatchError
 from rlm_batch.sandbox.interpreter import Interpreter
-from rlm_batch.sandbox.queries.budget import Budget, Usage
+from rlm_batch.sandbox.queries.budget import Budget, Estimate, Usage
 from rlm_batch.sandbox.queries.recursion import Queries
 from rlm_batch.sandbox.queries.session import Answer, Message, QuerySession
 
@@ -165,8 +165,8 @@ class QuickModel:
     async def ask(self, messages: list[Message]) -> Answer:
         return Answer(messages[0]["content"], Usage(1, 1, 1, 0.0))
 
-    async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
-        return 1, 0.0
+    async def estimate_max_usage(self, messages: list[Message], *, is_priced: bool = True) -> Estimate:
+        return Estimate(10, 5)
 
     def fingerprint(self) -> dict[str, Any]:
         return {"model": self.name}

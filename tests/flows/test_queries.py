@@ -94,7 +94,7 @@ async def test_a_tree_of_depth_three_in_one_sandbox_with_one_worker_finishes(cha
 
 
 async def test_max_cost_holds_for_the_whole_flow_run(chat):
-    """A call reserves 124 tokens at $0.001 and uses 4, so after twenty calls $0.12 is too little for another."""
+    """The first call reserves 124 tokens at $0.001 and uses 4, so each further one reserves some 4."""
     model = await save_model(chat, max_tokens=100, input_cost_per_token=0.001, output_cost_per_token=0.001)
     code = """
 count = 0
@@ -106,10 +106,19 @@ except BudgetExceeded as error:
     SUBMIT(count=count, said=str(error))
 """
     first, second = await batch([code, code], language_model=model, max_cost=0.2, max_llm_calls=None, max_workers=1)
-    assert (first.count, second.count) == (20, 0)
-    assert "of $0.2 $0.120000 are left" in first.said
-    assert first.meta.queries.cost == pytest.approx(0.08)
-    assert chat.stats.requests == 20
+    assert (first.count, second.count) == (50, 0)
+    assert "of $0.2 $0.000000 are left" in first.said
+    assert first.meta.queries.cost == pytest.approx(0.2)
+    assert chat.stats.requests == 50
+
+
+@pytest.mark.parametrize("limits", [{"max_cost": 2.0}, {"max_llm_tokens": 150_000}])
+async def test_parallel_queries_do_not_fail_on_a_budget_that_is_not_used(chat, limits):
+    """One answer of gpt-5 may have 128,000 tokens, which cost $1.28."""
+    model = await save_model(chat, model="openai/gpt-5")
+    code = "SUBMIT(answers=llm_query_batched([f'q{i}' for i in range(16)]))"
+    results = await batch([code] * 3, language_model=model, batch_concurrency=16, **limits)
+    assert [result.answers for result in results] == [[f"answer to: q{i}" for i in range(16)]] * 3
 
 
 @pytest.mark.parametrize(

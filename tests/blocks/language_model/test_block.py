@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from rlm_batch import ConfigurationError, LanguageModel, LocalInterpreter, QueryError
 from rlm_batch.blocks.language_model import litellm_client
 from rlm_batch.blocks.language_model.credentials import find_environment_credentials
+from rlm_batch.blocks.language_model.model_access import open_model_access
 from rlm_batch.blocks.local.provider import LocalProvider
 from rlm_batch.sandbox.queries.budget import Usage
 
@@ -223,21 +224,24 @@ async def test_the_most_that_a_call_can_take_is_never_less_than_it_takes(chat):
     block = model(chat, max_tokens=10)
     for prompt in ("a", "é" * 100, "word " * 500, "\U0001f600" * 50):
         messages = [{"role": "user", "content": prompt}]
-        tokens, cost = await block.make_flat_model().estimate_max_usage(messages)
+        most = await block.make_flat_model().estimate_max_usage(messages)
         import litellm
 
         counted = litellm.token_counter(model="gpt-4o-mini", messages=messages)
-        assert tokens >= counted + 10
-        assert cost >= counted * 1.5e-7 + 10 * 6e-7
+        assert most.tokens >= counted + 10
+        assert most.cost >= counted * 1.5e-7 + 10 * 6e-7
 
 
 async def test_a_cost_cannot_be_limited_where_no_price_or_no_length_is_known(chat):
+    unknown = model(chat, model="openai/of-my-own", max_tokens=10)
     with pytest.raises(ConfigurationError, match="no price of the model openai/of-my-own is known"):
-        await model(chat, model="openai/of-my-own").check(priced=True)
-    with pytest.raises(ConfigurationError, match=r"how long an answer .* can be"):
-        await model(chat, model="openai/mine", input_cost_per_token=0, output_cost_per_token=0).check(priced=True)
-    await model(chat, model="openai/of-my-own").check()
-    await model(chat).check(priced=True)
+        await open_model_access(unknown, max_cost=1.0)
+    unbounded = model(chat, model="openai/mine", input_cost_per_token=0, output_cost_per_token=0)
+    for limits in ({"max_cost": 1.0}, {"max_llm_tokens": 1000}):
+        with pytest.raises(ConfigurationError, match=r"how long an answer .* can be"):
+            await open_model_access(unbounded, **limits)
+    await open_model_access(unknown, max_llm_tokens=1000)
+    await open_model_access(model(chat), max_cost=1.0)
 
 
 def test_the_fingerprint_has_what_an_answer_depends_on_and_no_secret(chat):
@@ -247,9 +251,9 @@ def test_the_fingerprint_has_what_an_answer_depends_on_and_no_secret(chat):
 
 
 def test_an_interpreter_for_scripts_may_ask_and_its_cost_is_held_over_all_its_executions(chat):
-    settings = {"max_tokens": 10, "input_cost_per_token": 0.01, "output_cost_per_token": 0.01}
+    settings = {"max_tokens": 5, "input_cost_per_token": 0.01, "output_cost_per_token": 0.01}
     with LocalInterpreter(
-        language_model=model(chat, **settings), max_cost=0.5, max_llm_calls=3, batch_concurrency=1
+        language_model=model(chat, **settings), max_cost=0.25, max_llm_calls=3, batch_concurrency=1
     ) as interpreter:
         first = interpreter.execute("answers = llm_query_batched(['a', 'b', 'c']); SUBMIT(answers=answers)")
         assert first.answers == ["answer to: a", "answer to: b", "answer to: c"]

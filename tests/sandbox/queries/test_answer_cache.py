@@ -8,7 +8,7 @@ import pytest
 from rlm_batch import BudgetExceeded, DeadlineExceeded, QueryError
 from rlm_batch.sandbox.queries import session as session_module
 from rlm_batch.sandbox.queries.answer_cache import AnswerCache, MemoryAnswers
-from rlm_batch.sandbox.queries.budget import Budget, Usage
+from rlm_batch.sandbox.queries.budget import Budget, Estimate, Usage
 from rlm_batch.sandbox.queries.session import Answer, Message, Query, QuerySession
 
 pytestmark = pytest.mark.anyio
@@ -32,8 +32,8 @@ class GatedModel:
             raise QueryError("no answer today")
         return Answer(f"answer {self.asked}", Usage(1, 10, 5, 0.25))
 
-    async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
-        return 15, 0.25
+    async def estimate_max_usage(self, messages: list[Message], *, is_priced: bool = True) -> Estimate:
+        return Estimate(10, 5)
 
     def fingerprint(self) -> dict[str, Any]:
         return self.settings

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import LocalSandbox
-from rlm_batch.sandbox.queries.budget import Budget, Usage
+from rlm_batch.sandbox.queries.budget import Budget, Estimate, Usage
 from rlm_batch.sandbox.queries.recursion import Queries
 from rlm_batch.sandbox.queries.session import Answer, Message, QuerySession
 
@@ -23,8 +23,8 @@ class LengthModel:
         self.most_tasks = max(self.most_tasks, len(asyncio.all_tasks()))
         return Answer(str(len(messages[0]["content"])), Usage(1, 1, 1, 0.0))
 
-    async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
-        return 1, 0.0
+    async def estimate_max_usage(self, messages: list[Message], *, is_priced: bool = True) -> Estimate:
+        return Estimate(10, 5)
 
     def fingerprint(self) -> dict[str, Any]:
         return {"model": self.name}

@@ -1,56 +1,114 @@
-"""Tests of budgets: reserved before a call, settled after it, and released if it fails."""
+"""Tests of budgets: a call is reserved before it is made, settled after it, and released if it fails."""
 
+import asyncio
 import random
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from rlm_batch import BudgetExceeded
-from rlm_batch.sandbox.queries.budget import Budget, Usage
+from rlm_batch.sandbox.queries.budget import Budget, Estimate, Usage
+
+pytestmark = pytest.mark.anyio
+
+# An answer of at most 100 tokens at $0.01 each, to a prompt of none.
+MOST = Estimate(0, 100, 0.0, 0.01)
 
 
-def test_no_more_calls_are_reserved_than_there_are_and_a_failed_one_is_given_back():
+async def test_a_failed_call_is_available_again() -> None:
     budget = Budget(calls=2)
-    first, second = budget.reserve(), budget.reserve()
-    with pytest.raises(BudgetExceeded, match="all 2 calls"):
-        budget.reserve()
+    first, second = await budget.reserve(), await budget.reserve()
+    third = asyncio.create_task(budget.reserve())
+    await asyncio.sleep(0)
+    assert not third.done(), "it waits for the calls under way"
     first.release()
-    third = budget.reserve()
+    (await third).settle(Usage(1, 1, 1, 0.25))
     second.settle(Usage(1, 10, 5, 0.25))
-    third.settle(Usage(1, 1, 1, 0.25))
     assert budget.usage == Usage(2, 11, 6, 0.5)
     assert budget.remaining_calls == 0
+    with pytest.raises(BudgetExceeded, match="all 2 calls"):
+        await budget.reserve()
+
+
+@pytest.mark.parametrize("limits", [{"tokens": 150}, {"cost": 1.5}])
+async def test_a_call_that_does_not_fit_beside_another_waits_until_that_one_settles(limits: dict[str, float]) -> None:
+    budget = Budget(**limits)  # type: ignore[arg-type]
+    first = await budget.reserve(MOST)
+    second = asyncio.create_task(budget.reserve(MOST))
+    await asyncio.sleep(0)
+    assert not second.done()
+    first.settle(Usage(1, 0, 10, 0.1))
+    await second
+
+
+async def test_a_waiting_call_is_refused_when_the_others_used_what_it_needs() -> None:
+    budget = Budget(tokens=150)
+    first = await budget.reserve(MOST)
+    second = asyncio.create_task(budget.reserve(MOST))
+    await asyncio.sleep(0)
+    first.settle(Usage(1, 0, 100, 1.0))
+    with pytest.raises(BudgetExceeded, match="could take 100 tokens, and of 150 50 are left"):
+        await second
+
+
+async def test_a_cancelled_wait_reserves_nothing() -> None:
+    budget = Budget(tokens=150)
+    first = await budget.reserve(MOST)
+    second = asyncio.create_task(budget.reserve(MOST))
+    await asyncio.sleep(0)
+    second.cancel()
+    first.release()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    await budget.reserve(MOST)
+
+
+async def test_after_the_first_answer_calls_count_with_the_longest_answer_so_far() -> None:
+    budget = Budget(tokens=300)
+    (await budget.reserve(MOST)).settle(Usage(1, 0, 20, 0.2))
+    (await budget.reserve(MOST)).settle(Usage(1, 0, 10, 0.1))
+    under_way = [await budget.reserve(MOST) for _ in range(13)]  # 30 + 13 * 20 = 290
+    fourteenth = asyncio.create_task(budget.reserve(MOST))
+    await asyncio.sleep(0)
+    assert not fourteenth.done()
+    for reservation in under_way:
+        reservation.settle(Usage(1, 0, 20, 0.2))
+    with pytest.raises(BudgetExceeded, match="could take 20 tokens, and of 300 10 are left"):
+        await fourteenth
+
+
+async def test_a_long_prompt_counts_with_its_length_after_short_answers() -> None:
+    budget = Budget(tokens=1000)
+    (await budget.reserve(Estimate(40, 100))).settle(Usage(1, 10, 1, 0.0))
+    with pytest.raises(BudgetExceeded, match="could take 1,001 tokens"):
+        await budget.reserve(Estimate(4000, 100))
+
+
+async def test_a_limit_is_exceeded_by_at_most_one_longest_answer_for_each_call_under_way() -> None:
+    budget = Budget(tokens=300)
+    (await budget.reserve(MOST)).settle(Usage(1, 0, 1, 0.01))
+    under_way = [await budget.reserve(MOST) for _ in range(8)]
+    for reservation in under_way:
+        reservation.settle(Usage(1, 0, 100, 1.0))
+    assert budget.usage.tokens <= 300 + 8 * 100
     with pytest.raises(BudgetExceeded):
-        budget.reserve()
+        await budget.reserve(MOST)
 
 
-def test_the_most_that_a_call_can_take_is_held_until_it_is_known_what_it_took():
-    budget = Budget(tokens=100, cost=1.0)
-    held = budget.reserve(tokens=90, cost=0.5)
-    with pytest.raises(BudgetExceeded, match="could take 20 tokens, and of 100 10 are left"):
-        budget.reserve(tokens=20, cost=0.1)
-    with pytest.raises(BudgetExceeded, match=r"could cost \$0.600000, and of \$1 \$0.500000 are left"):
-        budget.reserve(tokens=5, cost=0.6)
-    held.settle(Usage(1, 20, 5, 0.125))
-    budget.reserve(tokens=75, cost=0.875)
-
-
-def test_a_refused_call_takes_nothing_from_a_budget_or_from_the_one_above():
+async def test_a_refused_call_uses_nothing_of_a_budget_or_its_parent() -> None:
     above = Budget(cost=1.0)
     one, other = Budget(calls=1, parent=above), Budget(calls=5, parent=above)
-    one.reserve(cost=0.6)
-    with pytest.raises(BudgetExceeded):
-        one.reserve(cost=0.1)
-    with pytest.raises(BudgetExceeded):
-        other.reserve(cost=0.5)
-    other.reserve(cost=0.4).settle(Usage(1, 1, 1, 0.3))
+    (await one.reserve()).settle(Usage(1, 1, 1, 0.6))
+    for budget in (one, other):
+        with pytest.raises(BudgetExceeded):
+            await budget.reserve(Estimate(0, 100, 0.0, 0.005))
+    (await other.reserve(Estimate(0, 100, 0.0, 0.004))).settle(Usage(1, 1, 1, 0.3))
     assert (one.remaining_calls, other.remaining_calls) == (0, 4)
-    assert above.usage.cost == 0.3
+    assert above.usage.cost == pytest.approx(0.9)
 
 
-def test_a_call_is_settled_or_released_once():
+async def test_a_call_is_settled_or_released_once() -> None:
     budget = Budget(calls=3)
-    held = budget.reserve()
+    held = await budget.reserve()
     held.settle(Usage(1, 2, 3, 0.5))
     held.settle(Usage(1, 2, 3, 0.5))
     held.release()
@@ -58,46 +116,47 @@ def test_a_call_is_settled_or_released_once():
     assert budget.remaining_calls == 2
 
 
-def test_tenths_of_a_cent_add_up_to_the_limit():
-    budget = Budget(cost=0.001)
+async def test_tenths_of_a_cent_add_up_to_the_limit() -> None:
+    budget, most = Budget(cost=0.001), Estimate(0, 1, 0.0, 0.0001)
     for _ in range(10):
-        budget.reserve(cost=0.0001).settle(Usage(1, 0, 0, 0.0001))
+        (await budget.reserve(most)).settle(Usage(1, 0, 1, 0.0001))
     with pytest.raises(BudgetExceeded):
-        budget.reserve(cost=0.0001)
+        await budget.reserve(most)
 
 
-def test_an_unknown_price_makes_the_sum_unknown_and_not_zero():
+async def test_an_unknown_price_makes_the_sum_unknown() -> None:
     budget = Budget()
-    budget.reserve().settle(Usage(1, 1, 1, None))
-    budget.reserve().settle(Usage(1, 1, 1, 0.5))
+    (await budget.reserve()).settle(Usage(1, 1, 1, None))
+    (await budget.reserve()).settle(Usage(1, 1, 1, 0.5))
     assert budget.usage == Usage(2, 2, 2, None)
 
 
-def test_threads_that_reserve_settle_and_release_never_pass_a_limit_and_lose_nothing():
+async def test_threads_that_share_a_budget_keep_to_it_and_lose_nothing() -> None:
     above = Budget(tokens=100_000, cost=40.0)
     budgets = [Budget(calls=150, parent=above) for _ in range(4)]
+    most = Estimate(100, 200, 0.0, 0.125 / 200)
     settled: list[Usage] = []
 
-    def work(number: int) -> None:
+    async def work(number: int) -> None:
         chance = random.Random(number)
         budget = budgets[number % 4]
         for _ in range(100):
             try:
-                held = budget.reserve(tokens=300, cost=0.125)
+                held = await budget.reserve(most)
             except BudgetExceeded:
                 continue
+            await asyncio.sleep(0)
             if chance.random() < 0.3:
                 held.release()
             else:
-                usage = Usage(1, chance.randrange(200), chance.randrange(100), chance.randrange(9) / 64)
+                usage = Usage(1, chance.randrange(100), chance.randrange(200), chance.randrange(9) / 64)
                 held.settle(usage)
                 settled.append(usage)
 
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(work, range(16)))
+    await asyncio.gather(*(asyncio.to_thread(asyncio.run, work(number)) for number in range(16)))
     assert above.usage == sum(settled, Usage())
-    assert above.usage.tokens <= 100_000
+    assert above.usage.tokens <= 100_000 + 16 * 300
     assert above.usage.cost is not None
-    assert above.usage.cost <= 40.0
+    assert above.usage.cost <= 40.0 + 16 * 0.125
     assert [budget.usage.calls <= 150 for budget in budgets] == [True] * 4
     assert sum((budget.usage for budget in budgets), Usage()) == above.usage
