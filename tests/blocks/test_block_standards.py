@@ -34,10 +34,10 @@ class TestEveryBlock(BlockStandardTestSuite):
     def block(self, request: pytest.FixtureRequest) -> type[Block]:
         return request.param
 
-    def test_it_has_no_logo_that_would_be_fetched_from_somewhere(self, block: type[Block]) -> None:
+    def test_a_block_has_no_remote_logo(self, block: type[Block]) -> None:
         assert block._logo_url is None
 
-    def test_every_field_has_a_title_of_its_own_and_the_secret_ones_are_hidden(self, block: type[Block]) -> None:
+    def test_every_field_has_a_unique_title_and_secret_fields_are_hidden(self, block: type[Block]) -> None:
         schema = block.model_json_schema()
         titles = [field["title"] for field in schema["properties"].values()]
         assert len(set(titles)) == len(titles)
@@ -51,7 +51,7 @@ class TestEveryBlock(BlockStandardTestSuite):
         telling = [name for name in block.model_fields if re.search("(_key|(?<!per)_token|_secret)$", name)]
         assert set(telling) <= hidden
 
-    def test_its_page_says_what_to_install_runs_a_batch_and_has_a_version(self, block: type[Block]) -> None:
+    def test_a_blocks_page_shows_the_install_command_an_example_and_a_version(self, block: type[Block]) -> None:
         example = block.get_code_example() or ""
         assert "install" in f"{block.get_description()} {example}"
         program = example.partition("```python\n")[2].partition("```")[0]
@@ -60,7 +60,7 @@ class TestEveryBlock(BlockStandardTestSuite):
         assert block.get_block_schema_version() == version("rlm-batch")
 
 
-def test_the_form_of_a_provider_begins_with_its_account() -> None:
+def test_a_providers_form_begins_with_its_account() -> None:
     first = {kind: next(iter(kind.model_json_schema()["properties"])) for kind in OURS}
     assert (first[DaytonaSandbox], first[ModalSandbox]) == ("api_key", "token_id")
 
@@ -76,12 +76,12 @@ def test_a_block_runs_code_and_opens_interpreters() -> None:
     assert asyncio.run(execute()) == 6
 
 
-def test_no_block_that_prefect_registers_is_left_out_here() -> None:
+def test_these_tests_cover_every_registered_block() -> None:
     assert {getattr(blocks, name) for name in blocks.__all__} == set(OURS)
 
 
 @pytest.mark.full
-def test_prefect_registers_them_by_the_name_of_their_room() -> None:
+def test_prefect_registers_the_blocks_of_the_package() -> None:
     """Find the blocks where `prefect block register --module rlm_batch.blocks` looks, without importing Prefect."""
     program = (
         "import inspect, sys, rlm_batch.blocks as blocks; assert 'prefect' not in sys.modules; "
@@ -109,7 +109,7 @@ def widen(hint: Any) -> Any:
 
 
 @pytest.mark.parametrize("block", OURS)
-def test_type_checkers_know_the_fields_of_a_block_as_its_keywords_and_its_interpreters(block: type[Block]) -> None:
+def test_type_checkers_know_the_keywords_of_blocks_and_interpreters(block: type[Block]) -> None:
     settings = next(base for base in block.__mro__ if base.__name__.endswith("Settings"))
     known: Any = getattr(sys.modules[settings.__module__], settings.__name__.removesuffix("Settings") + "Fields")
     fields = block.model_fields

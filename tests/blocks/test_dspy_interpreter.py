@@ -43,7 +43,7 @@ def factory(**settings):
     return InterpreterFactory(lambda: LocalInterpreter(timeout=500, **settings))
 
 
-def test_the_protocol_is_kept(protocol):
+def test_the_interpreter_follows_the_dspy_protocol(protocol):
     make = factory()
     assert isinstance(make.execution_instructions, str)
     interpreter = make()
@@ -68,7 +68,7 @@ def test_the_protocol_is_kept(protocol):
         interpreter.execute("1")
 
 
-def test_errors_are_dspys_recoverable_ones_while_the_state_lives_and_final_once_it_is_lost(protocol):
+def test_errors_are_recoverable_until_the_state_is_lost(protocol):
     interpreter = factory()()
     try:
         with pytest.raises(SyntaxError):
@@ -112,7 +112,7 @@ HIT = Hit(number=7, found=datetime.fromisoformat("2026-05-14T08:00:00"))
 AS_JSON = {"number": 7, "found": "2026-05-14T08:00:00"}
 
 
-def test_variables_and_what_tools_return_are_json_as_dspys_own_interpreters_make_it(protocol):
+def test_variables_and_tool_results_become_json_as_in_dspys_interpreters(protocol):
     async def look_up(number: int, *, scale: int = 1) -> Page:
         await asyncio.sleep(0)
         return Page([HIT] * number, {"b", "a", str(scale)})
@@ -155,7 +155,7 @@ def test_variables_and_what_tools_return_are_json_as_dspys_own_interpreters_make
             interpreter.execute("fail()")
 
 
-def test_code_that_exits_has_failed_and_its_session_goes_on(protocol):
+def test_code_that_exits_fails_and_its_session_continues(protocol):
     with factory(isolation="none")() as interpreter:
         for number, (code, name) in enumerate(
             [
@@ -170,7 +170,7 @@ def test_code_that_exits_has_failed_and_its_session_goes_on(protocol):
             assert interpreter.execute("print(kept)") == f"{number}\n"
 
 
-def test_dspys_rlm_runs_on_it_with_its_own_model_tools_and_sub_agents(chat, dspy):
+def test_dspys_rlm_runs_with_its_model_tools_and_sub_agents(chat, dspy):
     def population(city: str) -> int:
         """Return how many people live in a city."""
         return {"Ghent": 265_000}[city]
@@ -187,7 +187,7 @@ def test_dspys_rlm_runs_on_it_with_its_own_model_tools_and_sub_agents(chat, dspy
 
 
 @pytest.mark.full
-def test_with_a_language_model_our_queries_are_kept_and_what_goes_around_the_budget_is_refused(chat, dspy):
+def test_a_language_model_keeps_our_queries_and_refuses_calls_outside_the_budget(chat, dspy):
     """DSPy injects its own `llm_query`, and a module `dspy` whose models bypass the budget."""
     chat.script = make_script(
         ("[[ ## iteration ## ]]\n2/20", "SUBMIT(answer=str(said))"),
@@ -215,7 +215,7 @@ def test_with_a_language_model_our_queries_are_kept_and_what_goes_around_the_bud
     assert {request.headers["authorization"] for request in ours} == {"Bearer sk-ours"}
 
 
-def test_the_budget_is_that_of_the_whole_session_and_its_code_is_at_depth_one(chat, protocol):
+def test_the_budget_covers_the_whole_session_and_code_runs_at_depth_one(chat, protocol):
     chat.script = make_script(("", "SUBMIT(answer=rlm_query('deeper'))"))
     model = LanguageModel(model=NAME, api_key=SecretStr("sk-x"), api_base=chat.url)
     interpreter = factory(language_model=model, max_llm_calls=3, max_depth=1)()

@@ -39,7 +39,7 @@ def clean(no_process_left: None) -> None:
     """Check that no process is left: every test here starts some."""
 
 
-def test_a_local_interpreter_is_prepared_and_imports_no_prefect() -> None:
+def test_a_local_interpreter_runs_prepare_without_importing_prefect() -> None:
     assert run_script("LocalInterpreter", "isolation=none") == "[]"
 
 
@@ -55,7 +55,7 @@ def test_a_modal_interpreter_imports_its_sdk_and_no_prefect(modal_standin: Any) 
     assert run_script("ModalInterpreter", *credentials) == "['modal']"
 
 
-def test_what_no_interpreter_can_be_prepared_with_is_refused() -> None:
+def test_an_invalid_prepare_is_refused() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"prepare_seed": 1}, "goes with prepare"),
         ({"prepare": "x", "prepare_timeout": 0}, "above zero"),
@@ -73,7 +73,7 @@ def test_what_no_interpreter_can_be_prepared_with_is_refused() -> None:
 
 
 @pytest.mark.anyio
-async def test_an_async_interpreter_has_the_same_methods_awaited() -> None:
+async def test_an_async_interpreter_has_the_same_methods() -> None:
     heard: list[tuple[str, str]] = []
     async with rlm_batch.AsyncLocalInterpreter(isolation="none", tools={"double": lambda x: 2 * x}) as interpreter:
         code = "x = double(n)\nprint(x)"

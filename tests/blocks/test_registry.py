@@ -30,7 +30,7 @@ def test_an_entry_has_its_public_names_its_block_and_its_package(entry: Provider
     assert f"rlm_batch.blocks.{entry.name}" in packages, "add it to `packages` in pyproject.toml"
 
 
-def test_knowing_the_providers_imports_none_of_them() -> None:
+def test_listing_the_providers_imports_no_provider() -> None:
     program = """
 import sys
 import rlm_batch.blocks.registry

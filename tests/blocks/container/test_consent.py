@@ -25,7 +25,7 @@ def as_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))
 
 
-def test_an_image_is_a_name_and_nothing_that_leads_to_the_hosts_files() -> None:
+def test_an_image_is_a_name_and_never_a_path() -> None:
     for image in NAMES:
         assert ContainerSandbox(image=image).image == image
     for image in PLACES:
@@ -43,12 +43,12 @@ def test_an_image_is_a_name_and_nothing_that_leads_to_the_hosts_files() -> None:
         ({"processes": 5000}, "processes"),
     ],
 )
-def test_settings_that_no_container_can_have_are_refused_in_a_sentence(fields: dict[str, Any], words: str) -> None:
+def test_impossible_settings_are_refused_with_a_sentence(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         ContainerSandbox(**fields)
 
 
-def test_a_run_names_neither_the_engine_nor_its_runtime() -> None:
+def test_a_run_cannot_choose_the_engine_or_its_runtime() -> None:
     for name in ("engine", "runtime"):
         with pytest.raises(ConfigurationError, match=f"{name} is no option of a single run"):
             ContainerSandbox().with_options({name: "docker"})

@@ -65,9 +65,7 @@ def open_abandoned(label: str, value: str) -> str:
 
 
 @pytest.mark.full
-async def test_a_host_that_is_killed_leaves_no_container_and_touches_nobody_elses(
-    container: ContainerSandbox, foreign: str
-) -> None:
+async def test_a_killed_host_leaves_no_container_and_harms_no_other(container: ContainerSandbox, foreign: str) -> None:
     count = 5
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", HOST, str(count)), stdout=asyncio.subprocess.PIPE
@@ -85,9 +83,7 @@ async def test_a_host_that_is_killed_leaves_no_container_and_touches_nobody_else
 
 
 @pytest.mark.full
-async def test_reap_takes_what_is_ours_and_over_and_nothing_else(
-    server: str, container: ContainerSandbox, foreign: str
-) -> None:
+async def test_reap_deletes_only_our_expired_containers(server: str, container: ContainerSandbox, foreign: str) -> None:
     expired = open_abandoned("rlm-batch-expires", str(int(time.time()) - 10))
     running = open_abandoned("rlm-batch-expires", str(int(time.time()) + 600))
     try:
@@ -106,7 +102,7 @@ async def test_reap_takes_what_is_ours_and_over_and_nothing_else(
         run_podman("rm", "--force", "--time", "0", "--ignore", expired, running)
 
 
-async def test_a_container_ends_at_its_lifetime_whatever_its_host_does(container: ContainerSandbox) -> None:
+async def test_a_container_ends_at_its_lifetime_without_its_host(container: ContainerSandbox) -> None:
     interpreter = container.with_options({"lifetime": 2}).interpreter(timeout=None)
     with pytest.raises((SandboxLost, OutcomeUnknown, SandboxStartError)):
         await interpreter.execute("import time; time.sleep(1000)")
@@ -114,7 +110,7 @@ async def test_a_container_ends_at_its_lifetime_whatever_its_host_does(container
     await interpreter.shutdown()
 
 
-async def test_an_engines_client_that_is_killed_is_a_lost_sandbox_and_the_next_one_works(
+async def test_killing_the_engines_client_loses_one_sandbox_and_the_next_works(
     container: ContainerSandbox, processes: Callable[[], dict[int, str]]
 ) -> None:
     has_begun = asyncio.Event()
@@ -134,7 +130,7 @@ async def test_an_engines_client_that_is_killed_is_a_lost_sandbox_and_the_next_o
 
 
 @pytest.mark.full
-async def test_a_container_is_removed_although_what_podman_watches_it_with_was_killed(
+async def test_a_container_is_deleted_although_its_conmon_was_killed(
     container: ContainerSandbox,
 ) -> None:
     name = open_abandoned("rlm-batch-expires", str(int(time.time()) - 60))
@@ -145,7 +141,7 @@ async def test_a_container_is_removed_although_what_podman_watches_it_with_was_k
 
 
 @pytest.mark.full
-async def test_who_is_cancelled_while_a_container_starts_leaves_none(container: ContainerSandbox) -> None:
+async def test_cancelling_a_starting_container_leaves_no_container(container: ContainerSandbox) -> None:
     for seconds in (0.01, 0.1, 0.3):
         interpreter = container.interpreter(timeout=None)
         with pytest.raises(TimeoutError):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 NO_DAEMON = 'echo "Cannot connect to the Docker daemon at unix:///var/run/docker.sock." >&2; exit 1'
 
 
-async def test_a_client_that_nobody_answers_is_no_engine(programs: Path) -> None:
+async def test_a_client_without_a_daemon_is_not_an_engine(programs: Path) -> None:
     make_program(programs / "docker", NO_DAEMON)
     with pytest.raises(ConfigurationError, match="podman: it is not on the PATH; docker: Cannot connect to the Docker"):
         await find_engine("auto")
@@ -33,7 +33,7 @@ async def test_a_client_that_nobody_answers_is_no_engine(programs: Path) -> None
     assert (await find_engine("auto")).is_rootless  # an engine that failed is asked again
 
 
-async def test_the_engine_that_answers_is_taken_although_another_is_installed(programs: Path) -> None:
+async def test_the_engine_that_answers_is_chosen(programs: Path) -> None:
     make_program(programs / "podman", "echo 'Error: cannot re-exec process' >&2; exit 125")
     make_docker(programs / "docker", DOCKER_INFO, "exit 1")
     engine = await find_engine("auto")
@@ -52,7 +52,7 @@ async def test_a_client_called_docker_may_be_podman(programs: Path) -> None:
     assert engine.describe() == "podman 5.0.0 (rootless, crun, cgroup v2 for nothing)"
 
 
-async def test_the_name_of_a_provider_may_name_the_engine() -> None:
+async def test_a_providers_name_may_include_the_engine() -> None:
     provider = make_unsaved_provider("container:docker")
     assert isinstance(provider, ContainerSandbox.__mro__[1])
     assert provider.engine == "docker"  # type: ignore[attr-defined]
@@ -61,7 +61,7 @@ async def test_the_name_of_a_provider_may_name_the_engine() -> None:
 
 
 @pytest.mark.requires("podman")
-async def test_a_sandbox_runs_by_dockers_command_line(
+async def test_a_sandbox_runs_with_dockers_command_line(
     no_container_left: None, no_process_left: None, programs: Path
 ) -> None:
     """Use only options that both engines know: Podman runs the commands, with the answer of Docker to `info`."""
@@ -91,7 +91,7 @@ def without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.requires("podman")
 @pytest.mark.usefixtures("without_isolation")
-async def test_local_sandboxes_are_containers_where_the_machine_has_no_isolation_of_its_own(
+async def test_local_sandboxes_are_containers_on_machines_without_isolation(
     no_container_left: None, no_process_left: None, volumes: Path
 ) -> None:
     provider = LocalSandbox(total_memory_mib=512, volume_name="results")
@@ -111,7 +111,7 @@ async def test_local_sandboxes_are_containers_where_the_machine_has_no_isolation
 
 
 @pytest.mark.usefixtures("without_isolation")
-async def test_without_either_the_error_says_what_to_do_about_both(programs: Path) -> None:
+async def test_without_isolation_or_an_engine_the_error_explains_both_fixes(programs: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         await LocalSandbox().open({})
     assert "local isolation needs Linux (WSL2 included)" in str(caught.value)
@@ -122,13 +122,13 @@ async def test_without_either_the_error_says_what_to_do_about_both(programs: Pat
 
 @pytest.mark.requires("podman")
 @pytest.mark.usefixtures("without_isolation")
-async def test_what_no_container_can_have_is_refused_there(programs: Path) -> None:
+async def test_a_local_block_in_containers_refuses_local_only_settings(programs: Path) -> None:
     make_docker(programs / "docker", DOCKER_INFO, "exit 1")
     with pytest.raises(ConfigurationError, match="no container does for these settings: packages"):
         await LocalSandbox(packages="environment").open({})  # type: ignore[arg-type]
 
 
-def test_the_doctor_shows_engines_and_what_they_are(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_lists_the_engines_with_their_kind(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_program(programs / "podman", NO_DAEMON.replace("Docker", "Podman"))
     make_docker(programs / "docker", DOCKER_INFO, "exit 1")
     assert run_doctor(is_json=True) == 0
@@ -141,7 +141,7 @@ def test_the_doctor_shows_engines_and_what_they_are(programs: Path, capsys: pyte
 
 
 @pytest.mark.requires("podman")
-def test_the_doctor_tries_a_container_where_the_image_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_starts_a_container_if_the_image_exists(capsys: pytest.CaptureFixture[str]) -> None:
     run_doctor(is_json=True)
     rows = {row["check"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
     details = rows["container, podman"]["details"]

@@ -54,7 +54,7 @@ async def test_code_runs_in_a_clone_that_it_may_write(container: ContainerSandbo
 
 
 @pytest.mark.full
-async def test_a_clone_that_its_disk_has_no_room_for_says_so(container: ContainerSandbox, repository: Path) -> None:
+async def test_a_clone_too_large_for_the_disk_says_so(container: ContainerSandbox, repository: Path) -> None:
     (repository / "large").write_bytes(bytes(4 << 20))
     commit_all(repository)
     provider = container.with_options({"repo_url": str(repository), "disk_mib": 2})
@@ -63,7 +63,7 @@ async def test_a_clone_that_its_disk_has_no_room_for_says_so(container: Containe
 
 
 @pytest.mark.full
-async def test_data_of_the_host_is_read_only_and_what_was_exchanged_for_it_is_not_there(
+async def test_mounted_data_is_read_only_and_replaced_data_is_refused(
     container: ContainerSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, secret = tmp_path / "data", tmp_path / "elsewhere"
@@ -109,7 +109,7 @@ async def test_paths_that_cannot_be_read_or_written_are_errors(container: Contai
                 await interpreter.upload(path, b"")
 
 
-async def test_a_place_that_an_engine_cannot_mount_is_refused(container: ContainerSandbox, tmp_path: Path) -> None:
+async def test_a_path_that_the_engine_cannot_mount_is_refused(container: ContainerSandbox, tmp_path: Path) -> None:
     for path in ("/a,b", '/a"b', "/a\nb", "/a\0b"):
         provider = container.with_options({"volume_name": "v", "volume_mount_path": path})
         with pytest.raises(ConfigurationError, match="mounts none"):
@@ -122,7 +122,7 @@ async def test_a_place_that_an_engine_cannot_mount_is_refused(container: Contain
 
 
 @pytest.mark.full
-async def test_volumes_of_an_image_may_be_where_ours_are(
+async def test_an_images_volumes_may_overlap_our_mounts(
     container: ContainerSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path))
@@ -140,7 +140,7 @@ async def test_volumes_of_an_image_may_be_where_ours_are(
         await asyncio.to_thread(run_podman, "rmi", "--force", image)
 
 
-async def test_of_a_program_that_writes_much_the_end_is_kept() -> None:
+async def test_the_end_of_a_programs_long_output_is_kept() -> None:
     code = "import os, sys; [os.write(1, bytes(1 << 20)) for _ in range(40)]; print('end')"
     done = await run_command(sys.executable, "-c", code, timeout=60)
     assert done.stdout.endswith("\0end\n")
@@ -190,7 +190,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.full
 @pytest.mark.usefixtures("index")
-async def test_packages_are_built_into_an_image_once_and_no_password_stays_there(container: ContainerSandbox) -> None:
+async def test_packages_are_built_into_an_image_once_without_a_password(container: ContainerSandbox) -> None:
     before = list_built_images()
     # The random version bound makes the image unique to this test, even if a killed test left one.
     provider = container.with_options({"packages": [f"a-shape>=1,<{random.randrange(2, 1 << 30)}"]})

@@ -125,7 +125,7 @@ with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(
 """
 
 
-async def test_code_harms_no_first_process_makes_no_namespace_and_has_the_images_python(
+async def test_code_cannot_read_process_one_or_create_namespaces_and_runs_the_images_python(
     container: ContainerSandbox,
 ) -> None:
     async with container.interpreter() as interpreter:
@@ -153,7 +153,7 @@ async def test_secrets_of_the_environment_are_in_no_command_line(container: Cont
 
 
 @pytest.mark.full  # waits for a registry that does not answer
-async def test_a_missing_image_or_runtime_is_an_error_before_anything_runs(container: ContainerSandbox) -> None:
+async def test_a_missing_image_or_runtime_is_an_error_before_code_runs(container: ContainerSandbox) -> None:
     with pytest.raises(ConfigurationError, match="could not pull it"):
         await container.with_options({"image": "localhost/there-is-no-such-image:1"}).open({})
     with pytest.raises(ConfigurationError, match="runs no container of"):

@@ -101,7 +101,7 @@ async def run_beyond(provider: ContainerSandbox, code: str) -> RlmBatchError:
 
 
 @pytest.mark.full
-async def test_ten_processes_together_get_no_more_than_the_memory_of_the_container(
+async def test_ten_processes_share_the_containers_memory_limit(
     container: ContainerSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -114,7 +114,7 @@ async def test_ten_processes_together_get_no_more_than_the_memory_of_the_contain
     assert list(tmp_path.iterdir()) == []  # the watcher of a container writes no file into its host's directory
 
 
-async def test_code_that_the_kernel_kills_for_want_of_memory_says_which_setting_has_more(
+async def test_code_killed_for_memory_names_the_setting_to_raise(
     container: ContainerSandbox,
 ) -> None:
     error = await run_beyond(container.with_options({"memory_mib": 256}), KILLED)
@@ -125,7 +125,7 @@ async def test_code_that_the_kernel_kills_for_want_of_memory_says_which_setting_
 
 
 @pytest.mark.full
-async def test_a_thousand_files_get_no_more_than_the_disk_of_the_container_and_the_next_execution_can_clear_it(
+async def test_a_thousand_files_share_the_containers_disk_limit(
     container: ContainerSandbox,
 ) -> None:
     async with container.with_options({"disk_mib": 16}).interpreter() as interpreter:
@@ -156,7 +156,7 @@ async def test_a_fork_bomb_ends_with_its_execution(container: ContainerSandbox) 
 
 @pytest.mark.full
 @pytest.mark.alone
-async def test_processes_that_spin_get_the_processors_of_the_container_and_no_more(container: ContainerSandbox) -> None:
+async def test_busy_processes_get_only_the_containers_cpus(container: ContainerSandbox) -> None:
     provider = container.with_options({"cpus": 0.5})
     async with provider.interpreter() as interpreter:
         await interpreter.execute(WORKS)

@@ -112,7 +112,7 @@ REFUSALS = [
 ]
 
 
-def test_each_refusal_of_the_table_means_what_daytona_means_by_it() -> None:
+def test_each_daytona_error_maps_to_the_right_error() -> None:
     for refusal in REFUSALS:
         error = refusal.make_error()
         mapped = errors.map_error(error, "it could not be done")
@@ -193,7 +193,7 @@ def refuse(standin: Any, moment: str, refusal: Refusal, **settings: Any) -> None
         mark_moment("delete", THROTTLED, CHANGING, BAD_KEY, AWAY),
     ],
 )
-async def test_one_refusal_that_may_pass_is_nobodys_error(
+async def test_one_transient_refusal_raises_no_error(
     moment: str, refusals: tuple[Refusal, ...], standin: Any, repository: GitServer
 ) -> None:
     provider = await make_provider(moment, standin, repository)
@@ -220,7 +220,7 @@ async def test_one_refusal_that_may_pass_is_nobodys_error(
         mark_moment("upload", DENIED),
     ],
 )
-async def test_a_refusal_that_is_certain_is_told_and_leaves_nothing(
+async def test_a_permanent_refusal_is_raised_and_leaves_no_sandbox(
     moment: str, refusals: tuple[Refusal, ...], standin: Any, repository: GitServer
 ) -> None:
     provider = await make_provider(moment, standin, repository)
@@ -244,7 +244,7 @@ async def test_a_refusal_that_is_certain_is_told_and_leaves_nothing(
         pytest.param("clone", NO_RUNNER, 5, marks=pytest.mark.full),
     ],
 )
-async def test_what_does_not_pass_within_the_time_for_a_start_is_told_in_daytonas_words(
+async def test_a_refusal_that_lasts_beyond_start_timeout_is_raised_with_daytonas_message(
     moment: str,
     refusal: Refusal,
     seconds: int,
@@ -269,7 +269,7 @@ async def test_what_does_not_pass_within_the_time_for_a_start_is_told_in_daytona
     assert refusal.message in str(caught.value)
 
 
-async def test_a_refusal_after_which_there_is_no_time_for_another_call_is_told_too(standin: Any) -> None:
+async def test_a_refusal_without_time_for_another_call_is_raised(standin: Any) -> None:
     provider = DaytonaSandbox(volume_name="v", start_timeout=10)
     await provider.check()  # The first client of a process takes seconds.
     standin.set(
@@ -280,7 +280,7 @@ async def test_a_refusal_after_which_there_is_no_time_for_another_call_is_told_t
 
 
 @pytest.mark.full
-async def test_a_set_up_that_is_cut_off_before_no_sandbox_is_opened_is_told_too(
+async def test_a_failed_setup_is_reported_with_the_refusal_of_the_next_sandbox(
     standin: Any, repository: GitServer
 ) -> None:
     standin.set(fault_rate=1.0, faults=["502"], fault_message="no clone", fault_where=CALLS["clone"])
@@ -295,7 +295,7 @@ async def test_a_set_up_that_is_cut_off_before_no_sandbox_is_opened_is_told_too(
     await refusing
 
 
-async def test_a_set_up_that_is_cut_off_again_and_again_pays_for_three_sandboxes_at_most(standin: Any) -> None:
+async def test_a_setup_that_keeps_failing_opens_at_most_three_sandboxes(standin: Any) -> None:
     standin.set(fault_rate=1.0, faults=["502"], fault_where=CALLS["clone"])
     with pytest.raises(SandboxStartError, match="could not be set up"):
         await open_and_remove(DaytonaSandbox(repo_url="http://127.0.0.1:9/never-asked.git", repo_ref="a" * 40))
@@ -303,9 +303,7 @@ async def test_a_set_up_that_is_cut_off_again_and_again_pays_for_three_sandboxes
 
 
 @pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "on its way out"])
-async def test_a_call_to_a_sandbox_that_was_removed_is_not_made_until_the_time_is_over(
-    standin: Any, is_gone: bool
-) -> None:
+async def test_a_call_to_a_deleted_sandbox_is_not_retried_until_the_timeout(standin: Any, is_gone: bool) -> None:
     """The proxy answers the same for a removed sandbox and a starting one; the sandbox's record tells them apart."""
     standin.set(destroy_s=0.0 if is_gone else 3600.0)
     provider = DaytonaSandbox(start_timeout=3600)
@@ -326,7 +324,7 @@ async def test_a_call_to_a_sandbox_that_was_removed_is_not_made_until_the_time_i
 # -- the account
 
 
-async def test_a_key_that_is_refused_again_is_wrong_and_is_not_told(standin: Any) -> None:
+async def test_a_key_refused_twice_is_an_error_that_hides_the_key(standin: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"refused the API key \(Invalid credentials\)") as caught:
         await open_and_remove(DaytonaSandbox(api_key=SecretStr("a wrong key")))
     assert "set api_key on the block, or DAYTONA_API_KEY" in str(caught.value)
@@ -334,14 +332,14 @@ async def test_a_key_that_is_refused_again_is_wrong_and_is_not_told(standin: Any
     assert standin.state()["counts"] == {CREATE: 1, "GET /api/sandbox/*": 2}
 
 
-async def test_no_key_at_all_says_which_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_key_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DAYTONA_API_KEY")
     assert not DaytonaSandbox().has_credentials()
     with pytest.raises(ConfigurationError, match="DAYTONA_API_KEY"):
         await open_and_remove(DaytonaSandbox())
 
 
-async def test_other_credentials_in_the_environment_count_at_once(
+async def test_changed_credentials_in_the_environment_apply_at_once(
     standin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provider = DaytonaSandbox()
@@ -364,7 +362,7 @@ async def test_other_credentials_in_the_environment_count_at_once(
     second.release()
 
 
-def test_the_saved_block_named_default_has_the_credentials_that_nobody_else_has(
+def test_credentials_come_from_the_saved_block_named_default(
     standin: Any, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in standin.environment:
@@ -393,7 +391,7 @@ def test_the_saved_block_named_default_has_the_credentials_that_nobody_else_has(
     ],
     ids=["snapshot", "quota", "volume"],
 )
-async def test_what_the_account_does_not_have_says_what_to_change(
+async def test_a_missing_account_feature_says_how_to_fix_it(
     settings: dict[str, Any], fields: dict[str, Any], error: type[RlmBatchError], words: tuple[str, ...], standin: Any
 ) -> None:
     standin.set(**settings)
@@ -403,7 +401,7 @@ async def test_what_the_account_does_not_have_says_what_to_change(
     assert standin.state()["counts"].get(CREATE, 0) == (0 if "volume_name" in fields else 1)
 
 
-async def test_a_rate_limit_says_when_to_come_again(standin: Any) -> None:
+async def test_a_rate_limit_says_when_to_retry(standin: Any) -> None:
     standin.set(creates_per_minute=1, minute=3600.0)
     await open_and_remove(DaytonaSandbox())
     with pytest.raises(QuotaExceeded) as caught:
@@ -416,7 +414,7 @@ async def test_a_rate_limit_says_when_to_come_again(standin: Any) -> None:
 # -- the address, the image and the block
 
 
-async def test_an_address_where_nobody_answers_is_told() -> None:
+async def test_an_address_without_a_server_is_an_error() -> None:
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}/api"
@@ -432,7 +430,7 @@ def test_an_image_without_python_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
         DaytonaInterpreter().execute("pass")
 
 
-async def test_what_a_refusal_says_is_told_without_the_json_or_the_page_around_it(
+async def test_a_refusals_message_is_shown_without_json_or_html(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(errors, "TRIES", 1)
@@ -467,7 +465,7 @@ async def test_what_a_refusal_says_is_told_without_the_json_or_the_page_around_i
         server.shutdown()
 
 
-def test_settings_that_cannot_be_are_refused_when_the_block_is_made_and_no_secret_is_shown() -> None:
+def test_a_block_refuses_invalid_settings_without_showing_a_secret() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"snapshot": "a", "image": "b", "api_key": "hidden"}, "not from both"),
         ({"memory": 2}, "go with an image"),
@@ -485,7 +483,7 @@ def test_settings_that_cannot_be_are_refused_when_the_block_is_made_and_no_secre
         DaytonaInterpreter(snapsot="a")  # type: ignore[call-arg]
 
 
-async def test_the_key_is_in_nothing_that_is_shown_or_kept() -> None:
+async def test_the_key_is_never_shown_or_stored() -> None:
     provider = DaytonaSandbox(api_key=SecretStr("the-secret"), repo_token=SecretStr("another-secret"))
     shown = f"{provider!r} {provider} {await provider.fingerprint()}"
     assert "secret" not in shown.replace("SecretStr", "")

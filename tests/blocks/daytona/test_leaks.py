@@ -41,7 +41,7 @@ async def wait_until_empty(standin: Any) -> None:
     await wait_until_async(lambda: not standin.state()["sandboxes"], "no sandbox is left")
 
 
-async def test_name_labels_and_lifetime_are_in_the_call_that_creates(standin: Any) -> None:
+async def test_the_creating_call_sends_name_labels_and_lifetime(standin: Any) -> None:
     provider = DaytonaSandbox(lifetime=90, start_timeout=90, environment={"TOKEN": "secret of the code"})  # type: ignore[dict-item]
     begun = time.time()
     async with provider.interpreter(run="a run") as interpreter:
@@ -64,7 +64,7 @@ async def test_name_labels_and_lifetime_are_in_the_call_that_creates(standin: An
 # -- creations
 
 
-async def test_a_creation_that_is_cancelled_at_once_leaves_nothing(standin: Any) -> None:
+async def test_a_creation_cancelled_at_once_leaves_no_sandbox(standin: Any) -> None:
     await DaytonaSandbox().check()  # The first client of a process takes seconds.
     opening = asyncio.create_task(open_sandbox(DaytonaSandbox()))
     await asyncio.sleep(0)
@@ -75,7 +75,7 @@ async def test_a_creation_that_is_cancelled_at_once_leaves_nothing(standin: Any)
 
 
 @pytest.mark.parametrize("moment", ["before its answer", "while it starts"])
-async def test_creations_that_are_cancelled_are_removed_when_they_can_be_and_whoever_waits_is_told(
+async def test_cancelled_creations_are_deleted_when_possible_and_the_log_warns(
     moment: str, standin: Any, wait_for_call: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Daytona refuses to remove a sandbox that is starting: 409."""
@@ -103,7 +103,7 @@ async def test_creations_that_are_cancelled_are_removed_when_they_can_be_and_who
     assert [record.getMessage() for record in records if record.levelname == "WARNING"] == [told]
 
 
-async def test_a_creation_that_takes_too_long_leaves_nothing(standin: Any, wait_for_call: Callable[..., Any]) -> None:
+async def test_a_creation_that_times_out_leaves_no_sandbox(standin: Any, wait_for_call: Callable[..., Any]) -> None:
     standin.set(boot_s=HOUR)
     await DaytonaSandbox().check()  # The first client of a process takes seconds.
     opening = asyncio.create_task(open_sandbox(DaytonaSandbox(start_timeout=10)))
@@ -121,7 +121,7 @@ async def test_a_creation_whose_answer_is_lost_is_found_again(standin: Any) -> N
     assert (state["faults"], state["created"]) == ({"lost": 1}, 1)
 
 
-async def test_a_sandbox_that_ends_in_an_error_is_an_error_and_is_removed(standin: Any) -> None:
+async def test_a_sandbox_that_fails_to_start_raises_and_is_deleted(standin: Any) -> None:
     standin.set(broken_snapshots=["broken"])
     with pytest.raises(SandboxStartError, match="the runner could not start it"):
         await open_sandbox(DaytonaSandbox(snapshot="broken", start_timeout=3600))
@@ -130,7 +130,7 @@ async def test_a_sandbox_that_ends_in_an_error_is_an_error_and_is_removed(standi
 
 
 @pytest.mark.parametrize("moment", ["starting", "installing", "cloning"])
-async def test_a_sandbox_that_goes_away_while_it_is_set_up_is_no_fault_of_the_settings(
+async def test_losing_a_sandbox_during_setup_is_not_a_configuration_error(
     moment: str, standin: Any, wait_for_call: Callable[..., Any]
 ) -> None:
     fields: dict[str, Any] = {}
@@ -159,7 +159,7 @@ async def test_a_sandbox_that_goes_away_while_it_is_set_up_is_no_fault_of_the_se
 # -- removals
 
 
-async def test_a_sandbox_that_is_being_destroyed_is_not_waited_for_and_not_listed(standin: Any) -> None:
+async def test_a_sandbox_being_destroyed_is_neither_awaited_nor_listed(standin: Any) -> None:
     standin.set(destroy_s=HOUR)
     provider = DaytonaSandbox()
     first, second = await open_sandbox(provider), await open_sandbox(provider)
@@ -171,7 +171,7 @@ async def test_a_sandbox_that_is_being_destroyed_is_not_waited_for_and_not_liste
     await second.remove()
 
 
-async def test_a_removal_that_cannot_be_done_is_no_error_and_is_left_to_the_lifetime(
+async def test_a_failed_deletion_is_not_an_error_and_the_lifetime_ends_the_sandbox(
     standin: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(errors, "TRIES", 2)
@@ -185,7 +185,7 @@ async def test_a_removal_that_cannot_be_done_is_no_error_and_is_left_to_the_life
     await wait_until_empty(standin)
 
 
-async def test_a_cancelled_removal_is_done_nonetheless(standin: Any, wait_for_call: Callable[..., Any]) -> None:
+async def test_a_cancelled_deletion_still_completes(standin: Any, wait_for_call: Callable[..., Any]) -> None:
     interpreter = DaytonaSandbox().interpreter()
     await interpreter.start()
     delay(standin, "^DELETE")
@@ -199,7 +199,7 @@ async def test_a_cancelled_removal_is_done_nonetheless(standin: Any, wait_for_ca
     await wait_until_empty(standin)
 
 
-async def test_every_page_of_a_listing_is_read_others_are_not_in_it_and_removing_twice_is_no_error(
+async def test_every_page_of_own_sandboxes_is_listed_and_deleting_twice_succeeds(
     standin: Any,
 ) -> None:
     from daytona import AsyncDaytona, CreateSandboxFromSnapshotParams  # This import takes seconds.
@@ -226,7 +226,7 @@ async def test_every_page_of_a_listing_is_read_others_are_not_in_it_and_removing
 # -- sandboxes in use
 
 
-async def test_a_sandbox_that_goes_away_while_code_runs_leaves_its_outcome_unknown() -> None:
+async def test_losing_a_sandbox_while_code_runs_raises_outcome_unknown() -> None:
     provider = DaytonaSandbox()
     is_running = asyncio.Event()
     async with provider.interpreter(tools={"begin": is_running.set}) as interpreter:
@@ -241,9 +241,7 @@ async def test_a_sandbox_that_goes_away_while_code_runs_leaves_its_outcome_unkno
             await interpreter.execute("SUBMIT(1)")
 
 
-async def test_shutdown_ends_an_execution_whose_variables_are_being_uploaded(
-    standin: Any, wait_for_call: Callable[..., Any]
-) -> None:
+async def test_shutdown_ends_an_execution_during_its_upload(standin: Any, wait_for_call: Callable[..., Any]) -> None:
     interpreter = DaytonaSandbox().interpreter()
     await interpreter.execute("pass")
     delay(standin, "bulk-upload")
@@ -265,7 +263,7 @@ async def test_an_idle_sandbox_is_kept_awake_while_its_code_runs(
 
 
 @pytest.mark.parametrize("unknown", [["ttlMinutes"], ["ttlMinutes", "autoStopInterval", "autoDeleteInterval"]])
-async def test_where_daytona_knows_no_lifetime_a_sandbox_that_nobody_calls_is_stopped_and_deleted(
+async def test_without_a_lifetime_setting_an_idle_sandbox_is_stopped_and_deleted(
     standin: Any, unknown: list[str]
 ) -> None:
     """An older Daytona drops the fields of a creation that it does not know."""
@@ -279,7 +277,7 @@ async def test_where_daytona_knows_no_lifetime_a_sandbox_that_nobody_calls_is_st
 
 
 @pytest.mark.full
-async def test_where_daytona_knows_no_lifetime_the_host_keeps_no_sandbox_awake_beyond_it(
+async def test_without_a_lifetime_setting_the_host_stops_keeping_expired_sandboxes_awake(
     standin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handle, "KEEP_AWAKE_SECONDS", 0.1)
@@ -314,7 +312,7 @@ HOST = """
 
 
 @pytest.mark.full
-def test_what_a_killed_host_had_open_can_be_found_and_is_gone_with_its_lifetime(standin: Any) -> None:
+def test_sandboxes_of_a_killed_host_are_listed_and_end_with_their_lifetime(standin: Any) -> None:
     with subprocess.Popen([sys.executable, "-c", dedent(HOST)], stdout=subprocess.PIPE) as host:
         assert host.stdout is not None
         try:
@@ -331,7 +329,7 @@ def test_what_a_killed_host_had_open_can_be_found_and_is_gone_with_its_lifetime(
 
 
 @pytest.mark.full
-def test_a_script_that_ends_without_shutting_down_is_not_held_up(standin: Any) -> None:
+def test_a_script_that_ends_without_shutdown_does_not_hang(standin: Any) -> None:
     code = "from rlm_batch import DaytonaInterpreter\nDaytonaInterpreter(lifetime=360).execute('x = 1')\nprint('end')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr

@@ -26,7 +26,7 @@ TOKEN = "token-of-the-repository"
 # -- volumes
 
 
-async def test_sandboxes_that_start_together_make_one_volume_and_find_it_where_they_mount_it(standin: Any) -> None:
+async def test_sandboxes_that_start_together_create_and_mount_one_volume(standin: Any) -> None:
     async with DaytonaSandbox().interpreter() as interpreter:
         assert not (await interpreter.execute("import os; SUBMIT(os.path.exists('/home/daytona/memory'))")).output
         assert standin.state()["sandboxes"][0]["volumes"] == []
@@ -64,7 +64,7 @@ async def test_a_volume_refuses_what_the_real_one_refuses() -> None:
 # -- files
 
 
-async def test_files_go_up_and_come_down() -> None:
+async def test_files_are_uploaded_and_downloaded() -> None:
     provider = DaytonaSandbox()
     sandbox = await provider.open(provider.labels(""))
     try:
@@ -80,7 +80,7 @@ async def test_files_go_up_and_come_down() -> None:
         await sandbox.remove()
 
 
-def test_large_values_go_as_files_both_ways_and_none_is_left(standin: Any) -> None:
+def test_large_values_travel_as_files_that_are_deleted_afterwards(standin: Any) -> None:
     with DaytonaInterpreter(tools={"twice": lambda text: text * 2}) as interpreter:
         result = interpreter.execute("SUBMIT(text=text, n=len(twice('y' * 2_000_000)))", {"text": "é" * 400_000})
         assert result.text == "é" * 400_000
@@ -124,9 +124,7 @@ async def test_code_runs_in_a_clone_at_a_branch_a_tag_or_a_commit(
 
 
 @pytest.mark.parametrize("name", ["main", "side"])
-async def test_a_private_repository_is_cloned_and_its_token_is_nowhere_in_the_sandbox(
-    repository: GitServer, name: str
-) -> None:
+async def test_a_private_repository_is_cloned_without_leaving_its_token(repository: GitServer, name: str) -> None:
     repository.token = TOKEN
     provider = DaytonaSandbox(repo_url=repository.url, repo_token=SecretStr(TOKEN), repo_ref=repository.commits[name])
     search = """
@@ -173,7 +171,7 @@ async def test_a_repository_that_cannot_be_cloned_says_what_to_check(repository:
 
 
 @pytest.mark.requires("pip")
-async def test_packages_are_there_before_the_first_execution_or_pip_says_why_not(standin: Any) -> None:
+async def test_packages_are_installed_before_the_first_execution_or_pips_error_is_shown(standin: Any) -> None:
     provider = DaytonaSandbox(volume_name="wheels")
     await (await provider.open(provider.labels(""))).remove()
     (volume,) = standin.state()["volumes"]
@@ -192,7 +190,7 @@ async def test_packages_are_there_before_the_first_execution_or_pip_says_why_not
 # -- programs
 
 
-def test_a_program_works_on_chunks_with_a_clone_and_a_shared_volume(repository: GitServer, standin: Any) -> None:
+def test_a_program_processes_chunks_with_a_clone_and_a_shared_volume(repository: GitServer, standin: Any) -> None:
     def process_chunk(chunk_id: int, data: list[int]) -> Any:
         code = (
             f"import json, os\n"
@@ -224,7 +222,7 @@ def test_a_program_works_on_chunks_with_a_clone_and_a_shared_volume(repository: 
 
 
 @pytest.mark.full
-def test_only_a_sandbox_of_daytonas_loads_the_sdk_and_asks_no_other_server(standin: Any) -> None:
+def test_only_a_daytona_sandbox_loads_the_sdk_and_calls_no_other_server(standin: Any) -> None:
     code = """if True:
         import sys
         addresses = set()

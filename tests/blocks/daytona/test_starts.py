@@ -63,7 +63,7 @@ async def count(interpreter: Interpreter, counter: ExecutionCounter) -> Any:
 
 
 @along_or_as_input
-async def test_a_fresh_sandbox_for_one_execution_takes_five_calls_and_one_more_where_there_are_secrets(
+async def test_one_execution_takes_five_calls_and_a_sixth_for_secrets(
     standin: Any, counter: ExecutionCounter, block: DaytonaSandbox
 ) -> None:
     assert await count(block.interpreter(), counter) == 1
@@ -74,7 +74,7 @@ async def test_a_fresh_sandbox_for_one_execution_takes_five_calls_and_one_more_w
 
 
 @pytest.mark.requires("namespaces")  # Without namespaces the stand-in keeps its files elsewhere.
-async def test_a_secret_stands_in_no_command_and_no_file() -> None:
+async def test_a_secret_is_in_no_command_and_no_file() -> None:
     async with execute(DaytonaSandbox(environment=SECRET).interpreter(), READ_TRACES) as result:  # type: ignore[arg-type]
         assert result.hits == 0
     # Without a secret the variables are part of the command, so the same search finds the value.
@@ -85,7 +85,7 @@ async def test_a_secret_stands_in_no_command_and_no_file() -> None:
 
 @along_or_as_input
 @pytest.mark.parametrize(("call", "fault"), [("session", "lost"), ("session", "repeat"), ("exec", "lost")])
-async def test_a_start_that_failed_on_its_way_is_found_or_made_again_and_runs_once(
+async def test_a_start_that_fails_in_transit_is_found_or_repeated_and_runs_once(
     standin: Any, counter: ExecutionCounter, block: DaytonaSandbox, fault: str, call: str
 ) -> None:
     standin.set(fault_rate=1.0, faults=[fault], fault_times=1, fault_where=f"^POST .*/{call}$")
@@ -97,7 +97,7 @@ async def test_a_start_that_failed_on_its_way_is_found_or_made_again_and_runs_on
 
 
 @pytest.mark.full
-async def test_a_start_that_comes_after_it_was_made_again_runs_nothing(
+async def test_a_start_that_arrives_after_its_retry_runs_nothing(
     standin: Any, counter: ExecutionCounter, block: DaytonaSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "CALL_SECONDS", 1.0)  # The SDK waits 5 s longer than its timeout.
@@ -114,7 +114,7 @@ async def test_a_start_that_comes_after_it_was_made_again_runs_nothing(
 
 
 @along_or_as_input
-async def test_a_start_that_cannot_be_found_again_has_an_unknown_outcome_unless_its_code_comes_later(
+async def test_a_start_that_stays_missing_raises_outcome_unknown(
     standin: Any, counter: ExecutionCounter, block: DaytonaSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(errors, "TRIES", 2)
@@ -137,7 +137,7 @@ async def test_a_start_that_cannot_be_found_again_has_an_unknown_outcome_unless_
     assert standin.state()["counts"][EXEC] == 1
 
 
-async def test_a_start_that_the_proxy_has_repeated_runs_at_most_once_and_its_outcome_is_unknown(
+async def test_a_start_repeated_by_the_proxy_runs_at_most_once(
     standin: Any, counter: ExecutionCounter, block: DaytonaSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer is that of the repeated call, which the session's shell runs after the first call has ended."""
@@ -149,7 +149,7 @@ async def test_a_start_that_the_proxy_has_repeated_runs_at_most_once_and_its_out
 
 
 @along_or_as_input
-async def test_a_driver_whose_log_cannot_be_followed_has_an_unknown_outcome(
+async def test_an_unreadable_driver_log_raises_outcome_unknown(
     standin: Any, counter: ExecutionCounter, block: DaytonaSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel, "GIVE_UP_SECONDS", 3600.0)
@@ -164,7 +164,7 @@ async def test_a_driver_whose_log_cannot_be_followed_has_an_unknown_outcome(
     assert counter.counts == {"x": 1}
 
 
-async def test_a_log_that_is_cut_again_and_again_is_heard_whole(standin: Any, block: DaytonaSandbox) -> None:
+async def test_a_log_that_keeps_disconnecting_is_read_completely(standin: Any, block: DaytonaSandbox) -> None:
     code = """
 for line in range(5):
     print(line)
@@ -177,7 +177,7 @@ SUBMIT(y=1)
     assert standin.state()["counts"][f"WS {SESSION}/*/command/*/logs"] >= 6
 
 
-async def test_an_input_that_is_not_answered_leaves_an_unknown_outcome(
+async def test_an_unanswered_input_raises_outcome_unknown(
     standin: Any, block: DaytonaSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with block.interpreter() as interpreter:
@@ -189,7 +189,7 @@ async def test_an_input_that_is_not_answered_leaves_an_unknown_outcome(
             await interpreter.execute("pass")
 
 
-async def test_an_input_whose_answers_are_lost_runs_nothing_twice(standin: Any, block: DaytonaSandbox) -> None:
+async def test_losing_the_answers_to_an_input_runs_no_code_twice(standin: Any, block: DaytonaSandbox) -> None:
     async with block.interpreter() as interpreter:
         await interpreter.execute("runs = 0", context="main")
         standin.set(fault_rate=1.0, faults=["lost"], fault_times=3, fault_where="/input$")
@@ -199,7 +199,7 @@ async def test_an_input_whose_answers_are_lost_runs_nothing_twice(standin: Any, 
 
 
 @pytest.mark.full
-async def test_a_batch_survives_a_fifth_of_all_calls_failing(
+async def test_a_batch_succeeds_while_a_fifth_of_all_calls_fail(
     standin: Any, counter: ExecutionCounter, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))

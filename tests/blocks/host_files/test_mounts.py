@@ -48,7 +48,7 @@ def fingerprint(mounts: dict[str, Any], *, is_uploaded: bool = False) -> list[st
 
 
 @pytest.mark.requires("bubblewrap")
-def test_code_reads_it_where_it_was_asked_for_and_sees_edits_at_once(data: Path) -> None:
+def test_code_reads_data_at_its_mount_path_and_sees_edits(data: Path) -> None:
     mounts = {"/data/set/": "data", "/one.bin": data / "rows.csv", "/tmp/below/it/one": data / "rows.csv"}
     with LocalInterpreter(isolation="bubblewrap", mounts=mounts, volume_name=None) as interpreter:
         assert interpreter.execute("SUBMIT(x=open('/tmp/below/it/one').read())").x == "1,2\n"
@@ -61,7 +61,7 @@ def test_code_reads_it_where_it_was_asked_for_and_sees_edits_at_once(data: Path)
     assert result.outputs == {"rows": "3\n", "one": "3\n", "beside": ["rows.csv", "sub"]}
 
 
-def test_a_place_that_a_sandbox_needs_is_refused_by_name(data: Path) -> None:
+def test_a_mount_path_that_the_sandbox_needs_is_refused(data: Path) -> None:
     needed = ("/", "/usr", "/usr/share/x", "/proc", "/dev/shm", "/etc", "/tmp")
     needed += ("/sandbox", "/packages/x", "/python-path", "//usr")
     relative: tuple[Any, ...] = ("data", "", "/data/../usr", "/data\n", "/data\0", 7)
@@ -71,7 +71,7 @@ def test_a_place_that_a_sandbox_needs_is_refused_by_name(data: Path) -> None:
                 LocalInterpreter(mounts={target: data})
 
 
-def test_places_in_one_another_the_volume_s_and_pythons_are_refused(data: Path, volumes: Path) -> None:
+def test_overlapping_mounts_and_paths_of_volume_or_python_are_refused(data: Path, volumes: Path) -> None:
     for other in ("/data/", "/data/sub", "//data"):
         with pytest.raises(ConfigurationError, match="in one another"):
             LocalInterpreter(mounts={"/data": data, other: data})
@@ -88,7 +88,7 @@ def _make_socket(path: Path) -> None:
         server.bind(str(path))
 
 
-def test_what_would_be_a_way_to_the_host_is_refused_by_name(data: Path) -> None:
+def test_mounting_a_way_to_the_host_is_refused(data: Path) -> None:
     for make in (os.mkfifo, _make_socket):
         make(Path(os.path.relpath(data / "sub" / "way")))
         for source in (data, data / "sub" / "way"):
@@ -98,7 +98,7 @@ def test_what_would_be_a_way_to_the_host_is_refused_by_name(data: Path) -> None:
 
 
 @pytest.mark.usefixtures("data")
-def test_what_is_no_data_is_refused() -> None:
+def test_mounting_anything_but_data_is_refused() -> None:
     refused: list[tuple[Any, str]] = [
         ("nowhere", "there is no nowhere"),
         ("/", "the whole machine"),
@@ -114,7 +114,7 @@ def test_what_is_no_data_is_refused() -> None:
         LocalInterpreter(mounts=["data"])  # type: ignore[arg-type]
 
 
-def test_without_namespaces_data_has_its_own_path_and_the_refusal_says_so(data: Path) -> None:
+def test_without_namespaces_data_keeps_its_path_and_the_error_says_so(data: Path) -> None:
     for level in ("landlock", "none"):
         interpreter = LocalInterpreter(isolation=level, mounts={"/data": data})  # type: ignore[arg-type]
         with pytest.raises(ConfigurationError, match=rf"name it by its own \(mounts=\{{'{data}': '{data}'\}}\)"):
@@ -122,7 +122,7 @@ def test_without_namespaces_data_has_its_own_path_and_the_refusal_says_so(data: 
 
 
 @pytest.mark.parametrize("exchange", ["removed", "another", "a link"])
-def test_what_was_exchanged_since_it_was_judged_is_not_mounted(exchange: str, data: Path) -> None:
+def test_data_that_was_replaced_after_its_check_is_not_mounted(exchange: str, data: Path) -> None:
     interpreter = LocalInterpreter(mounts={choose_place(find_strongest_level(), data): data})
     data.rename(data.with_name("was"))
     if exchange == "a link":
@@ -135,7 +135,7 @@ def test_what_was_exchanged_since_it_was_judged_is_not_mounted(exchange: str, da
 
 @pytest.mark.parametrize("level", [pytest.param(name, marks=mark_level(name)) for name in ("bubblewrap", "landlock")])
 @pytest.mark.parametrize("place", ["itself", "above"])
-def test_a_link_put_there_in_the_last_moment_leads_the_code_nowhere(
+def test_a_link_planted_just_before_the_mount_is_not_followed(
     level: Any, place: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Code with write access to a volume can replace mounted data on it in this way."""
@@ -156,7 +156,7 @@ def test_a_link_put_there_in_the_last_moment_leads_the_code_nowhere(
         interpreter.start()
 
 
-def test_the_key_follows_paths_sizes_and_times_and_of_what_is_uploaded_the_bytes(data: Path) -> None:
+def test_the_key_covers_paths_sizes_and_times_or_bytes_of_uploads(data: Path) -> None:
     mounts = {"/data/set": data}
     first, sent = fingerprint(mounts), fingerprint(mounts, is_uploaded=True)
     assert fingerprint({"/data/set": "data"}) == first  # the key ignores how the path was written
@@ -174,7 +174,7 @@ def test_the_key_follows_paths_sizes_and_times_and_of_what_is_uploaded_the_bytes
 
 
 @pytest.mark.anyio
-async def test_a_run_without_mounts_has_the_key_that_it_had(data: Path) -> None:
+async def test_a_run_without_mounts_keeps_its_key(data: Path) -> None:
     plain = await LocalSandbox(isolation="none").fingerprint()
     assert await LocalSandbox(isolation="none").with_files(mounts={}).fingerprint() == plain
     assert set(await LocalSandbox(isolation="none").with_files(mounts={"/d": data}).fingerprint()) - set(plain) == {
@@ -182,7 +182,7 @@ async def test_a_run_without_mounts_has_the_key_that_it_had(data: Path) -> None:
     }
 
 
-def test_more_than_can_be_sent_to_each_sandbox_is_refused_by_name(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_too_large_to_upload_is_refused_by_name(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     more = data / "sub" / "more"
     for name, most in (("MAX_UPLOADED_FILES", 1), ("MAX_UPLOADED_BYTES", 6)):
         with monkeypatch.context() as limited:
@@ -199,7 +199,7 @@ def test_more_than_can_be_sent_to_each_sandbox_is_refused_by_name(data: Path, mo
 
 
 @pytest.mark.anyio
-async def test_a_deployments_run_mounts_only_what_its_worker_allows(
+async def test_a_deployments_run_mounts_only_paths_that_its_worker_allows(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))

@@ -69,7 +69,7 @@ def describe(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_code_cannot_change_what_it_imports_and_modules_that_are_the_same_are_kept_once(
+def test_code_cannot_change_its_modules_and_equal_modules_are_stored_once(
     level: Any, source: Path, cache: Path
 ) -> None:
     source.chmod(0o700)  # root's code runs as another user and can still read it
@@ -101,7 +101,7 @@ def test_links_secrets_and_caches_are_left_out(source: Path, tmp_path: Path) -> 
     assert read_python_path([str(source)]).files == {"0/mine.py": b"VALUE = 42\n", "0/package/data.json": b"{}"}
 
 
-def test_the_key_follows_what_is_there_and_its_order(source: Path, tmp_path: Path) -> None:
+def test_the_key_covers_the_modules_and_their_order(source: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "mine.py").write_text("VALUE = 42\n")
@@ -115,9 +115,7 @@ def test_the_key_follows_what_is_there_and_its_order(source: Path, tmp_path: Pat
     assert read_python_path(both).digest not in digests
 
 
-def test_what_is_no_directory_of_modules_is_refused_in_a_sentence(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_without_modules_is_refused_with_a_sentence(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(source.parent)
     refused: list[tuple[Any, str]] = [
         ("src", "is a list of directories"),
@@ -143,7 +141,7 @@ def test_what_is_no_directory_of_modules_is_refused_in_a_sentence(
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("server")
-async def test_a_flow_takes_relative_paths_and_runs_again_what_an_edit_has_changed(
+async def test_a_flow_takes_relative_paths_and_reruns_after_an_edit(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(source.parent)
@@ -168,7 +166,7 @@ async def test_a_flow_takes_relative_paths_and_runs_again_what_an_edit_has_chang
 
 
 @pytest.mark.anyio
-async def test_a_deployments_run_reads_it_only_where_its_worker_allows_it(
+async def test_a_deployments_run_reads_modules_only_where_its_worker_allows(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))
@@ -185,7 +183,7 @@ async def test_a_deployments_run_reads_it_only_where_its_worker_allows_it(
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_directory_that_becomes_a_link_once_it_was_judged_is_not_followed(
+def test_a_directory_replaced_by_a_link_after_its_check_is_not_followed(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Code can swap a directory for a link in this way on a volume, while a run reads it."""
@@ -205,7 +203,7 @@ def test_a_directory_that_becomes_a_link_once_it_was_judged_is_not_followed(
         read_python_path([str(source)])
 
 
-def test_without_isolation_what_code_does_to_its_modules_is_seen_by_no_other_sandbox(source: Path) -> None:
+def test_without_isolation_changed_modules_do_not_reach_other_sandboxes(source: Path) -> None:
     with LocalInterpreter(isolation="none", python_path=[str(source)]) as interpreter:
         assert "append" in interpreter.execute(WRITE).done
     isolation: Any

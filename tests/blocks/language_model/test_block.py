@@ -59,7 +59,7 @@ async def test_settings_reach_the_server_and_flat_queries_go_to_the_sub_model(ch
     assert flat.headers["authorization"] == f"Bearer {KEY}"
 
 
-async def test_a_fault_that_passes_is_retried_and_counts_as_one_call(chat):
+async def test_a_transient_fault_is_retried_and_counts_as_one_call(chat):
     faults = [Reply(status=500), Reply(status=429), Reply(drop=True), Reply(garbled=True)]
     for number, fault in enumerate(faults):
         chat.rule(f"question {number}", fault, "well")
@@ -68,14 +68,14 @@ async def test_a_fault_that_passes_is_retried_and_counts_as_one_call(chat):
     assert chat.stats.requests == 2 * len(faults)
 
 
-async def test_a_server_that_asks_for_time_gets_it(chat):
+async def test_a_retry_waits_as_long_as_the_server_asks(chat):
     chat.rule("question", Reply(status=429, retry_after=1.2), "well")
     assert (await ask(model(chat))).text == "well"
     first, second = chat.requests
     assert second.at - first.at >= 1.2
 
 
-async def test_a_fault_that_stays_is_an_error_after_the_retries(chat):
+async def test_a_permanent_fault_is_an_error_after_the_retries(chat):
     chat.rule("on fire", Reply("the server is on fire", status=500))
     chat.rule("late", Reply("late", delay=1000))
     unused = socket.socket()
@@ -92,7 +92,7 @@ async def test_a_fault_that_stays_is_an_error_after_the_retries(chat):
     unused.close()
 
 
-async def test_an_answer_that_trickles_in_is_given_up_as_one_that_does_not_come(chat, monkeypatch):
+async def test_an_answer_that_trickles_in_times_out(chat, monkeypatch):
     await ask(model(chat))  # imports the packages of a process's first request
     monkeypatch.setattr(
         litellm_client, "LATE_SECONDS", -59.0
@@ -102,7 +102,7 @@ async def test_an_answer_that_trickles_in_is_given_up_as_one_that_does_not_come(
         await ask(model(chat, request_timeout=60, retries=0), "for ever")
 
 
-async def test_a_server_cannot_count_less_than_nothing(chat):
+async def test_a_negative_token_count_of_the_server_is_ignored(chat):
     chat.rule("question", Reply("well", usage=(-500, -7)))
     used = (await ask(model(chat))).usage
     assert used.prompt_tokens > 0
@@ -110,7 +110,7 @@ async def test_a_server_cannot_count_less_than_nothing(chat):
     assert used.cost > 0
 
 
-async def test_a_refusal_is_an_error_at_once_and_never_tells_the_key(chat, monkeypatch):
+async def test_a_refusal_is_an_immediate_error_that_hides_the_key(chat, monkeypatch):
     statuses = (400, 401, 403, 404, 422)
     monkeypatch.setenv("SOME_API_KEY", "sk-in-the-environment")
     for status in statuses:
@@ -145,7 +145,7 @@ OTHERS = {"AUTH_TOKEN": "true", "API_KEY": "1", "SECRET": "enabled", "SOME_KEY":
 PARTS = ["p%40ss83bc", "p@ss83bc", "YWNjb3VudC1rZXktODNiYw==", "-----BEGIN 83bc\nEND-----"]
 
 
-async def test_no_credential_of_the_environment_is_told_whatever_its_name_and_form(chat, monkeypatch):
+async def test_an_error_shows_no_credential_of_the_environment(chat, monkeypatch):
     for name, value in {**CREDENTIALS, **OTHERS}.items():
         monkeypatch.setenv(name, value)
     values = [value for name, value in CREDENTIALS.items() if name != "DATABASE_URL"] + PARTS
@@ -158,7 +158,7 @@ async def test_no_credential_of_the_environment_is_told_whatever_its_name_and_fo
     assert "83bc" not in str(raised.value).replace("team-of-83bc", "")
 
 
-async def test_what_the_client_has_sent_is_not_told_in_an_error_nor_handed_to_the_code(chat):
+async def test_neither_an_error_nor_the_code_sees_the_clients_headers(chat):
     basic = base64.b64encode(b"user:geheim-83bc").decode()
     sent = {"Authorization": f"Basic {basic}", "X-Team-Token": "team-token-83bc83bc", "X-Amz-Date": "20261122T000000Z"}
     echo = f"{basic} | Basic {basic} | user:geheim-83bc | geheim-83bc | team-token-83bc83bc | {KEY} | 20261122T000000Z"
@@ -213,14 +213,14 @@ async def test_tokens_are_counted_where_the_server_counts_none(chat):
     assert usage.cost == pytest.approx(usage.prompt_tokens * 1.5e-7 + usage.completion_tokens * 6e-7)
 
 
-async def test_a_price_of_ones_own_beats_the_list_and_an_unknown_one_is_not_zero(chat):
+async def test_a_configured_price_beats_the_list_and_an_unknown_price_is_null(chat):
     chat.rule("question", "three words only")
     own = model(chat, input_cost_per_token=0.5, output_cost_per_token=0.25)
     assert (await ask(own)).usage.cost == 2 * 0.5 + 3 * 0.25
     assert (await ask(model(chat, model="openai/of-my-own"))).usage.cost is None
 
 
-async def test_the_most_that_a_call_can_take_is_never_less_than_it_takes(chat):
+async def test_the_reserved_maximum_is_never_less_than_a_calls_use(chat):
     block = model(chat, max_tokens=10)
     for prompt in ("a", "é" * 100, "word " * 500, "\U0001f600" * 50):
         messages = [{"role": "user", "content": prompt}]
@@ -232,7 +232,7 @@ async def test_the_most_that_a_call_can_take_is_never_less_than_it_takes(chat):
         assert most.cost >= counted * 1.5e-7 + 10 * 6e-7
 
 
-async def test_a_cost_cannot_be_limited_where_no_price_or_no_length_is_known(chat):
+async def test_a_cost_limit_needs_a_known_price_and_length(chat):
     unknown = model(chat, model="openai/of-my-own", max_tokens=10)
     with pytest.raises(ConfigurationError, match="no price of the model openai/of-my-own is known"):
         await open_model_access(unknown, max_cost=1.0)
@@ -244,13 +244,13 @@ async def test_a_cost_cannot_be_limited_where_no_price_or_no_length_is_known(cha
     await open_model_access(model(chat), max_cost=1.0)
 
 
-def test_the_fingerprint_has_what_an_answer_depends_on_and_no_secret(chat):
+def test_the_fingerprint_covers_all_settings_of_an_answer_but_secrets(chat):
     block = model(chat, temperature=0.0, retries=7)
     assert block.fingerprint() == {"model": NAME, "api_base": chat.url, "temperature": 0.0}
     assert KEY not in repr(block)
 
 
-def test_an_interpreter_for_scripts_may_ask_and_its_cost_is_held_over_all_its_executions(chat):
+def test_a_script_interpreter_can_query_with_one_cost_limit_for_all_executions(chat):
     settings = {"max_tokens": 5, "input_cost_per_token": 0.01, "output_cost_per_token": 0.01}
     with LocalInterpreter(
         language_model=model(chat, **settings), max_cost=0.25, max_llm_calls=3, batch_concurrency=1
@@ -267,7 +267,7 @@ def test_an_interpreter_for_scripts_may_ask_and_its_cost_is_held_over_all_its_ex
         assert "max_cost" in third.said
 
 
-def test_a_call_that_was_counted_and_brought_no_text_counts(chat):
+def test_a_billed_call_without_text_counts(chat):
     chat.rule("silent", Reply(no_text=True, usage=(40, 60)))
     code = """
         errors = []
@@ -289,28 +289,28 @@ def test_a_call_that_was_counted_and_brought_no_text_counts(chat):
     assert chat.stats.requests == 2
 
 
-def test_half_a_surrogate_pair_in_one_answer_costs_no_other(chat):
+def test_half_a_surrogate_pair_in_one_answer_harms_no_other_answer(chat):
     chat.rule("torn", "a\ud800b")
     with LocalInterpreter(language_model=model(chat)) as interpreter:
         result = interpreter.execute("SUBMIT(answers=llm_query_batched(['x', 'torn']))")
     assert result.answers == ["answer to: x", "a?b"]
 
 
-def test_what_is_no_option_is_refused_when_the_block_is_made_and_its_value_is_not_told(chat):
+def test_a_block_refuses_an_unknown_option_without_showing_its_value(chat):
     for name in ("stream", "api_key", "timeout"):
         with pytest.raises(ValidationError, match=f"{name} cannot be among the options") as caught:
             model(chat, options={name: "of-a-person"})
         assert "of-a-person" not in str(caught.value)
 
 
-def test_an_interpreter_for_scripts_recurses(chat):
+def test_a_script_interpreter_answers_recursive_queries(chat):
     chat.script = make_script(("", "SUBMIT(answer=context.upper())"))
     with LocalInterpreter(language_model=model(chat), timeout=500) as interpreter:  # the first query imports DSPy
         interpreter.execute("text = 'kept'")
         assert interpreter.execute("SUBMIT(x=rlm_query('shout', context=text))").x == "KEPT"
 
 
-def test_limits_that_are_no_limits_are_refused(chat):
+def test_invalid_limits_are_refused(chat):
     limits: dict[str, Any]
     for limits in ({"batch_concurrency": 0}, {"max_depth": -1}, {"max_llm_calls": -1}, {"max_cost": -0.5}):
         interpreter = LocalInterpreter(language_model=model(chat), **limits)
@@ -329,7 +329,7 @@ def test_limits_that_are_no_limits_are_refused(chat):
         ({}, "no key for the model openai/gpt-4o-mini: set OPENAI_API_KEY"),
     ],
 )
-def test_a_model_that_nobody_serves_or_that_has_no_key_is_refused_before_a_sandbox_is_opened(
+def test_an_unknown_model_or_missing_key_is_refused_before_a_sandbox_opens(
     settings: dict[str, Any], message, monkeypatch
 ):
     for name in ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL", "GROQ_API_KEY"):
@@ -356,7 +356,7 @@ def test_a_model_that_nobody_serves_or_that_has_no_key_is_refused_before_a_sandb
         ({"model": "gemini/gemini-2.5-flash"}, {"GOOGLE_API_KEY": "of-the-environment"}),
     ],
 )
-def test_a_model_that_may_need_no_key_or_that_has_one_is_not_refused(settings: dict[str, Any], variables, monkeypatch):
+def test_a_model_with_a_key_or_without_need_of_one_is_accepted(settings: dict[str, Any], variables, monkeypatch):
     for name in ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -366,7 +366,7 @@ def test_a_model_that_may_need_no_key_or_that_has_one_is_not_refused(settings: d
         assert interpreter.execute("SUBMIT(x=1)").x == 1
 
 
-def test_two_event_loops_one_after_the_other_may_ask(chat):
+def test_two_successive_event_loops_can_query(chat):
     block = model(chat)
     for _ in range(3):
         assert asyncio.run(ask(block)).text.startswith("answer")

@@ -13,9 +13,7 @@ from ...infra.scripted_turns import make_script
 from ...standins.openai_chat import ChatServer
 
 
-def test_queries_at_the_same_time_parse_no_python_in_their_threads(
-    chat: ChatServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_queries_parse_no_python_in_their_threads(chat: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parallel threads of Python 3.11 that parse syntax trees sometimes fail."""
     parse = ast.parse
     parsed: list[str] = []

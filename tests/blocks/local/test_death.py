@@ -139,7 +139,7 @@ def find_supervisors(marked: Marked) -> set[int]:
 
 
 @pytest.mark.parametrize("own_host", [ROOT, pytest.param("user", marks=pytest.mark.full)], indirect=True)
-def test_no_process_outlives_its_host_and_another_host_lists_and_removes_the_folders(
+def test_no_process_outlives_its_host_and_another_host_deletes_its_folders(
     own_host: Host, hosts: Hosts, marked: Marked
 ) -> None:
     boxes = boxes_of(own_host)
@@ -166,7 +166,7 @@ def test_no_process_outlives_its_host_and_another_host_lists_and_removes_the_fol
 @as_each_user
 @pytest.mark.full
 @pytest.mark.alone
-def test_no_process_outlives_its_host_whatever_it_was_doing(own_host: Host, marked: Marked) -> None:
+def test_no_busy_process_outlives_its_host(own_host: Host, marked: Marked) -> None:
     boxes = boxes_of(own_host, RUNGS[:2])
     for box in boxes.values():
         box.send(NAMED + COMETS + "time.sleep(1000)", mark=marked.mark, timeout=1000)
@@ -181,7 +181,7 @@ def test_no_process_outlives_its_host_whatever_it_was_doing(own_host: Host, mark
 
 @as_each_user
 @pytest.mark.full
-def test_a_sandbox_that_runs_can_be_removed_by_another_host(own_host: Host, hosts: Hosts, marked: Marked) -> None:
+def test_another_host_can_delete_a_running_sandbox(own_host: Host, hosts: Hosts, marked: Marked) -> None:
     boxes = boxes_of(own_host)
     before = below_zygotes(own_host)
     running = [box.send(STAYING, mark=marked.mark, timeout=1000) for box in boxes.values()]
@@ -200,7 +200,7 @@ def test_a_sandbox_that_runs_can_be_removed_by_another_host(own_host: Host, host
     "number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.full)], ids=["hangs", "is killed"]
 )
 @pytest.mark.parametrize("own_host", ["user"], indirect=True)
-def test_no_process_outlives_its_host_and_a_supervisor_that(own_host: Host, marked: Marked, number: int) -> None:
+def test_no_process_outlives_its_host_and_supervisor(own_host: Host, marked: Marked, number: int) -> None:
     boxes = boxes_of(own_host)
     for box in boxes.values():
         box.send(STAYING, mark=marked.mark, timeout=1000)
@@ -222,7 +222,7 @@ def test_no_process_outlives_its_host_and_a_supervisor_that(own_host: Host, mark
 
 @pytest.mark.parametrize("own_host", ["user"], indirect=True)
 @pytest.mark.full
-def test_a_supervisor_that_does_not_answer_is_ended_with_all_that_it_has(own_host: Host, marked: Marked) -> None:
+def test_an_unresponsive_supervisor_is_ended_with_its_processes(own_host: Host, marked: Marked) -> None:
     """The test stops the supervisor, as a kernel short of memory or a bug could."""
     boxes = boxes_of(own_host, RUNGS[:2])
     for box in boxes.values():

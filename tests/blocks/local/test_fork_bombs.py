@@ -69,7 +69,7 @@ def run_bomb(box: Box, marked: Marked, bomb: str, kind: str, then: str) -> None:
 
 
 @pytest.mark.each_once
-def test_a_bomb_ends_with_its_execution(own_box: Boxes, marked: Marked, bomb: str) -> None:
+def test_a_fork_bomb_ends_with_its_execution(own_box: Boxes, marked: Marked, bomb: str) -> None:
     box = own_box(processes=PROCESSES)
     run_bomb(box, marked, bomb, "stays", "os._exit(3)")
     assert box.outputs("import subprocess\nSUBMIT(works=subprocess.run(['true']).returncode == 0)") == WORKS
@@ -78,7 +78,7 @@ def test_a_bomb_ends_with_its_execution(own_box: Boxes, marked: Marked, bomb: st
 @pytest.mark.full
 @pytest.mark.each_once
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_bomb_ends_with_its_execution_and_its_sandbox(
+def test_every_fork_bomb_ends_with_its_execution_or_sandbox(
     own_box: Boxes, marked: Marked, bomb: str, kind: str
 ) -> None:
     box = own_box(processes=PROCESSES)
@@ -93,9 +93,7 @@ def test_every_bomb_ends_with_its_execution_and_its_sandbox(
 
 @pytest.mark.full
 @pytest.mark.each_once
-def test_a_bomb_in_a_context_ends_with_the_execution_that_ran_out_of_time(
-    own_box: Boxes, marked: Marked, bomb: str
-) -> None:
+def test_a_fork_bomb_in_a_context_ends_with_its_timeout(own_box: Boxes, marked: Marked, bomb: str) -> None:
     """The timeout also ends its context, as no milder way works; another context keeps its state."""
     box = own_box(processes=PROCESSES)
     box.run("x = 5", context="another")
@@ -130,7 +128,7 @@ def frozen() -> Iterator[Callable[[int], Path]]:
 
 @pytest.mark.full
 @pytest.mark.requires("freezer", "landlock")
-def test_what_could_not_be_ended_is_said_by_name_and_is_not_forgotten(
+def test_a_process_that_cannot_be_killed_is_named_and_remembered(
     hosts: Hosts, marked: Marked, frozen: Callable[[int], Path]
 ) -> None:
     host = hosts("root")
@@ -170,7 +168,7 @@ os._exit(3)
 @pytest.mark.full
 @pytest.mark.requires("landlock")
 @pytest.mark.parametrize("who", [pytest.param("root", marks=pytest.mark.requires("root")), "user"])
-def test_processes_whose_drivers_were_killed_are_known_by_their_mark(
+def test_processes_of_killed_drivers_are_found_by_their_mark(
     new_host: Hosts, hosts: Hosts, marked: Marked, bomb: str, who: str
 ) -> None:
     """Their parent, session, directory and name no longer point to the sandbox."""

@@ -85,7 +85,7 @@ async def freeze(interpreter: Interpreter) -> int:
     return driver
 
 
-async def test_shutdown_ends_what_is_being_sent_or_was_cancelled_meanwhile() -> None:
+async def test_shutdown_ends_executions_that_are_being_sent_or_cancelled() -> None:
     pipes = NewPipes()
     interpreter = LocalSandbox(isolation="none").interpreter(timeout=600)
     await freeze(interpreter)
@@ -102,7 +102,7 @@ async def test_shutdown_ends_what_is_being_sent_or_was_cancelled_meanwhile() -> 
                 await task
 
 
-async def test_a_driver_that_takes_no_input_is_given_up_with_all_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_driver_that_takes_no_input_is_ended_with_its_executions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handle, "LocalChannel", partial(LocalChannel, stall_seconds=0.5))
     async with LocalSandbox(isolation="none").interpreter(timeout=600) as interpreter, asyncio.timeout(90):
         heard = asyncio.Event()
@@ -117,7 +117,7 @@ async def test_a_driver_that_takes_no_input_is_given_up_with_all_that_it_runs(mo
         assert not interpreter.is_alive
 
 
-async def test_what_is_written_between_two_executions_of_a_context_belongs_to_neither() -> None:
+async def test_output_between_two_executions_of_a_context_belongs_to_neither() -> None:
     pipes = NewPipes()
     async with LocalSandbox(isolation="none").interpreter() as interpreter:
         result = await interpreter.execute(LEAVE_WRITER, context="c")
@@ -135,7 +135,7 @@ async def test_what_is_written_between_two_executions_of_a_context_belongs_to_ne
         await another
 
 
-async def test_a_driver_that_took_its_input_while_the_host_stood_still_is_kept() -> None:
+async def test_a_driver_that_took_its_input_while_the_host_was_stopped_survives() -> None:
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     # More than the pipe holds, and less than twice as much, so that one more write sends the rest.
@@ -153,7 +153,7 @@ async def test_a_driver_that_took_its_input_while_the_host_stood_still_is_kept()
     assert reader.wait(90) == 0
 
 
-def test_a_script_gives_up_a_driver_that_takes_no_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_abandons_a_driver_that_takes_no_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync_interpreter, "PipeTransport", partial(PipeTransport, stall_seconds=0.5))
     with LocalInterpreter(isolation="none", timeout=600) as interpreter:
         os.kill(interpreter.execute(FIND_DRIVER).output, signal.SIGSTOP)

@@ -32,7 +32,7 @@ except ConfigurationError as error:
 
 
 @pytest.mark.requires("bubblewrap")
-def test_the_switch_that_forbids_namespaces_is_named_and_the_remedy_works(tmp_path: Path) -> None:
+def test_the_error_names_the_kernel_setting_that_forbids_namespaces(tmp_path: Path) -> None:
     words = ["unshare", "--user", "--map-user=1000", "--map-group=1000", "--keep-caps"]
     tried = subprocess.run([*words, "true"], capture_output=True, check=False)
     if tried.returncode:
@@ -57,7 +57,7 @@ def test_the_switch_that_forbids_namespaces_is_named_and_the_remedy_works(tmp_pa
         ("kernel/apparmor_restrict_unprivileged_userns", "1", "its image is broken", "^$"),
     ],
 )
-def test_what_a_kernel_says_of_namespaces_is_suggested_where_the_try_failed_of_them(
+def test_a_failed_namespace_suggests_the_kernel_setting_to_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, failure: str, remedy: str
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

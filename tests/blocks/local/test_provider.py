@@ -60,7 +60,7 @@ def put_bubblewrap(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -
 
 
 @pytest.mark.requires("isolation")
-async def test_auto_takes_the_strongest_that_works() -> None:
+async def test_auto_chooses_the_strongest_working_level() -> None:
     level = find_strongest_level()
     block = LocalSandbox()
     assert await resolve_level(block.isolation) == level
@@ -73,7 +73,7 @@ async def test_auto_takes_the_strongest_that_works() -> None:
 
 
 @pytest.mark.requires("landlock")
-async def test_auto_takes_landlock_where_bubblewrap_is_not_or_does_not_work(
+async def test_auto_chooses_landlock_where_bubblewrap_is_missing_or_fails(
     unknown_machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hide_bubblewrap(unknown_machine, tmp_path)
@@ -91,7 +91,7 @@ async def test_auto_takes_landlock_where_bubblewrap_is_not_or_does_not_work(
 
 
 @pytest.mark.requires("landlock")
-async def test_a_level_that_shows_the_host_s_files_is_not_taken(
+async def test_auto_rejects_a_level_that_shows_the_hosts_files(
     unknown_machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A level counts as working only after it has refused code a file, not because its parts are installed."""
@@ -104,7 +104,7 @@ async def test_a_level_that_shows_the_host_s_files_is_not_taken(
             await resolve_level(isolation)  # type: ignore[arg-type]
 
 
-async def test_a_machine_without_any_level_is_told_what_to_do_and_none_is_taken_by_name_only(
+async def test_a_machine_without_isolation_gets_instructions_and_never_runs_unisolated(
     unknown_machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hide_bubblewrap(unknown_machine, tmp_path)
@@ -128,7 +128,7 @@ async def test_a_machine_without_any_level_is_told_what_to_do_and_none_is_taken_
 
 
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "riscv64")])
-async def test_another_system_is_named(
+async def test_an_unsupported_system_is_named(
     unknown_machine: pytest.MonkeyPatch, system: str, machine: str, tmp_path: Path
 ) -> None:
     unknown_machine.setattr(sys, "platform", system)
@@ -154,7 +154,7 @@ async def test_a_sandbox_is_listed_with_its_labels_while_it_is_open(level: str) 
 
 
 @pytest.mark.usefixtures("no_process_left")
-async def test_a_sandbox_that_is_removed_while_its_code_runs_is_lost_to_its_interpreter_and_has_not_crashed(
+async def test_deleting_a_sandbox_while_code_runs_is_a_loss_and_not_a_crash(
     level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     list_directory = os.listdir
@@ -203,7 +203,7 @@ async def test_a_folder_that_takes_too_long_to_remove_is_left_to_the_next_reap(
     assert not (Path(tempfile.gettempdir()) / sandbox).exists()
 
 
-async def test_removing_one_that_has_gone_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deleting_a_missing_sandbox_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o1777)
@@ -214,13 +214,13 @@ async def test_removing_one_that_has_gone_changes_nothing(tmp_path: Path, monkey
     assert [path.name for path in folder.iterdir()] == ["of-another"]
 
 
-async def test_only_ids_of_local_sandboxes_are_removed() -> None:
+async def test_only_ids_of_local_sandboxes_are_deleted() -> None:
     for name in ("", "x", "../rlm-batch-x", "rlm-batch-/../x", "/tmp/rlm-batch-x", "rlm-batch-x/../.."):
         with pytest.raises(ConfigurationError, match="no id of a local sandbox"):
             await LocalSandbox().delete_sandbox(name)
 
 
-async def test_a_folder_with_a_damaged_record_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_folder_with_a_damaged_record_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     records = ("", "{", "[]", "5", "null", '{"pid": 1}', '{"labels": 5}', "\xff")
     for number, text in enumerate(records):
@@ -235,7 +235,7 @@ async def test_a_folder_with_a_damaged_record_is_passed_over(tmp_path: Path, mon
 
 
 @pytest.mark.requires("root")  # only root can create files of another user
-async def test_what_another_user_has_planted_is_neither_listed_nor_removed(
+async def test_folders_planted_by_another_user_are_neither_listed_nor_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In /tmp, any user may make a folder that looks like a sandbox's, with any process id in its record."""
@@ -304,7 +304,7 @@ for number in range(600):
 
 
 @pytest.mark.each_once
-def test_a_folder_is_removed_whatever_the_code_has_made_of_it(own_box: Boxes) -> None:
+def test_a_folder_is_deleted_whatever_code_did_to_it(own_box: Boxes) -> None:
     box = own_box()
     for number, code in enumerate(HOSTILE.values()):
         box.run(f"os.mkdir('{number}')\nos.chdir('{number}')\n{code}\nos._exit(0)")
@@ -316,7 +316,7 @@ def test_a_folder_is_removed_whatever_the_code_has_made_of_it(own_box: Boxes) ->
         subprocess.run(["rm", "-rf", str(folder)], check=False)  # too deep for pytest's own clean-up
 
 
-def test_removing_a_folder_changes_nothing_that_its_links_lead_to(own_box: Boxes, open_folder: Path) -> None:
+def test_deleting_a_folder_leaves_the_targets_of_its_links(own_box: Boxes, open_folder: Path) -> None:
     box = own_box()
     outside = Path(tempfile.mkdtemp(dir=open_folder))
     (outside / "file").write_text("kept")
@@ -357,9 +357,7 @@ for mode in (0o500, 0o100):
 # --------------------------------------------------------------------------------------------- environment and settings
 
 
-async def test_the_environment_of_the_block_reaches_the_code_and_nothing_else_does(
-    level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_code_gets_only_the_blocks_environment_variables(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOST_SECRET", "of-the-host")
     block = LocalSandbox(isolation=level, environment={"TOKEN": SecretStr("given-to-code")})  # type: ignore[arg-type]
     async with block.interpreter() as interpreter:
@@ -417,7 +415,7 @@ with LocalInterpreter(isolation="bubblewrap") as interpreter:
 
 
 @pytest.mark.requires("bubblewrap")
-def test_a_python_below_tmp_runs_code_although_the_sandbox_has_a_tmp_of_its_own() -> None:
+def test_a_python_below_tmp_runs_code_despite_the_private_tmp() -> None:
     with tempfile.TemporaryDirectory(prefix="python-", dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         python = copy_python(os.path.realpath(sys._base_executable), Path(folder))  # type: ignore[attr-defined]

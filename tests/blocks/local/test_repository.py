@@ -89,7 +89,7 @@ async def test_git_obeys_no_configuration_of_the_working_directory(
     assert not mark.exists(), mark.read_text()
 
 
-async def test_a_branch_a_tag_a_commit_and_by_default_the_head(repository: Path, commit: Commit) -> None:
+async def test_a_branch_tag_commit_or_the_default_head_is_checked_out(repository: Path, commit: Commit) -> None:
     first = commit("first")
     for name in (("tag", "v1"), ("branch", "old")):
         await asyncio.to_thread(subprocess.run, ["git", "-C", str(repository), *name], check=True)
@@ -132,7 +132,7 @@ def branches_only(repository: Path, request: pytest.FixtureRequest, monkeypatch:
         server.shutdown()
 
 
-def test_a_server_that_hands_out_branches_only_is_enough_also_where_one_was_pushed_by_force(
+def test_a_server_that_serves_only_branches_works_after_a_forced_push(
     repository: Path, commit: Commit, branches_only: str
 ) -> None:
     def check_out(ref: str) -> str:
@@ -153,7 +153,7 @@ def test_a_server_that_hands_out_branches_only_is_enough_also_where_one_was_push
         assert check_out(ref) == "ANSWER = 'forced'\n", ref
 
 
-async def test_all_sandboxes_of_a_block_see_one_commit_that_is_fetched_once_and_a_new_one_is_another_key(
+async def test_a_blocks_sandboxes_share_one_commit_and_it_is_in_the_key(
     repository: Path, commit: Commit, cache: Path
 ) -> None:
     first = commit("first")
@@ -171,7 +171,7 @@ async def test_all_sandboxes_of_a_block_see_one_commit_that_is_fetched_once_and_
     assert before != await LocalSandbox(repo_url=str(repository), repo_ref="main").fingerprint()
 
 
-async def test_a_repository_or_a_revision_that_is_not_there_is_one_sentence(
+async def test_a_missing_repository_or_revision_is_a_one_sentence_error(
     tmp_path: Path, repository: Path, commit: Commit
 ) -> None:
     commit("first")
@@ -197,7 +197,7 @@ def test_an_address_with_a_password_is_refused_and_not_shown(url: str) -> None:
     assert LocalSandbox(repo_url="https://organisation@example.com/x.git").repo_url
 
 
-def test_what_git_quotes_of_a_password_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_in_gits_error_is_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git = tmp_path / "git"
     message = "fatal: unable to access 'https://user:hunter2secret@host.example/x/': gone"
     git.write_text(f'#!/bin/sh\necho "{message}" >&2\nexit 1\n')
@@ -233,9 +233,7 @@ def put_wheel(index: Path, name: str, needs: str = "") -> Path:
 
 @pytest.mark.full
 @pytest.mark.strongest_first
-async def test_packages_are_there_and_cannot_be_written_unless_nothing_is_isolated(
-    local: LocalSandbox, index: Path, cache: Path
-) -> None:
+async def test_packages_are_installed_and_read_only_in_isolation(local: LocalSandbox, index: Path, cache: Path) -> None:
     put_wheel(index, "little_package")
     provider = local.model_copy(update={"packages": ["little-package>=1"]})
     code = """
@@ -279,7 +277,7 @@ PLACES = (
 )
 
 
-async def test_a_package_that_names_a_place_is_refused_by_name_and_none_is_built(
+async def test_a_package_from_a_path_or_address_is_refused_without_a_build(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -302,9 +300,7 @@ async def test_a_package_that_names_a_place_is_refused_by_name_and_none_is_built
         pytest.param("source", marks=pytest.mark.full),
     ],
 )
-def test_what_a_wheel_of_the_index_needs_is_not_built_either(
-    needs: str, source: Path, index: Path, tmp_path: Path
-) -> None:
+def test_dependencies_of_a_wheel_are_not_built(needs: str, source: Path, index: Path, tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", str(source)], check=True)
     git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@example.org"]
     subprocess.run([*git, "add", "-A"], check=True)
@@ -317,7 +313,7 @@ def test_what_a_wheel_of_the_index_needs_is_not_built_either(
     assert not (tmp_path / "built").exists()
 
 
-def test_an_installer_has_no_more_of_the_environment_than_it_needs(
+def test_the_installer_gets_only_the_environment_variables_that_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = tmp_path / "programs"
@@ -338,7 +334,7 @@ def test_an_installer_has_no_more_of_the_environment_than_it_needs(
     assert "/packages/half-" in (tmp_path / "folder").read_text()
 
 
-def test_packages_that_cannot_be_had_are_one_sentence(index: Path) -> None:
+def test_unavailable_packages_are_a_one_sentence_error(index: Path) -> None:
     with pytest.raises(ConfigurationError, match="the packages could not be installed"):
         LocalInterpreter(packages=["no-such-package"]).start()
     for package in (

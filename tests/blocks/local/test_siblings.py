@@ -104,11 +104,11 @@ def check_that_a_sibling_is_out_of_reach(box: Box) -> None:
 
 
 @pytest.mark.older_kernels(0, 1, 5)
-def test_a_sibling_and_the_program_that_it_runs_cannot_be_reached(own_box: Boxes) -> None:
+def test_code_cannot_reach_a_sibling_or_its_program(own_box: Boxes) -> None:
     check_that_a_sibling_is_out_of_reach(own_box())
 
 
-def test_a_sibling_s_results_cannot_be_forged(own_box: Boxes) -> None:
+def test_code_cannot_forge_a_siblings_results(own_box: Boxes) -> None:
     code = """
 import gc
 gc.unfreeze()
@@ -141,7 +141,7 @@ done.clear()
 
 
 @pytest.mark.each_once
-def test_a_module_that_an_execution_leaves_does_not_stand_for_the_library_s(own_box: Boxes) -> None:
+def test_a_module_file_left_behind_does_not_replace_the_standard_library(own_box: Boxes) -> None:
     box = own_box()
     box.run("""
 for name in ("statistics", "random", "csv", "subprocess"):
@@ -185,7 +185,7 @@ attempt("memory", lambda: os.open("/proc/1/mem", os.O_RDWR))
 
 
 @pytest.mark.older_kernels(0, 1, 5)
-def test_neither_the_supervisor_nor_the_wire_in_a_first_process_can_be_reached(own_box: Boxes) -> None:
+def test_code_cannot_reach_the_supervisor_or_its_wire(own_box: Boxes) -> None:
     answer, sibling = attacked(own_box(), SUPERVISOR + WIRE)
     assert sibling.get("outputs") == WHOLE, sibling
     assert answer["outputs"]["done"] == {}
@@ -234,7 +234,7 @@ def check_that_others_run(box: Box) -> None:
 
 
 @pytest.mark.each_once
-def test_a_flood_of_output_keeps_no_sibling_waiting_and_ends_with_its_sandbox(own_box: Boxes, marked: Marked) -> None:
+def test_a_flood_of_output_delays_no_sibling_and_ends_with_its_sandbox(own_box: Boxes, marked: Marked) -> None:
     box = own_box()
     flooding = box.send(NAMED + FLOOD % {"after": False, "then": "flood()"}, timeout=1000, mark=marked.mark)
     marked.wait_for(11)
@@ -246,7 +246,7 @@ def test_a_flood_of_output_keeps_no_sibling_waiting_and_ends_with_its_sandbox(ow
 
 
 @pytest.mark.each_once
-def test_floods_after_an_execution_s_end_keep_no_sibling_waiting(own_box: Boxes, marked: Marked) -> None:
+def test_floods_after_an_executions_end_delay_no_sibling(own_box: Boxes, marked: Marked) -> None:
     box = own_box()
     for flood in (FLOOD % {"after": True, "then": "os._exit(3)"}, CHANNEL_FLOOD % NOISE, CHANNEL_FLOOD % FRAMES):
         flooding = box.send(NAMED + flood, mark=marked.mark)
@@ -256,7 +256,7 @@ def test_floods_after_an_execution_s_end_keep_no_sibling_waiting(own_box: Boxes,
 
 
 @pytest.mark.each_once
-def test_output_that_grows_on_the_wire_or_is_no_text_ends_nothing(own_box: Boxes) -> None:
+def test_large_encoded_or_binary_output_harms_no_execution(own_box: Boxes) -> None:
     box = own_box()
     sibling = box.send(wait_for_file() + "SUBMIT(works=True)")
     texts = ("'\\0' * 40_000", "chr(0x1F600) * 500_000", "'\\\"' * 200_000")
@@ -271,7 +271,7 @@ def test_output_that_grows_on_the_wire_or_is_no_text_ends_nothing(own_box: Boxes
 
 
 @pytest.mark.each_once
-def test_a_flood_of_calls_ends_at_worst_the_execution_that_makes_it(own_box: Boxes) -> None:
+def test_a_flood_of_calls_ends_at_most_its_execution(own_box: Boxes) -> None:
     box = own_box()
     supervisor = box.outputs("SUBMIT(pid=os.getppid())")
     flooding = box.send(
@@ -307,7 +307,7 @@ FORGERIES = {
 
 
 @pytest.mark.each_once
-def test_a_forged_end_is_an_error_of_its_own_execution_alone(box: Box) -> None:
+def test_a_forged_end_fails_only_its_execution(box: Box) -> None:
     """Code may report anything about itself, but a result must be a JSON object of at most 1 MiB."""
     for name, (op, status, body) in FORGERIES.items():
         answer = box.run(f"""
@@ -385,9 +385,7 @@ def test_processes_that_a_sandbox_leaves_end_with_it(own_box: Boxes, marked: Mar
 
 
 @pytest.mark.requires("landlock for users")
-def test_a_timeout_in_a_context_ends_what_the_execution_started_and_keeps_what_was_there(
-    hosts: Hosts, marked: Marked
-) -> None:
+def test_a_timeout_in_a_context_ends_only_processes_of_that_execution(hosts: Hosts, marked: Marked) -> None:
     """The kernel reports a process whose first thread has ended only as a zombie."""
     box = Box(hosts("user"), "landlock")
     # The kernel counts start times in ticks of 10 ms: `before` is older by more than two ticks.

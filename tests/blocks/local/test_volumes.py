@@ -35,9 +35,7 @@ def root(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 # --------------------------------------------------------------------------------------------------- between sandboxes
 
 
-def test_what_one_sandbox_writes_the_next_one_reads_and_replaces_and_so_does_the_host(
-    own_box: Boxes, root: Path
-) -> None:
+def test_the_next_sandbox_and_the_host_read_and_replace_a_sandboxs_files(own_box: Boxes, root: Path) -> None:
     code = """
 import tempfile
 seen = {path: load_from_volume(path) for path in list_volume()}
@@ -86,7 +84,7 @@ for place in places:
     }
 
 
-def test_a_volume_adds_nothing_else_that_may_be_written(own_box: Boxes, root: Path) -> None:
+def test_a_volume_makes_no_other_path_writable(own_box: Boxes, root: Path) -> None:
     (root / "beside").mkdir(mode=0o777)
     (root / "beside").chmod(0o777)
     box = own_box(volume_name="mine", volume_root=str(root))
@@ -105,13 +103,13 @@ attempt("link", lambda: write(VOLUME + "/out/x", b"x", os.O_WRONLY | os.O_CREAT)
 
 
 @pytest.mark.requires("root")
-def test_another_user_of_the_machine_is_kept_out_of_the_volume_of_a_root_host(root: Path) -> None:
+def test_another_user_cannot_read_the_volume_of_a_root_host(root: Path) -> None:
     with LocalInterpreter(volume_name="private", volume_root=str(root)) as interpreter:
         interpreter.execute("save_to_volume('x', 'y')")
     assert (root / "private").stat().st_mode & 0o007 == 0
 
 
-def test_many_scripts_that_ask_for_a_new_volume_at_one_time_get_the_same(root: Path) -> None:
+def test_scripts_that_create_a_volume_together_get_the_same_one(root: Path) -> None:
     def work(number: int) -> int:
         with LocalInterpreter(volume_name="raced", volume_root=str(root)) as interpreter:
             code = "import os; save_to_volume(f'{n}.txt', str(n)); SUBMIT(os.stat(VOLUME).st_gid)"
@@ -124,7 +122,7 @@ def test_many_scripts_that_ask_for_a_new_volume_at_one_time_get_the_same(root: P
     assert [volume.get(f"{number}.txt") for number in range(6)] == [str(number).encode() for number in range(6)]
 
 
-def test_volumes_are_where_the_block_or_the_environment_says(
+def test_volumes_are_stored_where_the_block_or_environment_says(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LocalInterpreter(isolation="none", volume_name="a") as interpreter:
@@ -156,7 +154,7 @@ def test_a_volume_is_mounted_where_the_block_says(root: Path) -> None:
         assert Volume("a").get("direct.txt") == path.encode()
 
 
-def test_a_name_that_is_no_volumes_is_refused(root: Path) -> None:
+def test_an_invalid_volume_name_is_refused(root: Path) -> None:
     for name in ("", ".", "..", "../x", "a/b", "-x", "x" * 101, "a b", "\n"):
         with pytest.raises(ConfigurationError):
             LocalInterpreter(volume_name=name).start()
@@ -164,7 +162,7 @@ def test_a_name_that_is_no_volumes_is_refused(root: Path) -> None:
             Volume(name).ls()
 
 
-def test_a_root_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+def test_a_root_that_cannot_be_created_is_a_one_sentence_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="RLM_BATCH_VOLUMES"):
         LocalInterpreter(isolation="none", volume_name="a", volume_root=str(tmp_path / "file")).start()
@@ -194,7 +192,7 @@ os.mkfifo(VOLUME + "/pipe")
 
 
 @pytest.mark.requires("root")  # only root can give a volume its own group
-def test_a_volume_that_is_a_link_is_refused_and_what_it_leads_to_stays_as_it_was(root: Path, tmp_path: Path) -> None:
+def test_a_linked_volume_is_refused_and_its_target_is_unchanged(root: Path, tmp_path: Path) -> None:
     place = tmp_path / "elsewhere"
     place.mkdir(mode=0o755)
     before = place.stat()
@@ -204,7 +202,7 @@ def test_a_volume_that_is_a_link_is_refused_and_what_it_leads_to_stays_as_it_was
     assert (place.stat().st_mode, place.stat().st_gid) == (before.st_mode, before.st_gid)
 
 
-def test_directories_that_are_nested_without_end_are_a_sentence(root: Path) -> None:
+def test_endlessly_nested_directories_are_a_one_sentence_error(root: Path) -> None:
     volume = LocalVolume(root, "nested")
     volume.create()
     at = os.open(volume.path, os.O_RDONLY)
@@ -219,7 +217,7 @@ def test_directories_that_are_nested_without_end_are_a_sentence(root: Path) -> N
     subprocess.run(["rm", "-rf", str(volume.path)], check=True)  # too deep for Python's own removal
 
 
-def test_the_host_follows_no_link_waits_at_no_pipe_and_leaves_no_volume(volume: Volume, root: Path) -> None:
+def test_the_host_follows_no_link_opens_no_pipe_and_stays_inside_the_volume(volume: Volume, root: Path) -> None:
     assert volume.ls() == volume.ls("dir") == volume.ls("dir/file.txt") == [VolumeFile("dir/file.txt", 4)]
     for path in ("link.txt", "folder/secret.txt", "loop", "pipe", "within.txt", "dir", "nosuch"):
         with pytest.raises(VolumeError):
@@ -262,7 +260,7 @@ SUBMIT(text)
     assert volume.ls() == []
 
 
-def test_a_volume_that_nobody_has_made_is_a_sentence(root: Path) -> None:
+def test_a_missing_volume_is_a_one_sentence_error(root: Path) -> None:
     for call in (
         lambda: Volume("nosuch").ls(),
         lambda: Volume("nosuch").get("x"),

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 Make = Callable[..., ModalSandbox]
 
 
-async def test_sixteen_answers_at_the_same_moment_all_arrive(modal_sandbox: Make) -> None:
+async def test_sixteen_simultaneous_answers_all_arrive(modal_sandbox: Make) -> None:
     everyone = asyncio.Barrier(16)
 
     async def meet(number: int) -> str:
@@ -34,7 +34,7 @@ SUBMIT(1)
         assert (await interpreter.execute(code)).output == 1
 
 
-async def test_answers_are_not_lost_where_the_network_breaks_off(modal_sandbox: Make, modal_standin: Any) -> None:
+async def test_answers_survive_a_broken_network(modal_sandbox: Make, modal_standin: Any) -> None:
     code = """
 from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(16) as pool:
@@ -52,7 +52,7 @@ with ThreadPoolExecutor(16) as pool:
         assert modal_standin.ask("state")["faults"] == {"TaskExecStdinWrite": 8}
 
 
-async def test_output_goes_on_where_its_stream_breaks_off(modal_sandbox: Make, modal_standin: Any) -> None:
+async def test_output_continues_after_its_stream_breaks(modal_sandbox: Make, modal_standin: Any) -> None:
     code = """
 for n in range(20):
     print(n, flush=True)
@@ -70,7 +70,7 @@ SUBMIT(x=1)
     assert modal_standin.ask("state")["counts"]["TaskExecStdioRead"] > 5
 
 
-async def test_a_driver_of_which_nothing_is_heard_has_an_unknown_outcome(
+async def test_a_driver_without_output_raises_outcome_unknown(
     modal_sandbox: Make, modal_standin: Any, counter: ExecutionCounter
 ) -> None:
     """The first execution is part of the command that starts the driver, so it runs even if no answer arrives."""

@@ -40,7 +40,7 @@ async def refuse(block: ModalSandbox, kind: type[Exception] = ConfigurationError
     return text
 
 
-async def test_a_wrong_token_says_where_to_put_a_good_one(modal_sandbox: Make) -> None:
+async def test_a_wrong_token_says_where_to_set_it(modal_sandbox: Make) -> None:
     text = await refuse(modal_sandbox(token_secret="as-wrong"))
     assert "Token ID or secret is invalid" in text
     assert "MODAL_TOKEN_ID and MODAL_TOKEN_SECRET" in text
@@ -48,16 +48,14 @@ async def test_a_wrong_token_says_where_to_put_a_good_one(modal_sandbox: Make) -
         await modal_sandbox(token_secret="as-wrong").check()
 
 
-def test_no_token_at_all_says_so_before_anything_is_asked(modal_standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_token_is_an_error_before_any_call(modal_standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     with pytest.raises(ConfigurationError, match=r"Token missing.*token_id and token_secret"):
         ModalInterpreter().start()
     assert not modal_standin.ask("state")["counts"]
 
 
-async def test_a_gpu_a_region_an_image_or_a_volume_that_cannot_be_had_is_named(
-    modal_sandbox: Make, modal_standin: Any
-) -> None:
+async def test_an_unavailable_gpu_region_image_or_volume_is_named(modal_sandbox: Make, modal_standin: Any) -> None:
     assert "'T5'" in await refuse(modal_sandbox(gpu="T5"))
     assert "'mars'" in await refuse(modal_sandbox(region="mars"))
     assert "manifest unknown" in await refuse(modal_sandbox(image="registry.invalid/does-not-exist:1"))
@@ -69,7 +67,7 @@ async def test_a_gpu_a_region_an_image_or_a_volume_that_cannot_be_had_is_named(
 
 
 @pytest.mark.full
-async def test_an_image_that_does_not_build_says_what_pip_said(modal_sandbox: Make, modal_standin: Any) -> None:
+async def test_a_failed_image_build_shows_pips_error(modal_sandbox: Make, modal_standin: Any) -> None:
     block = modal_sandbox(packages=[NO_PACKAGE])
     text = await refuse(block)
     assert "No such file or directory: '/nowhere/there_is_none-1.0-py3-none-any.whl'" in text
@@ -79,7 +77,7 @@ async def test_an_image_that_does_not_build_says_what_pip_said(modal_sandbox: Ma
     assert not modal_standin.ask("state")["counts"].get("SandboxCreateV2")
 
 
-async def test_a_workspace_that_is_full_is_a_quota(modal_sandbox: Make, modal_standin: Any) -> None:
+async def test_a_full_workspace_raises_quota_exceeded(modal_sandbox: Make, modal_standin: Any) -> None:
     modal_standin.ask("set", max_sandboxes=1)
     block = modal_sandbox()
     async with block.interpreter():
@@ -89,7 +87,7 @@ async def test_a_workspace_that_is_full_is_a_quota(modal_sandbox: Make, modal_st
     assert modal_standin.ask("state")["counts"]["SandboxCreateV2"] == 2
 
 
-async def test_throttling_is_waited_out_for_a_bounded_time_and_warned_of_once(
+async def test_throttling_is_retried_for_a_bounded_time_with_one_warning(
     modal_sandbox: Make, modal_standin: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(account, "_told_of_throttling_at", -math.inf)
@@ -110,7 +108,7 @@ async def test_throttling_is_waited_out_for_a_bounded_time_and_warned_of_once(
     assert "injected RESOURCE_EXHAUSTED" in line
 
 
-async def test_other_credentials_in_the_environment_count_at_once(
+async def test_changed_credentials_in_the_environment_apply_at_once(
     modal_standin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hello = modal_standin.hello
@@ -146,7 +144,7 @@ async def test_an_image_without_python_says_so(modal_sandbox: Make, modal_standi
 
 
 @pytest.mark.full  # Modal's client retries until its timeout.
-async def test_a_server_that_is_not_there_or_says_nothing_is_a_sentence(
+async def test_a_missing_or_silent_server_is_a_one_sentence_error(
     monkeypatch: pytest.MonkeyPatch, modal_sandbox: Make
 ) -> None:
     with socket.socket() as silent:
@@ -159,9 +157,7 @@ async def test_a_server_that_is_not_there_or_says_nothing_is_a_sentence(
             assert "MODAL_SERVER_URL" in text
 
 
-async def test_a_sandbox_that_modal_ends_is_lost_and_what_ran_in_it_has_an_unknown_outcome(
-    modal_sandbox: Make, modal_standin: Any
-) -> None:
+async def test_a_sandbox_that_modal_ends_raises_outcome_unknown(modal_sandbox: Make, modal_standin: Any) -> None:
     is_running = asyncio.Event()
     async with modal_sandbox().interpreter(tools={"begin": is_running.set}) as interpreter:
         running = asyncio.create_task(interpreter.execute("begin()\nimport time; time.sleep(1000)"))
@@ -178,7 +174,7 @@ async def test_a_sandbox_that_modal_ends_is_lost_and_what_ran_in_it_has_an_unkno
             await interpreter.execute("SUBMIT(2)")
 
 
-def test_settings_that_modal_would_refuse_are_refused_when_they_are_given() -> None:
+def test_a_block_refuses_settings_that_modal_would_refuse() -> None:
     wrong: list[dict[str, Any]] = [
         {"lifetime": 90_000}, {"app_name": "no spaces"}, {"workdir": "here"}, {"cpu": 0}, {"packages": ["--upgrade"]},
     ]  # fmt: skip
@@ -187,7 +183,7 @@ def test_settings_that_modal_would_refuse_are_refused_when_they_are_given() -> N
             ModalInterpreter(**fields)
 
 
-async def test_settings_that_the_client_cannot_send_are_a_sentence(modal_sandbox: Make) -> None:
+async def test_settings_that_the_client_cannot_send_raise_a_sentence(modal_sandbox: Make) -> None:
     for fields in ({"cpu": 1e9}, {"memory_mib": 2**40}):
         assert "does not take the block's settings" in await refuse(modal_sandbox(**fields))
 

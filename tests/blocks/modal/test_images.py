@@ -40,7 +40,7 @@ async def test_packages_are_built_into_the_image_once_and_its_handles_are_shared
             await interpreter.execute("import first_of_two")
 
 
-async def test_whoever_waits_for_an_image_may_be_cancelled_alone(modal_sandbox: Make, modal_standin: Any) -> None:
+async def test_cancelling_one_waiter_keeps_the_image_build_for_others(modal_sandbox: Make, modal_standin: Any) -> None:
     block = modal_sandbox(image="python:3.11-slim")
     modal_standin.ask("faults", rules=[{"method": "ImageGetOrCreate", "delay": 3600.0}])
     first = asyncio.create_task(block.open(block.labels("")))
@@ -55,7 +55,7 @@ async def test_whoever_waits_for_an_image_may_be_cancelled_alone(modal_sandbox: 
     await (await other).remove()
 
 
-async def test_what_the_block_asks_for_stands_in_the_creation(modal_sandbox: Make, modal_standin: Any) -> None:
+async def test_the_creation_has_the_blocks_settings(modal_sandbox: Make, modal_standin: Any) -> None:
     code = "import socket\ntry:\n    socket.create_connection(('127.0.0.1', port), 60)\n    SUBMIT(reached=True)\n"
     code += "except OSError:\n    SUBMIT(reached=False)"
     block = modal_sandbox(cpu=2.0, memory_mib=512, region="eu", block_network=True, image="python:3.13-slim")
@@ -74,7 +74,7 @@ async def test_what_the_block_asks_for_stands_in_the_creation(modal_sandbox: Mak
     assert any("FROM python:3.12" in line for line in lines)  # the default image of a block
 
 
-async def test_a_gpu_takes_the_other_backend_where_all_works_too(modal_sandbox: Make, modal_standin: Any) -> None:
+async def test_a_gpu_sandbox_works_on_the_other_backend(modal_sandbox: Make, modal_standin: Any) -> None:
     block = modal_sandbox(gpu="T4", volume_name="of-gpus")
     async with block.interpreter() as interpreter:
         assert (await interpreter.execute("open('/data/a', 'w').write('x')\nSUBMIT(x=1)")).x == 1
@@ -89,9 +89,7 @@ async def test_a_gpu_takes_the_other_backend_where_all_works_too(modal_sandbox: 
 # -- repositories
 
 
-async def test_code_runs_in_a_clone_at_the_revision_that_was_asked_for(
-    modal_sandbox: Make, repository: GitServer
-) -> None:
+async def test_code_runs_in_a_clone_at_the_requested_revision(modal_sandbox: Make, repository: GitServer) -> None:
     code = "import os\nfrom helper_of_the_repository import NAME\nSUBMIT(name=NAME, cwd=os.getcwd())"
     wanted: list[tuple[dict[str, str], str, str]] = [
         ({}, "main", "/sandbox"),
@@ -121,7 +119,7 @@ SUBMIT(found=found, name=NAME, looked=len(places))
 """
 
 
-async def test_a_private_repository_is_cloned_and_its_token_is_nowhere_in_the_sandbox(
+async def test_a_private_repository_is_cloned_without_leaving_its_token(
     modal_sandbox: Make, repository: GitServer
 ) -> None:
     repository.token = TOKEN

@@ -38,9 +38,7 @@ async def open_and_remove(block: ModalSandbox) -> None:
     await (await block.open(block.labels(""))).remove()
 
 
-async def test_a_sandbox_is_labelled_named_and_limited_from_the_first_moment(
-    modal_sandbox: Make, modal_standin: Any
-) -> None:
+async def test_a_sandbox_is_created_with_labels_name_and_limits(modal_sandbox: Make, modal_standin: Any) -> None:
     block = modal_sandbox(lifetime=100)
     labels = block.labels("run-1")
     sandbox = await block.open(labels)
@@ -53,7 +51,7 @@ async def test_a_sandbox_is_labelled_named_and_limited_from_the_first_moment(
     check_that_nothing_is_left(modal_standin)
 
 
-async def test_creations_that_are_cancelled_are_waited_for_and_removed_and_whoever_waits_is_told(
+async def test_cancelled_creations_are_awaited_and_deleted_and_the_log_warns(
     modal_sandbox: Make, modal_standin: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     block = modal_sandbox()
@@ -85,7 +83,7 @@ async def test_creations_that_are_cancelled_are_waited_for_and_removed_and_whoev
     assert [record.getMessage() for record in caplog.records if record.name == "rlm_batch.modal"] == [told]
 
 
-async def test_cancelling_interpreters_that_start_leaves_nothing(modal_sandbox: Make, modal_standin: Any) -> None:
+async def test_cancelling_starting_interpreters_leaves_no_sandbox(modal_sandbox: Make, modal_standin: Any) -> None:
     block = modal_sandbox()
     modal_standin.ask("faults", rules=[{"method": "TaskExecStart", "delay": HOUR, "times": 3}])
     starting = [asyncio.create_task(block.interpreter().start()) for _ in range(6)]
@@ -107,7 +105,7 @@ async def test_cancelling_interpreters_that_start_leaves_nothing(modal_sandbox: 
     ],
     ids=["never answered", "refused after an answer was lost"],
 )
-async def test_a_sandbox_whose_creations_answer_was_lost_is_found_by_its_name_and_used(
+async def test_a_sandbox_is_found_by_name_after_its_creations_answer_is_lost(
     modal_sandbox: Make, modal_standin: Any, rules: list[dict[str, Any]]
 ) -> None:
     block = modal_sandbox()
@@ -121,9 +119,7 @@ async def test_a_sandbox_whose_creations_answer_was_lost_is_found_by_its_name_an
     assert not state["sandboxes"]
 
 
-async def test_a_creation_that_made_nothing_or_takes_too_long_is_an_error(
-    modal_sandbox: Make, modal_standin: Any
-) -> None:
+async def test_a_creation_that_fails_or_times_out_is_an_error(modal_sandbox: Make, modal_standin: Any) -> None:
     block = modal_sandbox()
     await open_and_remove(block)
     modal_standin.ask("faults", rules=[{"method": "SandboxCreateV2", "status": "UNAVAILABLE"}])
@@ -138,7 +134,7 @@ async def test_a_creation_that_made_nothing_or_takes_too_long_is_an_error(
         await block.open(block.labels(""))
 
 
-async def test_a_removal_that_fails_at_first_is_made_again(modal_sandbox: Make, modal_standin: Any) -> None:
+async def test_a_failed_deletion_is_retried(modal_sandbox: Make, modal_standin: Any) -> None:
     block = modal_sandbox()
     sandbox = await block.open(block.labels(""))
     rules = [{"method": "SandboxTerminateV2", "status": "RESOURCE_EXHAUSTED", "times": 2}]
@@ -156,7 +152,7 @@ async def test_a_driver_that_does_not_start_leaves_no_sandbox(modal_sandbox: Mak
     assert not find_sandboxes(modal_standin)
 
 
-async def test_sandboxes_are_listed_by_label_and_removed_by_id(modal_sandbox: Make, modal_standin: Any) -> None:
+async def test_sandboxes_are_listed_by_label_and_deleted_by_id(modal_sandbox: Make, modal_standin: Any) -> None:
     block = modal_sandbox()
     opened = await asyncio.gather(*(block.open(block.labels(f"run-{number}")) for number in range(3)))
     other = modal_sandbox(app_name="another-app")
@@ -196,7 +192,7 @@ asyncio.run(main())
 
 @pytest.mark.full
 @pytest.mark.parametrize("end", ["lifetime", "idle timeout"])
-def test_a_host_that_is_killed_leaves_nothing_after_the_lifetime_or_its_silence_and_the_idle_timeout(
+def test_sandboxes_of_a_killed_host_end_by_lifetime_or_idle_timeout(
     end: str, modal_sandbox: Make, modal_standin: Any
 ) -> None:
     hello = modal_standin.hello

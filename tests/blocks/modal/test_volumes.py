@@ -30,7 +30,7 @@ def causes(standin: Any, cause: str, volume: str) -> list[list[str]]:
     return [event["files"] for event in events if (event["cause"], event["volume"]) == (cause, volume)]
 
 
-async def test_a_later_sandbox_reads_what_an_earlier_one_saved(
+async def test_a_later_sandbox_reads_files_of_an_earlier_one(
     modal_sandbox: Make, modal_standin: Any, volume: str
 ) -> None:
     modal_standin.ask("set", commit_at_end=False)  # only the project's own commit can save the file
@@ -45,7 +45,7 @@ async def test_a_later_sandbox_reads_what_an_earlier_one_saved(
     assert not causes(modal_standin, "end", volume)
 
 
-async def test_a_sandbox_that_is_open_already_reads_what_another_saved(modal_sandbox: Make, volume: str) -> None:
+async def test_an_open_sandbox_reads_files_that_another_saved(modal_sandbox: Make, volume: str) -> None:
     block = modal_sandbox(volume_name=volume)
     async with block.interpreter() as one, block.interpreter() as other:
         assert (await other.execute(READ)).files == {}
@@ -58,7 +58,7 @@ async def test_a_sandbox_that_is_open_already_reads_what_another_saved(modal_san
         assert (await other.execute(READ)).files == {"a.txt": "of the first"}
 
 
-async def test_code_that_failed_has_its_files_committed_too_wherever_the_volume_is_mounted(
+async def test_failed_code_has_its_files_committed_at_any_mount_path(
     modal_sandbox: Make, modal_standin: Any, volume: str
 ) -> None:
     async with modal_sandbox(volume_name=volume, volume_mount_path="/mnt/shared").interpreter() as one:
@@ -67,7 +67,7 @@ async def test_code_that_failed_has_its_files_committed_too_wherever_the_volume_
         assert modal_standin.ask("volume", name=volume) == {"log.txt": "so far"}
 
 
-async def test_a_commit_that_fails_is_an_error_and_no_result(
+async def test_a_failed_commit_is_an_error_instead_of_a_result(
     modal_sandbox: Make, modal_standin: Any, volume: str
 ) -> None:
     async with modal_sandbox(volume_name=volume).interpreter() as one:
@@ -78,7 +78,7 @@ async def test_a_commit_that_fails_is_an_error_and_no_result(
         await one.execute(SAVE, {"name": "b.txt", "text": "y"})
 
 
-async def test_a_file_that_is_held_open_keeps_others_out_and_stops_nothing(
+async def test_an_open_file_delays_the_reload_of_the_volume_with_a_warning(
     modal_sandbox: Make, volume: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     block = modal_sandbox(volume_name=volume)
@@ -91,7 +91,7 @@ async def test_a_file_that_is_held_open_keeps_others_out_and_stops_nothing(
         assert (await one.execute(READ)).files == {"a.txt": "y", "log.txt": "x"}
 
 
-async def test_files_go_in_and_out(modal_sandbox: Make, modal_standin: Any, volume: str) -> None:
+async def test_files_are_written_and_read(modal_sandbox: Make, modal_standin: Any, volume: str) -> None:
     block = modal_sandbox(volume_name=volume)
     sandbox = await block.open(block.labels(""))
     try:
@@ -138,9 +138,7 @@ with ThreadPoolExecutor(max_workers=3) as pool:
 
 
 @pytest.mark.requires("namespaces")
-def test_a_program_that_works_on_chunks_runs_as_it_is_and_warns_of_nothing(
-    modal_standin: Any, no_process_left: None
-) -> None:
+def test_a_program_that_processes_chunks_runs_without_warnings(modal_standin: Any, no_process_left: None) -> None:
     hello = modal_standin.hello
     environment = {**os.environ, "MODAL_TOKEN_ID": hello["token_id"], "MODAL_TOKEN_SECRET": hello["token_secret"]}
     environment.pop("PREFECT_API_URL", None)

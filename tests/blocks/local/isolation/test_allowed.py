@@ -150,13 +150,13 @@ platform.platform(), mimetypes.guess_type("a.txt"), locale.getlocale(), pathlib.
 }
 
 
-def test_what_keeps_working(box: Box) -> None:
+def test_ordinary_operations_keep_working(box: Box) -> None:
     answers = {what: box.run(f"{code}\nSUBMIT(works=True)") for what, code in WORKS.items()}
     assert {what: answer for what, answer in answers.items() if answer.get("outputs") != {"works": True}} == {}
 
 
 @pytest.mark.older_kernels(0, 1, 3)
-def test_a_network_that_is_not_there_is_an_ordinary_error(box: Box) -> None:
+def test_a_missing_network_raises_an_ordinary_error(box: Box) -> None:
     found = box.outputs("""
 import urllib.error, urllib.request
 try:
@@ -167,7 +167,7 @@ except urllib.error.URLError as error:
     assert found == {"refused": True}
 
 
-def test_processes_that_code_starts_can_be_signalled_by_it(box: Box) -> None:
+def test_code_can_signal_the_processes_that_it_starts(box: Box) -> None:
     """From Landlock's ABI 6 on code can signal the processes that it starts; before, only itself."""
     code = """
 import subprocess
@@ -200,7 +200,7 @@ with context.Pool(2) as pool:
         assert box.outputs(code) == {"total": 45}
 
 
-def test_the_folder_belongs_to_the_code_alone(box: Box) -> None:
+def test_only_the_code_can_access_its_folder(box: Box) -> None:
     folder = box.host.folders / box.run("open('mine', 'w').write('x')")["sandbox"]
     before = folder.stat().st_mode
     assert (folder / "work" / "mine").read_text() == "x"

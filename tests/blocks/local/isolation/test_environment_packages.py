@@ -88,7 +88,7 @@ def describe(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_code_imports_what_is_installed_where_its_program_runs(level: Any) -> None:
+def test_code_imports_packages_of_the_hosts_environment(level: Any) -> None:
     with LocalInterpreter(isolation=level, packages="environment") as interpreter:
         found = interpreter.execute("import numpy\nSUBMIT(total=numpy.arange(4).sum(), version=numpy.__version__)")
     import numpy
@@ -109,9 +109,7 @@ SUBMIT(read=read)
 """
 
 
-def test_code_cannot_change_it_nor_see_anything_beside_it_unless_nothing_is_isolated(
-    level: Any, environment: dict[str, Path]
-) -> None:
+def test_isolated_code_cannot_change_or_leave_the_environment(level: Any, environment: dict[str, Path]) -> None:
     secret = environment["purelib"].parent / "secret"
     secret.write_text("of the host")
     secret.chmod(0o644)
@@ -129,7 +127,7 @@ def test_code_cannot_change_it_nor_see_anything_beside_it_unless_nothing_is_isol
 
 
 @pytest.mark.usefixtures("environment")
-def test_programs_of_packages_run_on_the_sandboxes_python_however_they_are_started(level: Any) -> None:
+def test_programs_of_packages_run_on_the_sandboxs_python(level: Any) -> None:
     code = """
 import os, shutil, subprocess, sys, sysconfig
 def start(*words, **options):
@@ -147,7 +145,7 @@ SUBMIT(found=found, expected=f"42 {sys.prefix} ['a b']\\n", compiled=start("comp
     assert "No module named pip" in result.pip  # pip is installed in the Python that the sandbox is built from
 
 
-def test_no_installer_runs_for_it(tmp_path: Path, environment: object) -> None:
+def test_environment_packages_start_no_installer(tmp_path: Path, environment: object) -> None:
     cache = tmp_path / "cache"
     with LocalInterpreter(isolation="none", packages=["environment"]) as interpreter:
         assert interpreter.execute("import of_purelib\nSUBMIT(y=of_purelib.VALUE)").y == 42
@@ -155,13 +153,13 @@ def test_no_installer_runs_for_it(tmp_path: Path, environment: object) -> None:
 
 
 @pytest.mark.requires("root", "isolation")
-def test_as_root_one_that_is_closed_to_others_is_refused_before_code_runs(environment: dict[str, Path]) -> None:
+def test_as_root_an_environment_closed_to_other_users_is_refused(environment: dict[str, Path]) -> None:
     environment["platlib"].chmod(0o700)
     with pytest.raises(ConfigurationError, match="closed to other users"), LocalInterpreter(packages="environment"):
         pass
 
 
-def test_an_upgrade_is_another_key(environment: dict[str, Path]) -> None:
+def test_an_upgrade_changes_the_key(environment: dict[str, Path]) -> None:
     from rlm_batch.blocks.local.packages import digest_installed_versions
 
     provider = LocalSandbox(packages="environment")  # type: ignore[arg-type]
@@ -185,12 +183,12 @@ def test_an_upgrade_is_another_key(environment: dict[str, Path]) -> None:
         (lambda: asyncio.run(resolve_provider("daytona", {"packages": ["environment"]})), "local sandboxes alone"),
     ],
 )
-def test_what_it_does_not_go_with_is_refused_in_a_sentence(make: Any, words: str) -> None:
+def test_incompatible_settings_are_refused_with_a_sentence(make: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         make()
 
 
-def test_a_package_of_that_name_can_be_had() -> None:
+def test_a_package_named_environment_can_be_requested() -> None:
     assert LocalSandbox(packages=["environment>=0"]).packages == ["environment>=0"]
     assert not LocalSandbox(packages=["environment>=0"]).has_environment_packages
     assert DaytonaSandbox(packages=["environment>=0"]).packages == ["environment>=0"]
@@ -198,7 +196,7 @@ def test_a_package_of_that_name_can_be_had() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("environment")
-async def test_it_can_be_asked_for_by_provider_options() -> None:
+async def test_provider_options_accept_environment_packages() -> None:
     provider = await resolve_provider("local:none", {"packages": "environment"})
     async with provider.interpreter() as interpreter:
         found = await interpreter.execute("import of_purelib, of_platlib\nSUBMIT(of_purelib.VALUE + of_platlib.VALUE)")
@@ -206,7 +204,7 @@ async def test_it_can_be_asked_for_by_provider_options() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_deployments_run_has_it_only_where_its_worker_allows_it(
+async def test_a_deployments_run_needs_its_workers_consent_for_environment_packages(
     environment: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))

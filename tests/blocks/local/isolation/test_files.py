@@ -69,7 +69,7 @@ attempt("one that is open", lambda: read("/etc/shadow-that-is-not-there"))
 
 
 @pytest.mark.older_kernels(0, 1)
-def test_what_the_system_keeps_to_itself_cannot_be_read(box: Box) -> None:
+def test_private_system_files_cannot_be_read(box: Box) -> None:
     places = [str(box.host.home), str(box.host.folders)]
     assert {*places} <= set(unconfined(box).tried(SYSTEM_SECRETS, paths=places).done)
     found = box.tried(SYSTEM_SECRETS, paths=places).done

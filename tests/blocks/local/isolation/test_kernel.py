@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.older_kernels(0, 1)
-def test_a_new_namespace_cannot_be_had(box: Box) -> None:
+def test_code_cannot_create_a_namespace(box: Box) -> None:
     found = box.tried("""
 import subprocess
 NEW = {"mount": 0x20000, "cgroup": 0x2000000, "uts": 0x4000000, "ipc": 0x8000000, "user": 0x10000000,
@@ -43,7 +43,7 @@ attempt("unshare --user", command)
 
 
 @pytest.mark.older_kernels(0, 1)
-def test_calls_that_reach_around_the_policy_are_refused(box: Box) -> None:
+def test_system_calls_that_bypass_the_policy_are_refused(box: Box) -> None:
     found = box.tried("""
 bad = -1
 NAMES = ("io_uring_setup", "io_uring_enter", "io_uring_register", "bpf", "perf_event_open", "userfaultfd", "add_key",
@@ -82,7 +82,7 @@ attempt("a request that nobody knows", lambda: fcntl.ioctl(descriptor, 0x5000940
 
 
 @pytest.mark.older_kernels(0, 1, 4)
-def test_a_file_that_was_opened_for_reading_is_not_changed_by_a_request(box: Box) -> None:
+def test_an_ioctl_cannot_change_a_file_opened_for_reading(box: Box) -> None:
     """Landlock does not govern ioctl requests, and the interpreter's files may belong to the user."""
     found = box.tried(FLAGS)
     assert {name: found.refused.get(name) for name in ("attributes written", "a request that nobody knows")} == {
@@ -101,7 +101,7 @@ attempt("non-blocking", lambda: os.set_blocking(reads, False))
 
 
 @pytest.mark.older_kernels(0, 1, 5)
-def test_no_name_of_the_host_s_sockets_can_be_taken(box: Box) -> None:
+def test_code_cannot_take_names_of_the_hosts_sockets(box: Box) -> None:
     found = box.tried("""
 ours, theirs = socket.socketpair()
 attempt("an abstract name", lambda: ours.bind("\\0rlm-batch-" + os.urandom(6).hex()))
@@ -110,7 +110,7 @@ attempt("an abstract name", lambda: ours.bind("\\0rlm-batch-" + os.urandom(6).he
 
 
 @pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="there is no filter for it")
-def test_the_mark_of_a_sandbox_s_processes_stays(box: Box) -> None:
+def test_code_cannot_remove_the_mark_of_its_processes(box: Box) -> None:
     found = box.tried("""
 import resource
 soft, hard = resource.getrlimit(resource.RLIMIT_RSS)
@@ -122,7 +122,7 @@ attempt("lowered by the old call", lambda: call("setrlimit", 5, struct.pack("QQ"
     assert {*found.refused.values()} <= {"EPERM", "not allowed to raise maximum limit"}
 
 
-def test_calls_in_another_machine_s_numbers_are_refused(box: Box) -> None:
+def test_system_calls_of_another_architecture_are_refused(box: Box) -> None:
     if os.uname().machine != "x86_64":
         pytest.skip("this machine has one set of numbers")
     found = box.tried('attempt("x32", lambda: checked(libc.syscall(ctypes.c_long(0x40000000 + 39))))')
@@ -138,7 +138,7 @@ SUBMIT(pid=function())
     assert box.outputs("SUBMIT(works=True)") == {"works": True}
 
 
-def test_no_privilege_is_left_or_can_be_had(box: Box) -> None:
+def test_code_has_no_privileges_and_cannot_gain_any(box: Box) -> None:
     found = box.outputs("""
 import glob, stat, subprocess
 header = struct.pack("Ii", 0x20080522, 0)
@@ -172,7 +172,7 @@ SUBMIT(uid=os.getresuid(), groups=os.getgroups(), no_new=libc.prctl(39, 0, 0, 0,
     assert root is False or found["groups"] in ([], [found["uid"][0]])
 
 
-def test_code_has_no_descriptors_but_its_own(box: Box) -> None:
+def test_code_has_no_descriptors_of_the_host(box: Box) -> None:
     found = box.outputs("""
 import stat
 kinds = {}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..hosts import Hosts
 
 
-def test_memory_beyond_the_limit_ends_the_execution_alone(own_box: Boxes) -> None:
+def test_memory_beyond_the_limit_ends_only_its_execution(own_box: Boxes) -> None:
     box = own_box(memory_mib=256)
     for code in ("data = bytearray(600 * 1024 * 1024)", "data = []\nwhile True: data.append(bytearray(1 << 20))"):
         error = box.run(code)["error"]
@@ -71,7 +71,7 @@ SUBMIT(started=started)
 
 
 @pytest.mark.own_count
-def test_forks_and_threads_stay_below_the_limit_which_is_of_all_executions_together(own_box: Boxes) -> None:
+def test_forks_and_threads_of_all_executions_share_one_limit(own_box: Boxes) -> None:
     box = own_box(processes=50)
     first = box.send(FORKS % wait_for_file())
     wait_until((box.folder / "full").exists, "as many processes as there may be")
@@ -86,7 +86,7 @@ def test_forks_and_threads_stay_below_the_limit_which_is_of_all_executions_toget
 
 
 @pytest.mark.requires("landlock for users")
-def test_processor_seconds_beyond_the_limit_end_the_execution_alone(hosts: Hosts) -> None:
+def test_cpu_time_beyond_the_limit_ends_only_its_execution(hosts: Hosts) -> None:
     box = Box(hosts("user"), "landlock", fields={"cpu_seconds": 1})
     error = box.run("while True: pass", timeout=100)["error"]
     assert error["error"] == "CodeCrashed"

@@ -54,9 +54,7 @@ attempt("sent", lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].
 
 
 @pytest.mark.each_once
-def test_code_reads_what_is_mounted_and_can_do_nothing_else_to_it_nor_go_beside_it(
-    own_box: Boxes, open_folder: Path
-) -> None:
+def test_code_reads_mounted_data_and_cannot_change_or_leave_it(own_box: Boxes, open_folder: Path) -> None:
     folder, alone, secret = (open_folder / "mounted" / name for name in ("data", "alone.bin", "secret"))
     (folder / "sub").mkdir(parents=True, exist_ok=True)
     for path in (folder / "rows.csv", alone, secret, folder / "sub" / "x"):

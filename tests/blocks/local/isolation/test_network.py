@@ -33,7 +33,7 @@ for name, address in addresses.items():
 
 
 @pytest.mark.older_kernels(0, 1, 3)
-def test_servers_of_the_host_cannot_be_reached(box: Box, servers: Servers) -> None:
+def test_code_cannot_reach_servers_of_the_host(box: Box, servers: Servers) -> None:
     unconfined(box).tried(REACH, addresses=servers.names)
     assert servers.reached() == set(servers.names)
     while servers.reached():
@@ -45,7 +45,7 @@ def test_servers_of_the_host_cannot_be_reached(box: Box, servers: Servers) -> No
 
 
 @pytest.mark.older_kernels(0, 1, 3)
-def test_no_other_kind_of_socket_can_be_had(box: Box) -> None:
+def test_code_cannot_open_other_kinds_of_sockets(box: Box) -> None:
     found = box.tried("""
 KINDS = {"packet": 17, "vsock": 40, "alg": 38, "bluetooth": 31, "can": 29, "key": 15, "tipc": 30, "xdp": 44, "nfc": 39,
          "rxrpc": 33, "rds": 21, "kcm": 41, "qipcrtr": 42, "smc": 43, "ax25": 3, "x25": 9, "appletalk": 5, "mctp": 45}

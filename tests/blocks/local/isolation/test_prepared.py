@@ -44,7 +44,7 @@ SUBMIT(fds=[fd for fd in range(64) if is_open(fd)])
 
 
 @pytest.mark.older_kernels(0, 1, 5)
-def test_forks_reach_neither_each_other_nor_the_process_that_is_forked_nor_the_supervisor(own_box: Boxes) -> None:
+def test_forks_cannot_reach_each_other_the_prepared_process_or_the_supervisor(own_box: Boxes) -> None:
     box = own_box(prepare=PREPARE)
     others = [box.send(f"{wait_for_file()}SUBMIT(secret=secret)") for _ in range(3)]
     assert box.outputs(OPEN_DESCRIPTORS) == {"fds": [0, 1, 2, 3, 4]}
@@ -66,9 +66,7 @@ def test_forks_reach_neither_each_other_nor_the_process_that_is_forked_nor_the_s
     [("SUBMIT()", "os._exit(3)"), pytest.param(("time.sleep(1000)",), marks=pytest.mark.full)],
     ids=["at its end", "after a timeout"],
 )
-def test_processes_that_a_fork_leaves_end_with_it_and_no_other_does(
-    own_box: Boxes, marked: Marked, ends: tuple[str, ...]
-) -> None:
+def test_processes_that_a_fork_leaves_end_with_it(own_box: Boxes, marked: Marked, ends: tuple[str, ...]) -> None:
     box = own_box(prepare="import os\nprepared = os.getpid()")
     before = box.outputs("SUBMIT(prepared=prepared)")
     sibling = box.send(f"{wait_for_file()}SUBMIT(prepared=prepared)")
@@ -81,7 +79,7 @@ def test_processes_that_a_fork_leaves_end_with_it_and_no_other_does(
 
 
 @pytest.mark.each_once
-def test_what_prepare_leaves_running_ends_with_the_sandbox(own_box: Boxes, marked: Marked) -> None:
+def test_processes_that_prepare_leaves_end_with_the_sandbox(own_box: Boxes, marked: Marked) -> None:
     names = "import ctypes, os, signal, time\nlibc = ctypes.CDLL(None)"
     box = own_box(prepare=f"mark = {marked.mark!r}\n{names}\n{NAMED}{DAEMONS}")
     assert box.outputs("SUBMIT(works=True)") == WORKS
@@ -92,7 +90,7 @@ def test_what_prepare_leaves_running_ends_with_the_sandbox(own_box: Boxes, marke
 
 @pytest.mark.full
 @pytest.mark.each_once
-def test_limits_on_processor_time_are_each_execution_s_own(own_box: Boxes) -> None:
+def test_each_execution_has_a_separate_cpu_time_limit(own_box: Boxes) -> None:
     """The code's processor time excludes that of `prepare`, and the timeout of `prepare` does not bound the code."""
     box = own_box(prepare="import time\nwhile time.process_time() < 0.7: pass", cpu_seconds=1)
     burn = "while time.process_time() < 0.7: pass\nSUBMIT(works=True)"
@@ -102,7 +100,7 @@ def test_limits_on_processor_time_are_each_execution_s_own(own_box: Boxes) -> No
 
 
 @pytest.mark.each_once
-def test_files_that_prepare_has_left_open_in_excess_are_said(own_box: Boxes) -> None:
+def test_too_many_open_files_of_prepare_are_reported(own_box: Boxes) -> None:
     open_all = """
 import os
 files = []
@@ -126,14 +124,14 @@ except OSError:
 @pytest.mark.parametrize(
     "handler", ["signal.SIG_IGN", "lambda *_: os.waitpid(-1, os.WNOHANG)"], ids=["ignored", "waited for"]
 )
-def test_prepare_may_handle_the_ends_of_children_as_it_likes(own_box: Boxes, handler: str) -> None:
+def test_prepare_may_set_any_handler_for_ended_children(own_box: Boxes, handler: str) -> None:
     box = own_box(prepare=f"import os, signal\nsignal.signal(signal.SIGCHLD, {handler})\nworks = True")
     assert [box.outputs("SUBMIT(works=works)") for _ in range(3)] == [WORKS] * 3
 
 
 @pytest.mark.full
 @pytest.mark.each_once
-def test_memory_that_executions_have_from_prepare_counts_once_for_the_sandbox(own_box: Boxes) -> None:
+def test_memory_shared_with_prepare_counts_once_for_the_sandbox(own_box: Boxes) -> None:
     large = "import os, time\nprepared, data = os.getpid(), os.urandom(1 << 20) * 250"
     box = own_box(prepare=large, total_memory_mib=400)
     before = box.outputs("SUBMIT(prepared=prepared)")
@@ -145,7 +143,7 @@ def test_memory_that_executions_have_from_prepare_counts_once_for_the_sandbox(ow
 
 @pytest.mark.full
 @pytest.mark.each_once
-def test_an_execution_ends_for_want_of_memory_of_the_sandbox_before_what_is_prepared(own_box: Boxes) -> None:
+def test_when_memory_runs_out_an_execution_ends_before_the_prepared_process(own_box: Boxes) -> None:
     leave = "if os.fork() == 0:\n    own = os.urandom(1 << 20) * 250\n    time.sleep(1000)"
     box = own_box(prepare=f"import os, time\nprepared = os.getpid()\n{leave}", total_memory_mib=400)
     before = box.run("SUBMIT(prepared=prepared)")

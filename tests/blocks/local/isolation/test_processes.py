@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..targets import Victim
 
 
-def test_the_environment_of_the_host_is_not_there(box: Box) -> None:
+def test_code_does_not_see_the_hosts_environment(box: Box) -> None:
     found = box.outputs("""
 try:
     initial = open("/proc/self/environ").read()
@@ -91,7 +91,7 @@ for name, pid in pids.items():
 
 
 @pytest.mark.older_kernels(0, 1, 5)
-def test_memory_and_descriptors_of_other_processes_cannot_be_had(box: Box, victim: Victim) -> None:
+def test_code_cannot_access_memory_and_descriptors_of_other_processes(box: Box, victim: Victim) -> None:
     address = int(Path(f"/proc/{victim.pid}/maps").read_text().split("-")[0], 16)
     pids = {"victim": victim.pid, "host": box.host.pid, "supervisor": 0, "init": 1}
     found = box.tried(PEEK, pids=pids, address=address)
@@ -186,7 +186,7 @@ def test_limits_and_priorities_of_other_processes_cannot_be_changed(box: Box, vi
     )
 
 
-def test_shared_memory_of_the_host_cannot_be_had(box: Box) -> None:
+def test_code_cannot_access_shared_memory_of_the_host(box: Box) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     key = int.from_bytes(os.urandom(3), "big") | 0x10000000
     identifier = libc.shmget(key, 4096, 0o1666)
@@ -211,7 +211,7 @@ attempt("removed", lambda: checked(libc.shmctl(identifier, 0, None)))
         libc.shmctl(identifier, 0, None)
 
 
-def test_nothing_stays_in_the_kernel_after_the_sandbox(own_box: Boxes) -> None:
+def test_the_sandbox_leaves_no_kernel_objects(own_box: Boxes) -> None:
     """Shared memory, semaphores and message queues outlive the process that made them."""
     key = int.from_bytes(os.urandom(3), "big") | 0x10000000
     name = f"rlm-batch-test-{key}"

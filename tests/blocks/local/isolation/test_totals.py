@@ -139,7 +139,7 @@ def list_groups() -> list[Path]:
     return [group for path in paths for group in path.glob(cgroups.GROUP_PREFIX + "*")]
 
 
-def test_memory_of_all_together_has_a_limit(own_box: Boxes) -> None:
+def test_total_memory_has_a_limit(own_box: Boxes) -> None:
     box = own_box(memory_mib=256, total_memory_mib=128)
     error = run_beyond(box, "total_memory_mib", IN_MEMORY_FILES)
     assert error["out_of_memory"] is True
@@ -148,7 +148,7 @@ def test_memory_of_all_together_has_a_limit(own_box: Boxes) -> None:
 
 @pytest.mark.full
 @pytest.mark.each_once
-def test_what_processes_hold_together_has_a_limit(own_box: Boxes) -> None:
+def test_total_memory_of_child_processes_has_a_limit(own_box: Boxes) -> None:
     box = own_box(memory_mib=256, total_memory_mib=300)
     answer = box.run(IN_PROCESSES)
     # The kernel kills one process after the other, the watcher the whole execution.
@@ -161,7 +161,7 @@ def test_what_processes_hold_together_has_a_limit(own_box: Boxes) -> None:
 
 @pytest.mark.full
 @pytest.mark.each_once
-def test_memory_below_the_limit_is_let_be(own_box: Boxes) -> None:
+def test_memory_below_the_limit_is_allowed(own_box: Boxes) -> None:
     box = own_box(total_memory_mib=300)
     # A fork shares its parent's pages, which count once.
     code = """
@@ -175,7 +175,7 @@ SUBMIT(works=True)
     assert box.outputs(code) == {"works": True}
 
 
-def test_files_on_disk_have_a_limit_together(own_box: Boxes) -> None:
+def test_total_file_size_has_a_limit(own_box: Boxes) -> None:
     box = own_box(file_size_mib=128, disk_mib=32)
     assert box.outputs('open("small", "wb").write(bytes(1 << 20)); SUBMIT(works=True)') == {"works": True}
     run_beyond(box, "disk_mib", FILES)
@@ -185,7 +185,7 @@ def test_files_on_disk_have_a_limit_together(own_box: Boxes) -> None:
 
 @pytest.mark.full
 @pytest.mark.each_once
-def test_memory_counts_whichever_thread_is_left_of_the_process_that_holds_it(own_box: Boxes, marked: Marked) -> None:
+def test_memory_counts_after_the_main_thread_has_ended(own_box: Boxes, marked: Marked) -> None:
     box = own_box(memory_mib=1024, total_memory_mib=300)
     name = f"libc.prctl(15, {marked.mark.encode()}, 0, 0, 0)\n"
     box.send(name + BY_ANOTHER_THREAD.format(hold=HOLD_MEMORY))
@@ -205,27 +205,27 @@ DISK_HOLDERS = {
 @pytest.mark.full
 @pytest.mark.each_once
 @pytest.mark.parametrize("code", DISK_HOLDERS)
-def test_files_count_wherever_and_however_they_are_held(own_box: Boxes, code: str) -> None:
+def test_files_count_wherever_they_are_kept(own_box: Boxes, code: str) -> None:
     disk_mib = 4 if code in ("deep", "empty") else 32
     run_beyond(own_box(file_size_mib=128, disk_mib=disk_mib), "disk_mib", DISK_HOLDERS[code])
 
 
 @pytest.mark.full
 @pytest.mark.requires("root")  # only root can inspect a process's mapped files
-def test_a_deleted_file_that_is_only_mapped_counts_where_root_watches(hosts: Hosts, level: str) -> None:
+def test_a_deleted_but_mapped_file_counts_under_root(hosts: Hosts, level: str) -> None:
     box = Box(hosts("root"), level, None, {"file_size_mib": 128, "disk_mib": 32})
     run_beyond(box, "disk_mib", MAPPED_FILE)
     box.close()
 
 
-def test_doctor_says_what_would_hold_the_limits(level: str) -> None:
+def test_doctor_names_the_mechanism_that_enforces_the_limits(level: str) -> None:
     text = asyncio.run(LocalSandbox(isolation=level).check())  # type: ignore[arg-type]
     version = getattr(cgroups.find_parents().get("memory"), "version", None)
     assert f"total_memory_mib by {'a watcher' if version is None else f'cgroup v{version}'}" in text
     assert "disk_mib by a watcher" in text
 
 
-def test_what_is_in_shared_memory_has_a_limit(own_box: Boxes) -> None:
+def test_shared_memory_has_a_limit(own_box: Boxes) -> None:
     """On `landlock`, code cannot write to shared memory."""
     box = own_box(memory_mib=256, total_memory_mib=128)
     found = box.tried('attempt("written", lambda: open("/dev/shm/x", "wb").write(bytes(100 << 20)))')
@@ -250,7 +250,7 @@ def test_processors_have_a_limit(hosts: Hosts) -> None:
 
 
 @pytest.mark.requires("root", "landlock for users")
-def test_a_limit_that_nothing_can_hold_is_refused(hosts: Hosts) -> None:
+def test_a_limit_that_cannot_be_enforced_is_refused(hosts: Hosts) -> None:
     error = Box(hosts("user"), "landlock", None, {"cpus": 0.2}).run("pass")["error"]
     assert error["error"] == "ConfigurationError"
     assert "cpus=0.2" in error["text"]
@@ -258,7 +258,7 @@ def test_a_limit_that_nothing_can_hold_is_refused(hosts: Hosts) -> None:
 
 
 @pytest.mark.requires("root", "landlock for users")
-def test_processes_have_a_limit_where_the_kernel_counts_all_of_the_user(hosts: Hosts) -> None:
+def test_the_process_limit_holds_where_the_kernel_counts_per_user(hosts: Hosts) -> None:
     host = hosts("user")
     others = subprocess.Popen(["sh", "-c", "for i in $(seq 60); do sleep 1000 & done; wait"], **host.as_user())
     below = Path(f"/proc/{others.pid}/task/{others.pid}/children")
@@ -274,7 +274,7 @@ def test_processes_have_a_limit_where_the_kernel_counts_all_of_the_user(hosts: H
     box.close()
 
 
-def test_the_layers_say_what_holds_the_limits_and_no_group_is_left_with_the_sandbox(own_box: Boxes) -> None:
+def test_the_layers_name_the_enforcement_and_no_cgroup_remains(own_box: Boxes) -> None:
     box = own_box(total_memory_mib=300)
     answer = box.run("pass")
     assert [layer for layer in answer["layers"] if layer == "watcher" or layer.startswith("cgroup-v")] != []
@@ -286,7 +286,7 @@ def test_the_layers_say_what_holds_the_limits_and_no_group_is_left_with_the_sand
 
 @pytest.mark.full
 @pytest.mark.requires("root", "landlock", "memory groups")
-def test_the_group_of_a_killed_host_goes_with_its_folder(new_host: Hosts, hosts: Hosts) -> None:
+def test_the_cgroup_of_a_killed_host_is_removed_with_its_folder(new_host: Hosts, hosts: Hosts) -> None:
     host = new_host("root")
     sandbox = Box(host, "landlock", None, {"total_memory_mib": 300}).run("pass")["sandbox"]
     assert sandbox in [group.name for group in list_groups()]
@@ -297,7 +297,7 @@ def test_the_group_of_a_killed_host_goes_with_its_folder(new_host: Hosts, hosts:
 
 
 @pytest.mark.requires("root", "memory groups")
-def test_an_empty_group_is_removed_by_the_next_process() -> None:
+def test_an_empty_cgroup_is_removed_by_the_next_process() -> None:
     group = cgroups.find_parents()["memory"].path / f"{cgroups.GROUP_PREFIX}{os.urandom(6).hex()}"
     group.mkdir()
     cgroups.find_parents.cache_clear()
@@ -327,7 +327,7 @@ def crowded(monkeypatch: pytest.MonkeyPatch) -> Iterator[cgroups.Parent]:
 
 
 @pytest.mark.requires("root", "memory groups")
-def test_a_group_that_a_starting_process_removes_as_it_is_made_is_made_again(crowded: cgroups.Parent) -> None:
+def test_a_cgroup_that_another_process_removes_is_created_again(crowded: cgroups.Parent) -> None:
     directory = crowded.path / f"{cgroups.GROUP_PREFIX}0"
     limit = "memory.limit_in_bytes" if crowded.version == 1 else "memory.max"
     group = cgroups.SandboxGroup({directory: {limit: 64 << 20}})
@@ -356,7 +356,7 @@ def make_delegated_tree(folder: Path, busy: str) -> Path:
     return folder / "service" / "main"
 
 
-def test_a_delegated_group_of_version_2_serves_once_no_process_is_in_it(tmp_path: Path) -> None:
+def test_a_delegated_cgroup_of_version_2_is_usable_when_empty(tmp_path: Path) -> None:
     own = make_delegated_tree(tmp_path, busy="main")
     assert cgroups.list_delegated(own, tmp_path) == [own, tmp_path / "service", tmp_path]
     assert cgroups.enable_controllers(own) == []
@@ -364,7 +364,7 @@ def test_a_delegated_group_of_version_2_serves_once_no_process_is_in_it(tmp_path
     assert cgroups.enable_controllers(own.parent) == ["memory", "pids", "cpu"]
 
 
-def test_what_waits_for_the_first_code_of_a_sandbox_is_let_be_and_blamed_for_nothing() -> None:
+def test_the_process_that_waits_for_the_first_code_is_never_killed() -> None:
     program = "import os, time\nif fork := os.fork(): print(fork, flush=True)\ntime.sleep(1000)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as supervisor:
         try:
@@ -386,7 +386,7 @@ def test_what_waits_for_the_first_code_of_a_sandbox_is_let_be_and_blamed_for_not
             supervisor.kill()
 
 
-def test_what_waited_before_a_sandbox_was_prepared_does_not_pass_for_the_process_that_executions_are_forks_of() -> None:
+def test_a_process_from_before_prepare_is_not_taken_for_the_prepared_process() -> None:
     fork = "if fork := os.fork(): print(fork, flush=True)\nelse: time.sleep(1000)"
     program, pipe = f"import os, sys, time\n{fork}\nsys.stdin.readline()\n{fork}\ntime.sleep(1000)", subprocess.PIPE
     command = [sys.executable, "-c", program]

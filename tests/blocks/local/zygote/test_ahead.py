@@ -110,7 +110,7 @@ def change_zygote(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(zygote, "build_driver_code", lambda _modules: code)
 
 
-async def test_what_the_process_ahead_failed_of_is_no_reason_to_refuse_the_next_sandbox(
+async def test_a_failed_spare_process_does_not_fail_the_next_sandbox(
     local: LocalSandbox, zygotes: Zygotes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_zygote(monkeypatch, FAILING_AHEAD)
@@ -122,7 +122,7 @@ async def test_what_the_process_ahead_failed_of_is_no_reason_to_refuse_the_next_
     await at_rest
 
 
-async def test_where_no_first_child_can_be_forked_ahead_a_sandbox_is_forked_without(
+async def test_a_sandbox_starts_without_a_spare_first_child(
     local: LocalSandbox, zygotes: Zygotes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_zygote(monkeypatch, WITHOUT_CHILD)
@@ -156,7 +156,7 @@ async def test_a_sandbox_whose_first_child_has_ended_runs_code(local: LocalSandb
         assert (await execution).output == 2
 
 
-async def test_a_process_ahead_that_was_killed_is_replaced_by_one_that_has_nothing_of_the_zygotes(
+async def test_a_killed_spare_process_is_replaced_without_inheriting_the_zygotes_descriptors(
     local: LocalSandbox, zygotes: Zygotes
 ) -> None:
     async with AsyncExitStack() as others:
@@ -169,7 +169,7 @@ async def test_a_process_ahead_that_was_killed_is_replaced_by_one_that_has_nothi
             assert (await interpreter.execute(OPEN_DESCRIPTORS)).output == []
 
 
-async def test_the_first_execution_is_that_of_the_child_ahead_and_finds_nothing_of_its_rehearsal(
+async def test_the_first_execution_sees_no_trace_of_the_rehearsal(
     local: LocalSandbox, zygotes: Zygotes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with local.interpreter() as interpreter:

@@ -90,7 +90,7 @@ def set_file_limit(pids: set[int], limit: tuple[int, int]) -> None:
 
 
 @pytest.mark.older_kernels(1)
-def test_a_sandbox_reaches_neither_its_siblings_nor_their_zygote(own_box: Boxes) -> None:
+def test_a_sandbox_cannot_reach_its_siblings_or_their_zygote(own_box: Boxes) -> None:
     box, sibling = own_box(), own_box()
 
     def find() -> list[int]:
@@ -105,7 +105,7 @@ def test_a_sandbox_reaches_neither_its_siblings_nor_their_zygote(own_box: Boxes)
     assert own_box().outputs("SUBMIT(works=True)") == {"works": True}
 
 
-def test_nothing_that_a_sandbox_has_is_there_for_its_siblings(own_box: Boxes) -> None:
+def test_siblings_share_nothing_with_a_sandbox(own_box: Boxes) -> None:
     box, sibling = own_box(), own_box()
     left = box.outputs(LEAVE, context="stays")["done"]
     assert {"left", *(("/dev/shm/left", "socket", "port") if box.level == "bubblewrap" else ())} <= left.keys()
@@ -114,7 +114,7 @@ def test_nothing_that_a_sandbox_has_is_there_for_its_siblings(own_box: Boxes) ->
     assert own_box().outputs(LOOK)["done"] == {}
 
 
-def test_an_address_in_memory_and_what_an_execution_defined_are_its_own(local: LocalSandbox) -> None:
+def test_executions_share_no_memory_addresses_and_no_definitions(local: LocalSandbox) -> None:
     with LocalInterpreter(isolation=local.isolation) as one:
         one.execute("import sys; sys.modules['planted'] = secret = 'of one'; import json; json.planted = 1")
         with LocalInterpreter(isolation=local.isolation) as other:
@@ -125,7 +125,7 @@ def test_an_address_in_memory_and_what_an_execution_defined_are_its_own(local: L
 # --------------------------------------------------------------------------------------------------------------- deaths
 
 
-async def test_a_zygote_that_is_killed_takes_its_sandboxes_along_and_the_next_has_a_new_one(
+async def test_killing_a_zygote_ends_its_sandboxes_and_a_new_zygote_starts(
     local: LocalSandbox, zygotes: Zygotes
 ) -> None:
     of_others = list_marked(os.getpid())
@@ -150,7 +150,7 @@ async def test_a_zygote_that_is_killed_takes_its_sandboxes_along_and_the_next_ha
 
 @pytest.mark.parametrize("is_sync", [False, True])
 @pytest.mark.parametrize("is_killed", [False, True])
-async def test_a_sandbox_that_is_asked_of_a_zygote_that_is_stopped_or_killed_just_then_is_there(
+async def test_a_sandbox_starts_although_its_zygote_is_stopped_or_killed(
     local: LocalSandbox, zygotes: Zygotes, is_sync: bool, is_killed: bool
 ) -> None:
     def run_in_script() -> int:
@@ -181,7 +181,7 @@ async def test_a_sandbox_that_is_asked_of_a_zygote_that_is_stopped_or_killed_jus
     await wait_until_gone(stopped)
 
 
-async def test_what_a_supervisor_leaves_that_is_killed_ends_at_once_and_other_sandboxes_run_on(
+async def test_processes_of_a_killed_supervisor_end_and_other_sandboxes_continue(
     local: LocalSandbox, zygotes: Zygotes, marked: Marked
 ) -> None:
     is_ready = asyncio.Event()
@@ -210,7 +210,7 @@ async def test_what_a_supervisor_leaves_that_is_killed_ends_at_once_and_other_sa
 
 
 @pytest.mark.requires("bubblewrap")
-async def test_bubblewrap_that_is_killed_takes_nothing_along_that_runs(zygotes: Zygotes) -> None:
+async def test_killing_bubblewrap_ends_no_running_sandbox(zygotes: Zygotes) -> None:
     provider = LocalSandbox(isolation="bubblewrap")
     async with provider.interpreter() as interpreter:
         assert (await interpreter.execute("SUBMIT(1)")).output == 1
@@ -221,7 +221,7 @@ async def test_bubblewrap_that_is_killed_takes_nothing_along_that_runs(zygotes: 
         assert (await interpreter.execute("SUBMIT(3)")).output == 3
 
 
-async def test_a_zygote_that_may_open_no_more_files_refuses_one_sandbox_and_keeps_the_others(
+async def test_a_zygote_without_free_descriptors_refuses_only_the_new_sandbox(
     local: LocalSandbox, zygotes: Zygotes
 ) -> None:
     async with local.interpreter() as interpreter:
@@ -242,7 +242,7 @@ async def test_a_zygote_that_may_open_no_more_files_refuses_one_sandbox_and_keep
 # -------------------------------------------------------------------------------------------------- walls that change
 
 
-def test_a_volume_that_was_removed_and_made_again_is_the_new_one(local: LocalSandbox, volumes: Path) -> None:
+def test_a_recreated_volume_is_mounted_anew(local: LocalSandbox, volumes: Path) -> None:
     for text in ("old", "new"):
         with LocalInterpreter(isolation=local.isolation, volume_name="data") as interpreter:
             code = "SUBMIT(found=list_volume()); "
@@ -254,7 +254,7 @@ def test_a_volume_that_was_removed_and_made_again_is_the_new_one(local: LocalSan
 
 @pytest.mark.full
 @pytest.mark.requires("bubblewrap")
-def test_zygotes_of_other_walls_that_are_idle_are_few(volumes: Path, zygotes: Zygotes) -> None:
+def test_few_idle_zygotes_with_other_settings_are_kept(volumes: Path, zygotes: Zygotes) -> None:
     for number in range(MAX_IDLE_ZYGOTES + 4):
         with LocalInterpreter(isolation="bubblewrap", volume_name=f"data-{number}") as interpreter:
             interpreter.execute("pass")
@@ -275,7 +275,7 @@ def test_zygotes_of_other_walls_that_are_idle_are_few(volumes: Path, zygotes: Zy
     ],
     ids=["no nested namespaces", "no namespaces"],
 )
-def test_where_namespaces_cannot_be_had_sandboxes_start_nonetheless(calls: list[str], found: str) -> None:
+def test_sandboxes_start_without_namespaces(calls: list[str], found: str) -> None:
     program = """
         import asyncio, ctypes, platform, struct, sys
         # A filter of system calls, as a kernel or a container engine may have it: these are refused with EPERM, and
@@ -317,7 +317,7 @@ def test_where_namespaces_cannot_be_had_sandboxes_start_nonetheless(calls: list[
 
 
 @pytest.mark.strongest_first
-async def test_many_sandboxes_opened_and_closed_leave_nothing(local: LocalSandbox, zygotes: Zygotes) -> None:
+async def test_opening_and_closing_many_sandboxes_leaves_nothing(local: LocalSandbox, zygotes: Zygotes) -> None:
     def take_stock() -> Counter[str]:
         gc.collect()
         pids = find_zygotes(os.getpid())
@@ -349,9 +349,7 @@ async def test_many_sandboxes_opened_and_closed_leave_nothing(local: LocalSandbo
 
 
 @pytest.mark.full
-async def test_zygotes_that_are_killed_at_random_moments_cost_no_more_than_a_retry(
-    local: LocalSandbox, zygotes: Zygotes
-) -> None:
+async def test_zygotes_killed_at_random_moments_cost_at_most_a_retry(local: LocalSandbox, zygotes: Zygotes) -> None:
     dice, answers, of_others = random.Random(18), list[int](), list_marked(os.getpid())
     is_over = False
 
