@@ -42,7 +42,7 @@ async def test_fifty_megabytes_of_prints_fill_no_memory(local: LocalSandbox, pro
 
 
 @pytest.mark.full
-async def test_executions_leave_nothing_in_the_memory_of_the_host_or_the_driver(processes: Processes) -> None:
+async def test_executions_leave_no_memory_in_the_host_or_driver(processes: Processes) -> None:
     before = set(processes())
     async with LocalSandbox(isolation="none").interpreter() as interpreter:
 
@@ -67,7 +67,7 @@ with ThreadPoolExecutor(12) as pool:
 
 
 @pytest.mark.parametrize("is_sync", [False, True])
-async def test_tools_of_all_executions_together_hold_a_bounded_size_of_arguments(is_sync: bool) -> None:
+async def test_the_total_size_of_tool_arguments_is_bounded(is_sync: bool) -> None:
     held, most, lock = 0, 0, threading.Lock()
 
     def hold(text: str) -> int:
@@ -98,7 +98,7 @@ async def test_tools_of_all_executions_together_hold_a_bounded_size_of_arguments
 
 
 @pytest.mark.parametrize("is_sync", [False, True])
-async def test_a_tool_that_holds_all_there_is_room_for_can_run_code_that_calls_tools(is_sync: bool) -> None:
+async def test_a_tool_with_the_largest_arguments_can_run_code_that_calls_tools(is_sync: bool) -> None:
     everything_holds = threading.Barrier(8)
 
     def run_nested(text: str) -> int:

@@ -50,7 +50,7 @@ def make_copies(error: RlmBatchError) -> list[RlmBatchError]:
 
 
 @pytest.mark.parametrize("kind", list_kinds(), ids=lambda kind: kind.__name__)
-def test_json_pickling_and_copying_keep_an_error(kind: type[RlmBatchError]) -> None:
+def test_json_pickle_and_copy_keep_an_error(kind: type[RlmBatchError]) -> None:
     error = make_error(kind)
     assert error.summary == f"first line of {kind.__name__}"
     again = error_from_json(json.loads(json.dumps(error_to_json(error), allow_nan=False)))
@@ -64,7 +64,7 @@ def test_json_pickling_and_copying_keep_an_error(kind: type[RlmBatchError]) -> N
             assert [str(failure.error) for failure in again.failures] == ["failed"]
 
 
-def test_an_error_can_be_shown_on_a_terminal_and_keeps_its_text_as_it_is() -> None:
+def test_an_error_is_safe_on_a_terminal_and_keeps_its_text() -> None:
     raw = "raised \x1b]0;owned\x07\x9b2J\x7f\u202e\n\tat \x1b[31mline 3\r"
     error = errors.CodeError(raw, message=raw, traceback=raw)
     shown = r"raised \x1b]0;owned\x07\x9b2J\x7f\u202e", r"at \x1b[31mline 3\r"
@@ -77,7 +77,7 @@ def test_an_error_can_be_shown_on_a_terminal_and_keeps_its_text_as_it_is() -> No
         assert (again.text, again.message, again.traceback) == (raw, raw, raw)
 
 
-def test_which_errors_are_retried() -> None:
+def test_only_the_listed_errors_are_retried() -> None:
     rules: dict[str, set[str]] = {}
     for kind in list_kinds()[1:]:
         rules.setdefault(make_error(kind).retry_rule, set()).add(kind.__name__)
@@ -91,6 +91,6 @@ def test_every_error_is_public() -> None:
     assert kinds - {*rlm_batch.__all__} == set()
 
 
-def test_an_error_of_a_class_that_is_not_imported_here_keeps_its_text() -> None:
+def test_an_error_of_an_unknown_class_keeps_its_text() -> None:
     error = error_from_json({"error": "SandboxMelted", "text": "it melted", "degrees": 900})
     assert (type(error), str(error)) == (RlmBatchError, "it melted")

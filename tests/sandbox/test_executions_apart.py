@@ -36,7 +36,7 @@ ATTACK = """
 @pytest.mark.parametrize(
     "local", [pytest.param(level, marks=mark_level(level)) for level in ("landlock", "bubblewrap")], indirect=True
 )
-async def test_an_execution_reaches_no_other_and_not_the_driver(local: LocalSandbox) -> None:
+async def test_an_execution_cannot_reach_another_or_the_driver(local: LocalSandbox) -> None:
     pids: list[int] = []
     have_begun, is_over = asyncio.Event(), asyncio.Event()
 

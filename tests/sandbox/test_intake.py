@@ -57,7 +57,7 @@ def make_value(dice: random.Random, depth: int = 0) -> Any:
     return dice.choice([1, -2, 3.5, 1e300, None, True, False, *texts])
 
 
-def test_json_that_is_read_in_parts_is_what_it_is_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_read_in_parts_equals_json_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check JSON that is cut anywhere, even inside escapes and surrogate pairs, and JSON that is broken."""
     for name, value in {
         "QUICK_BYTES": 0, "QUICK_VALUES": 0, "QUICK_TEXT_BYTES": 0, "CHARACTERS_AT_ONCE": 13, "SHORT_CHARACTERS": 3,
@@ -73,7 +73,7 @@ def test_json_that_is_read_in_parts_is_what_it_is_at_once(monkeypatch: pytest.Mo
         assert repr(read(text)) == repr(expect(text)), text
 
 
-def test_large_json_of_each_kind_is_read_in_many_parts_and_no_deeper_than_a_result_may_be() -> None:
+def test_large_json_is_read_in_parts_up_to_the_depth_limit() -> None:
     texts = (
         "[" + "0," * 300_000 + "0]",
         "{" + ",".join(f'"{i:x}":0' for i in range(60_000)) + "}",
@@ -97,7 +97,7 @@ def test_large_json_of_each_kind_is_read_in_many_parts_and_no_deeper_than_a_resu
 
 
 @pytest.mark.full
-def test_more_lists_than_a_garbage_collector_looks_through_in_a_moment_are_refused() -> None:
+def test_too_many_lists_in_json_are_refused() -> None:
     assert read("[" + "[]," * (MAX_CONTAINERS - 2) + "[]]") != "refused"
     assert read("[" + "[]," * MAX_CONTAINERS + "[]]") == "refused"
 
@@ -112,7 +112,7 @@ def test_code_that_submits_too_many_lists_gets_an_error_that_says_so() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_calls_of_a_sandbox_have_256_threads_and_the_others_wait_for_one() -> None:
+async def test_calls_beyond_a_sandboxs_256_threads_wait() -> None:
     under_way, most, answered, lock, is_full = 0, 0, 0, threading.Lock(), threading.Event()
 
     def ask() -> None:
@@ -173,7 +173,7 @@ async def test_a_timeout_holds_while_calls_wait_for_a_thread() -> None:
 
 
 @pytest.mark.parametrize("is_sync", [False, True])
-def test_code_that_calls_on_and_on_without_waiting_is_ended_with_a_sentence(is_sync: bool) -> None:
+def test_code_that_floods_the_host_with_calls_is_ended_with_a_sentence(is_sync: bool) -> None:
     gate = threading.Event()
     code = f"{CALL}\nwhile True: call()"
 
@@ -196,7 +196,7 @@ def test_code_that_calls_on_and_on_without_waiting_is_ended_with_a_sentence(is_s
 
 
 @pytest.mark.anyio
-async def test_answers_that_code_never_reads_fill_no_memory_and_end_it_with_a_sentence(
+async def test_unread_answers_end_the_execution_before_memory_fills(
     processes: Callable[[], dict[int, str]],
 ) -> None:
     before = set(processes())

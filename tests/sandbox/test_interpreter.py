@@ -66,7 +66,7 @@ class Deaf(Sandbox):
         self.removed += 1
 
 
-def test_a_driver_that_ends_at_its_start_is_a_start_error_that_says_why() -> None:
+def test_a_driver_that_fails_to_start_raises_a_start_error_with_the_reason() -> None:
     async def execute() -> None:
         one = Interpreter(opening(cwd="/no/such/folder"))
         try:
@@ -82,7 +82,7 @@ def test_a_driver_that_ends_at_its_start_is_a_start_error_that_says_why() -> Non
 
 
 @pytest.mark.anyio
-async def test_a_driver_that_never_answers_is_a_start_error_and_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_driver_that_never_answers_raises_a_start_error_and_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "START_TIMEOUT_SECONDS", 0.3)
     monkeypatch.setattr(protocol, "START_TIMEOUT_SECONDS", 0.3)
     sandbox = Deaf()
@@ -96,7 +96,7 @@ async def test_a_driver_that_never_answers_is_a_start_error_and_is_removed(monke
 
 
 @pytest.mark.anyio
-async def test_what_opening_raises_is_raised_and_the_next_try_may_succeed() -> None:
+async def test_an_error_while_opening_is_raised_and_a_retry_can_succeed() -> None:
     errors: list[Exception] = [QuotaExceeded("too many", retry_after=2.0), ConfigurationError("no key")]
 
     async def open_sandbox() -> Sandbox:
@@ -134,7 +134,7 @@ async def test_a_shutdown_while_the_sandbox_is_being_opened_removes_it() -> None
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_start_removes_what_it_has_opened() -> None:
+async def test_a_cancelled_start_deletes_its_sandbox() -> None:
     is_connected, removed = asyncio.Event(), list[bool]()
 
     class Slow(Deaf):
@@ -159,7 +159,7 @@ async def test_a_cancelled_start_removes_what_it_has_opened() -> None:
 
 @pytest.mark.full
 @pytest.mark.anyio
-async def test_beats_of_the_host_keep_an_idle_sandbox_alive() -> None:
+async def test_the_hosts_heartbeats_keep_an_idle_sandbox_alive() -> None:
     async with Interpreter(opening(heartbeat=0.3, silence=5)) as one:
         await one.execute("x = 1", context="c")
         await asyncio.sleep(7)  # both sides send only beats
@@ -168,7 +168,7 @@ async def test_beats_of_the_host_keep_an_idle_sandbox_alive() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_sandbox_that_falls_silent_is_lost(processes: Callable[[], dict[int, str]]) -> None:
+async def test_a_silent_sandbox_is_lost(processes: Callable[[], dict[int, str]]) -> None:
     before = set(processes())
     async with Interpreter(opening(heartbeat=0.2, silence=10)) as one:
         drivers = set(processes()) - before
@@ -180,7 +180,7 @@ async def test_a_sandbox_that_falls_silent_is_lost(processes: Callable[[], dict[
         tell(drivers, signal.SIGCONT)
 
 
-def test_a_driver_that_does_not_report_a_timeout_is_taken_for_lost(
+def test_a_driver_that_does_not_report_a_timeout_is_lost(
     monkeypatch: pytest.MonkeyPatch, processes: Callable[[], dict[int, str]]
 ) -> None:
     monkeypatch.setattr(protocol, "ANSWER_GRACE_SECONDS", 0.5)
@@ -206,7 +206,7 @@ def test_a_driver_that_does_not_report_a_timeout_is_taken_for_lost(
 
 
 @pytest.mark.anyio
-async def test_opening_and_closing_leaves_no_descriptor_and_no_thread(local: LocalSandbox) -> None:
+async def test_opening_and_closing_leaks_no_descriptor_or_thread(local: LocalSandbox) -> None:
     def count_threads() -> int:
         """Count our threads only, because an earlier test's model or server may still have threads."""
         return sum(thread.name.startswith("rlm-batch") for thread in threading.enumerate())
@@ -230,7 +230,7 @@ async def test_opening_and_closing_leaves_no_descriptor_and_no_thread(local: Loc
 
 
 @pytest.mark.anyio
-async def test_no_execution_begins_while_the_volume_is_refreshed_for_another() -> None:
+async def test_executions_wait_while_the_volume_is_refreshed() -> None:
     begun, refreshes = 0, list[int]()
     is_refreshing, is_refreshed, all_have_begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
 

@@ -37,7 +37,7 @@ def asked(*identities: str, mounts: Sequence[Mount] = ()) -> Iterator[tuple[subp
             process.kill()
 
 
-def test_a_process_is_alive_until_it_is_killed_also_for_a_parent_that_does_not_ask() -> None:
+def test_a_killed_process_is_dead_before_its_parent_reaps_it() -> None:
     own = read_own_identity()
     assert re.fullmatch(r"[a-zA-Z0-9._-]{1,63}", own)  # valid in a tag of Modal
     assert is_process_alive(own) is True
@@ -51,12 +51,12 @@ def test_a_process_is_alive_until_it_is_killed_also_for_a_parent_that_does_not_a
     assert is_process_alive(identity) is False
 
 
-def test_another_process_that_has_got_the_id_since_is_not_taken_for_it() -> None:
+def test_a_process_that_reuses_the_id_is_another_process() -> None:
     boot, namespace, pid, started = read_own_identity().split(".")
     assert is_process_alive(f"{boot}.{namespace}.{pid}.{int(started) - 1}") is False
 
 
-def test_of_another_start_of_the_machine_or_of_what_is_no_identity_nothing_is_said() -> None:
+def test_the_state_of_an_invalid_or_earlier_boots_identity_is_unknown() -> None:
     boot, namespace, pid, started = read_own_identity().split(".")
     others = (
         f"{OTHER_BOOT}.{namespace}.{pid}.{started}",
@@ -72,7 +72,7 @@ def test_of_another_start_of_the_machine_or_of_what_is_no_identity_nothing_is_sa
 
 
 @pytest.mark.requires("namespaces")
-def test_processes_of_two_namespaces_on_one_machine_say_nothing_of_each_other() -> None:
+def test_the_state_of_a_process_in_another_namespace_is_unknown() -> None:
     own = read_own_identity()
     with asked(own, mounts=[("read", "/", "/"), ("proc", "/proc")]) as (_, (identity, seen)):
         assert identity.split(".")[0] == own.split(".")[0]
@@ -84,13 +84,13 @@ def test_processes_of_two_namespaces_on_one_machine_say_nothing_of_each_other() 
 
 @pytest.mark.requires("namespaces")
 @pytest.mark.parametrize("mounts", [[("read", "/", "/")], [("read", "/", "/"), ("tmpfs", "/proc")]], ids=str)
-def test_where_proc_is_another_namespaces_or_is_not_there_a_process_has_no_identity(mounts: list[Mount]) -> None:
+def test_a_process_without_a_usable_proc_has_no_identity(mounts: list[Mount]) -> None:
     with asked(read_own_identity(), mounts=mounts) as (_, words):
         assert words == ["", "None"]
 
 
 @pytest.mark.requires("root")
-def test_a_process_that_an_ordinary_user_may_not_signal_is_alive() -> None:
+def test_a_process_of_another_user_is_alive() -> None:
     own = read_own_identity()
     code = ASK.replace("print(", f"import os\nos.setuid({ORDINARY_UID})\nprint(")
     with subprocess.Popen(

@@ -19,7 +19,7 @@ RUBBISH = [
 ]  # fmt: skip
 
 
-def test_frames_come_out_however_the_stream_is_cut() -> None:
+def test_frames_are_decoded_from_any_stream_pieces() -> None:
     stream = b"".join(encode_frame(dict(header), body) for header, body in FRAMES)
     for seed in range(100):
         chance, frames, found, begin = random.Random(seed), FrameReader(), [], 0
@@ -32,7 +32,7 @@ def test_frames_come_out_however_the_stream_is_cut() -> None:
             assert (header, body) == (expected, expected_body)
 
 
-def test_the_longest_output_that_is_written_is_read_in_pieces_too() -> None:
+def test_the_longest_output_is_decoded_in_pieces() -> None:
     text = "\x01" * 50_000  # six bytes of JSON each; this half of the output limit is streamed
     data = encode_frame({"op": "output", "id": 1, "stream": "stdout"}, dumps(text).encode())
     for size in (len(data), 4096):
@@ -43,12 +43,12 @@ def test_the_longest_output_that_is_written_is_read_in_pieces_too() -> None:
 
 
 @pytest.mark.parametrize("data", RUBBISH, ids=lambda data: repr(data[:15]))
-def test_what_is_no_frame_is_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_frame_are_refused(data: bytes) -> None:
     with pytest.raises(BadFrameError):
         FrameReader().feed(data)
 
 
-def test_what_is_too_long_is_refused_before_it_fills_the_memory() -> None:
+def test_a_too_long_frame_is_refused_before_it_fills_memory() -> None:
     assert len(FrameReader(10).feed(b'{"body":10}\n0123456789\n')) == 1
     with pytest.raises(BadFrameError, match="11 bytes"):
         FrameReader(10).feed(b'{"body":11}\n')

@@ -21,7 +21,7 @@ FAILURE = Failure(CodeError("the code raised ValueError: bad\nTraceback", type="
 EVIL = "\x1b]0;owned\x07\x9b2J\x7f\u202e\u2028\r"
 
 
-def test_fields_are_items_and_attributes_and_only_outputs_and_meta_are_taken() -> None:
+def test_fields_are_items_and_attributes_and_only_two_names_are_reserved() -> None:
     assert RESULT.loss == RESULT["loss"] == 0.5
     assert RESULT.keys == [3]
     assert "loss" in RESULT
@@ -33,7 +33,7 @@ def test_fields_are_items_and_attributes_and_only_outputs_and_meta_are_taken() -
     assert repr(Result({"loss": 0.5, "name": "x"}, META)) == "Result(loss=0.5, name='x')"
 
 
-def test_a_missing_field_is_an_error_that_says_which_there_are_and_why() -> None:
+def test_a_missing_field_raises_an_error_that_lists_the_fields() -> None:
     assert not hasattr(RESULT, "gain")
     for result, message in (
         (RESULT, "no field 'gain': the code submitted loss, outputs, meta, keys"),
@@ -47,7 +47,7 @@ def test_a_missing_field_is_an_error_that_says_which_there_are_and_why() -> None
             _ = result["gain"]
 
 
-def test_what_code_chose_does_not_reach_a_terminal_as_a_command() -> None:
+def test_text_from_code_is_safe_on_a_terminal() -> None:
     result = Result({EVIL: {EVIL: [EVIL]}, "x": EVIL}, Meta(submitted=True))
     failure = Failure(CodeError(f"the code raised E: {EVIL}\n\tline {EVIL}"), META)
     for outcome in (result, failure):
@@ -57,7 +57,7 @@ def test_what_code_chose_does_not_reach_a_terminal_as_a_command() -> None:
         assert shown == escape_text(shown, keep="\n\t")
 
 
-def test_pickling_copying_and_json_keep_results_and_failures() -> None:
+def test_pickle_copy_and_json_keep_results_and_failures() -> None:
     for outcome in (RESULT, FAILURE):
         written = json.loads(json.dumps(outcome_to_json(outcome), allow_nan=False))
         for again in (pickle.loads(pickle.dumps(outcome)), copy.copy(outcome), outcome_from_json(written)):

@@ -10,7 +10,7 @@ from ..infra.isolation_levels import find_strongest_level
 from .conftest import PATIENCE, Run
 
 
-def test_a_fork_of_a_script_leaves_its_interpreter_to_it_and_can_open_one_of_its_own(script: Run) -> None:
+def test_a_forked_script_must_open_a_new_interpreter(script: Run) -> None:
     process = script("""
         interpreter = LocalInterpreter().start()
         interpreter.execute("x = 1")
@@ -35,7 +35,7 @@ def test_a_fork_of_a_script_leaves_its_interpreter_to_it_and_can_open_one_of_its
     assert out.splitlines() == [*in_fork, *in_fork, "[1, 'still there']"], errors
 
 
-def test_a_host_without_room_for_a_thread_is_a_sentence_and_the_sandbox_stays(script: Run) -> None:
+def test_a_host_without_free_threads_raises_a_sentence_and_keeps_the_sandbox(script: Run) -> None:
     process = script("""
         import threading
         from rlm_batch import SandboxStartError
@@ -61,9 +61,7 @@ def test_a_host_without_room_for_a_thread_is_a_sentence_and_the_sandbox_stays(sc
 
 
 @pytest.mark.strongest_first
-def test_blocked_signals_and_a_closed_umask_of_a_script_change_nothing_in_its_sandboxes(
-    script: Run, local: LocalSandbox
-) -> None:
+def test_a_scripts_blocked_signals_and_umask_do_not_reach_its_sandboxes(script: Run, local: LocalSandbox) -> None:
     process = script(f"""
         import signal
         from rlm_batch import ExecutionTimeout
@@ -81,7 +79,7 @@ def test_blocked_signals_and_a_closed_umask_of_a_script_change_nothing_in_its_sa
     assert out == "1 b'1'\n", errors
 
 
-def test_a_script_whose_path_leads_nowhere_leaves_no_folder(script: Run, tmp_path: Path) -> None:
+def test_a_script_without_a_usable_path_variable_leaves_no_folder(script: Run, tmp_path: Path) -> None:
     process = script("""
         import glob
         os.environ.update(PATH="/nonexistent", TMPDIR=os.getcwd())
@@ -94,7 +92,7 @@ def test_a_script_whose_path_leads_nowhere_leaves_no_folder(script: Run, tmp_pat
 
 
 @pytest.mark.requires("isolation")
-def test_a_script_that_has_too_few_descriptors_gets_an_error_that_says_so_and_no_weaker_level(script: Run) -> None:
+def test_a_script_without_free_descriptors_gets_an_error_and_no_weaker_isolation(script: Run) -> None:
     process = script("""
         import resource
         from rlm_batch import SandboxStartError

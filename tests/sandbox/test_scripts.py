@@ -46,7 +46,7 @@ def press_ctrl_c(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.strongest_first
-def test_ctrl_c_ends_a_script_that_waits_for_its_code(script: Run, local: LocalSandbox) -> None:
+def test_ctrl_c_ends_a_script_that_waits_for_code(script: Run, local: LocalSandbox) -> None:
     process = script(f"""
         with LocalInterpreter(isolation={local.isolation!r}, timeout=None, tools={{"ready": ready}}) as interpreter:
             interpreter.execute({DAEMONS!r})
@@ -56,7 +56,7 @@ def test_ctrl_c_ends_a_script_that_waits_for_its_code(script: Run, local: LocalS
 
 
 @pytest.mark.full
-def test_ctrl_c_ends_an_asynchronous_script_that_waits_for_its_code_and_whose_code_waits_for_tools(script: Run) -> None:
+def test_ctrl_c_ends_an_async_script_that_waits_for_code_and_tools(script: Run) -> None:
     process = script(f"""
         from rlm_batch import LocalSandbox
         async def main():
@@ -76,7 +76,7 @@ def test_ctrl_c_ends_an_asynchronous_script_that_waits_for_its_code_and_whose_co
         pytest.param("language_model='ollama_chat/llama3.2'", id="by an event loop", marks=pytest.mark.full),
     ],
 )
-def test_ctrl_c_that_does_not_reach_a_system_call_ends_a_script_too(script: Run, options: str) -> None:
+def test_ctrl_c_that_interrupts_no_system_call_ends_a_script(script: Run, options: str) -> None:
     """Check a signal that interrupts no call of the main thread, because it came just before or to another thread."""
     process = script(f"""
         import signal, threading
@@ -105,7 +105,7 @@ def test_ctrl_c_ends_a_script_whose_code_waits_for_a_tool(script: Run, kind: str
 
 
 @pytest.mark.full
-def test_a_script_ends_although_tools_of_ended_executions_still_run(script: Run) -> None:
+def test_a_script_ends_while_tools_of_ended_executions_run(script: Run) -> None:
     process = script("""
         from rlm_batch import ExecutionTimeout
         for tool in (plain, asynchronous):
@@ -119,7 +119,7 @@ def test_a_script_ends_although_tools_of_ended_executions_still_run(script: Run)
     assert (process.returncode, output, errors) == (0, "ready\n" * 4, "")
 
 
-def test_a_script_that_catches_ctrl_c_or_its_own_alarm_goes_on_with_its_state(script: Run) -> None:
+def test_a_script_that_catches_ctrl_c_or_an_alarm_keeps_its_state(script: Run) -> None:
     process = script("""
         import signal
         class TooSlow(Exception):
@@ -145,7 +145,7 @@ def test_a_script_that_catches_ctrl_c_or_its_own_alarm_goes_on_with_its_state(sc
     assert (process.returncode, errors) == (0, "")
 
 
-def test_ctrl_c_while_the_thread_of_a_tool_starts_keeps_the_state(script: Run) -> None:
+def test_ctrl_c_while_a_tools_thread_starts_keeps_the_state(script: Run) -> None:
     process = script("""
         import signal, threading
         start = threading.Thread.start
@@ -165,7 +165,7 @@ def test_ctrl_c_while_the_thread_of_a_tool_starts_keeps_the_state(script: Run) -
     assert (output.split()[-1:], errors) == (["1"], "")
 
 
-def test_ctrl_c_while_a_large_variable_is_sent_is_no_end_or_a_clear_one(script: Run) -> None:
+def test_ctrl_c_during_an_upload_keeps_the_state_or_raises_a_clear_error(script: Run) -> None:
     process = script("""
         import signal
         from contextlib import suppress
@@ -196,7 +196,7 @@ def test_ctrl_c_while_a_large_variable_is_sent_is_no_end_or_a_clear_one(script: 
     assert (output, errors) == ("1\n", "")
 
 
-def test_ctrl_c_during_the_start_waits_for_what_was_opened_to_be_removed(script: Run, tmp_path: Path) -> None:
+def test_ctrl_c_during_the_start_waits_until_the_sandbox_is_deleted(script: Run, tmp_path: Path) -> None:
     process = script("""
         from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
         async def open_slowly():
@@ -215,7 +215,7 @@ def test_ctrl_c_during_the_start_waits_for_what_was_opened_to_be_removed(script:
 
 
 @pytest.mark.full
-def test_ctrl_c_at_any_moment_of_a_start_leaves_nothing(script: Run, local: LocalSandbox) -> None:
+def test_ctrl_c_at_any_moment_of_a_start_leaves_no_sandbox(script: Run, local: LocalSandbox) -> None:
     # Python itself loses an interrupt that comes in the callback of a weak reference; it only prints that one.
     process = script(f"""
         import signal, sys
@@ -241,7 +241,7 @@ def test_ctrl_c_at_any_moment_of_a_start_leaves_nothing(script: Run, local: Loca
 
 
 @pytest.mark.full
-def test_thousands_of_interrupts_of_what_the_background_does_leave_it_at_work(script: Run) -> None:
+def test_the_background_thread_survives_thousands_of_interrupts(script: Run) -> None:
     process = script("""
         import random, signal
         from rlm_batch.sandbox.sync_interpreter import run_sync
@@ -269,7 +269,7 @@ def test_thousands_of_interrupts_of_what_the_background_does_leave_it_at_work(sc
 
 
 @pytest.mark.parametrize("end", ["", pytest.param("sys.exit(3)", marks=pytest.mark.full)])
-def test_a_script_that_never_shuts_down_leaves_nothing(script: Run, end: str) -> None:
+def test_a_script_that_never_shuts_down_leaves_no_sandbox(script: Run, end: str) -> None:
     process = script(f"""
         interpreter = LocalInterpreter(tools={{"ready": lambda: None}})
         interpreter.execute({DAEMONS.replace("time.sleep(1000)", "", 1).removesuffix("time.sleep(1000)" + chr(10))!r})
@@ -282,7 +282,7 @@ def test_a_script_that_never_shuts_down_leaves_nothing(script: Run, end: str) ->
 
 
 @pytest.mark.full
-def test_a_tool_that_calls_exit_ends_neither_the_script_nor_the_code(script: Run) -> None:
+def test_a_tool_that_calls_exit_ends_neither_script_nor_code(script: Run) -> None:
     process = script("""
         from rlm_batch import LocalSandbox
         def leave():
@@ -306,7 +306,7 @@ def test_a_tool_that_calls_exit_ends_neither_the_script_nor_the_code(script: Run
 
 
 @pytest.mark.strongest_first
-def test_a_host_that_is_killed_leaves_no_process(
+def test_a_killed_host_leaves_no_process(
     script: Run, local: LocalSandbox, processes: Callable[[], dict[int, str]]
 ) -> None:
     before = set(processes())

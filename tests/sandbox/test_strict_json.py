@@ -52,7 +52,7 @@ def test_values_are_written_and_read_as_the_standard_library_does() -> None:
         assert repr(loads(ascii_text)) == repr(json.loads(ascii_text))
 
 
-def test_what_the_standard_library_refuses_to_write_is_refused() -> None:
+def test_values_that_the_standard_library_cannot_write_are_refused() -> None:
     for thing in (math.nan, [math.inf], {"a": -math.inf}, 10**5000):
         with pytest.raises(ValueError, match=r".+"):
             dumps(thing)
@@ -61,7 +61,7 @@ def test_what_the_standard_library_refuses_to_write_is_refused() -> None:
             dumps(thing)
 
 
-def test_what_is_not_json_is_not_read() -> None:
+def test_invalid_json_is_refused() -> None:
     texts = ["", " ", "{", "[1,]", "nul", "NaN", "Infinity", "-Infinity", "[NaN]", "1 2", "{}x", "'a'", '"\n"', "01"]
     texts += ["1e999", "-1e999", '{"x":[1e309]}', "9" * 400 + ".5", "1" + "0" * 400 + "e0"]
     texts += ['{"a"}', "{1:2}", "+1", ".5", "1.", '"\\x"', "1" * 5000]
@@ -72,7 +72,7 @@ def test_what_is_not_json_is_not_read() -> None:
         loads("[" * 100_000)
 
 
-def test_the_slow_way_agrees_with_the_fast_one() -> None:
+def test_the_slow_and_the_fast_reader_agree() -> None:
     chance = random.Random(1)
     things = [value(chance) for _ in range(300)]
     refused = ["", "{", "NaN", "[1,]", "1 2", "1e999", "[-1e999]"]
@@ -104,7 +104,7 @@ for text in json.load(sys.stdin):
     ]
 
 
-def test_fields_that_json_cannot_hold_are_refused_by_their_place() -> None:
+def test_an_error_names_the_path_of_a_field_that_json_cannot_hold() -> None:
     fields = {"a": (1, [2.5, None]), "b": {"c": "é", "d": {}}}
     assert encode_fields(fields) == '{"a":[1,[2.5,null]],"b":{"c":"é","d":{}}}'.encode()
     itself: list[Any] = []
@@ -114,7 +114,7 @@ def test_fields_that_json_cannot_hold_are_refused_by_their_place() -> None:
             encode_fields({"fine": 1, "loss": [thing]})
 
 
-def test_large_texts_are_the_same_json_however_they_are_written() -> None:
+def test_large_texts_become_the_same_json_by_every_writer() -> None:
     plain_text, end = "a😀\u2028" * 20_000, "".join(map(chr, range(0x120)))
     for marks in ('"', "\\", "\x01é", '\\"\n', ""):
         fields = {"first": 1, 'a "name"': plain_text + marks * 3 + end, "full": marks * 20_000, "small": [marks, end]}

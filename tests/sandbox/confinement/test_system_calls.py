@@ -87,7 +87,7 @@ def test_every_call_of_the_table_is_refused_or_allowed_for_a_reason() -> None:
     assert {*allowed, *system_calls.CALLS} == known
 
 
-def test_the_numbers_are_the_table_s() -> None:
+def test_the_filter_has_the_numbers_of_the_table() -> None:
     assert {name: TABLE[name] for name in system_calls.CALLS} == system_calls.CALLS
     for column in (0, 1):
         numbers = [pair[column] for pair in TABLE.values() if pair[column] is not None]
@@ -96,7 +96,7 @@ def test_the_numbers_are_the_table_s() -> None:
 
 @pytest.mark.parametrize("kind", [LANDLOCK, BUBBLEWRAP], ids=["landlock", "bubblewrap"])
 @arches
-def test_each_call_meets_what_the_list_says(arch: str, kind: dict[str, bool]) -> None:
+def test_each_system_call_is_treated_as_listed(arch: str, kind: dict[str, bool]) -> None:
     filter_ = Filter(arch, **kind)
     for names in system_calls.ALLOWED_CALLS.values():
         for name in names.split():
@@ -113,7 +113,7 @@ def test_each_call_meets_what_the_list_says(arch: str, kind: dict[str, bool]) ->
 
 
 @arches
-def test_times_that_are_to_be_now_are_refused_by_a_path_alone_for_that_is_how_a_file_is_touched(arch: str) -> None:
+def test_setting_a_paths_times_to_now_is_refused(arch: str) -> None:
     filter_ = Filter(arch, **LANDLOCK)
     for path in (1, 1 << 32):
         assert filter_.ask("utimensat", -100, path, 0, 0) == "EACCES"
@@ -125,7 +125,7 @@ def test_times_that_are_to_be_now_are_refused_by_a_path_alone_for_that_is_how_a_
 
 
 @arches
-def test_numbers_that_no_call_of_the_table_has_are_not_there(arch: str) -> None:
+def test_numbers_outside_the_table_fail_as_absent(arch: str) -> None:
     filter_ = Filter(arch, **BUBBLEWRAP)
     numbers = {pair[filter_.column] for pair in TABLE.values() if (pair[filter_.column] or 0) < 463}
     first = max(number for number in numbers if number is not None and number < 424) + 1
@@ -134,7 +134,7 @@ def test_numbers_that_no_call_of_the_table_has_are_not_there(arch: str) -> None:
 
 
 @arches
-def test_another_architecture_s_calls_are_the_end(arch: str) -> None:
+def test_a_system_call_of_another_architecture_kills_the_process(arch: str) -> None:
     filter_ = Filter(arch, **BUBBLEWRAP)
     for audit in {audit for _, audit in MACHINES.values()} - {filter_.audit} | {0x40000003}:
         assert run_filter(filter_.program, audit, 39) == KILLED
@@ -147,7 +147,7 @@ TIOCSTI, TIOCSETD, TCGETS, TCGETS2, FIONREAD, TIOCGWINSZ = 0x5412, 0x5423, 0x540
 FIOCLEX, FICLONE, SIOCGIFCONF, SIOCSPGRP = 0x5451, 0x40049409, 0x8912, 0x8902
 
 
-def test_requests_to_descriptors_are_those_that_are_known(landlock: Filter, bubblewrap: Filter) -> None:
+def test_only_known_ioctl_requests_are_allowed(landlock: Filter, bubblewrap: Filter) -> None:
     for filter_ in (landlock, bubblewrap):
         for request in (TCGETS, TCGETS2, FIONREAD, TIOCGWINSZ, FIOCLEX, FICLONE):
             assert filter_.ask("ioctl", 0, request) == ALLOWED
@@ -164,7 +164,7 @@ UNIX, INET, INET6, NETLINK, PACKET, ALG, VSOCK = 1, 2, 10, 16, 17, 38, 40
 STREAM, DGRAM, RAW, SEQPACKET, NONBLOCKING = 1, 2, 3, 5, 0o4000 | 0o2000000
 
 
-def test_sockets_are_unix_ones_tcp_udp_and_the_list_of_addresses(landlock: Filter, bubblewrap: Filter) -> None:
+def test_only_unix_tcp_udp_and_address_listing_sockets_are_allowed(landlock: Filter, bubblewrap: Filter) -> None:
     good = [(UNIX, kind, 0) for kind in (STREAM, DGRAM, SEQPACKET)] + [(NETLINK, RAW, 0), (NETLINK, DGRAM, 0)]
     good += [(family, STREAM, protocol) for family in (INET, INET6) for protocol in (0, 6)]
     good += [(family, DGRAM, protocol) for family in (INET, INET6) for protocol in (0, 17)]
@@ -182,14 +182,14 @@ def test_sockets_are_unix_ones_tcp_udp_and_the_list_of_addresses(landlock: Filte
 
 
 @arches
-def test_beside_a_directory_of_the_hosts_there_are_but_pairs_of_unix_sockets(arch: str) -> None:
+def test_with_a_mounted_directory_only_pairs_of_unix_sockets_are_allowed(arch: str) -> None:
     filter_ = Filter(arch, **BUBBLEWRAP, unix_sockets=False)
     assert [filter_.ask("socket", UNIX, kind, 0) for kind in (STREAM, DGRAM, SEQPACKET)] == ["EPERM"] * 3
     assert [filter_.ask("socketpair", UNIX, kind, 0) for kind in (STREAM, DGRAM)] == [ALLOWED, "EPERM"]
     assert [filter_.ask("socket", INET, kind, 0) for kind in (STREAM, DGRAM)] == [ALLOWED] * 2
 
 
-def test_a_new_process_is_in_no_other_namespace_and_is_nobody_else_s_child(bubblewrap: Filter) -> None:
+def test_a_new_process_cannot_change_its_namespace_or_parent(bubblewrap: Filter) -> None:
     fork, vfork, thread = 17, 0x4111, 0x3D0F00
     assert [bubblewrap.ask("clone", flags) for flags in (fork, vfork, thread)] == [ALLOWED] * 3
     namespaces = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
@@ -197,7 +197,7 @@ def test_a_new_process_is_in_no_other_namespace_and_is_nobody_else_s_child(bubbl
         assert bubblewrap.ask("clone", fork | flag) == "EPERM"
 
 
-def test_limits_are_its_own_and_its_mark_stays(bubblewrap: Filter) -> None:
+def test_a_process_can_change_only_its_limits_and_never_its_mark(bubblewrap: Filter) -> None:
     own, other, cpu, rss = OWN_PID, 4711, 0, 5
     assert bubblewrap.ask("prlimit64", 0, cpu, 1 << 40, 0) == ALLOWED
     assert bubblewrap.ask("prlimit64", own, cpu, 0x1000, 0) == ALLOWED
@@ -210,6 +210,6 @@ def test_limits_are_its_own_and_its_mark_stays(bubblewrap: Filter) -> None:
     assert bubblewrap.ask("setrlimit", rss, 0x1000) == "EPERM"
 
 
-def test_the_personality_is_asked_for_and_not_changed(bubblewrap: Filter) -> None:
+def test_the_personality_can_be_read_but_not_changed(bubblewrap: Filter) -> None:
     assert [bubblewrap.ask("personality", value) for value in (0, 0xFFFFFFFF)] == [ALLOWED] * 2
     assert [bubblewrap.ask("personality", value) for value in (0x0040000, 0x0400000, 8)] == ["EPERM"] * 3

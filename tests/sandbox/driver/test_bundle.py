@@ -31,7 +31,7 @@ def test_every_module_is_sent() -> None:
     assert ZYGOTE_MODULES[: len(MODULES)] == MODULES
 
 
-def test_it_compiles_as_python_3_9_and_imports_the_standard_library_and_its_own_modules_alone() -> None:
+def test_the_driver_compiles_as_python_3_9_and_imports_only_the_standard_library() -> None:
     ast.parse(build_driver_text().decode(), feature_version=(3, 9))
     for name, source in SOURCES.items():
         tree = ast.parse(source, feature_version=(3, 9))
@@ -47,7 +47,7 @@ def test_it_compiles_as_python_3_9_and_imports_the_standard_library_and_its_own_
             assert {module.partition(".")[0] for module in modules} <= set(sys.stdlib_module_names), name
 
 
-def test_both_forms_are_the_same_program_and_say_nothing_of_where_they_were_built() -> None:
+def test_both_forms_are_the_same_program_without_build_paths() -> None:
     program = """
 import marshal, sys
 
@@ -67,7 +67,7 @@ print(names["main"].__code__.co_filename, names["main"].__doc__)
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_a_python_of_another_version_than_the_hosts_takes_the_text(is_own: bool) -> None:
+def test_a_python_of_another_version_runs_the_source_text(is_own: bool) -> None:
     code, text = compress_driver()
     code, text = (code, b"not looked at") if is_own else (b"not looked at", text)
     program = f"""

@@ -14,7 +14,7 @@ from rlm_batch.sandbox.wire.frames import encode_frame
 Launch = Callable[..., Any]
 
 
-def test_a_body_may_be_a_file_which_is_deleted_once_it_was_read(launch: Launch, tmp_path: Path) -> None:
+def test_a_body_may_be_a_file_that_is_deleted_after_reading(launch: Launch, tmp_path: Path) -> None:
     one = launch().start(tmp_path)
     body: dict[str, Any] = {"code": "SUBMIT(n=len(text))", "variables": {"text": "x" * 1_000_000}, "names": []}
     file = tmp_path / "body"
@@ -28,7 +28,7 @@ def test_a_body_may_be_a_file_which_is_deleted_once_it_was_read(launch: Launch, 
     assert one.submitted(2) == {"fine": 1}
 
 
-def test_large_bodies_are_left_as_files_that_only_the_driver_names(launch: Launch, tmp_path: Path) -> None:
+def test_large_bodies_are_sent_as_files_that_the_driver_names(launch: Launch, tmp_path: Path) -> None:
     place = tmp_path / "files"
     place.mkdir()
     one = launch().start(tmp_path, files=str(place))
@@ -45,14 +45,14 @@ def test_large_bodies_are_left_as_files_that_only_the_driver_names(launch: Launc
     assert len(body) > 200_000
 
 
-def test_a_large_body_goes_over_the_wire_where_there_is_no_place_for_files(launch: Launch, tmp_path: Path) -> None:
+def test_a_large_body_uses_the_wire_without_a_folder_for_files(launch: Launch, tmp_path: Path) -> None:
     for files in (None, str(tmp_path / "not there")):
         one = launch().start(tmp_path, files=files)
         one.send(one.execution(1, "SUBMIT(text='x' * 300_000)"))
         assert one.submitted(1) == {"text": "x" * 300_000}
 
 
-def test_the_first_frames_may_be_there_before_the_wire(launch: Launch, tmp_path: Path) -> None:
+def test_the_first_frames_may_precede_the_wire(launch: Launch, tmp_path: Path) -> None:
     settings, inside = tmp_path / "settings", tmp_path / "inside"
     settings.write_text(json.dumps(asdict(DriverSettings(cwd=".", heartbeat=None))))
     start = encode_frame({"op": "start", "id": 0, "n": 0, "file": str(settings)}).decode()

@@ -33,7 +33,7 @@ def interrupt_import(launch: Launch, cwd: Path, code: str) -> Any:
     return driver
 
 
-def test_a_package_is_imported_anew_with_its_submodules(launch: Launch, tmp_path: Path) -> None:
+def test_an_interrupted_package_is_imported_again_with_its_submodules(launch: Launch, tmp_path: Path) -> None:
     init = "from .part import *\n" + PAUSE + "__all__ = part.__all__\n"
     write_package(tmp_path / "whole", __init__=init, part="__all__ = ['X']\nX = 1\n")
     driver = interrupt_import(launch, tmp_path, "import whole")
@@ -41,20 +41,20 @@ def test_a_package_is_imported_anew_with_its_submodules(launch: Launch, tmp_path
     assert run(driver, 4, code) == {"x": 1, "same": True}
 
 
-def test_every_package_on_the_way_is_imported_anew(launch: Launch, tmp_path: Path) -> None:
+def test_every_interrupted_package_is_imported_again(launch: Launch, tmp_path: Path) -> None:
     write_package(tmp_path / "outer", __init__="from . import a\nimport inner\nX = a.X\n", a="X = 1\n")
     write_package(tmp_path / "inner", __init__="from .b import *\n" + PAUSE + "X = b.X\n", b="X = 2\n")
     driver = interrupt_import(launch, tmp_path, "import outer")
     assert run(driver, 4, "import outer; SUBMIT(x=[outer.X, outer.inner.X])") == {"x": [1, 2]}
 
 
-def test_what_was_imported_before_stays_as_it_is(launch: Launch, tmp_path: Path) -> None:
+def test_modules_imported_before_the_interrupt_stay(launch: Launch, tmp_path: Path) -> None:
     write_package(tmp_path / "library", __init__="from . import done\n", done="X = []\n", slow=PAUSE + "Y = 3\n")
     driver = interrupt_import(launch, tmp_path, "import library.done as done; done.X.append(1); import library.slow")
     assert run(driver, 4, "import library.slow; SUBMIT(x=library.done.X, y=library.slow.Y)") == {"x": [1], "y": 3}
 
 
-def test_an_import_in_another_thread_goes_on(launch: Launch, tmp_path: Path) -> None:
+def test_an_import_in_another_thread_continues(launch: Launch, tmp_path: Path) -> None:
     wait = "import os, time\nfrom . import part\nprint('pausing', flush=True)\n"
     wait += "while not os.path.exists('go'): time.sleep(0.01)\nX = 4\n"
     write_package(tmp_path / "slow", __init__=wait, part="")
@@ -72,7 +72,7 @@ time.sleep(1000)
     assert run(driver, 4, code) == {"x": 4, "same": True}
 
 
-def test_a_package_with_a_compiled_module_is_left_with_it(launch: Launch, tmp_path: Path) -> None:
+def test_a_package_with_a_compiled_module_keeps_it(launch: Launch, tmp_path: Path) -> None:
     """Check a compiled module, because many of them, such as numpy's, cannot be loaded twice in a process."""
     part = "import sys\nsys.loads = getattr(sys, 'loads', 0) + 1\nX = 5\n"
     write_package(tmp_path / "compiled", __init__="from . import _json, part\n" + PAUSE + "X = part.X\n", part=part)

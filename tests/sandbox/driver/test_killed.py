@@ -55,7 +55,7 @@ async def test_an_ended_driver_gives_outcome_unknown_then_sandbox_lost_and_leave
         assert not interpreter.is_alive
 
 
-def test_a_script_gets_the_same_errors_and_begins_anew_after_shutdown(
+def test_a_script_gets_the_same_errors_and_can_restart_after_shutdown(
     local: LocalSandbox, processes: Processes
 ) -> None:
     before = set(processes())

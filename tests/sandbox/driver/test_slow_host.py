@@ -36,7 +36,7 @@ SUBMIT(x=1)
 """
 
 
-def test_what_is_submitted_in_time_counts_although_the_host_reads_it_late(
+def test_a_result_submitted_in_time_counts_although_the_host_reads_late(
     launch: Callable[..., Any], tmp_path: Path
 ) -> None:
     one = launch().start(tmp_path)

@@ -17,7 +17,7 @@ SAVE = "open('saved', 'w').write('kept ')"
 
 
 @pytest.mark.parametrize("context", [None, "main"])
-def test_what_the_code_left_is_committed_before_its_end_is_known(
+def test_files_are_committed_before_the_execution_is_reported_as_ended(
     launch: Launch, tmp_path: Path, context: str | None
 ) -> None:
     one, committed = launch().start(tmp_path, commit=NOTE), tmp_path / "committed"
@@ -32,7 +32,7 @@ def test_what_the_code_left_is_committed_before_its_end_is_known(
         committed.unlink()
 
 
-def test_other_executions_go_on_while_one_is_committed(launch: Launch, tmp_path: Path) -> None:
+def test_other_executions_continue_during_a_commit(launch: Launch, tmp_path: Path) -> None:
     one = launch().start(tmp_path, commit=["sh", "-c", "touch begun; while test ! -e go; do sleep 0.01; done"])
     one.send(one.execution(1, "SUBMIT(x=1)"))
     wait_until((tmp_path / "begun").exists)
@@ -43,9 +43,7 @@ def test_other_executions_go_on_while_one_is_committed(launch: Launch, tmp_path:
     assert [one.submitted(number) for number in (1, 2)] == [{"x": 1}, {"x": 2}]
 
 
-def test_a_commit_that_fails_takes_the_result_with_it_but_hides_no_error_of_the_code(
-    launch: Launch, tmp_path: Path
-) -> None:
+def test_a_failed_commit_replaces_the_result_but_not_the_codes_error(launch: Launch, tmp_path: Path) -> None:
     one = launch().start(tmp_path, commit=["sh", "-c", "echo the volume is full >&2; exit 1"])
     for number, code in enumerate(("SUBMIT(x=1)", "x = 1"), 1):
         one.send(one.execution(number, code))
@@ -55,13 +53,13 @@ def test_a_commit_that_fails_takes_the_result_with_it_but_hides_no_error_of_the_
     assert (status, body["type"]) == ("error", "ZeroDivisionError")
 
 
-def test_a_commit_that_cannot_be_started_says_why(launch: Launch, tmp_path: Path) -> None:
+def test_a_commit_that_cannot_start_says_why(launch: Launch, tmp_path: Path) -> None:
     one = launch().start(tmp_path, commit=["/no-such-command"])
     one.send(one.execution(1, "SUBMIT(x=1)"))
     assert one.end(1) == ("commit", {"message": "/no-such-command could not be started: No such file or directory"})
 
 
-def test_a_commit_without_end_is_ended_after_its_time(launch: Launch, tmp_path: Path, driver_file: Path) -> None:
+def test_an_endless_commit_is_killed_at_its_timeout(launch: Launch, tmp_path: Path, driver_file: Path) -> None:
     limit = "COMMIT_TIMEOUT_SECONDS = {}"
     text = driver_file.read_text().replace(limit.format("120.0"), limit.format("0.3"))
     (tmp_path / "quick.py").write_text(text)
@@ -74,7 +72,7 @@ def test_a_commit_without_end_is_ended_after_its_time(launch: Launch, tmp_path: 
     assert body["message"].startswith("sleep did not end within")
 
 
-def test_a_driver_that_ends_leaves_no_commit_behind(launch: Launch, tmp_path: Path) -> None:
+def test_a_driver_that_ends_leaves_no_commit_process(launch: Launch, tmp_path: Path) -> None:
     one = launch().start(tmp_path, commit=["sh", "-c", "touch begun; exec sleep 1000"])
     one.send(one.execution(1, "SUBMIT(x=1)"))
     wait_until((tmp_path / "begun").exists)

@@ -48,7 +48,7 @@ def test_ready_comes_first_and_frames_are_numbered(launch: Launch, tmp_path: Pat
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_a_frame_that_comes_again_is_ignored(launch: Launch, tmp_path: Path) -> None:
+def test_a_repeated_frame_is_ignored(launch: Launch, tmp_path: Path) -> None:
     one = launch().start(tmp_path)
     code = "open('runs', 'a').write('x'); SUBMIT(runs=len(open('runs').read()))"
     frame = one.execution(1, code)
@@ -63,13 +63,13 @@ def test_a_frame_that_comes_again_is_ignored(launch: Launch, tmp_path: Path) -> 
     assert not [header for header, _ in one.heard if header["op"] == "end"]
 
 
-def test_a_driver_that_has_nothing_to_say_beats(launch: Launch, tmp_path: Path) -> None:
+def test_an_idle_driver_sends_heartbeats(launch: Launch, tmp_path: Path) -> None:
     one = launch().start(tmp_path, heartbeat=0.1, silence=1000)
     for _ in range(3):
         one.until("beat")
 
 
-def test_any_frame_is_a_sign_of_life_and_a_silent_host_is_taken_for_dead(launch: Launch, tmp_path: Path) -> None:
+def test_any_frame_keeps_the_driver_alive_and_a_silent_host_ends_it(launch: Launch, tmp_path: Path) -> None:
     one = launch().start(tmp_path, heartbeat=0.1, silence=10)
     one.send(one.execution(1, STAYING) + one.execution(2, STAYING, context="c"))
     while [header["op"] for header, _ in one.heard].count("output") < 2:
@@ -78,9 +78,7 @@ def test_any_frame_is_a_sign_of_life_and_a_silent_host_is_taken_for_dead(launch:
     one.wait()
 
 
-def test_without_a_heartbeat_silence_ends_nothing_and_a_lifetime_of_years_is_as_good_as_any(
-    launch: Launch, tmp_path: Path
-) -> None:
+def test_without_a_heartbeat_silence_ends_nothing_and_a_lifetime_may_be_years(launch: Launch, tmp_path: Path) -> None:
     one = launch().start(tmp_path, heartbeat=None, silence=0.01, lifetime=10 * 365 * 86_400)
     # The driver checks the time whenever it has something to do.
     for number in range(1, 4):
@@ -88,7 +86,7 @@ def test_without_a_heartbeat_silence_ends_nothing_and_a_lifetime_of_years_is_as_
         assert one.submitted(number) == {"x": 1}
 
 
-def test_a_lifetime_ends_the_driver_whatever_the_host_says(launch: Launch, tmp_path: Path) -> None:
+def test_a_lifetime_ends_the_driver_although_the_host_is_alive(launch: Launch, tmp_path: Path) -> None:
     one = launch()
     start = one.frame("start", body=asdict(DriverSettings(cwd=str(tmp_path), heartbeat=None, lifetime=1)))
     one.send(start + one.execution(1, STAYING))
@@ -96,7 +94,7 @@ def test_a_lifetime_ends_the_driver_whatever_the_host_says(launch: Launch, tmp_p
 
 
 @pytest.mark.parametrize("end", ["close", "stop", "rubbish", "SIGTERM"])
-def test_the_end_of_the_wire_is_the_end_of_everything(launch: Launch, tmp_path: Path, end: str) -> None:
+def test_closing_the_wire_ends_all_processes(launch: Launch, tmp_path: Path, end: str) -> None:
     one = launch().start(tmp_path)
     one.send(one.execution(1, STAYING) + one.execution(2, STAYING, context="c"))
     one.until("output", 1)
@@ -110,7 +108,7 @@ def test_the_end_of_the_wire_is_the_end_of_everything(launch: Launch, tmp_path: 
     one.wait()
 
 
-def test_a_host_that_reads_no_more_is_noticed(launch: Launch, tmp_path: Path) -> None:
+def test_the_driver_notices_a_host_that_stopped_reading(launch: Launch, tmp_path: Path) -> None:
     one = launch().start(tmp_path)
     one.send(one.execution(1, "print('on')\nwhile True: print('x' * 9999, flush=True)"))
     one.until("output", 1)
@@ -120,9 +118,7 @@ def test_a_host_that_reads_no_more_is_noticed(launch: Launch, tmp_path: Path) ->
     one.wait()
 
 
-def test_a_host_that_does_not_read_yet_holds_up_no_output_and_its_calls_fill_no_memory(
-    launch: Launch, tmp_path: Path
-) -> None:
+def test_a_slow_host_blocks_no_output_and_pending_calls_fill_no_memory(launch: Launch, tmp_path: Path) -> None:
     one = launch().start(tmp_path)
     calls = """
 import threading
@@ -141,7 +137,7 @@ threads = [threading.Thread(target=ask, args=("x" * 2_000_000,)) for _ in range(
     assert peak < 90 * 1024
 
 
-def test_more_executions_than_there_are_descriptors_for_are_refused_and_the_rest_goes_on(
+def test_executions_beyond_the_descriptor_limit_are_refused_and_the_others_continue(
     launch: Launch, tmp_path: Path
 ) -> None:
     one = launch(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))).start(tmp_path)
@@ -157,7 +153,7 @@ def test_more_executions_than_there_are_descriptors_for_are_refused_and_the_rest
     assert one.submitted(300) == {"x": 1}
 
 
-def test_the_driver_says_nothing_on_its_standard_error(launch: Launch, tmp_path: Path) -> None:
+def test_the_driver_writes_nothing_to_stderr(launch: Launch, tmp_path: Path) -> None:
     one = launch().start(tmp_path)
     for i, code in enumerate(["1 / 0", "import os; os._exit(3)", "x = = 1", "import ctypes; ctypes.string_at(0)"]):
         one.send(one.execution(i + 1, code))
@@ -182,7 +178,7 @@ def find_python(name: str) -> str | None:
     return next(filter(does_start, [name, *beside]), None)
 
 
-def test_the_driver_runs_on_the_oldest_and_the_newest_python_that_are_here(launch: Launch, tmp_path: Path) -> None:
+def test_the_driver_runs_on_the_oldest_and_newest_installed_python(launch: Launch, tmp_path: Path) -> None:
     found = list(filter(None, (find_python(f"python3.{minor}") for minor in range(9, 15))))
     for python in {found[0], found[-1]}:
         check(launch(python, "-I", "-S"), tmp_path)

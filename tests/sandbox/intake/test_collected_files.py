@@ -28,7 +28,7 @@ BODIES = [
 ]  # fmt: skip
 
 
-def test_a_path_that_was_not_asked_for_ends_the_collection_and_what_was_there_stays(tmp_path: Path) -> None:
+def test_an_unrequested_path_ends_the_collection_and_keeps_existing_files(tmp_path: Path) -> None:
     for number, path in enumerate(PATHS):
         home = tmp_path / str(number) / "home"
         collected = CollectedFiles(PATTERNS, home)
@@ -39,7 +39,7 @@ def test_a_path_that_was_not_asked_for_ends_the_collection_and_what_was_there_st
         assert [item.name for item in home.parent.rglob("*")] == ["home", "a.png"], path
 
 
-def test_what_is_no_piece_of_a_file_ends_the_collection(tmp_path: Path) -> None:
+def test_an_invalid_piece_of_a_file_ends_the_collection(tmp_path: Path) -> None:
     for body in BODIES:
         collected = CollectedFiles(PATTERNS, tmp_path)
         send(collected, "half.png", last=False)
@@ -47,7 +47,7 @@ def test_what_is_no_piece_of_a_file_ends_the_collection(tmp_path: Path) -> None:
         assert (collected.paths, collected.problems, os.listdir(tmp_path)) == ([], [FOREIGN], []), body[:50]
 
 
-def test_no_link_in_the_directory_is_followed_and_no_more_is_taken_than_fits(
+def test_the_collection_follows_no_link_and_keeps_its_size_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"

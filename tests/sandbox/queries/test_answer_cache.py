@@ -61,7 +61,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_whoever_waits_asks_where_the_first_is_cancelled_or_refused_and_keeps_a_deadline_of_its_own():
+async def test_a_waiter_keeps_its_deadline_and_asks_if_the_first_caller_fails():
     model, cache = GatedModel(), AnswerCache(MemoryAnswers())
     leader = begin(model, cache)
     await settle()
@@ -84,7 +84,7 @@ async def test_whoever_waits_asks_where_the_first_is_cancelled_or_refused_and_ke
     assert cache.hits == 5
 
 
-async def test_a_failure_is_told_to_all_who_wait_for_it_and_is_not_kept():
+async def test_a_failure_reaches_all_waiters_and_is_not_cached():
     model, cache = GatedModel(), AnswerCache(MemoryAnswers())
     model.refuses = True
     tasks = [begin(model, cache) for _ in range(5)]
@@ -97,7 +97,7 @@ async def test_a_failure_is_told_to_all_who_wait_for_it_and_is_not_kept():
     assert await begin(model, cache) == "answer 2, 1 called, 0 cached"
 
 
-async def test_another_model_or_setting_or_prompt_is_another_question():
+async def test_another_model_setting_or_prompt_is_not_answered_from_the_cache():
     cache = AnswerCache(MemoryAnswers())
     models = [GatedModel(**settings) for settings in ({}, {"temperature": 0.5}, {"model": "x"}, {"odd": {1, 2}})]
     for model in models:
@@ -108,7 +108,7 @@ async def test_another_model_or_setting_or_prompt_is_another_question():
     assert cache.hits == len(models)
 
 
-async def test_a_loop_over_one_question_ends_where_calls_are_limited(monkeypatch: pytest.MonkeyPatch):
+async def test_a_loop_over_one_question_ends_at_the_call_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(session_module, "MAX_CACHED_ANSWERS", 3)
     model, cache = GatedModel(), AnswerCache(MemoryAnswers())
     model.gate.set()

@@ -39,7 +39,7 @@ def make_queries(model: LengthModel, calls: int | None = None) -> Queries:
     return Queries(QuerySession(root_model=model, flat_model=model, budget=budget, concurrency=4), recurse, max_depth=2)
 
 
-async def test_too_many_prompts_are_an_error_of_the_code_and_too_many_bytes_are_sent_in_several_calls() -> None:
+async def test_too_many_prompts_raise_an_error_and_large_prompts_are_split() -> None:
     model = LengthModel()
     too_many = "try: {}_query_batched([''] * {})\nexcept ValueError as error: SUBMIT(said=str(error))"
     sizes = [2_000_000, 2_000_001, 2_000_002, 3]
@@ -59,7 +59,7 @@ except ValueError as error:
     assert "hand its text to rlm_query as context" in found.said
 
 
-async def test_the_host_refuses_too_many_prompts_whatever_the_sandbox_lets_through() -> None:
+async def test_the_host_refuses_too_many_prompts() -> None:
     queries = make_queries(LengthModel())
     for name in ("llm_query", "rlm_query_batched"):
         context = {"context": {}} if name.startswith("rlm") else {}
@@ -70,7 +70,7 @@ async def test_the_host_refuses_too_many_prompts_whatever_the_sandbox_lets_throu
                 await queries.tools[name](wrong, concurrency=None, **context)
 
 
-async def test_thousands_of_prompts_make_no_more_tasks_than_may_run_and_leave_the_event_loop_to_others() -> None:
+async def test_thousands_of_prompts_do_not_block_the_event_loop() -> None:
     model, turns = LengthModel(), 0
 
     async def count_turns() -> None:

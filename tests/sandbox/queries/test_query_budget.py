@@ -30,7 +30,7 @@ async def test_a_failed_call_is_available_again() -> None:
 
 
 @pytest.mark.parametrize("limits", [{"tokens": 150}, {"cost": 1.5}])
-async def test_a_call_that_does_not_fit_beside_another_waits_until_that_one_settles(limits: dict[str, float]) -> None:
+async def test_a_call_that_exceeds_the_free_budget_waits_for_others_to_settle(limits: dict[str, float]) -> None:
     budget = Budget(**limits)  # type: ignore[arg-type]
     first = await budget.reserve(MOST)
     second = asyncio.create_task(budget.reserve(MOST))
@@ -40,7 +40,7 @@ async def test_a_call_that_does_not_fit_beside_another_waits_until_that_one_sett
     await second
 
 
-async def test_a_waiting_call_is_refused_when_the_others_used_what_it_needs() -> None:
+async def test_a_waiting_call_is_refused_when_others_use_up_the_budget() -> None:
     budget = Budget(tokens=150)
     first = await budget.reserve(MOST)
     second = asyncio.create_task(budget.reserve(MOST))
@@ -62,7 +62,7 @@ async def test_a_cancelled_wait_reserves_nothing() -> None:
     await budget.reserve(MOST)
 
 
-async def test_after_the_first_answer_calls_count_with_the_longest_answer_so_far() -> None:
+async def test_after_the_first_answer_calls_reserve_the_longest_answer_so_far() -> None:
     budget = Budget(tokens=300)
     (await budget.reserve(MOST)).settle(Usage(1, 0, 20, 0.2))
     (await budget.reserve(MOST)).settle(Usage(1, 0, 10, 0.1))
@@ -76,14 +76,14 @@ async def test_after_the_first_answer_calls_count_with_the_longest_answer_so_far
         await fourteenth
 
 
-async def test_a_long_prompt_counts_with_its_length_after_short_answers() -> None:
+async def test_a_long_prompt_reserves_its_length_after_short_answers() -> None:
     budget = Budget(tokens=1000)
     (await budget.reserve(Estimate(40, 100))).settle(Usage(1, 10, 1, 0.0))
     with pytest.raises(BudgetExceeded, match="could take 1,001 tokens"):
         await budget.reserve(Estimate(4000, 100))
 
 
-async def test_a_limit_is_exceeded_by_at_most_one_longest_answer_for_each_call_under_way() -> None:
+async def test_each_running_call_exceeds_a_limit_by_at_most_one_longest_answer() -> None:
     budget = Budget(tokens=300)
     (await budget.reserve(MOST)).settle(Usage(1, 0, 1, 0.01))
     under_way = [await budget.reserve(MOST) for _ in range(8)]
@@ -94,7 +94,7 @@ async def test_a_limit_is_exceeded_by_at_most_one_longest_answer_for_each_call_u
         await budget.reserve(MOST)
 
 
-async def test_a_refused_call_uses_nothing_of_a_budget_or_its_parent() -> None:
+async def test_a_refused_call_uses_no_budget() -> None:
     above = Budget(cost=1.0)
     one, other = Budget(calls=1, parent=above), Budget(calls=5, parent=above)
     (await one.reserve()).settle(Usage(1, 1, 1, 0.6))
@@ -131,7 +131,7 @@ async def test_an_unknown_price_makes_the_sum_unknown() -> None:
     assert budget.usage == Usage(2, 2, 2, None)
 
 
-async def test_threads_that_share_a_budget_keep_to_it_and_lose_nothing() -> None:
+async def test_threads_that_share_a_budget_never_exceed_or_lose_it() -> None:
     above = Budget(tokens=100_000, cost=40.0)
     budgets = [Budget(calls=150, parent=above) for _ in range(4)]
     most = Estimate(100, 200, 0.0, 0.125 / 200)

@@ -182,13 +182,13 @@ REFUSED = [
 ]
 
 
-def test_a_function_that_cannot_be_sent_is_refused_by_name():
+def test_an_error_names_a_function_that_cannot_be_sent():
     for function, reason in REFUSED:
         with pytest.raises(ConfigurationError, match=reason):
             convert_code(function)
 
 
-def test_a_function_is_its_source_wherever_it_stands(tmp_path: Path):
+def test_a_function_becomes_the_same_code_anywhere_in_a_file(tmp_path: Path):
     assert convert_code(indented).startswith('def indented(x: int) -> str:\n    text = """one\n        two"""\n')
     texts = []
     for name, before in (("one", ""), ("two", "import os\n\n\n")):
@@ -213,7 +213,7 @@ def load_module(path: Path) -> ModuleType:
     return module
 
 
-def test_a_function_that_is_not_its_source_any_more_is_refused(tmp_path: Path):
+def test_a_function_that_differs_from_its_source_is_refused(tmp_path: Path):
     path = tmp_path / "changing.py"
     path.write_text("def double(x=1, *, by=2):\n    return by * x\n")
     module = load_module(path)
@@ -230,13 +230,13 @@ def test_a_function_that_is_not_its_source_any_more_is_refused(tmp_path: Path):
             convert_code(module.double)
 
 
-def test_a_function_may_import_what_its_module_imports_too(tmp_path: Path):
+def test_a_function_may_repeat_its_modules_imports(tmp_path: Path):
     path = tmp_path / "importing.py"
     path.write_text("import json\n\ndef write(x):\n    import json\n    return json.dumps(x)\n")
     assert "import json" in convert_code(load_module(path).write)
 
 
-def test_a_parameter_may_have_the_name_of_a_builtin_that_annotations_are_made_of():
+def test_a_parameter_may_be_named_like_a_builtin_in_its_annotation():
     def total(list: list[int]) -> int:
         return sum(list)
 
@@ -245,7 +245,7 @@ def test_a_parameter_may_have_the_name_of_a_builtin_that_annotations_are_made_of
     assert names["submitted"] == 3
 
 
-def test_a_function_of_an_installed_module_and_of_a_command_are_sent_or_refused():
+def test_functions_of_installed_modules_are_sent_and_of_old_commands_refused():
     assert convert_code(textwrap.indent).startswith("def indent(text, prefix, predicate=None):\n")
     program = "from rlm_batch import LocalInterpreter\ndef f(x): return x\nLocalInterpreter().execute(f, {'x': 1})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False)
@@ -256,7 +256,7 @@ def test_a_function_of_an_installed_module_and_of_a_command_are_sent_or_refused(
         assert "the function f cannot be sent to a sandbox: there is no source" in done.stderr
 
 
-def test_an_interpreter_runs_functions_and_their_parameters_are_the_variables():
+def test_an_interpreter_runs_functions_with_variables_as_parameters():
     with LocalInterpreter(isolation="none") as interpreter:
         assert interpreter.execute(train, {"rate": 4, "layers": 7}).outputs == {"loss": 9}
         assert interpreter.execute(train, {"rate": 9}).outputs == {"loss": 5}  # the default, not the last value
