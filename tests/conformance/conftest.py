@@ -34,7 +34,7 @@ LITTLE_MEMORY = 256  # MiB
 # A container takes a hundred times as long to start as a local sandbox, so all its other tests are `full`.
 QUICK_IN_CONTAINERS = (
     "test_fields_come_back_as_items_and_attributes",
-    "test_what_is_saved_in_one_sandbox_is_loaded_in_the_next",
+    "test_a_file_saved_in_one_sandbox_is_loaded_in_the_next",
 )
 
 

@@ -55,7 +55,7 @@ async def cancel(task: asyncio.Task[object]) -> None:
 
 
 @pytest.mark.every_provider
-async def test_cancelling_ends_the_execution_and_no_other_and_leaves_the_sandbox_usable(
+async def test_cancelling_ends_only_its_execution_and_keeps_the_sandbox_usable(
     interpreter: Interpreter,
 ) -> None:
     interpreter.tools["wait"] = gate = Gate()
@@ -75,7 +75,7 @@ async def test_a_cancelled_execution_of_a_context_keeps_its_state(interpreter: I
         assert (await interpreter.execute("SUBMIT(kept=kept)", context="c")).kept == 1
 
 
-async def test_cancelling_at_any_moment_leaves_the_sandbox_usable(interpreter: Interpreter) -> None:
+async def test_cancelling_at_any_moment_keeps_the_sandbox_usable(interpreter: Interpreter) -> None:
     for context in (None, "c"):
         for pause in range(8):
             task: asyncio.Task[object] = asyncio.ensure_future(
@@ -88,7 +88,7 @@ async def test_cancelling_at_any_moment_leaves_the_sandbox_usable(interpreter: I
 
 
 @pytest.mark.full
-async def test_cancelling_while_a_large_variable_is_sent_leaves_the_sandbox_usable(interpreter: Interpreter) -> None:
+async def test_cancelling_an_upload_keeps_the_sandbox_usable(interpreter: Interpreter) -> None:
     interpreter.tools["wait"] = gate = Gate()
     other = asyncio.ensure_future(interpreter.execute("wait(); SUBMIT(x=1)"))
     variables = {"text": "x" * 30_000_000}
@@ -103,7 +103,7 @@ async def test_cancelling_while_a_large_variable_is_sent_leaves_the_sandbox_usab
     assert (await other).x == 1
 
 
-async def test_code_that_has_run_when_its_start_is_heard_of_is_not_called_unsent(provider: SandboxProvider) -> None:
+async def test_code_that_ran_before_its_start_was_reported_counts_as_sent(provider: SandboxProvider) -> None:
     interpreter, held, endings = provider.interpreter(), bytearray(), list[asyncio.Task[None]]()
     receive = interpreter._receive  # type: ignore[reportPrivateUsage]
 
@@ -126,7 +126,7 @@ async def test_code_that_has_run_when_its_start_is_heard_of_is_not_called_unsent
 
 @pytest.mark.every_provider
 @pytest.mark.own_machine
-async def test_shutdown_ends_an_execution_with_an_error_and_waits_for_nothing_that_its_code_does(
+async def test_shutdown_ends_an_execution_with_an_error_without_waiting_for_code(
     provider: SandboxProvider,
 ) -> None:
     interpreter = provider.interpreter(timeout=None)
@@ -142,7 +142,7 @@ async def test_shutdown_ends_an_execution_with_an_error_and_waits_for_nothing_th
 
 
 @pytest.mark.every_provider
-async def test_cancelling_the_start_leaves_nothing(provider: SandboxProvider) -> None:
+async def test_cancelling_the_start_leaves_no_sandbox(provider: SandboxProvider) -> None:
     for pause in (0, 0.002, 0.01):
         interpreter = provider.interpreter()
         task = asyncio.ensure_future(interpreter.start())

@@ -65,9 +65,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-async def test_what_code_changes_in_python_costs_neither_result_nor_output_nor_state(
-    interpreter: Interpreter, name: str
-) -> None:
+async def test_code_that_changes_python_keeps_result_output_and_state(interpreter: Interpreter, name: str) -> None:
     code = "print('shown', flush=True)\n" + dedent(CHANGES[name]).strip()
     ending = "raise KeyError('its own')"
     for context in (None, "c"):
@@ -89,7 +87,7 @@ async def test_what_code_changes_in_python_costs_neither_result_nor_output_nor_s
         assert error.traceback.endswith("KeyError: 'its own'\n")
 
 
-async def test_a_switched_off_garbage_collector_and_a_trace_function_stay_so_in_a_context(
+async def test_garbage_collector_and_trace_settings_persist_in_a_context(
     interpreter: Interpreter,
 ) -> None:
     code = "import gc, sys; gc.disable(); calls = []\ndef trace(frame, *_):\n    calls.append(frame.f_code.co_name)\n"

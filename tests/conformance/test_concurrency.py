@@ -10,7 +10,7 @@ from rlm_batch.sandbox.interpreter import Interpreter
 pytestmark = pytest.mark.anyio
 
 
-async def test_executions_at_once_start_one_sandbox_and_keep_their_results(provider: SandboxProvider) -> None:
+async def test_concurrent_executions_share_one_sandbox_and_keep_their_results(provider: SandboxProvider) -> None:
     count, here, is_full = 20, list[int](), asyncio.Event()
 
     async def meet(i: int) -> None:
@@ -35,7 +35,7 @@ async def test_executions_at_once_start_one_sandbox_and_keep_their_results(provi
 
 
 @pytest.mark.own_machine
-async def test_sandboxes_beside_each_other_share_no_files(provider: SandboxProvider) -> None:
+async def test_concurrent_sandboxes_share_no_files(provider: SandboxProvider) -> None:
     async with provider.interpreter() as first, provider.interpreter() as second:
         await first.execute("open('note.txt', 'w').write('x')")
         code = "import os; SUBMIT(there=os.path.exists('note.txt'))"
@@ -44,7 +44,7 @@ async def test_sandboxes_beside_each_other_share_no_files(provider: SandboxProvi
 
 
 @pytest.mark.local_first
-async def test_five_sandboxes_at_once(provider: SandboxProvider) -> None:
+async def test_five_sandboxes_run_concurrently(provider: SandboxProvider) -> None:
     async def run(i: int) -> tuple[int, str]:
         async with provider.interpreter() as interpreter:
             result = await interpreter.execute("SUBMIT(i=i)", {"i": i})
@@ -57,7 +57,7 @@ async def test_five_sandboxes_at_once(provider: SandboxProvider) -> None:
 
 @pytest.mark.local_first
 @pytest.mark.own_machine
-async def test_large_and_small_results_at_once_come_back_whole(interpreter: Interpreter) -> None:
+async def test_concurrent_large_and_small_results_come_back_complete(interpreter: Interpreter) -> None:
     large = [interpreter.execute("SUBMIT(text='x' * 1_000_000)") for _ in range(4)]
     small = [interpreter.execute("SUBMIT(i=i)", {"i": i}) for i in range(8)]
     results = await asyncio.gather(*large, *small)

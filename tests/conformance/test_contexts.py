@@ -25,7 +25,7 @@ HOLD_LOCK = "import fcntl\nheld = open('lock', 'w')\nfcntl.flock(held, fcntl.LOC
 TAKE_LOCK = "import fcntl; fcntl.flock(open('lock', 'w'), fcntl.LOCK_EX)"
 
 
-async def test_names_stay_after_errors_too_and_are_apart_from_other_contexts(interpreter: Interpreter) -> None:
+async def test_names_survive_errors_and_are_separate_from_other_contexts(interpreter: Interpreter) -> None:
     await interpreter.execute("import math\nx = 20\ndef add(n): return n + y", {"y": 1}, context="c")
     await interpreter.execute("x = 'of d'", context="d")
     for code, kind in (
@@ -90,7 +90,7 @@ asyncio.run(main())
 BUSY = ("busy", "in a task beside the one that waits", "in a task that nobody awaits", "printing", "calling the host")
 
 
-async def test_a_timeout_keeps_the_state_but_that_of_a_process_that_ignores_the_interrupt(
+async def test_a_timeout_keeps_the_state_unless_code_ignores_the_interrupt(
     provider: SandboxProvider,
 ) -> None:
     async def forever() -> None:
@@ -117,7 +117,7 @@ async def test_a_timeout_keeps_the_state_but_that_of_a_process_that_ignores_the_
             await interpreter.forget_context(name)
 
 
-async def test_a_crash_loses_the_state_and_says_so(interpreter: Interpreter) -> None:
+async def test_a_crash_loses_the_state_and_the_error_says_so(interpreter: Interpreter) -> None:
     with pytest.raises(CodeCrashed, match=r"status 3.* lost"):
         await interpreter.execute("import os; os._exit(3)", context="c")
     for _ in range(2):
@@ -128,7 +128,7 @@ async def test_a_crash_loses_the_state_and_says_so(interpreter: Interpreter) -> 
     assert (await interpreter.execute("SUBMIT(x=2)")).x == 2
 
 
-async def test_a_process_that_ends_between_two_executions_has_lost_the_state(interpreter: Interpreter) -> None:
+async def test_a_process_that_ends_between_executions_loses_the_state(interpreter: Interpreter) -> None:
     code = """
         import os, threading, time
         def end():
@@ -145,7 +145,7 @@ async def test_a_process_that_ends_between_two_executions_has_lost_the_state(int
         await interpreter.execute("SUBMIT()", context="c")
 
 
-async def test_a_forgotten_context_begins_anew(interpreter: Interpreter) -> None:
+async def test_a_forgotten_context_starts_empty(interpreter: Interpreter) -> None:
     await interpreter.forget_context("c")  # an unknown context
     for has_ended in (False, True):
         await interpreter.execute(HOLD_LOCK, context="c")
@@ -244,7 +244,7 @@ def forge():
 }
 
 
-async def test_a_thread_of_an_earlier_execution_cannot_give_a_later_one_its_result(interpreter: Interpreter) -> None:
+async def test_a_thread_of_an_earlier_execution_cannot_submit_for_a_later_one(interpreter: Interpreter) -> None:
     for name, forgery in FORGERIES.items():
         await interpreter.execute(FIRST.replace("{forge}", forgery), context=name)
         result = await interpreter.execute("go.set()\ndone.wait()\nSUBMIT(x='later')", context=name)
@@ -252,7 +252,7 @@ async def test_a_thread_of_an_earlier_execution_cannot_give_a_later_one_its_resu
         assert (await interpreter.execute("y = 1", context=name)).outputs == {}, name
 
 
-async def test_threads_that_an_execution_starts_are_its_own_in_a_context_too(interpreter: Interpreter) -> None:
+async def test_threads_in_a_context_belong_to_the_execution_that_started_them(interpreter: Interpreter) -> None:
     """Check that threads of an earlier execution's pool, and threads started by threads, belong to this execution."""
     await interpreter.execute(
         "import _thread, threading, time\nfrom concurrent.futures import ThreadPoolExecutor\n"
@@ -283,14 +283,14 @@ time.sleep(1000)
 
 
 @pytest.mark.full
-async def test_the_state_is_kept_where_the_interrupt_of_a_thread_that_submits_is_lost(interpreter: Interpreter) -> None:
+async def test_the_state_survives_a_lost_interrupt_of_a_submitting_thread(interpreter: Interpreter) -> None:
     """Check an interrupt that gets lost; one just before the main thread sleeps is lost in the same way."""
     await interpreter.execute("kept = 1", context="c")
     assert (await interpreter.execute(INTERRUPT_LOST, context="c")).outputs == {"x": 1}
     assert (await interpreter.execute("SUBMIT(kept=kept)", context="c")).kept == 1
 
 
-async def test_a_thread_of_an_earlier_execution_works_on(provider: SandboxProvider) -> None:
+async def test_a_thread_of_an_earlier_execution_continues_to_work(provider: SandboxProvider) -> None:
     async with provider.interpreter(tools={"add": lambda a, b: a + b}) as interpreter:
         early = """
             import queue, threading
@@ -306,7 +306,7 @@ async def test_a_thread_of_an_earlier_execution_works_on(provider: SandboxProvid
             assert result.output == i + 1
 
 
-async def test_classes_can_be_pickled_and_tracebacks_show_the_lines_of_the_execution_that_wrote_them(
+async def test_classes_can_be_pickled_and_tracebacks_show_the_right_lines(
     interpreter: Interpreter,
 ) -> None:
     code = "import dataclasses, pickle\n@dataclasses.dataclass\nclass Point:\n    x: int\ndata = pickle.dumps(Point(3))"

@@ -14,7 +14,7 @@ from .gate import Gate
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 
-async def test_stdin_is_at_its_end(interpreter: Interpreter) -> None:
+async def test_stdin_is_empty(interpreter: Interpreter) -> None:
     code = """
         import os, subprocess, sys
         try:
@@ -52,7 +52,7 @@ READING = """
     """
 
 
-async def test_what_code_does_with_every_descriptor_ends_at_worst_its_own_execution(interpreter: Interpreter) -> None:
+async def test_misusing_descriptors_ends_at_most_its_own_execution(interpreter: Interpreter) -> None:
     interpreter.tools["wait"] = gate = Gate()
     await interpreter.execute("kept = 1", context="kept")
     others = [
@@ -101,7 +101,7 @@ FORGING = """
 """
 
 
-async def test_no_result_of_another_execution_can_be_forged(interpreter: Interpreter) -> None:
+async def test_code_cannot_forge_results_of_another_execution(interpreter: Interpreter) -> None:
     for context in (None, "c"):
         interpreter.tools["wait"] = gate = Gate()
         others = [
@@ -127,7 +127,7 @@ SAYING = """
 """
 
 
-async def test_what_code_says_in_its_own_name_is_a_result_or_an_error(interpreter: Interpreter) -> None:
+async def test_a_frame_forged_for_the_same_execution_is_a_result_or_error(interpreter: Interpreter) -> None:
     bodies = ["[1, 2]", '"text"', "null", "NaN", '{"x": NaN}', "{", '{"x": 1e999}', '{"x": "\\ud800"}', "1" * 5000]
     bodies += ["[" * 100_000, '{"outputs": 1}', '{"kind": ["exit"], "exit_code": "x", "line": {}, "traceback": [3]}']
     bodies += ['{"kind": "exit", "exit_code": 1e400}', '{"type": {}, "message": null, "line": true}']
@@ -172,7 +172,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-async def test_what_submit_would_refuse_is_a_submit_error_also_where_code_writes_it_past_submit(
+async def test_an_invalid_result_written_without_submit_raises_submit_error(
     interpreter: Interpreter,
 ) -> None:
     code, header = dedent(SAYING), {"op": "submit"}

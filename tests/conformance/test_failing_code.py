@@ -28,7 +28,7 @@ FAILING: dict[str, tuple[str, type[RlmBatchError], str]] = {
 
 
 @pytest.mark.every_provider
-async def test_each_failure_is_its_own_error_and_the_next_and_the_others_finish(
+async def test_each_failure_raises_its_error_and_other_executions_finish(
     small_provider: SandboxProvider,
 ) -> None:
     gate = Gate()
@@ -47,7 +47,7 @@ async def test_each_failure_is_its_own_error_and_the_next_and_the_others_finish(
         assert [(await other).i for other in others] == [0, 1, 2]
 
 
-async def test_an_error_tells_type_message_traceback_line_and_stdout(interpreter: Interpreter) -> None:
+async def test_an_error_has_type_message_traceback_line_and_stdout(interpreter: Interpreter) -> None:
     code = """\
         import json
         class ModelDiverged(ValueError):
@@ -71,7 +71,7 @@ async def test_an_error_tells_type_message_traceback_line_and_stdout(interpreter
     assert error.meta.sandbox_id == (await interpreter.execute("SUBMIT()")).meta.sandbox_id != ""
 
 
-async def test_a_syntax_error_shows_the_line_and_nothing_ran(interpreter: Interpreter) -> None:
+async def test_a_syntax_error_shows_the_line_and_runs_nothing(interpreter: Interpreter) -> None:
     with pytest.raises(CodeSyntaxError) as caught:
         await interpreter.execute("print('ran')\nif True:\nprint('x')\n")
     error = caught.value
@@ -97,7 +97,7 @@ WRAPPED = {
 }
 
 
-async def test_code_is_found_in_what_a_model_writes_around_it(interpreter: Interpreter) -> None:
+async def test_code_is_extracted_from_a_models_answer(interpreter: Interpreter) -> None:
     for name, text in WRAPPED.items():
         assert (await interpreter.execute(text.format("SUBMIT(x=1)"))).outputs == {"x": 1}, name
         with pytest.raises(CodeError) as caught:
@@ -114,7 +114,7 @@ NO_FENCES = ("```sh\nls\n```", "```", "``````")
 NO_PYTHON = ("x = 1\0", "(" * 500, "x = '\\N{no such name}'", "return 1", "yield x", "from __future__ import no")
 
 
-async def test_text_that_no_python_can_read_is_a_syntax_error(interpreter: Interpreter) -> None:
+async def test_text_that_is_not_python_raises_a_syntax_error(interpreter: Interpreter) -> None:
     for code in (*NO_FENCES, *NO_PYTHON):
         with pytest.raises(CodeSyntaxError):
             await interpreter.execute(code)
@@ -124,7 +124,7 @@ async def test_text_that_no_python_can_read_is_a_syntax_error(interpreter: Inter
     assert (caught.value.type, caught.value.line) == ("SyntaxError", 2)
 
 
-async def test_exit_says_how_a_value_is_handed_back_and_a_clean_one_is_no_error(interpreter: Interpreter) -> None:
+async def test_exit_with_a_status_points_to_submit_and_exit_zero_succeeds(interpreter: Interpreter) -> None:
     for code, status in (
         ("exit(4)", 4), ("quit('no data')", 1), ("import sys; sys.exit([1])", 1), ("raise SystemExit(True)", 1),
         ("import sys; sys.exit(10 ** 5000)", 1),
@@ -151,7 +151,7 @@ except KeyError as error:
 """
 
 
-async def test_unusual_errors_are_code_errors_too(interpreter: Interpreter) -> None:
+async def test_unusual_exceptions_raise_code_error(interpreter: Interpreter) -> None:
     for code, kind in ((UNPRINTABLE, "Odd"), ("def f(): f()\nf()", "RecursionError"), (CHAINED, "RuntimeError")):
         with pytest.raises(CodeError) as caught:
             await interpreter.execute(code)
@@ -183,7 +183,7 @@ except MemoryError:
 """
 
 
-async def test_out_of_memory_says_so_names_the_setting_for_more_and_keeps_a_context(
+async def test_out_of_memory_names_the_setting_and_keeps_a_context(
     small_provider: SandboxProvider,
 ) -> None:
     option = "memory" if small_provider.provider_name == "daytona" else "memory_mib"
@@ -203,7 +203,7 @@ async def test_out_of_memory_says_so_names_the_setting_for_more_and_keeps_a_cont
 NO_EXCEPTION = "raise SystemError('error return without exception set')"
 
 
-async def test_a_system_error_is_a_lack_of_memory_only_where_the_code_has_filled_it() -> None:
+async def test_a_system_error_means_out_of_memory_only_if_memory_is_full() -> None:
     fill = "import resource\nx = b'x' * int(0.7 * resource.getrlimit(resource.RLIMIT_AS)[0])\n"
     async with LocalSandbox(isolation="none", memory_mib=512).interpreter() as interpreter:
         with pytest.raises(CodeCrashed) as caught:
@@ -215,7 +215,7 @@ async def test_a_system_error_is_a_lack_of_memory_only_where_the_code_has_filled
             await interpreter.execute(fill + "raise SystemError('bad call')")
 
 
-async def test_signals_that_the_code_sends_itself_end_its_own_execution(interpreter: Interpreter) -> None:
+async def test_signals_that_code_sends_itself_end_only_its_execution(interpreter: Interpreter) -> None:
     for name, number in (("SIGTERM", 15), ("SIGKILL", 9), ("SIGABRT", 6)):
         with pytest.raises(CodeCrashed, match=name) as caught:
             await interpreter.execute(f"import os, signal; os.kill(os.getpid(), signal.{name})")

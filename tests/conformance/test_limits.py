@@ -55,9 +55,7 @@ def limited(request: pytest.FixtureRequest) -> LocalSandbox:
 
 
 @pytest.mark.parametrize(("option", "code"), CODE)
-async def test_an_error_names_the_option_whose_limit_the_code_has_hit_and_no_other(
-    limited: LocalSandbox, option: str, code: str
-) -> None:
+async def test_an_error_names_the_limit_that_code_exceeded(limited: LocalSandbox, option: str, code: str) -> None:
     async with limited.interpreter() as interpreter:
         for context in (None, "stays"):
             with pytest.raises(CodeError) as failure:
@@ -66,7 +64,7 @@ async def test_an_error_names_the_option_whose_limit_the_code_has_hit_and_no_oth
         assert (await interpreter.execute("SUBMIT(1)")).output == 1
 
 
-async def test_a_preparation_that_hits_a_limit_names_its_option(limited: LocalSandbox) -> None:
+async def test_an_error_in_prepare_names_the_limit_that_was_exceeded(limited: LocalSandbox) -> None:
     preparation = Preparation("all = [open('/dev/null') for _ in range(99)]")
     with pytest.raises(PrepareError, match="open_files allows 64: close files"):
         await limited.interpreter(prepare=preparation).execute("1")

@@ -71,7 +71,7 @@ PROCESSES = """
 GUARD = 'if __name__ == "__main__":'
 
 
-async def test_inspect_tracebacks_logs_and_warnings_show_the_lines_of_code(interpreter: Interpreter) -> None:
+async def test_inspect_tracebacks_logs_and_warnings_show_source_lines(interpreter: Interpreter) -> None:
     expected = {
         "model": "class Model:\n    def fit(self):\n        return 1  # of the method\n",
         "fit": "    def fit(self):\n        return 1  # of the method\n",
@@ -84,7 +84,7 @@ async def test_inspect_tracebacks_logs_and_warnings_show_the_lines_of_code(inter
     assert (await interpreter.execute(code, context="c")).fail == expected["fail"]
 
 
-async def test_lines_are_those_of_python_and_of_the_newest_definition(interpreter: Interpreter) -> None:
+async def test_source_lines_follow_python_and_the_newest_definition(interpreter: Interpreter) -> None:
     with pytest.raises(CodeError) as failed:
         await interpreter.execute("import sys\n\x0cdef f():\n    raise KeyError('x' + '\u2028')\n\nf()")
     assert failed.value.traceback.index("    f()\n") < failed.value.traceback.index("    raise KeyError(")
@@ -119,9 +119,7 @@ def skip_without_semaphores(provider: SandboxProvider) -> None:
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("guard", [GUARD, "if True:"], ids=["guarded", "not guarded"])
-async def test_processes_that_are_started_anew_find_what_the_code_has_defined(
-    provider: SandboxProvider, method: str, guard: str
-) -> None:
+async def test_spawned_processes_find_the_codes_definitions(provider: SandboxProvider, method: str, guard: str) -> None:
     skip_without_semaphores(provider)
     if method == "forkserver" and getattr(provider, "isolation", None) != "bubblewrap":
         pytest.skip("below pytest's own folder a path is too long for the socket of a fork server")
@@ -144,7 +142,7 @@ async def test_processes_that_are_started_anew_find_what_the_code_has_defined(
 
 
 @pytest.mark.full
-async def test_processes_of_a_fork_of_what_was_prepared_find_what_that_has_defined(provider: SandboxProvider) -> None:
+async def test_spawned_processes_find_the_definitions_of_prepare(provider: SandboxProvider) -> None:
     skip_without_semaphores(provider)
     definitions, last = dedent(PROCESSES).format(method="spawn", guard=GUARD, await_="").split(GUARD)
     preparation = Preparation("given = 5\n" + definitions)

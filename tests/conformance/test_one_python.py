@@ -52,7 +52,7 @@ answer = f"{mine.VALUE} {sys.version_info[:2]} {sys.executable.rpartition('/')[0
 """
 
 
-async def test_children_of_code_import_what_code_imports(provider: SandboxProvider, tmp_path: Path) -> None:
+async def test_child_processes_import_the_same_modules_as_code(provider: SandboxProvider, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "mine.py").write_text("VALUE = 42\ndef double(x):\n    return 2 * x\n")
     given = provider.with_files(python_path=[str(tmp_path)])
@@ -65,7 +65,7 @@ async def test_children_of_code_import_what_code_imports(provider: SandboxProvid
         assert result.own.startswith("42 ")
 
 
-async def test_processes_of_multiprocessing_import_what_code_imports(
+async def test_multiprocessing_workers_import_the_same_modules_as_code(
     provider: SandboxProvider, provider_name: str, tmp_path: Path
 ) -> None:
     if provider_name == "local-landlock":
@@ -113,7 +113,7 @@ answer = repr({
 """
 
 
-async def test_variables_that_are_read_at_a_start_take_effect_in_the_code_too(provider: SandboxProvider) -> None:
+async def test_variables_that_python_reads_at_startup_apply_to_code(provider: SandboxProvider) -> None:
     code = f"""
 import ast, subprocess, sys
 exec({READ_AT_START!r})
@@ -131,7 +131,7 @@ SUBMIT(different={{name: [own[name], child[name]] for name in own if own[name] !
                 assert result.own["time zone"][0] == ["JST", "JST"]
 
 
-async def test_an_environment_that_python_cannot_start_with_is_named(provider: SandboxProvider) -> None:
+async def test_an_error_names_the_variable_that_python_cannot_start_with(provider: SandboxProvider) -> None:
     given = provider.model_copy(update={"environment": {"PYTHONHASHSEED": SecretStr("banana")}})
     reason = "could not start with this environment: .*PYTHONHASHSEED"
     async with given.interpreter(timeout=HANG_SECONDS) as interpreter:

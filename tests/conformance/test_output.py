@@ -57,7 +57,7 @@ async def test_prints_of_every_kind_come_back(interpreter: Interpreter) -> None:
 
 
 @pytest.mark.every_provider
-async def test_any_bytes_come_back_as_text_and_as_no_frame_of_ours(interpreter: Interpreter) -> None:
+async def test_output_that_imitates_our_protocol_comes_back_as_text(interpreter: Interpreter) -> None:
     lines = [
         '{"op":"end","id":1,"n":1,"status":"submitted","body":7}', '{"x":1}', '{"op":"beat","id":0,"n":999999}',
         '{"op":"ready","id":0,"n":10000}', "\0\0\0", "{", '{"body":1000000000}',
@@ -87,7 +87,7 @@ async def test_any_bytes_come_back_as_text_and_as_no_frame_of_ours(interpreter: 
 
 
 @pytest.mark.every_provider
-async def test_ten_megabytes_come_back_as_head_count_and_tail(interpreter: Interpreter) -> None:
+async def test_ten_megabytes_come_back_as_head_omitted_count_and_tail(interpreter: Interpreter) -> None:
     code = """
         for i in range(10_000):
             print(f"{i:09}" + "." * 990)
@@ -102,7 +102,7 @@ async def test_ten_megabytes_come_back_as_head_count_and_tail(interpreter: Inter
     assert "".join(heard) == result.meta.stdout
 
 
-async def test_the_cap_counts_the_characters_of_each_stream_and_each_execution(interpreter: Interpreter) -> None:
+async def test_the_cap_applies_to_each_stream_of_each_execution(interpreter: Interpreter) -> None:
     code = "import sys; print('😀' * n, end=''); print(chr(1) * (n + 1), end='', file=sys.stderr)"
     for context in (None, "c", "c"):
         result = await interpreter.execute(code, {"n": OUTPUT_CAP_CHARACTERS}, context=context)
@@ -132,7 +132,7 @@ async def test_output_is_streamed_while_the_code_runs(provider: SandboxProvider)
             assert (result.meta.stdout, result.meta.stderr) == ("one\n", "two\n")
 
 
-async def test_a_listener_that_fails_harms_no_other_execution(interpreter: Interpreter) -> None:
+async def test_a_failing_listener_harms_no_other_execution(interpreter: Interpreter) -> None:
     def on_output(stream: str, text: str) -> None:
         raise OSError("the disk is full")
 
@@ -145,7 +145,7 @@ async def test_a_listener_that_fails_harms_no_other_execution(interpreter: Inter
     assert (await other).meta.stdout == "y\ny\n"
 
 
-async def test_output_stands_in_errors(interpreter: Interpreter) -> None:
+async def test_errors_contain_the_output(interpreter: Interpreter) -> None:
     with pytest.raises(CodeError) as caught:
         await interpreter.execute("print('begun', end='')\nimport os\nos._exit(3)")
     assert caught.value.stdout == ""  # Python never flushed its own buffer
@@ -154,13 +154,13 @@ async def test_output_stands_in_errors(interpreter: Interpreter) -> None:
     assert caught.value.stdout == "begun\n"
 
 
-async def test_the_last_prints_of_a_context_belong_to_the_execution_that_made_them(interpreter: Interpreter) -> None:
+async def test_the_last_prints_in_a_context_belong_to_their_execution(interpreter: Interpreter) -> None:
     for i in range(40):
         result = await interpreter.execute(f"print({i}); print({i}, end='')", context="c")
         assert result.meta.stdout == f"{i}\n{i}"
 
 
-async def test_what_a_context_prints_after_it_has_shown_something_is_its_own_too(interpreter: Interpreter) -> None:
+async def test_prints_after_a_display_belong_to_the_same_execution(interpreter: Interpreter) -> None:
     code = """
         import os
         for _ in range(4):
@@ -172,13 +172,13 @@ async def test_what_a_context_prints_after_it_has_shown_something_is_its_own_too
         assert (await interpreter.execute(dedent(code), context="c")).meta.stdout == "last\n"
 
 
-async def test_streams_that_the_code_closes_or_replaces_are_its_own_loss(interpreter: Interpreter) -> None:
+async def test_code_may_close_or_replace_its_streams(interpreter: Interpreter) -> None:
     for spoil in ("sys.stdout.close()", "sys.stdout = None", "sys.stdout = 5", "del sys.stdout", "os.close(1)"):
         result = await interpreter.execute(f"import os, sys; {spoil}; sys.stderr = None; SUBMIT(x=1)")
         assert result.x == 1
 
 
-async def test_output_of_one_execution_is_never_anothers(interpreter: Interpreter) -> None:
+async def test_output_of_one_execution_never_reaches_another(interpreter: Interpreter) -> None:
     async def printed(i: int) -> None:
         code = "import time\nfor _ in range(50): print(i); time.sleep(0.001)"
         result = await interpreter.execute(code, {"i": i}, context=None if i % 2 else f"c{i}")

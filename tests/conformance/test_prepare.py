@@ -40,7 +40,7 @@ def open_prepared(provider: SandboxProvider, code: str = PREPARE, **options: Any
     return provider.interpreter(timeout=HANG_SECONDS, tools=tools, prepare=preparation, **options)
 
 
-async def test_each_execution_has_the_names_and_changes_its_own_copy_alone(provider: SandboxProvider) -> None:
+async def test_each_execution_has_a_private_copy_of_the_prepared_names(provider: SandboxProvider) -> None:
     async with open_prepared(provider) as one:
         code = "found.append(i); SUBMIT(found=found, tripled=triple(i), process=process, own=os.getpid())"
         results = await asyncio.gather(*(one.execute(code, {"i": i}) for i in range(12)))
@@ -49,7 +49,7 @@ async def test_each_execution_has_the_names_and_changes_its_own_copy_alone(provi
         assert len({result.own for result in results} - {results[0].process}) == 12
 
 
-async def test_a_context_is_a_fork_too_and_keeps_its_state(provider: SandboxProvider) -> None:
+async def test_a_context_has_the_prepared_names_and_keeps_its_state(provider: SandboxProvider) -> None:
     async with open_prepared(provider) as one:
         await one.execute("found.append('a')", context="a")
         await one.execute("found.append('b')", context="b")
@@ -75,7 +75,7 @@ ENDS = {
 }
 
 
-async def test_how_one_execution_ends_touches_neither_the_others_nor_what_is_prepared(
+async def test_an_executions_end_affects_neither_others_nor_the_prepared_process(
     provider: SandboxProvider,
 ) -> None:
     async with open_prepared(provider) as one:
@@ -91,7 +91,7 @@ async def test_how_one_execution_ends_touches_neither_the_others_nor_what_is_pre
         assert processes == {(await sibling).process}
 
 
-async def test_what_an_execution_leaves_running_ends_with_it(provider: SandboxProvider) -> None:
+async def test_processes_left_by_an_execution_end_with_it(provider: SandboxProvider) -> None:
     leave = """
         if os.fork() == 0:
             os.setsid()
@@ -113,7 +113,7 @@ async def test_what_an_execution_leaves_running_ends_with_it(provider: SandboxPr
         assert (await one.execute(dedent(look))).is_there is False
 
 
-async def test_what_it_prints_is_told_once_and_stands_in_no_result(provider: SandboxProvider) -> None:
+async def test_output_of_prepare_is_reported_once_and_in_no_result(provider: SandboxProvider) -> None:
     said: list[tuple[str, str]] = []
     one = open_prepared(provider, "import sys; print('ready'); print('beware', file=sys.stderr)")
     one.on_prepare_output = lambda stream, text: said.append((stream, text))
@@ -123,7 +123,7 @@ async def test_what_it_prints_is_told_once_and_stands_in_no_result(provider: San
     assert sorted(said) == [("stderr", "beware\n"), ("stdout", "ready\n")]
 
 
-async def test_functions_that_it_defines_find_submit_and_tools_when_the_code_calls_them(
+async def test_prepared_functions_can_call_submit_and_tools(
     provider: SandboxProvider,
 ) -> None:
     async with open_prepared(provider) as one:
@@ -133,7 +133,7 @@ async def test_functions_that_it_defines_find_submit_and_tools_when_the_code_cal
 
 
 @pytest.mark.every_provider
-async def test_it_finds_the_volume_and_what_it_saves_there_is_no_executions(
+async def test_prepare_uses_the_volume_and_its_files_belong_to_no_execution(
     provider: SandboxProvider, volume_name: str
 ) -> None:
     with_volume = provider.model_copy(update={"volume_name": volume_name})
@@ -184,16 +184,16 @@ async def check_failure(provider: SandboxProvider, name: str) -> None:
     assert caught.value.retry_rule == "never"
 
 
-async def test_an_error_in_it_is_a_prepare_error_and_no_code_runs(provider: SandboxProvider) -> None:
+async def test_an_error_in_prepare_raises_prepare_error_and_no_code_runs(provider: SandboxProvider) -> None:
     await check_failure(provider, "an error")
 
 
-async def test_all_else_that_goes_wrong_in_it_is_a_prepare_error_too(provider: SandboxProvider) -> None:
+async def test_other_failures_of_prepare_raise_prepare_error(provider: SandboxProvider) -> None:
     await check_failure(provider, "a timeout")  # without another sandbox at the same time
     await asyncio.gather(*(check_failure(provider, name) for name in FAILING if name not in ("an error", "a timeout")))
 
 
-async def test_it_may_end_early_and_leave_threads_that_have_ended(provider: SandboxProvider) -> None:
+async def test_prepare_may_exit_early_after_its_threads_ended(provider: SandboxProvider) -> None:
     code = """
         import sys
         from concurrent.futures import ThreadPoolExecutor
@@ -207,7 +207,7 @@ async def test_it_may_end_early_and_leave_threads_that_have_ended(provider: Sand
         assert (await one.execute(again)).output == [1, 2]
 
 
-async def test_memory_that_it_asks_for_in_vain_is_said(small_provider: SandboxProvider) -> None:
+async def test_out_of_memory_in_prepare_is_reported(small_provider: SandboxProvider) -> None:
     with pytest.raises(
         PrepareError, match=r"(ran out of|want of) memory.* or give the sandbox more with memory|SIGKILL"
     ):
@@ -219,7 +219,7 @@ async def execute_on_and_on(one: Interpreter, code: str) -> None:
         await one.execute(code)
 
 
-async def test_when_what_was_prepared_is_lost_the_next_execution_says_so_and_asks_for_a_new_sandbox(
+async def test_losing_the_prepared_process_raises_sandbox_lost(
     provider: SandboxProvider,
 ) -> None:
     # The process ends itself, because nothing else in a local sandbox can reach it.
@@ -243,7 +243,7 @@ async def test_when_what_was_prepared_is_lost_the_next_execution_says_so_and_ask
         assert (await running).x == 1, "an execution that runs already runs on, and is answered"
 
 
-async def test_an_execution_whose_process_was_just_made_survives_the_loss_of_what_was_prepared(
+async def test_a_new_execution_survives_the_loss_of_the_prepared_process(
     provider: SandboxProvider,
 ) -> None:
     # The second execution's process is still starting when the third fork's middle process kills the prepared one.
@@ -275,7 +275,7 @@ async def draw(provider: SandboxProvider, seed: int | None, count: int = 6) -> l
     return [tuple(result.drawn) for result in results]
 
 
-async def test_each_execution_draws_numbers_of_its_own_and_with_a_seed_the_same_again_by_its_number(
+async def test_a_seed_repeats_each_executions_random_numbers_by_its_number(
     provider: SandboxProvider,
 ) -> None:
     unseeded, first, again, fewer, other = await asyncio.gather(
@@ -303,7 +303,7 @@ sys.modules["numpy"].random = sys.modules["numpy.random"]
 """
 
 
-async def test_numpys_and_torchs_generators_are_seeded_where_they_are_there(provider: SandboxProvider) -> None:
+async def test_generators_of_numpy_and_torch_are_seeded_if_installed(provider: SandboxProvider) -> None:
     async with open_prepared(provider, GENERATORS, seed=3) as one:
         code = "SUBMIT(numpy=sys.modules['numpy.random'].seeds, torch=sys.modules['torch'].seeds)"
         results = [await one.execute(code, index=i % 2) for i in range(4)]
@@ -314,14 +314,14 @@ async def test_numpys_and_torchs_generators_are_seeded_where_they_are_there(prov
     assert results[0].outputs == results[2].outputs != results[1].outputs == results[3].outputs
 
 
-async def test_a_module_that_only_has_the_name_of_numpy_or_torch_is_no_generator(provider: SandboxProvider) -> None:
+async def test_a_user_module_named_numpy_or_torch_is_not_seeded(provider: SandboxProvider) -> None:
     names = "'numpy', 'numpy.random', 'torch'"
     prepare = f"import sys, types\nfor name in ({names}):\n    sys.modules[name] = types.ModuleType(name)"
     async with open_prepared(provider, prepare) as one:
         assert (await one.execute("SUBMIT(x=1)")).x == 1
 
 
-async def test_what_it_has_made_outlives_the_end_of_each_execution(provider: SandboxProvider) -> None:
+async def test_prepared_objects_outlive_each_execution(provider: SandboxProvider) -> None:
     prepare = """
     import atexit, os, tempfile, weakref
     folder = tempfile.TemporaryDirectory()
@@ -340,7 +340,7 @@ async def test_what_it_has_made_outlives_the_end_of_each_execution(provider: San
         assert (await one.execute(use)).meta.stdout == "once True\n"
 
 
-async def test_a_thread_that_python_does_not_know_takes_no_result_from_a_context(provider: SandboxProvider) -> None:
+async def test_a_native_thread_cannot_take_a_result_from_a_context(provider: SandboxProvider) -> None:
     code = """
     import threading
     done = threading.Event()
@@ -358,7 +358,7 @@ async def test_a_thread_that_python_does_not_know_takes_no_result_from_a_context
         assert (await one.execute(dedent(code), context="main")).y == 2
 
 
-async def test_neither_a_default_timeout_of_sockets_nor_closed_streams_end_it(provider: SandboxProvider) -> None:
+async def test_the_prepared_process_survives_socket_timeouts_and_closed_streams(provider: SandboxProvider) -> None:
     prepare = "import os, socket\nsocket.setdefaulttimeout(0.01)\nos.close(1)\nos.close(2)"
     async with open_prepared(provider, prepare) as one:
         for _ in range(3):
@@ -397,7 +397,7 @@ PARENTS = """
 
 
 @pytest.mark.own_machine
-async def test_processes_that_it_left_running_stay_when_their_parents_end(provider: SandboxProvider) -> None:
+async def test_processes_of_prepare_survive_the_end_of_their_parents(provider: SandboxProvider) -> None:
     async with open_prepared(provider, SHELL) as one:
         await one.execute("open('go', 'w').close()\nwhile not os.path.exists('over'): time.sleep(0.01)")
         grow = "size = os.path.getsize('beats')\nwhile os.path.getsize('beats') == size: time.sleep(0.01)"
@@ -412,7 +412,7 @@ async def test_processes_that_it_left_running_stay_when_their_parents_end(provid
 
 
 @pytest.mark.full
-async def test_with_a_seed_the_code_of_a_recursive_query_draws_by_who_asks_and_how_many_that_has_asked(
+async def test_a_seed_repeats_the_random_numbers_of_recursive_queries(
     provider: SandboxProvider, chat: ChatServer
 ) -> None:
     for name in ("litellm", "rlm_batch.blocks.language_model.dspy_rlm"):
@@ -463,7 +463,7 @@ LEFT_OPEN = {
 }
 
 
-async def test_files_and_logs_that_an_execution_leaves_open_are_written_at_its_end(provider: SandboxProvider) -> None:
+async def test_open_files_and_logs_are_flushed_at_an_executions_end(provider: SandboxProvider) -> None:
     async with open_prepared(provider, OPENING) as one:
         for name, code in LEFT_OPEN.items():
             await one.execute(dedent(code))
@@ -483,7 +483,7 @@ async def test_files_and_logs_that_an_execution_leaves_open_are_written_at_its_e
                 assert (await one.execute("SUBMIT(open(name).read())", {"name": name})).output == text, name
 
 
-async def test_a_function_of_the_codes_own_may_have_the_name_of_one_of_ours(
+async def test_code_may_define_functions_named_like_ours(
     provider: SandboxProvider,
 ) -> None:
     define = "def report(x): return ['mine', x]\ndef display(x): return ['mine', x]"

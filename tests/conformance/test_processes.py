@@ -36,7 +36,7 @@ async def test_threads_coroutines_and_subprocesses_work(interpreter: Interpreter
         }
 
 
-async def test_threads_that_still_run_at_the_end_of_the_code_are_waited_for(interpreter: Interpreter) -> None:
+async def test_an_execution_waits_for_its_threads(interpreter: Interpreter) -> None:
     code = """
         import atexit, threading, time
         def late():
@@ -71,7 +71,7 @@ async def test_multiprocessing_works_with_fork(interpreter: Interpreter) -> None
     assert result.meta.stdout == "in 0\nin 1\nin 2\n"
 
 
-async def test_a_forked_process_that_reaches_the_end_of_the_code_ends_itself_alone(
+async def test_a_fork_that_reaches_the_end_of_the_code_ends_only_itself(
     interpreter: Interpreter,
 ) -> None:
     code = """
@@ -89,7 +89,7 @@ async def test_a_forked_process_that_reaches_the_end_of_the_code_ends_itself_alo
         assert (await interpreter.execute("SUBMIT(fine=1)", context=context)).fine
 
 
-async def test_a_forked_process_cannot_submit_and_fails_for_itself(interpreter: Interpreter) -> None:
+async def test_a_forked_process_cannot_submit_and_fails_alone(interpreter: Interpreter) -> None:
     code = """
         import os, sys
         reads, writes = os.pipe()
@@ -158,7 +158,7 @@ SUBMIT(False)
 """
 
 
-async def test_processes_that_an_execution_left_running_are_gone_after_it(interpreter: Interpreter) -> None:
+async def test_processes_that_an_execution_leaves_end_with_it(interpreter: Interpreter) -> None:
     """Check that the lock becomes free; `test_timeout` checks the same after a timeout."""
     for name, leaving in LEAVING.items():
         result = await interpreter.execute(dedent(leaving) + UNTIL_HELD + "SUBMIT(left=True)", {"hold": HOLD})
@@ -171,14 +171,14 @@ async def test_processes_that_an_execution_left_running_are_gone_after_it(interp
 
 
 @pytest.mark.own_machine
-async def test_processes_that_a_context_left_running_stay_until_it_is_forgotten(interpreter: Interpreter) -> None:
+async def test_processes_that_a_context_leaves_run_until_it_is_forgotten(interpreter: Interpreter) -> None:
     await interpreter.execute(dedent(LEAVING["a daemon"]) + UNTIL_HELD, {"hold": HOLD}, context="c")
     assert (await interpreter.execute(IS_HELD)).output is True
     await interpreter.forget_context("c")
     await interpreter.execute(TAKE_LOCK)
 
 
-async def test_the_end_of_a_crowd_of_daemons_touches_no_other_execution(interpreter: Interpreter) -> None:
+async def test_ending_many_daemons_touches_no_other_execution(interpreter: Interpreter) -> None:
     interpreter.tools["wait"] = gate = Gate()
     busy = "import subprocess; p = subprocess.Popen(['sleep', '1000']); wait(); SUBMIT(is_there=p.poll() is None)"
     crowd = """
@@ -200,7 +200,7 @@ async def test_the_end_of_a_crowd_of_daemons_touches_no_other_execution(interpre
     assert (await other).is_there
 
 
-async def test_zombies_of_the_code_are_its_own(interpreter: Interpreter) -> None:
+async def test_code_can_reap_its_zombies(interpreter: Interpreter) -> None:
     code = """
         import os
         for _ in range(10):

@@ -49,7 +49,7 @@ async def ask(
         return await interpreter.execute(dedent(code), variables, queries=access.queries(interpreter))
 
 
-async def test_three_prompts_are_asked_at_once_and_answered_in_order(provider: SandboxProvider, chat: ChatServer):
+async def test_three_prompts_run_concurrently_and_answers_keep_their_order(provider: SandboxProvider, chat: ChatServer):
     for prompt, delay in zip(THREE, (0.06, 0.04, 0.02), strict=True):
         chat.rule(prompt, Reply(f"summary of {prompt.split()[-1]}", delay=delay, gate=3))
     code = """
@@ -64,7 +64,7 @@ async def test_three_prompts_are_asked_at_once_and_answered_in_order(provider: S
     assert flat.summaries == found.summaries
 
 
-async def test_no_more_is_under_way_than_was_asked_for_and_the_host_allows(provider: SandboxProvider, chat: ChatServer):
+async def test_concurrent_queries_stay_within_the_limits_of_code_and_host(provider: SandboxProvider, chat: ChatServer):
     code = "SUBMIT(answers=llm_query_batched([str(i) for i in range(8)], concurrency=asked))"
     async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
         for asked, cap, seen in ((16, 2, 2), (3, 8, 3), (None, 4, 4)):
@@ -75,7 +75,7 @@ async def test_no_more_is_under_way_than_was_asked_for_and_the_host_allows(provi
             assert chat.stats.most_at_once == seen
 
 
-async def test_of_eight_prompts_two_fail_and_the_six_answers_are_kept(provider: SandboxProvider, chat: ChatServer):
+async def test_six_of_eight_answers_are_kept_when_two_prompts_fail(provider: SandboxProvider, chat: ChatServer):
     chat.rule("bad", Reply("this prompt is refused", status=400))
     chat.rule("prompt 3", "Error: this is what I answer")
     code = """
@@ -103,7 +103,7 @@ async def test_of_eight_prompts_two_fail_and_the_six_answers_are_kept(provider: 
     assert {index: kind for index, (kind, _) in found.objects.items()} == {"2": "QueryError", "5": "QueryError"}
 
 
-async def test_wrong_arguments_are_errors_of_the_code_and_reach_no_model(provider: SandboxProvider, chat: ChatServer):
+async def test_wrong_arguments_raise_in_the_code_and_reach_no_model(provider: SandboxProvider, chat: ChatServer):
     code = """
         def said(call):
             try:
@@ -128,9 +128,7 @@ async def test_wrong_arguments_are_errors_of_the_code_and_reach_no_model(provide
     assert chat.stats.requests == 0
 
 
-async def test_a_query_at_the_bottom_is_a_depth_exceeded_error_and_no_plain_call(
-    provider: SandboxProvider, chat: ChatServer
-):
+async def test_a_query_below_the_deepest_level_raises_depth_exceeded(provider: SandboxProvider, chat: ChatServer):
     """Check three nested recursive models, with one request to the model at a time."""
     bottom = """
         try:
@@ -158,9 +156,7 @@ async def test_a_query_at_the_bottom_is_a_depth_exceeded_error_and_no_plain_call
     assert (four["calls"], flat["calls"], found.meta.queries.failed) == (0, 1, 1)
 
 
-async def test_state_is_kept_between_turns_and_errors_are_shown_to_the_model(
-    provider: SandboxProvider, chat: ChatServer
-):
+async def test_turns_share_state_and_the_model_sees_errors(provider: SandboxProvider, chat: ChatServer):
     chat.script = make_script(
         ("ZeroDivisionError", "SUBMIT(answer=str(n + len(context)))"),
         ("[[ ## iteration ## ]]\n2/20", "print('n is', n)\n1 / 0"),
@@ -176,9 +172,7 @@ async def test_state_is_kept_between_turns_and_errors_are_shown_to_the_model(
     assert "ZeroDivisionError" in query["trajectory"][1]["output"]
 
 
-async def test_a_context_is_found_as_it_was_given_and_no_prompt_holds_it_whole(
-    provider: SandboxProvider, chat: ChatServer
-):
+async def test_code_gets_the_whole_context_and_prompts_do_not_contain_it(provider: SandboxProvider, chat: ChatServer):
     chat.script = make_script(("", "import hashlib; SUBMIT(answer=hashlib.sha256(context.encode()).hexdigest())"))
     code = """
         import hashlib
@@ -190,9 +184,7 @@ async def test_a_context_is_found_as_it_was_given_and_no_prompt_holds_it_whole(
     assert chat.stats.longest_prompt < 20_000
 
 
-async def test_threads_ask_at_the_same_time_and_get_no_more_calls_than_there_are(
-    provider: SandboxProvider, chat: ChatServer
-):
+async def test_concurrent_threads_stay_within_the_call_limit(provider: SandboxProvider, chat: ChatServer):
     chat.script = lambda request: Reply("an answer", gate=3)
     code = """
         from concurrent.futures import ThreadPoolExecutor
@@ -217,7 +209,7 @@ async def test_threads_ask_at_the_same_time_and_get_no_more_calls_than_there_are
     assert told.cost == pytest.approx(chat.stats.prompt_tokens * 1.5e-7 + chat.stats.completion_tokens * 6e-7)
 
 
-async def test_a_failed_call_gives_back_what_it_did_not_use(provider: SandboxProvider, chat: ChatServer):
+async def test_a_failed_call_releases_its_unused_budget(provider: SandboxProvider, chat: ChatServer):
     chat.rule("bad", Reply("refused", status=400))
     code = """
         for _ in range(5):
@@ -231,9 +223,7 @@ async def test_a_failed_call_gives_back_what_it_did_not_use(provider: SandboxPro
     assert (found.meta.queries.calls, found.meta.queries.failed) == (3, 6)
 
 
-async def test_a_recursive_models_own_turns_count_and_end_it_when_they_are_used_up(
-    provider: SandboxProvider, chat: ChatServer
-):
+async def test_turns_of_a_recursive_model_count_towards_the_call_limit(provider: SandboxProvider, chat: ChatServer):
     chat.script = make_script(("", "print('and on')"))
     code = """
         try:
@@ -248,9 +238,7 @@ async def test_a_recursive_models_own_turns_count_and_end_it_when_they_are_used_
 
 
 @pytest.mark.full
-async def test_the_deadline_of_a_query_is_that_of_the_code_which_can_still_submit(
-    provider: SandboxProvider, chat: ChatServer
-):
+async def test_a_query_ends_before_the_codes_timeout_so_code_can_submit(provider: SandboxProvider, chat: ChatServer):
     chat.rule("slow", Reply("too late", delay=1000))
     chat.script = make_script(("", "llm_query('slow')"))
     code = """
@@ -273,7 +261,7 @@ async def test_the_deadline_of_a_query_is_that_of_the_code_which_can_still_submi
         assert found.late
 
 
-async def test_nothing_is_asked_after_the_code_has_ended(provider: SandboxProvider, chat: ChatServer):
+async def test_no_query_is_sent_after_the_code_has_ended(provider: SandboxProvider, chat: ChatServer):
     """Check that fifty queries end with their code.
 
     Otherwise the host would ask two of them beside each query of the next execution.
@@ -362,9 +350,7 @@ async def test_the_key_is_nowhere_in_the_sandbox(provider: SandboxProvider, chat
     assert chat.requests[0].headers["authorization"] == f"Bearer {KEY}"
 
 
-async def test_tools_and_queries_are_there_together_and_queries_need_a_model(
-    provider: SandboxProvider, chat: ChatServer
-):
+async def test_tools_and_queries_work_together_and_queries_need_a_model(provider: SandboxProvider, chat: ChatServer):
     access = ModelAccess(model=model(chat))
     tools = {"double": lambda n: 2 * n, "llm_query": lambda _: "not this one"}
     async with provider.interpreter(tools=tools) as interpreter:
@@ -378,7 +364,7 @@ async def test_tools_and_queries_are_there_together_and_queries_need_a_model(
             await interpreter.execute("llm_query('x')")
 
 
-async def test_code_that_sends_nonsense_to_the_host_gets_an_error(provider: SandboxProvider, chat: ChatServer):
+async def test_code_that_sends_invalid_queries_gets_an_error(provider: SandboxProvider, chat: ChatServer):
     """Check calls that bypass our functions: the host trusts no data from the code's process."""
     code = """
         import gc, types

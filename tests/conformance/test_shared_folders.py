@@ -37,7 +37,7 @@ USE = """
     """
 
 
-async def test_what_an_execution_does_to_the_folders_is_undone_before_the_next(interpreter: Interpreter) -> None:
+async def test_folders_are_restored_between_executions(interpreter: Interpreter) -> None:
     await interpreter.execute("open('kept', 'w').write('of the first')")
     for name, code in SPOILERS.items():
         with suppress(CodeError):
@@ -64,7 +64,7 @@ LEFT = """
 MANY_NAMES = "for number in range(9000): os.mkdir(f'{tempfile.gettempdir()}/{number:0>250}')\n"
 
 
-async def test_temporary_files_are_an_executions_own_but_those_of_the_preparation(provider: SandboxProvider) -> None:
+async def test_executions_share_no_temporary_files_but_those_of_prepare(provider: SandboxProvider) -> None:
     if provider.provider_name != "local":
         pytest.skip("the temporary folder of a machine is not ours to empty")
     async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
@@ -82,7 +82,7 @@ async def test_temporary_files_are_an_executions_own_but_those_of_the_preparatio
             assert (await interpreter.execute(dedent(LEFT))).prepared is True
 
 
-async def test_a_sandbox_whose_folder_has_gone_takes_no_further_execution(provider: SandboxProvider) -> None:
+async def test_a_sandbox_without_its_folder_accepts_no_execution(provider: SandboxProvider) -> None:
     """Check a removed folder; on the isolated levels code cannot remove it."""
     async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
         await interpreter.execute("x = 1", context="c")

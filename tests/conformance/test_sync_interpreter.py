@@ -50,7 +50,7 @@ def make(provider: SandboxProvider) -> Iterator[Make]:
 
 
 @pytest.mark.every_provider
-def test_results_state_and_output_come_back(make: Make) -> None:
+def test_results_state_and_output_are_returned(make: Make) -> None:
     with make() as interpreter:
         first = interpreter.execute("x = total + 1\nprint('hello')\nSUBMIT(x=x)", {"total": 41})
         assert first.x == 42
@@ -61,9 +61,7 @@ def test_results_state_and_output_come_back(make: Make) -> None:
 
 
 @pytest.mark.every_provider
-def test_output_is_heard_as_it_comes_and_a_listener_that_raises_loses_nothing(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_output_is_streamed_and_a_failing_listener_loses_nothing(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     heard, is_open = list[tuple[str, str, bool]](), threading.Event()
     here = threading.get_ident()
 
@@ -107,7 +105,7 @@ def test_output_is_heard_as_it_comes_and_a_listener_that_raises_loses_nothing(
 
 
 @pytest.mark.every_provider
-def test_a_reset_forgets_the_names_and_keeps_the_sandbox_and_its_files(make: Make) -> None:
+def test_a_reset_clears_the_names_and_keeps_sandbox_and_files(make: Make) -> None:
     interpreter = make()
     interpreter.reset()  # the sandbox is not open yet
     first = interpreter.execute("x = 1\nwith open('kept.txt', 'w') as file: file.write('kept')").meta.sandbox_id
@@ -129,9 +127,7 @@ def test_a_reset_forgets_the_names_and_keeps_the_sandbox_and_its_files(make: Mak
 
 @pytest.mark.every_provider
 @pytest.mark.own_machine
-def test_files_go_into_the_working_folder_and_come_out_of_it_and_no_link_leads_elsewhere(
-    make: Make, tmp_path: Path
-) -> None:
+def test_files_are_uploaded_and_downloaded_without_following_links(make: Make, tmp_path: Path) -> None:
     with make() as interpreter:
         (tmp_path / "module.py").write_text("ANSWER = 42\n")
         interpreter.upload("module.py", tmp_path / "module.py")
@@ -166,7 +162,7 @@ def test_files_go_into_the_working_folder_and_come_out_of_it_and_no_link_leads_e
             interpreter.upload("x", 3)  # type: ignore[arg-type]
 
 
-def test_it_is_prepared_when_it_starts_and_anew_after_its_end(make: Make) -> None:
+def test_prepare_runs_at_each_start(make: Make) -> None:
     with make(prepare=Preparation("import random\nsteps = ['prepared']", seed=3)) as interpreter:
         first = interpreter.execute("steps.append(1); SUBMIT(steps=steps, drawn=random.random())")
         assert first.steps == ["prepared", 1]
@@ -176,7 +172,7 @@ def test_it_is_prepared_when_it_starts_and_anew_after_its_end(make: Make) -> Non
         assert (again.steps, again.drawn) == (["prepared", 2], first.drawn)
 
 
-def test_what_fails_to_prepare_it_fails_its_start_and_leaves_no_sandbox(make: Make) -> None:
+def test_a_failed_prepare_fails_the_start_and_leaves_no_sandbox(make: Make) -> None:
     interpreter = make(prepare=Preparation("print('on')\n1 / 0"))
     for attempt in (interpreter.start, lambda: interpreter.execute("SUBMIT()")):
         with pytest.raises(PrepareError, match=r"prepare raised ZeroDivisionError \(line 2\)") as caught:
@@ -184,7 +180,7 @@ def test_what_fails_to_prepare_it_fails_its_start_and_leaves_no_sandbox(make: Ma
         assert caught.value.stdout == "on\n"
 
 
-def test_a_listener_that_blocks_for_longer_than_the_timeout_loses_nothing(make: Make) -> None:
+def test_a_listener_that_blocks_beyond_the_timeout_loses_nothing(make: Make) -> None:
     """Check a slow listener; the code has six seconds, and takes milliseconds."""
     interpreter = make()
     interpreter.start()
@@ -192,7 +188,7 @@ def test_a_listener_that_blocks_for_longer_than_the_timeout_loses_nothing(make: 
     assert (slow.x, slow.meta.stdout) == (3, "z\n")
 
 
-def test_failures_keep_the_state_and_a_kill_loses_it_until_a_new_start(make: Make) -> None:
+def test_failures_keep_the_state_and_a_kill_requires_a_new_start(make: Make) -> None:
     interpreter = make()
     interpreter.execute("import time\nkept = 1")
     for code, kind, stdout in (
@@ -228,7 +224,7 @@ def test_wrong_arguments_are_refused(make: Make) -> None:
     assert interpreter.execute("SUBMIT(1)").output == 1
 
 
-def test_large_values_pass_both_ways_and_output_is_capped(make: Make) -> None:
+def test_large_values_are_sent_and_returned_and_output_is_capped(make: Make) -> None:
     text = "0123456789abcdé\n" * (5 * 65_536)
     result = make().execute("print(text)\nSUBMIT(n=len(text), part=text[:900_000])", {"text": text})
     assert (result.n, result.part) == (len(text), text[:900_000])
@@ -236,7 +232,7 @@ def test_large_values_pass_both_ways_and_output_is_capped(make: Make) -> None:
     assert len(result.meta.stdout) < 101_000
 
 
-def test_tools_of_both_kinds_are_called_and_raise(make: Make) -> None:
+def test_sync_and_async_tools_are_called_and_raise(make: Make) -> None:
     class NotOnTheMenu(KeyError):
         pass
 
@@ -282,7 +278,7 @@ def test_tools_of_both_kinds_are_called_and_raise(make: Make) -> None:
     assert (caught.value.type, caught.value.message) == ("KeyError", "'milk'")
 
 
-def test_sixteen_threads_call_at_once_and_none_waits_for_the_slow_one(make: Make) -> None:
+def test_sixteen_threads_call_tools_without_waiting_for_a_slow_call(make: Make) -> None:
     calls = threading.Semaphore(0)
 
     def call(i: int) -> int:
@@ -310,7 +306,7 @@ def test_a_tool_that_runs_code_in_the_same_interpreter_is_refused(make: Make) ->
     assert "another" in result.said
 
 
-def test_several_threads_start_one_sandbox_and_take_turns(make: Make) -> None:
+def test_threads_share_one_sandbox_and_take_turns(make: Make) -> None:
     interpreter = make()
     code = "n = globals().get('n', 0); old = n; import time; time.sleep(0.005); n = old + 1; SUBMIT(n=n)"
     with ThreadPoolExecutor(8) as pool:
@@ -320,7 +316,7 @@ def test_several_threads_start_one_sandbox_and_take_turns(make: Make) -> None:
 
 
 @pytest.mark.anyio
-async def test_it_works_where_an_event_loop_runs(make: Make) -> None:
+async def test_the_sync_interpreter_works_inside_a_running_event_loop(make: Make) -> None:
     with make() as interpreter:
         assert interpreter.execute("SUBMIT(x=1)").x == 1
         assert (await asyncio.to_thread(interpreter.execute, "SUBMIT(x=2)")).x == 2

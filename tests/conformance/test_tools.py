@@ -24,7 +24,7 @@ async def run(provider: SandboxProvider, code: str, variables: dict[str, Any] | 
 
 
 @pytest.mark.every_provider
-async def test_plain_and_asynchronous_tools_return_values(provider: SandboxProvider) -> None:
+async def test_sync_and_async_tools_return_values(provider: SandboxProvider) -> None:
     async def greet(name: str, *, loud: bool = False) -> str:
         await asyncio.sleep(0.01)
         return name.upper() if loud else name
@@ -45,7 +45,7 @@ async def test_plain_and_asynchronous_tools_return_values(provider: SandboxProvi
     assert found == {"sum": 3, "loud": "ZOË", "three": 7, "ten": 5.0, "nothing": None}
 
 
-async def test_every_json_value_passes_both_ways(provider: SandboxProvider) -> None:
+async def test_tools_take_and_return_every_json_value(provider: SandboxProvider) -> None:
     values = [None, True, 0, -(2**70), 0.1, "", 'q"\\\n\0\u2028😀', [], {}, {"a": [{"b": [1.5]}]}]
     found = await run(
         provider, "SUBMIT(back=[same(v) for v in values], tuple=same((1, 2)))", {"values": values}, same=lambda v: v
@@ -56,7 +56,7 @@ async def test_every_json_value_passes_both_ways(provider: SandboxProvider) -> N
 
 @pytest.mark.every_provider
 @pytest.mark.own_machine
-async def test_large_values_pass_both_ways(provider: SandboxProvider) -> None:
+async def test_tools_take_and_return_large_values(provider: SandboxProvider) -> None:
     code = """
         text = repeat("é", 10_000_000)
         length = measure(text[: 2_000_000])
@@ -79,7 +79,7 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
-async def test_what_a_tool_raises_is_raised_in_the_code(provider: SandboxProvider) -> None:
+async def test_an_error_in_a_tool_is_raised_in_the_code(provider: SandboxProvider) -> None:
     raised = {
         "value": ValueError("bad value"), "key": KeyError("k"), "file": FileNotFoundError(2, "no file", "x"),
         "own": ModelOverloaded("try later"), "stop": StopIteration("stop"), "timeout": TimeoutError("too slow"),
@@ -122,7 +122,7 @@ async def test_what_a_tool_raises_is_raised_in_the_code(provider: SandboxProvide
     assert "driver" not in str(caught.value)
 
 
-async def test_what_no_call_can_have_is_an_error_that_names_the_tool(provider: SandboxProvider) -> None:
+async def test_an_invalid_argument_raises_an_error_that_names_the_tool(provider: SandboxProvider) -> None:
     values = [object(), b"x", float("nan"), {1: 2}, {3}, "\ud800", 10**5000]
     code = """
         def said(kind, call):
@@ -151,7 +151,7 @@ async def test_what_no_call_can_have_is_an_error_that_names_the_tool(provider: S
     assert found["count"] == 1000
 
 
-async def test_plain_and_asynchronous_tools_of_many_threads_run_at_the_same_time(provider: SandboxProvider) -> None:
+async def test_sync_and_async_tools_of_many_threads_run_concurrently(provider: SandboxProvider) -> None:
     barrier = threading.Barrier(40)
     calls, has_all = list[int](), asyncio.Event()
 
@@ -188,7 +188,7 @@ async def test_a_tool_works_from_a_coroutine_and_during_a_submit(provider: Sandb
     assert (await run(provider, code, double=lambda n: 2 * n))["answers"] == [0, 2, 4, 6, 8]
 
 
-async def test_a_forked_process_cannot_call(provider: SandboxProvider) -> None:
+async def test_a_forked_process_cannot_call_tools(provider: SandboxProvider) -> None:
     code = """
         import os
         reads, writes = os.pipe()
@@ -219,7 +219,7 @@ async def test_tools_can_be_added_and_removed_while_the_sandbox_is_open(interpre
         await interpreter.execute("one()")
 
 
-async def test_a_call_under_way_ends_with_its_execution(interpreter: Interpreter) -> None:
+async def test_a_running_tool_call_ends_with_its_execution(interpreter: Interpreter) -> None:
     has_begun, has_ended = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:

@@ -30,7 +30,7 @@ def sandbox(provider: SandboxProvider, volume_name: str) -> Sandboxes:
 
 
 @pytest.mark.every_provider
-async def test_what_is_saved_in_one_sandbox_is_loaded_in_the_next(sandbox: Sandboxes) -> None:
+async def test_a_file_saved_in_one_sandbox_is_loaded_in_the_next(sandbox: Sandboxes) -> None:
     code = """
         import json
         path = save_to_volume("results/chunk_0.json", json.dumps([2, 4, 6]))
@@ -60,7 +60,7 @@ async def test_what_is_saved_in_one_sandbox_is_loaded_in_the_next(sandbox: Sandb
 
 
 @pytest.mark.every_provider
-async def test_files_written_below_the_mount_path_and_by_the_host_are_on_the_volume(sandbox: Sandboxes) -> None:
+async def test_files_written_by_code_and_host_are_on_the_volume(sandbox: Sandboxes) -> None:
     code = """
         import os
         os.makedirs(f"{VOLUME}/artifacts", exist_ok=True)
@@ -91,7 +91,7 @@ async def test_a_file_is_replaced_by_a_later_sandbox(sandbox: Sandboxes) -> None
             assert (await interpreter.execute("SUBMIT(load_from_volume('deep/er/same.txt'))")).output == text
 
 
-async def test_text_or_bytes_is_the_callers_choice_where_it_matters(sandbox: Sandboxes) -> None:
+async def test_the_caller_chooses_text_or_bytes(sandbox: Sandboxes) -> None:
     code = """
         save_to_volume("text", "abc")
         save_to_volume("bytes", b"\\x00\\xff")
@@ -124,7 +124,7 @@ REFUSED = (
 )
 
 
-async def test_a_path_that_leaves_the_volume_or_is_not_there_is_a_volume_error(sandbox: Sandboxes) -> None:
+async def test_a_missing_path_or_one_outside_the_volume_raises_volume_error(sandbox: Sandboxes) -> None:
     async with sandbox() as interpreter:
         for code, said in REFUSED:
             with pytest.raises(VolumeError, match=said) as caught:
@@ -168,7 +168,7 @@ async def test_a_symbolic_link_out_of_the_volume_is_refused(sandbox: Sandboxes, 
         assert result.outputs == {"links": True, "refused": [True] * 7}
 
 
-async def test_a_volume_that_was_not_asked_for_is_an_error_that_says_how_to_ask(interpreter: Interpreter) -> None:
+async def test_using_a_volume_without_volume_name_raises_an_error_with_the_fix(interpreter: Interpreter) -> None:
     for code in ("save_to_volume('x', 'y')", "load_from_volume('x')", "list_volume()"):
         with pytest.raises(VolumeError, match="volume_name"):
             await interpreter.execute(code)
@@ -178,7 +178,7 @@ async def test_a_volume_that_was_not_asked_for_is_an_error_that_says_how_to_ask(
             await interpreter.execute("pass", {name: 1})
 
 
-async def test_a_file_that_outgrows_its_limit_leaves_nothing(sandbox: Sandboxes) -> None:
+async def test_a_file_beyond_the_size_limit_leaves_nothing(sandbox: Sandboxes) -> None:
     code = """
         import os, resource
         save_to_volume("kept", "before")
@@ -198,7 +198,7 @@ async def test_a_file_that_outgrows_its_limit_leaves_nothing(sandbox: Sandboxes)
     assert result.ours == []
 
 
-async def test_a_save_that_is_interrupted_leaves_nothing_that_looks_complete(sandbox: Sandboxes) -> None:
+async def test_an_interrupted_save_leaves_no_complete_looking_file(sandbox: Sandboxes) -> None:
     code = """
         import os, threading, signal, time
         block = b"x" * 64 * 1024 * 1024
@@ -217,7 +217,7 @@ async def test_a_save_that_is_interrupted_leaves_nothing_that_looks_complete(san
     assert result.ours == []
 
 
-async def test_many_executions_save_beside_each_other(sandbox: Sandboxes) -> None:
+async def test_many_executions_save_at_the_same_time(sandbox: Sandboxes) -> None:
     async with sandbox() as one, sandbox() as two:
         await asyncio.gather(
             *(
@@ -230,7 +230,7 @@ async def test_many_executions_save_beside_each_other(sandbox: Sandboxes) -> Non
     assert result.output == {f"many/{number}.txt": str(number) for number in range(20)}
 
 
-async def test_threads_and_processes_of_the_code_save_too_also_where_its_folder_is_gone(sandbox: Sandboxes) -> None:
+async def test_threads_and_processes_of_code_save_even_without_its_folder(sandbox: Sandboxes) -> None:
     code = """
         import os, tempfile, threading
         pid = os.fork()
@@ -261,9 +261,7 @@ async def test_threads_and_processes_of_the_code_save_too_also_where_its_folder_
 
 
 @pytest.mark.every_provider
-async def test_a_file_that_was_made_for_its_user_alone_is_the_next_sandboxs_too(
-    sandbox: Sandboxes, provider_name: str
-) -> None:
+async def test_the_next_sandbox_reads_a_file_with_private_permissions(sandbox: Sandboxes, provider_name: str) -> None:
     code = """
         import os, tempfile
         handle, path = tempfile.mkstemp()
@@ -291,7 +289,7 @@ async def test_a_file_that_was_made_for_its_user_alone_is_the_next_sandboxs_too(
 
 
 @pytest.mark.every_provider
-async def test_the_host_lists_gets_puts_and_deletes(
+async def test_the_host_lists_gets_puts_and_deletes_files(
     sandbox: Sandboxes, provider: SandboxProvider, volume_name: str
 ) -> None:
     large = bytes(range(256)) * 8192  # more than fits in one SUBMIT or one frame of a variable
@@ -329,7 +327,7 @@ async def test_the_host_lists_gets_puts_and_deletes(
         assert (await second.execute("SUBMIT(list_volume())")).output == ["code/a.txt"]
 
 
-async def test_the_host_sees_what_many_pages_of_a_list_hold(provider: SandboxProvider, volume_name: str) -> None:
+async def test_the_host_reads_every_page_of_a_list(provider: SandboxProvider, volume_name: str) -> None:
     with_volume = provider.model_copy(update={"volume_name": volume_name})
     code = "for n in range(12):\n    save_to_volume(f'{n:03}' + 'x' * 200, '')"
     async with with_volume.interpreter() as interpreter:

@@ -25,7 +25,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-async def test_modules_come_with_their_data_in_the_order_given_and_before_all_others(
+async def test_modules_bring_their_data_and_precede_all_others_in_order(
     provider: SandboxProvider, source: Path, tmp_path: Path
 ) -> None:
     second = tmp_path / "second"
@@ -44,7 +44,7 @@ SUBMIT(area=shapes.circle.AREA, prepared=PREPARED, text=text, whose=this.WHOSE)
 
 
 @pytest.mark.local_first
-async def test_an_edit_meanwhile_changes_nothing(provider: SandboxProvider, source: Path) -> None:
+async def test_an_edit_during_the_run_changes_nothing(provider: SandboxProvider, source: Path) -> None:
     found = provider.with_files([str(source)])
     before = (await found.fingerprint())["python_path"]
     (source / "shapes" / "circle.py").write_text("AREA = 4\n")

@@ -108,7 +108,7 @@ REFUSED = [
 ]
 
 
-def test_code_submits_an_array_as_it_is_and_shows_one(scientist: LocalInterpreter) -> None:
+def test_code_submits_and_displays_arrays(scientist: LocalInterpreter) -> None:
     for text, value in VALUES:
         result = scientist.execute(f"SUBMIT({text}, again={text})").outputs
         assert repr(result) == repr({"output": value, "again": value}), text  # compares -0.0 and types too
@@ -119,7 +119,7 @@ def test_code_submits_an_array_as_it_is_and_shows_one(scientist: LocalInterprete
 
 
 @pytest.mark.parametrize("way", ["submit", "last value", "tool", "variable"])
-def test_what_a_list_would_lose_is_refused_with_a_remedy_that_works(scientist: LocalInterpreter, way: str) -> None:
+def test_an_array_that_a_list_cannot_hold_is_refused_with_a_fix(scientist: LocalInterpreter, way: str) -> None:
     scientist.tools["keep"] = lambda value: value
     names: dict[str, Any] = {}
     exec(IMPORTS, names)
@@ -146,7 +146,7 @@ def test_what_a_list_would_lose_is_refused_with_a_remedy_that_works(scientist: L
         assert repr(result.outputs) == repr({"output": value}), remedy
 
 
-def test_what_is_reported_is_a_number_of_which_nothing_is_lost(scientist: LocalInterpreter) -> None:
+def test_a_reported_value_must_convert_to_a_number_without_loss(scientist: LocalInterpreter) -> None:
     lost = ("np.complex64(1 + 2j)", "np.complex128(1)", "Lengths('km')", "np.ma.masked")
     for value in ("np.timedelta64(5, 'ns')", "np.datetime64('2026-01-02', 'ns')", *lost):
         with pytest.raises(CodeError, match=r"report: value is a .*: it is a number"):
@@ -160,13 +160,13 @@ def test_an_array_that_is_too_large_is_refused(scientist: LocalInterpreter) -> N
             scientist.execute(f"SUBMIT(fine=1, loss={text})")
 
 
-def test_fields_that_have_a_type_take_an_arrays_number(scientist: LocalInterpreter) -> None:
+def test_typed_fields_accept_numbers_of_arrays(scientist: LocalInterpreter) -> None:
     fields = [{"name": "acc", "type": "float"}, {"name": "curve", "type": "list"}]
     result = scientist.execute("SUBMIT(np.float32(0.5), np.arange(2))", output_fields=fields)
     assert result.outputs == {"acc": 0.5, "curve": [0, 1]}
 
 
-def test_variables_and_what_tools_take_and_return_may_be_arrays(scientist: LocalInterpreter) -> None:
+def test_variables_tool_arguments_and_tool_results_may_be_arrays(scientist: LocalInterpreter) -> None:
     import numpy
 
     given: list[Any] = []
@@ -186,14 +186,14 @@ def test_variables_and_what_tools_take_and_return_may_be_arrays(scientist: Local
 
 @pytest.mark.anyio
 @pytest.mark.local_first
-async def test_every_sandbox_takes_what_has_a_tolist(interpreter: Interpreter) -> None:
+async def test_every_sandbox_accepts_values_with_tolist(interpreter: Interpreter) -> None:
     result = await interpreter.execute("from array import array\nSUBMIT(array('d', x))", {"x": array("d", [0.5, 2])})
     assert result.outputs == {"output": [0.5, 2.0]}
 
 
 @pytest.mark.full
 @pytest.mark.anyio
-async def test_a_sweep_and_a_batch_take_arrays_and_generators(server: str) -> None:
+async def test_a_sweep_and_a_batch_accept_arrays_and_generators(server: str) -> None:
     import numpy
 
     report = await sweep("SUBMIT(loss=x)", grid={"x": numpy.linspace(0, 1, 3), "n": range(2)}, provider="local:none")
@@ -206,7 +206,7 @@ async def test_a_sweep_and_a_batch_take_arrays_and_generators(server: str) -> No
 
 
 @pytest.mark.anyio
-async def test_what_a_flow_cannot_send_is_a_sentence_before_anything_runs() -> None:
+async def test_a_value_that_a_flow_cannot_send_is_refused_before_it_runs() -> None:
     import pandas
 
     dated = pandas.DataFrame({"x": pandas.to_datetime(["2026-01-02"])})

@@ -69,7 +69,7 @@ async def test_code_awaits_at_its_top_level(interpreter: Interpreter) -> None:
             await interpreter.execute("def f():\n    await g()", context=context)
 
 
-async def test_tasks_and_generators_of_a_session_go_on_with_its_next_code_that_awaits(interpreter: Interpreter) -> None:
+async def test_tasks_and_generators_of_a_session_continue_in_its_next_await(interpreter: Interpreter) -> None:
     async def run(code: str) -> Any:
         return (await interpreter.execute(dedent(code), context="c")).meta.value
 
@@ -83,7 +83,7 @@ async def test_tasks_and_generators_of_a_session_go_on_with_its_next_code_that_a
     assert await run("await answer('on a new loop')") == "on a new loop"
 
 
-async def test_tasks_that_a_stateless_execution_leaves_running_are_cancelled(interpreter: Interpreter) -> None:
+async def test_tasks_left_by_a_stateless_execution_are_cancelled(interpreter: Interpreter) -> None:
     code = """
         async def work():
             try:
@@ -96,7 +96,7 @@ async def test_tasks_that_a_stateless_execution_leaves_running_are_cancelled(int
     assert (await interpreter.execute("import asyncio\n" + dedent(code))).meta.stdout == "cancelled\n"
 
 
-async def test_a_preparation_awaits_and_each_execution_has_a_loop_of_its_own(provider: SandboxProvider) -> None:
+async def test_prepare_can_await_and_each_execution_has_a_new_loop(provider: SandboxProvider) -> None:
     prepare = Preparation(ANSWER + "base = await asyncio.to_thread(lambda: 40)")
     async with provider.interpreter(prepare=prepare) as interpreter:
         for context in (None, None, "c", "c"):
@@ -118,7 +118,7 @@ gc.set_threshold(5)
 """
 
 
-async def test_garbage_of_an_earlier_execution_does_not_disturb_the_compiling_of_the_next(
+async def test_garbage_of_an_earlier_execution_does_not_break_the_next_compilation(
     interpreter: Interpreter,
 ) -> None:
     await interpreter.execute(PARSING, context="c")
@@ -129,7 +129,7 @@ async def test_garbage_of_an_earlier_execution_does_not_disturb_the_compiling_of
         ]
 
 
-async def test_a_task_that_submits_and_that_no_one_awaits_leaves_no_words_to_later_executions(
+async def test_an_unawaited_task_that_submits_prints_nothing_in_later_executions(
     interpreter: Interpreter,
 ) -> None:
     submit = "import asyncio as a\nasync def submit():\n    SUBMIT(x=1)\n"

@@ -43,7 +43,7 @@ def read_below(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.every_provider
-async def test_new_files_that_match_come_home_and_links_and_pipes_do_not(
+async def test_new_matching_files_are_collected_and_links_and_pipes_are_not(
     interpreter: Interpreter, tmp_path: Path
 ) -> None:
     patterns = ["*.png", "out/**", "etc/passwd", "gone/x.bin"]
@@ -67,7 +67,7 @@ async def test_new_files_that_match_come_home_and_links_and_pipes_do_not(
     assert (await interpreter.execute("1")).meta.collected == ()
 
 
-async def test_a_pattern_that_leads_out_is_refused_before_anything_starts(tmp_path: Path) -> None:
+async def test_a_pattern_outside_the_folder_is_refused_before_the_start(tmp_path: Path) -> None:
     interpreter = LocalInterpreter(isolation="none")
     for pattern in ("../x", "/etc/passwd", "a/../../b", "", ".", "a\0b", "x" * 9000):
         with pytest.raises(ConfigurationError, match="collect"):
@@ -77,7 +77,7 @@ async def test_a_pattern_that_leads_out_is_refused_before_anything_starts(tmp_pa
     assert interpreter._sandbox is None
 
 
-async def test_files_come_home_from_code_that_crashed(interpreter: Interpreter) -> None:
+async def test_files_are_collected_from_crashed_code(interpreter: Interpreter) -> None:
     """Check collection after a crash; `test_timeout` checks it after a timeout."""
     with pytest.raises(CodeCrashed) as failure:
         await interpreter.execute("open('left', 'w').write('x')\nimport os; os._exit(3)", collect=["**"])
@@ -89,7 +89,9 @@ async def test_files_come_home_from_code_that_crashed(interpreter: Interpreter) 
     os.rmdir(os.path.dirname(path))
 
 
-async def test_more_than_fits_is_said_and_the_rest_comes_home(interpreter: Interpreter, tmp_path: Path) -> None:
+async def test_a_too_large_file_is_reported_and_the_others_are_collected(
+    interpreter: Interpreter, tmp_path: Path
+) -> None:
     code = """
     for name in ("a.bin", "b.bin", "c.bin"):
         with open(name, "wb") as file:
@@ -104,7 +106,9 @@ async def test_more_than_fits_is_said_and_the_rest_comes_home(interpreter: Inter
     )
 
 
-async def test_holes_and_hard_links_bring_no_more_home_than_disk_mib(interpreter: Interpreter, tmp_path: Path) -> None:
+async def test_holes_and_hard_links_do_not_bypass_the_collection_limit(
+    interpreter: Interpreter, tmp_path: Path
+) -> None:
     interpreter.sandbox.disk_mib = 50
     code = """
     import os
@@ -127,7 +131,7 @@ async def test_holes_and_hard_links_bring_no_more_home_than_disk_mib(interpreter
         await download_file(interpreter.sandbox, "large.bin")
 
 
-async def test_the_event_loop_runs_on_while_deep_directories_come_home(
+async def test_collecting_deep_directories_does_not_block_the_event_loop(
     interpreter: Interpreter, tmp_path: Path
 ) -> None:
     code = """
@@ -152,9 +156,7 @@ async def test_the_event_loop_runs_on_while_deep_directories_come_home(
 
 
 @pytest.mark.full
-async def test_code_that_exchanges_what_is_read_gets_nothing_read_for_it(
-    interpreter: Interpreter, tmp_path: Path
-) -> None:
+async def test_code_cannot_redirect_the_collection_by_swapping_files(interpreter: Interpreter, tmp_path: Path) -> None:
     """Check a context's thread that outlives its execution and swaps files and directories with links."""
     code = """
     import os, threading
@@ -186,7 +188,7 @@ async def test_code_that_exchanges_what_is_read_gets_nothing_read_for_it(
 
 
 @pytest.mark.full
-def test_more_files_than_an_execution_brings_home_are_counted(tmp_path: Path) -> None:
+def test_files_beyond_the_collection_limit_are_counted(tmp_path: Path) -> None:
     """Check the driver's count on one provider, because no provider affects it."""
     code = "for number in range(10_150): open(f'{number:05}.txt', 'w').write(str(number))"
     with LocalInterpreter(isolation="none") as interpreter:

@@ -35,7 +35,7 @@ async def run(interpreter: Interpreter, code: str, **more: Any) -> Result:
     return result
 
 
-async def test_the_last_value_and_what_is_displayed_come_back(interpreter: Interpreter) -> None:
+async def test_the_last_value_and_displays_come_back(interpreter: Interpreter) -> None:
     result = await run(interpreter, f"{SHAPES}\ndisplay(1, Shape())\nprint('said')\nSUBMIT(value='a field')")
     assert (result.value, result.meta.value, result.meta.stdout) == ("a field", None, "said\n")
     assert result.meta.displays == ({"text/plain": "1"}, SHAPE)
@@ -47,7 +47,7 @@ async def test_the_last_value_and_what_is_displayed_come_back(interpreter: Inter
     assert result.meta.value == [1, [2, "y" * 300_000]]
 
 
-async def test_the_value_is_that_of_a_last_expression_and_of_nothing_else(interpreter: Interpreter) -> None:
+async def test_only_a_last_expression_gives_a_value(interpreter: Interpreter) -> None:
     for code, value in {
         "x = 1\nx + 1": 2, "x = 1; 42": 42, "(1\nif True else 2)": 1, '"""\n x = 1\n"""': "\n x = 1\n",
         "sorted(\n{2, 1}\n)  # sorted\n# done\n": [1, 2], "x = 1": None, "if True:\n    3": None, "print(3)": None,
@@ -67,7 +67,7 @@ async def test_the_value_is_that_of_a_last_expression_and_of_nothing_else(interp
         assert (meta.value, meta.value_repr) == (None, text)
 
 
-async def test_a_value_or_display_that_is_too_large_is_cut_and_named(interpreter: Interpreter) -> None:
+async def test_a_too_large_value_or_display_is_truncated_and_named(interpreter: Interpreter) -> None:
     meta = (await run(interpreter, "'é' * 2_000_000")).meta
     assert meta.value is None
     assert str(meta.value_repr).endswith("é'\n[... 1,980,000 characters left out ...]")
@@ -90,7 +90,7 @@ async def test_a_value_or_display_that_is_too_large_is_cut_and_named(interpreter
     assert displays[-1]["text/plain"].startswith("[left out: this display and those that follow; ")
 
 
-async def test_a_repr_that_ends_its_process_ends_its_own_execution_alone(interpreter: Interpreter) -> None:
+async def test_a_repr_that_ends_its_process_ends_only_its_execution(interpreter: Interpreter) -> None:
     code = "class A:\n    def __repr__(self):\n        {}\ndisplay(1)\nA()"
     with pytest.raises(CodeCrashed, match=r"exit\(7\)"):
         await interpreter.execute(code.format("raise SystemExit(7)"))
@@ -102,7 +102,7 @@ async def test_a_repr_that_ends_its_process_ends_its_own_execution_alone(interpr
     assert (await interpreter.execute("2")).meta.value == 2
 
 
-async def test_frames_that_code_writes_past_display_are_ignored_or_end_its_execution(provider: SandboxProvider) -> None:
+async def test_forged_display_frames_are_ignored_or_end_their_execution(provider: SandboxProvider) -> None:
     write = """
         import json, os, sys
         frame = sys._getframe()

@@ -23,14 +23,14 @@ def show(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-async def test_they_arrive_and_come_back(interpreter: Interpreter) -> None:
+async def test_nonfinite_numbers_arrive_and_come_back(interpreter: Interpreter) -> None:
     variables = {"loss": NAN, "values": VALUES}
     result = await interpreter.execute("SUBMIT(values, best=-float('inf'), loss=loss)", variables)
     assert show(result.outputs) == show({"output": VALUES, "best": -INF, "loss": NAN})
     assert show(result.meta.variables) == show(variables)
 
 
-async def test_those_of_long_lists_arrays_and_classes_of_the_codes_own_come_back(interpreter: Interpreter) -> None:
+async def test_nonfinite_numbers_in_long_lists_arrays_and_classes_come_back(interpreter: Interpreter) -> None:
     code = """
         from array import array
         from enum import Enum
@@ -48,7 +48,7 @@ async def test_those_of_long_lists_arrays_and_classes_of_the_codes_own_come_back
     assert show(outputs) == show(expected)
 
 
-async def test_a_field_that_is_a_float_may_be_one_and_another_may_not(interpreter: Interpreter) -> None:
+async def test_only_a_float_field_may_be_nonfinite(interpreter: Interpreter) -> None:
     code = "SUBMIT(float('nan'))"
     assert math.isnan((await interpreter.execute(code, output_fields=[{"name": "x", "type": "float"}])).x)
     with pytest.raises(SubmitError, match="must be int, not float"):
@@ -56,12 +56,12 @@ async def test_a_field_that_is_a_float_may_be_one_and_another_may_not(interprete
 
 
 @pytest.mark.full
-async def test_what_names_them_counts_for_the_limit(interpreter: Interpreter) -> None:
+async def test_names_of_nonfinite_numbers_count_towards_the_size_limit(interpreter: Interpreter) -> None:
     with pytest.raises(SubmitError, match="save_to_volume"):
         await interpreter.execute("SUBMIT(x=[float('nan')] * 60_000)")
 
 
-async def test_a_ledger_has_null_and_beside_it_what_it_was(interpreter: Interpreter) -> None:
+async def test_a_ledger_stores_null_and_the_nonfinite_number_beside_it(interpreter: Interpreter) -> None:
     wrappers: tuple[Callable[[Any], Any], ...] = (
         lambda value: value, lambda value: [value], lambda value: {"a/b~c": [1, value]}
     )  # fmt: skip

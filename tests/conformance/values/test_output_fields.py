@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 FIELDS = [{"name": "answer", "type": "str"}, {"name": "score", "type": "float"}, {"name": "notes"}]
 
 
-async def test_positions_and_names_come_back_in_the_order_asked_for(interpreter: Interpreter) -> None:
+async def test_positional_and_named_values_come_back_in_field_order(interpreter: Interpreter) -> None:
     result = await interpreter.execute("SUBMIT('yes', 0.5, None)", output_fields=FIELDS)
     assert result.outputs == {"answer": "yes", "score": 0.5, "notes": None}
     result = await interpreter.execute("SUBMIT('yes', notes=[1], score=1)", output_fields=FIELDS)
@@ -42,7 +42,7 @@ TYPES = [
 ]
 
 
-async def test_wrong_fields_are_an_error_that_says_which(interpreter: Interpreter) -> None:
+async def test_wrong_fields_raise_an_error_that_names_them(interpreter: Interpreter) -> None:
     for arguments, said in WRONG:
         with pytest.raises(SubmitError) as caught:
             await interpreter.execute(f"SUBMIT({arguments})", output_fields=FIELDS)
@@ -54,7 +54,7 @@ async def test_wrong_fields_are_an_error_that_says_which(interpreter: Interprete
             await interpreter.execute(f"SUBMIT(x={wrong})", output_fields=fields)
 
 
-async def test_each_execution_of_a_context_has_its_own_fields(interpreter: Interpreter) -> None:
+async def test_each_execution_of_a_context_has_separate_output_fields(interpreter: Interpreter) -> None:
     first = await interpreter.execute("SUBMIT(1)", context="c", output_fields=[{"name": "a"}])
     second = await interpreter.execute("SUBMIT(2)", context="c", output_fields=[{"name": "b"}])
     third = await interpreter.execute("SUBMIT(3)", context="c")

@@ -21,7 +21,7 @@ async def run(provider: SandboxProvider, code: str, should_prune: Any = None, **
         return await interpreter.execute(dedent(code), should_prune=should_prune)
 
 
-async def test_what_code_reports_is_recorded_and_a_search_ends_it_there(provider: SandboxProvider) -> None:
+async def test_reports_are_recorded_and_a_search_can_prune_the_execution(provider: SandboxProvider) -> None:
     code = "for step in range(5):\n    report(step / 2, step)\nSUBMIT(done=True)"
     result = await run(provider, code)
     assert result.done
@@ -33,7 +33,7 @@ async def test_what_code_reports_is_recorded_and_a_search_ends_it_there(provider
     assert not result.meta.submitted
 
 
-async def test_numbers_of_any_kind_are_values_and_the_first_of_a_step_counts(provider: SandboxProvider) -> None:
+async def test_any_number_can_be_reported_and_the_first_per_step_counts(provider: SandboxProvider) -> None:
     code = """
     import decimal
     report(True, 0); report(decimal.Decimal("0.5"), 1.0); report(9, 1)
@@ -58,7 +58,7 @@ REFUSED = (
 )
 
 
-async def test_what_is_no_report_is_an_error_of_the_code(provider: SandboxProvider) -> None:
+async def test_an_invalid_report_raises_a_code_error(provider: SandboxProvider) -> None:
     async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
         for call, message in REFUSED:
             with pytest.raises(CodeError, match=message):
@@ -96,14 +96,14 @@ ENDINGS = {
 }
 
 
-async def test_the_end_is_the_end_wherever_the_report_comes_from(provider: SandboxProvider) -> None:
+async def test_pruning_ends_the_execution_wherever_it_reports(provider: SandboxProvider) -> None:
     async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
         for name, code in ENDINGS.items():
             result = await interpreter.execute(dedent(code), should_prune=lambda step, _value: step == 3)
             assert (result.outputs, result.meta.pruned, len(result.meta.reports)) == ({}, True, 4), name
 
 
-async def test_a_context_lives_on_and_reports_anew(provider: SandboxProvider) -> None:
+async def test_a_context_survives_pruning_and_reports_again(provider: SandboxProvider) -> None:
     async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
         first = await interpreter.execute(
             "x = 7\nfor step in range(9):\n    report(1, step)",
@@ -115,13 +115,13 @@ async def test_a_context_lives_on_and_reports_anew(provider: SandboxProvider) ->
     assert (second.x, second.meta.reports, second.meta.pruned) == (7, ((0, 2.0),), False)
 
 
-async def test_prepared_code_reports_too(provider: SandboxProvider) -> None:
+async def test_prepared_code_can_report(provider: SandboxProvider) -> None:
     prepare = Preparation("def train(call):\n    for step in range(9):\n        call(1, step)", 60, None)
     result = await run(provider, "train(report)", lambda step, _value: step == 1, prepare=prepare)
     assert result.meta.pruned
 
 
-async def test_code_finds_a_tool_or_a_variable_named_report_in_the_place_of_ours(provider: SandboxProvider) -> None:
+async def test_a_tool_or_variable_named_report_replaces_ours(provider: SandboxProvider) -> None:
     calls: list[str] = []
     result = await run(provider, "report('of mine')\nSUBMIT()", tools={"report": calls.append})
     assert (calls, result.meta.reports) == (["of mine"], ())
@@ -130,6 +130,6 @@ async def test_code_finds_a_tool_or_a_variable_named_report_in_the_place_of_ours
 
 
 @pytest.mark.full
-async def test_an_execution_that_does_not_end_when_it_is_told_to_is_ended(provider: SandboxProvider) -> None:
+async def test_an_execution_that_ignores_pruning_is_killed(provider: SandboxProvider) -> None:
     code = "try:\n    report(1, 0)\nfinally:\n    import time; time.sleep(1000)"
     assert (await run(provider, code, lambda _step, _value: True)).meta.pruned

@@ -18,7 +18,7 @@ async def test_fields_come_back_as_items_and_attributes(interpreter: Interpreter
     assert result.meta.submitted
 
 
-async def test_one_positional_value_is_the_output_and_none_is_a_result_too(interpreter: Interpreter) -> None:
+async def test_one_positional_value_is_the_output_and_null_is_a_result(interpreter: Interpreter) -> None:
     assert (await interpreter.execute("SUBMIT([1])")).outputs == {"output": [1]}
     assert (await interpreter.execute("SUBMIT('a', n=1)")).outputs == {"output": "a", "n": 1}
     for arguments in ("1, 2", "1, output=2"):
@@ -126,7 +126,7 @@ async def test_submit_ends_the_execution_wherever_it_is_called(interpreter: Inte
 
 
 @pytest.mark.full
-async def test_submit_in_a_loop_that_swallows_everything_ends_the_execution(interpreter: Interpreter) -> None:
+async def test_submit_in_a_loop_that_catches_all_errors_ends_the_execution(interpreter: Interpreter) -> None:
     stubborn = """
         while True:
             try:
@@ -149,7 +149,7 @@ async def test_submit_in_a_loop_that_swallows_everything_ends_the_execution(inte
     assert [result.x for result in results] == [1, 2, 2]
 
 
-async def test_the_first_of_many_threads_to_submit_is_the_only_one(interpreter: Interpreter) -> None:
+async def test_only_the_first_submitting_thread_counts(interpreter: Interpreter) -> None:
     code = """
         import threading
         gate = threading.Barrier(8)
@@ -176,12 +176,12 @@ async def test_a_crash_after_submit_does_not_undo_it(interpreter: Interpreter) -
     assert (await interpreter.execute(dedent(code))).x == 1
 
 
-async def test_files_left_open_are_written_when_the_execution_ends(interpreter: Interpreter) -> None:
+async def test_open_files_are_flushed_when_the_execution_ends(interpreter: Interpreter) -> None:
     await interpreter.execute("file = open('left.txt', 'w'); file.write('all of it'); SUBMIT()")
     assert (await interpreter.execute("SUBMIT(text=open('left.txt').read())")).text == "all of it"
 
 
-async def test_two_identical_executions_are_two_and_draw_random_numbers_of_their_own(interpreter: Interpreter) -> None:
+async def test_two_identical_executions_both_run_with_different_random_numbers(interpreter: Interpreter) -> None:
     drawn = "[os.getpid(), str(uuid.uuid4()), random.random(), tempfile.mktemp()]"
     code = f"import os, random, tempfile, uuid; SUBMIT({drawn})"
     first, second = await interpreter.execute(code), await interpreter.execute(code)

@@ -68,7 +68,7 @@ async def refusal(interpreter: Interpreter, code: str) -> str:
     return str(caught.value)
 
 
-async def test_what_is_not_json_is_an_error_whose_remedy_works_when_it_is_followed(interpreter: Interpreter) -> None:
+async def test_a_value_that_is_not_json_raises_an_error_with_a_fix(interpreter: Interpreter) -> None:
     for number, (value, expected) in enumerate(FOLLOWED):
         place, path = (("{}", "loss"), ("{{'a': [1, {}]}}", "loss['a'][1]"))[number % 2]
         code = f"import {MODULES}\nloss = {place.format(value)}\n"
@@ -91,7 +91,7 @@ UNUSUAL = {
 }  # fmt: skip
 
 
-async def test_what_json_cannot_hold_is_an_error_that_names_the_field(interpreter: Interpreter) -> None:
+async def test_an_error_names_the_field_that_json_cannot_hold(interpreter: Interpreter) -> None:
     for value, word in UNUSUAL.items():
         text = await refusal(interpreter, f"SUBMIT(fine='ü', loss={value})")
         assert word in text, value
@@ -108,7 +108,7 @@ async def test_what_json_cannot_hold_is_an_error_that_names_the_field(interprete
     assert (await interpreter.execute("SUBMIT(**{'x' * 1000: 1})")).outputs == {"x" * 1000: 1}
 
 
-async def test_a_nested_value_comes_back_whole_up_to_a_hundred_levels(interpreter: Interpreter) -> None:
+async def test_a_value_nested_up_to_a_hundred_levels_comes_back(interpreter: Interpreter) -> None:
     code = """
         import sys
         sys.setrecursionlimit(limit)
@@ -129,7 +129,7 @@ async def test_a_nested_value_comes_back_whole_up_to_a_hundred_levels(interprete
         assert "nested too deeply" in text
 
 
-async def test_the_limit_counts_the_bytes_of_all_fields_together(interpreter: Interpreter) -> None:
+async def test_the_size_limit_counts_all_fields_together(interpreter: Interpreter) -> None:
     text = await refusal(interpreter, "SUBMIT(text='x' * 2 * 1024 * 1024)")
     assert "save_to_volume" in text
     assert "1,048,576" in text
@@ -144,7 +144,7 @@ async def test_the_limit_counts_the_bytes_of_all_fields_together(interpreter: In
 
 
 @pytest.mark.every_provider
-async def test_values_come_back_as_they_were(interpreter: Interpreter) -> None:
+async def test_values_come_back_unchanged(interpreter: Interpreter) -> None:
     values: dict[str, Any] = {
         "integers": [0, -1, 2**53 + 1, 10**4000, -(2**64)],
         "floats": [0.1, -0.0, 1e308, 5e-324, 1e16, 123456789.123456789],
@@ -155,7 +155,7 @@ async def test_values_come_back_as_they_were(interpreter: Interpreter) -> None:
     assert repr(result.outputs) == repr(values)
 
 
-async def test_kinds_of_json_types_come_back_as_those(interpreter: Interpreter) -> None:
+async def test_subclasses_of_json_types_come_back_as_json_types(interpreter: Interpreter) -> None:
     code = """
         import collections, enum
         class Size(enum.IntEnum):

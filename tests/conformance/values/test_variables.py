@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 
 @pytest.mark.every_provider
-async def test_variables_are_top_level_names_and_meta_says_where_the_code_ran(
+async def test_variables_are_global_names_and_meta_says_where_code_ran(
     interpreter: Interpreter, provider: SandboxProvider
 ) -> None:
     variables: dict[str, Any] = {"lr": 0.001, "größe": [1, {"a": None}], "_": True}
@@ -31,7 +31,7 @@ async def test_variables_are_top_level_names_and_meta_says_where_the_code_ran(
     assert (await interpreter.execute(f"SUBMIT(x={micro})", {micro: 0.5})).x == 0.5
 
 
-async def test_names_and_values_that_code_could_not_use_are_refused_by_name(interpreter: Interpreter) -> None:
+async def test_an_error_names_variables_that_code_cannot_use(interpreter: Interpreter) -> None:
     interpreter.tools["ask"] = lambda: None
     for name in ("", "a b", "1x", "a-b", "class", "None", "lambda", "x.y"):
         with pytest.raises(ConfigurationError, match="rename it"):
@@ -82,7 +82,7 @@ async def test_large_variables_and_large_code_arrive(interpreter: Interpreter) -
     assert (await interpreter.execute(code)).x == 20_000
 
 
-async def test_variables_that_are_json_already_are_variables_like_the_others(interpreter: Interpreter) -> None:
+async def test_encoded_variables_behave_like_other_variables(interpreter: Interpreter) -> None:
     code = "import os\nSUBMIT(x=x, y=[len(y['text']), y['text'][-1], y['x']], z=str(z), left=os.listdir('.'))"
     for size in (10, 1_000_000):
         encoded = {"y": encode_variable({"text": "é" * size, "x": [math.inf]}), "z": encode_variable(math.nan)}
@@ -94,7 +94,7 @@ async def test_variables_that_are_json_already_are_variables_like_the_others(int
         await interpreter.execute("pass", encoded={"a b": encode_variable(1)})
 
 
-async def test_the_code_is_main_and_finds_nothing_of_the_drivers(interpreter: Interpreter) -> None:
+async def test_code_runs_as_main_without_names_of_the_driver(interpreter: Interpreter) -> None:
     code = """
         import sys, __main__
         names = sorted(name for name in globals() if not name.startswith("__"))
@@ -108,7 +108,7 @@ async def test_the_code_is_main_and_finds_nothing_of_the_drivers(interpreter: In
     assert result.outputs == {"name": "__main__", "names": names, "argv": 1, "main": True, "doc": None}
 
 
-async def test_code_stands_alone_finds_fresh_modules_and_may_be_empty(interpreter: Interpreter) -> None:
+async def test_code_runs_with_fresh_modules_and_may_be_empty(interpreter: Interpreter) -> None:
     code = "def f(x: 1 + 1): pass\nSUBMIT(x=f.__annotations__['x'])"
     assert (await interpreter.execute(code)).x == 2, "no future import of ours applies to it"
     await interpreter.execute("import json, os; json.spoilt = 1; os.environ['SPOILT'] = '1'")
