@@ -21,7 +21,7 @@ def split_rows(text):
     return [line.split() for line in text.splitlines()]
 
 
-def test_a_sweep_prints_its_trials_and_the_best_one_and_can_be_reported_and_resumed(run):
+def test_a_sweep_prints_its_trials_and_can_be_reported_and_resumed(run):
     words = ["sweep", LEARNING_RATE, "--grid", "lr=0.001,0.01", "--grid", "batch_size=32,64", "--minimize", "loss"]
     done = run(*words)
     assert done.returncode == 0, done.stderr
@@ -37,7 +37,7 @@ def test_a_sweep_prints_its_trials_and_the_best_one_and_can_be_reported_and_resu
     assert "4 from earlier runs" in run(*words, "--resume").stderr
 
 
-def test_a_batch_of_files_prints_a_row_for_each(run, tmp_path):
+def test_a_batch_prints_a_row_for_each_file(run, tmp_path):
     (tmp_path / "one.py").write_text("SUBMIT(total=1)")
     (tmp_path / "two.py").write_text("SUBMIT(greeting='hello')")
     (tmp_path / "three.py").write_text("print('done')")
@@ -48,7 +48,7 @@ def test_a_batch_of_files_prints_a_row_for_each(run, tmp_path):
     assert "1 execution did not call SUBMIT, so it has no fields" in done.stderr
 
 
-def test_a_file_of_code_is_read_in_the_encoding_that_python_reads_it_in(run, tmp_path):
+def test_a_code_file_is_read_in_its_declared_encoding(run, tmp_path):
     (tmp_path / "mark.py").write_bytes(b"\xef\xbb\xbfSUBMIT(x='\xc3\xa9', y=word)\r\n")
     (tmp_path / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nSUBMIT(x='\xe9', y=word)\n")
     (tmp_path / "windows.py").write_bytes(b"#!python\n# vim: set fileencoding=cp1252 :\nSUBMIT(x='\x80', y=word)\n")
@@ -59,7 +59,7 @@ def test_a_file_of_code_is_read_in_the_encoding_that_python_reads_it_in(run, tmp
     assert found == [{"x": letter, "y": "è"} for letter in "éé€"]
 
 
-def test_code_gets_what_options_name_and_what_it_prints_is_seen_as_it_comes(run, tmp_path):
+def test_options_reach_the_code_and_its_output_is_streamed(run, tmp_path):
     for name in ("src", "lib"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"of_{name}.py").write_text("VALUE = 20\n")
@@ -80,7 +80,7 @@ def test_code_gets_what_options_name_and_what_it_prints_is_seen_as_it_comes(run,
     assert lines.index("end") < next(number for number, line in enumerate(lines) if "1 of 1 done" in line)
 
 
-def test_inputs_may_be_a_pipe_and_all_that_each_execution_printed_is_shown_below_the_table(run, tmp_path):
+def test_inputs_may_be_a_pipe_and_output_is_shown_below_the_table(run, tmp_path):
     os.mkfifo(tmp_path / "in.jsonl")
     threading.Thread(target=(tmp_path / "in.jsonl").write_text, args=['{"x": 1}\n{"x": 2}\n'], daemon=True).start()
     (tmp_path / "code.py").write_text("print('first', x)\nprint('last', x)\nSUBMIT(y=x)")
@@ -97,7 +97,7 @@ def test_inputs_may_be_a_pipe_and_all_that_each_execution_printed_is_shown_below
     assert "isolation: none (the code can do what you can)" in done.stderr
 
 
-def test_json_has_whole_values_a_line_for_each_execution_and_nothing_else(run, tmp_path):
+def test_json_output_is_one_line_of_whole_values_per_execution(run, tmp_path):
     (tmp_path / "code.py").write_text("print('seen')\nassert x < 3\nSUBMIT(long='y' * 500, loss=x * float('nan'))")
     done = run("sweep", "code.py", "--grid", "x=1,2,3", "--minimize", "loss", "--json")
     assert done.returncode == 1
@@ -111,7 +111,7 @@ def test_json_has_whole_values_a_line_for_each_execution_and_nothing_else(run, t
     assert done.stderr.splitlines()[-1].startswith("Results: ")
 
 
-def test_failures_are_shown_with_what_the_code_wrote_and_nothing_of_it_is_a_command_to_the_terminal(run, tmp_path):
+def test_failures_show_the_codes_output_escaped_for_the_terminal(run, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"x": "\\u001b]0;title\\u0007"}\n{"x": "\\ud800"}\n{"x": ""}\n{"x": "4"}\n')
     (tmp_path / "say.py").write_text(
         "import sys\nif x == '':\n    print('\\x1b[2J\\u202eturned', file=sys.stderr)\n"
@@ -131,7 +131,7 @@ def test_failures_are_shown_with_what_the_code_wrote_and_nothing_of_it_is_a_comm
     assert "rlm_batch" not in done.stderr, "a traceback of ours"
 
 
-def test_code_comes_from_standard_input_with_tools_of_the_directory_and_a_reader_may_leave_early(tmp_path):
+def test_code_from_stdin_uses_local_tools_and_tolerates_a_closed_reader(tmp_path):
     (tmp_path / "words.py").write_text("def join(a, b): return (a + b) * 90_000\n")
     (tmp_path / "in.jsonl").write_text('{"x": 2}\n' * 4)
     (tmp_path / "code.py").write_text("SUBMIT(both=join('a', 'b'))")
@@ -151,7 +151,7 @@ def test_code_comes_from_standard_input_with_tools_of_the_directory_and_a_reader
     assert "Traceback" not in done.stderr
 
 
-def test_doctor_says_what_this_machine_can_use(run):
+def test_doctor_lists_the_features_of_this_machine(run):
     done = run("doctor")
     assert done.returncode in (0, 2)
     assert re.search(r"local, bubblewrap\s+(ok|no)", done.stdout)
@@ -165,7 +165,7 @@ def test_doctor_says_what_this_machine_can_use(run):
     assert len(checks) == len(done.stdout.splitlines())
 
 
-def test_a_server_that_does_not_answer_is_one_sentence(run, tmp_path):
+def test_a_silent_server_is_a_one_sentence_error(run, tmp_path):
     (tmp_path / "a.py").write_text("SUBMIT(x=1)")
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         done = run("batch", "a.py")
@@ -190,7 +190,7 @@ class _Failing(BaseHTTPRequestHandler):
 
 
 @pytest.mark.full
-def test_a_server_that_fails_is_one_sentence(run_alone, tmp_path, monkeypatch):
+def test_a_failing_server_is_a_one_sentence_error(run_alone, tmp_path, monkeypatch):
     (tmp_path / "a.py").write_text("SUBMIT(x=1)")
     with ThreadingHTTPServer(("127.0.0.1", 0), _Failing) as failing:
         threading.Thread(target=failing.serve_forever, daemon=True).start()
@@ -202,7 +202,7 @@ def test_a_server_that_fails_is_one_sentence(run_alone, tmp_path, monkeypatch):
     assert "Traceback" not in done.stderr
 
 
-def test_a_search_prints_its_trials_and_how_many_were_pruned_and_can_be_reported_and_resumed(run, tmp_path):
+def test_a_search_prints_trials_and_pruned_count_and_can_be_resumed(run, tmp_path):
     (tmp_path / "train.py").write_text("for step in range(9):\n    report(x + 1 / (step + 1), step)\nSUBMIT(loss=x)")
     words = ["sweep", "train.py", "--space", "x=0.0..1.0", "--space", "opt=a,b", "--sampler", "random", "--seed", "1"]
     words += ["--pruner", "asha", "--minimize", "loss", "--max-workers", "1", "--results-path", "job"]

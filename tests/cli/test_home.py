@@ -20,7 +20,7 @@ from .conftest import COMMAND
         pytest.param("/nonexistent", id="missing directory", marks=pytest.mark.full),
     ],
 )
-def test_no_home_is_one_sentence_whose_remedies_work(tmp_path: Path, home: str | None) -> None:
+def test_a_missing_home_is_a_one_sentence_error_with_working_fixes(tmp_path: Path, home: str | None) -> None:
     bwrap = shutil.which("bwrap")
     assert bwrap is not None
     (tmp_path / "one.py").write_text("SUBMIT(x=1)")

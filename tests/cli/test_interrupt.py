@@ -47,7 +47,7 @@ def read_until(process: subprocess.Popen[str], text: str, count: int = 1) -> lis
         pytest.param(signal.SIGHUP, marks=pytest.mark.full),
     ],
 )
-def test_an_interrupted_command_keeps_the_results_so_far_and_says_what_runs_the_rest(run, tmp_path, number):
+def test_an_interrupted_command_keeps_its_results_and_shows_how_to_resume(run, tmp_path, number):
     (tmp_path / "slow.py").write_text("import time; time.sleep(0 if x == 0 else 3600); SUBMIT(x=x)")
     # The tests may run under nohup, which ignores SIGHUP; the command must not inherit that.
     command = ["env", "--default-signal=HUP", COMMAND, "sweep", "slow.py", "--grid", "x=0,1,2,3"]
@@ -69,7 +69,7 @@ def test_an_interrupted_command_keeps_the_results_so_far_and_says_what_runs_the_
 
 
 @pytest.mark.full
-def test_a_second_interrupt_while_a_command_ends_takes_nothing_from_what_it_has_said(no_process_left, tmp_path):
+def test_a_second_interrupt_does_not_spoil_the_final_message(no_process_left, tmp_path):
     """Without a configured server, Prefect starts one inside the command, on an empty home; Ctrl-C reaches both."""
     (tmp_path / "slow.py").write_text("import time; print('begun', flush=True); time.sleep(3600)")
     environ = environment(tmp_path) | {"PREFECT_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
@@ -104,7 +104,7 @@ results = asyncio.run(batch(CODE, inputs, results_path="results", provider="loca
 
 @pytest.mark.full
 @pytest.mark.usefixtures("server", "no_process_left")
-def test_an_interrupted_script_says_where_its_results_are_and_run_again_it_does_the_rest(
+def test_an_interrupted_script_shows_its_results_path_and_can_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "script.py"

@@ -36,7 +36,7 @@ NEEDED = {"rlm": ["--language-model", "m"]}
 
 
 @pytest.mark.parametrize("name", FLOWS)
-def test_a_command_has_the_parameters_of_its_flow_as_options_with_their_defaults_and_descriptions(name: str) -> None:
+def test_a_commands_options_are_the_parameters_of_its_flow(name: str) -> None:
     options = {
         item.field_info.name: item for item in app[name].assemble_argument_collection() if item.name.startswith("--")
     }
@@ -79,7 +79,7 @@ assert "prefect" not in sys.modules
 """
 
 
-def test_what_needs_no_flow_does_not_wait_for_prefects_import() -> None:
+def test_help_and_usage_errors_do_not_import_prefect() -> None:
     commands = {
         "--version": "0\n",
         "batch --help": "0\n",

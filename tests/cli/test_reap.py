@@ -21,7 +21,7 @@ from .conftest import COMMAND, Run, environment
 pytestmark = pytest.mark.usefixtures("server", "no_process_left")
 
 
-def test_reap_says_what_it_would_remove_then_removes_it_and_says_what_it_cost(run: Run) -> None:
+def test_reap_lists_then_deletes_sandboxes_and_reports_the_cost(run: Run) -> None:
     left = Path(tempfile.gettempdir()) / "rlm-batch-0123456789ab"
     (left / "work").mkdir(parents=True)
     os.utime(left, (time.time() - 3600, time.time() - 3600))
@@ -44,7 +44,7 @@ def test_reap_says_what_it_would_remove_then_removes_it_and_says_what_it_cost(ru
 @pytest.mark.requires("namespaces")
 @pytest.mark.usefixtures("running_daytona", "modal_process")  # starts before processes are counted
 @pytest.mark.parametrize("provider", ["daytona", "modal"])
-def test_what_a_killed_process_has_left_goes_at_once_on_its_machine_and_is_left_by_others(
+def test_reap_deletes_sandboxes_of_a_process_killed_on_the_same_machine(
     provider: str, account: Callable[..., None], run: Run, tmp_path: Path
 ) -> None:
     account(provider)

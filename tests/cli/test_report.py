@@ -50,7 +50,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_run_is_found_by_id_name_and_path_and_no_server_is_asked(root: Path, run: Run) -> None:
+def test_a_run_is_found_by_id_name_or_path_without_a_server(root: Path, run: Run) -> None:
     write_run(root / "first", make_trials(3), **SWEEP)
     for name in ("id-of-run", "quick-fox", root / "first"):
         done = run("report", name)
@@ -64,7 +64,7 @@ def test_a_run_is_found_by_id_name_and_path_and_no_server_is_asked(root: Path, r
         assert "the model was called 6 times: 90 + 12 tokens, for $0.750000" in done.stderr
 
 
-def test_what_code_printed_and_asked_of_a_model_is_shown_where_that_is_wanted(root: Path, run: Run) -> None:
+def test_output_and_queries_are_shown_on_request(root: Path, run: Run) -> None:
     used = {"calls": 2, "prompt_tokens": 1200, "completion_tokens": 4, "cost": 0.5}
     flat = {"kind": "llm_query", "depth": 2, "model": "small", "prompt": "one\ntwo", "seconds": 0.25, **used}
     turn = {"reasoning": "Look.", "code": "print(1)\nprint(2)", "output": "1\n\x1b[2J2\n"}
@@ -99,7 +99,7 @@ rlm_query at depth 1, large, 3.0 s, called 2 times: 1,200 + 4 tokens, for $0.500
     )
 
 
-def test_whole_values_are_json_for_another_program(root: Path, run: Run) -> None:
+def test_the_report_has_whole_values_as_json(root: Path, run: Run) -> None:
     whole = Result({"loss": 0.5, "text": "x" * 5000, "curve": [math.nan]}, Meta(index=4, variables={"lr": 1}))
     write_run(root / "first", [*make_trials(3), whole], **SWEEP)
     done = run("report", "quick-fox", "--json", "--csv", root / "trials.csv")
@@ -115,7 +115,7 @@ def test_whole_values_are_json_for_another_program(root: Path, run: Run) -> None
     assert f"CSV: {root}/trials.csv" in done.stderr
 
 
-def test_a_field_that_is_called_as_a_variable_has_a_column_of_its_own_in_every_table(root: Path, run: Run) -> None:
+def test_a_field_named_like_a_variable_has_a_separate_column(root: Path, run: Run) -> None:
     """The field, not the variable, decides which trial is the best if the objective has that name."""
     trials: list[Outcome] = [
         Result({"loss": -loss}, Meta(index=index, variables={"loss": loss, "seconds": 7, "x": index}))
@@ -140,7 +140,7 @@ def test_a_field_that_is_called_as_a_variable_has_a_column_of_its_own_in_every_t
     }  # fmt: skip
 
 
-def test_no_two_columns_have_one_name_in_whatever_order_code_submits_its_fields(root: Path, run: Run) -> None:
+def test_all_columns_have_different_names(root: Path, run: Run) -> None:
     fields = {"outputs.x": 1, "x": 2, "printed last": 3, "number": 4, "outcome": 5}
     write_run(root / "first", [Result(fields, Meta(index=0, variables={"x": 9}, stdout="text\n"))])
     rows = format_rows(list(open_run_ledger(str(root / "first")).read_outcomes()), shows_output=True)
@@ -151,7 +151,7 @@ def test_no_two_columns_have_one_name_in_whatever_order_code_submits_its_fields(
     assert (row["x"], row["outputs.x"], row["outputs.outputs.x"]) == ("9", "2", "1")
 
 
-def test_rows_have_the_numbers_of_executions_also_where_some_have_no_outcome() -> None:
+def test_rows_have_execution_numbers_even_if_some_outcomes_are_missing() -> None:
     results = [Result({"loss": -number}, Meta(index=number, variables={})) for number in (1, 4, 7)]
     for limit in (None, 1):
         rows = format_rows(results, results[1:2], limit)
@@ -162,9 +162,7 @@ def test_rows_have_the_numbers_of_executions_also_where_some_have_no_outcome() -
 @pytest.mark.parametrize(
     "record", [{"objective": "f20"}, {"objectives": [asdict(Objective("f20")), asdict(Objective("f19"))]}]
 )
-def test_an_objective_has_a_column_however_many_fields_stand_before_it(
-    root: Path, run: Run, record: dict[str, Any]
-) -> None:
+def test_an_objective_always_has_a_column(root: Path, run: Run, record: dict[str, Any]) -> None:
     fields = {f"f{number:02}": number for number in range(21)}
     write_run(
         root / "first",
@@ -178,7 +176,7 @@ def test_an_objective_has_a_column_however_many_fields_stand_before_it(
     assert "Some variables or fields have no column here" in page
 
 
-def test_integers_stay_what_they_are_in_a_data_frame_and_in_parquet(root: Path, run: Run) -> None:
+def test_integers_stay_integers_in_data_frames_and_parquet(root: Path, run: Run) -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     large = 2**53 + 1
     columns = {"missing": [None, large], "mixed": [0.5, large], "small": [0.5, 1], "whole": [1, large]}
@@ -195,7 +193,7 @@ def test_integers_stay_what_they_are_in_a_data_frame_and_in_parquet(root: Path, 
     assert {name: read[name] for name in columns} == {**columns, "mixed": ["0.5", str(large)]}
 
 
-def test_the_page_has_the_chart_the_failures_and_nothing_to_fetch(root: Path, run: Run) -> None:
+def test_the_html_report_has_chart_and_failures_and_loads_nothing(root: Path, run: Run) -> None:
     write_run(root / "first", make_trials(5), **SWEEP)
     assert run("report", "quick-fox", "--html", root / "page.html").returncode == 0
     page = (root / "page.html").read_text()
@@ -226,7 +224,7 @@ FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "=cmd|' /C c
 HARMLESS = ["a=1", " =1", "'=1", "1-1", "", "é"]
 
 
-def test_no_text_of_the_codes_is_a_formula_in_the_csv_and_numbers_stay_numbers(root: Path, run: Run) -> None:
+def test_csv_text_is_never_a_formula_and_numbers_stay_numbers(root: Path, run: Run) -> None:
     numbers = [-1, -1.5, 2, True, None, [-1], {"=x": "=1"}]
     results: list[Outcome] = [
         Result({"text": text, "=field": text}, Meta(index=index, variables={"+variable": text}))
@@ -251,7 +249,7 @@ def test_no_text_of_the_codes_is_a_formula_in_the_csv_and_numbers_stay_numbers(r
     assert [row["number"] for row in raw[count:-1]] == [row["number"] for row in rows[count:-1]]
 
 
-def test_the_latest_of_several_results_is_reported_and_nothing_of_a_damaged_line(root: Path, run: Run) -> None:
+def test_the_latest_result_is_reported_and_damaged_lines_are_skipped(root: Path, run: Run) -> None:
     def report(name: str) -> list[object]:
         lines = run("report", root / name, "--json").stdout.splitlines()
         return [json.loads(line)["outputs"]["a"] for line in lines]
@@ -273,7 +271,7 @@ def test_the_latest_of_several_results_is_reported_and_nothing_of_a_damaged_line
     assert report("damaged") == [2]
 
 
-def test_what_cannot_be_reported_is_one_sentence(
+def test_an_impossible_report_is_refused_with_one_sentence(
     root: Path, run: Run, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "empty").mkdir(parents=True)
@@ -301,7 +299,7 @@ def test_what_cannot_be_reported_is_one_sentence(
     assert "pip install 'rlm-batch[parquet]'" in done.stderr
 
 
-def test_an_export_to_a_link_or_a_pipe_leaves_it_what_it_is(root: Path, run: Run) -> None:
+def test_an_export_writes_through_a_link_or_pipe(root: Path, run: Run) -> None:
     write_run(root / "first", make_trials(2))
     (root / "t.csv").write_text("of old")
     (root / "link.csv").symlink_to("t.csv")

@@ -10,7 +10,7 @@ from .conftest import Run
 MODEL = ("--language-model", "openai/gpt-4o-mini")
 
 
-def test_a_question_over_a_file_prints_the_answer_what_it_took_and_where_it_is(
+def test_a_question_about_a_file_prints_answer_usage_and_path(
     server: str, openai: ChatServer, run: Run, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     openai.script = make_script(("", "SUBMIT(answer='It has ' + str(len(context)) + ' characters')"))

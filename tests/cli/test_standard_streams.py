@@ -36,7 +36,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 @pytest.mark.parametrize(
     "variables", [{}, {"PYTHONIOENCODING": "latin-1"}, {"PYTHONIOENCODING": "ascii"}, ASCII, {"PYTHONOPTIMIZE": "2"}]
 )
-def test_text_that_the_encoding_lacks_is_escaped_and_json_stays_json(folder: Path, variables: dict[str, str]) -> None:
+def test_unencodable_text_is_escaped_and_json_stays_valid(folder: Path, variables: dict[str, str]) -> None:
     table = run_shell('"$rlm" report results/first', folder, **variables)
     assert (table.returncode, "Traceback" in table.stderr) == (0, False)
     shown = "✓ 😀" if variables.keys() <= {"PYTHONOPTIMIZE"} else r"\u2713 \U0001f600"
@@ -50,7 +50,7 @@ def test_text_that_the_encoding_lacks_is_escaped_and_json_stays_json(folder: Pat
 
 @pytest.mark.parametrize("redirection", [">/dev/full", "2>/dev/full", ">/dev/full 2>&1", ">&-", "2>&-", ">&- 2>&- <&-"])
 @pytest.mark.parametrize("output", ["", "--json"])
-def test_a_stream_that_is_full_or_closed_fails_no_command(folder: Path, redirection: str, output: str) -> None:
+def test_a_full_or_closed_stream_fails_no_command(folder: Path, redirection: str, output: str) -> None:
     done = run_shell(f'"$rlm" report results/first {output} {redirection}', folder)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
     assert ("standard output could not be written (No space left on device)" in done.stderr) == (

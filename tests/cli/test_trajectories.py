@@ -31,9 +31,7 @@ def build_meta(index: int, *tree: dict[str, Any], **variables: Any) -> Meta:
     return Meta(index=index, variables=variables, queries=QuerySummary(asked=len(tree), tree=tree))
 
 
-def test_an_answer_is_a_trajectory_with_its_turns_what_they_took_and_what_their_code_asked(
-    root: Path, run: Run
-) -> None:
+def test_an_answers_trajectory_has_turns_usage_and_queries(root: Path, run: Run) -> None:
     below = build_query("What of this part?", [build_turn("SUBMIT(answer='a')", "FINAL: a")], 1, depth=2, turn=2)
     asking = build_turn("print(rlm_query(part), llm_query('one?'))", "a b")
     first = build_turn("1 / 0", "ZeroDivisionError", failed=True)
@@ -67,7 +65,7 @@ def test_an_answer_is_a_trajectory_with_its_turns_what_they_took_and_what_their_
     assert found["final_metrics"]["total_cost_usd"] == 2.5  # includes the subagent's and the flat query's cost
 
 
-def test_what_is_odd_is_a_trajectory_all_the_same(root: Path, run: Run) -> None:
+def test_unusual_answers_still_become_a_trajectory(root: Path, run: Run) -> None:
     """Missing answers, turns without usage, unknown costs, invalid Unicode, and many queries of one code."""
     bare = {"reasoning": "\ud800", "code": "print(1)", "output": "x" * 10_000 + "\udfff\x00"}
     unknown = build_query("y" * 200, [bare], 2, queries=[{**FLAT, **USED, "turn": 1}], cost=None)
@@ -93,7 +91,7 @@ def test_what_is_odd_is_a_trajectory_all_the_same(root: Path, run: Run) -> None:
     assert "total_cost_usd" not in odd["final_metrics"]
 
 
-def test_what_cannot_be_exported_is_one_sentence(root: Path, run: Run, refused: Callable[..., str]) -> None:
+def test_an_impossible_export_is_refused_with_one_sentence(root: Path, run: Run, refused: Callable[..., str]) -> None:
     write_run(root / "run", [Result({"x": 1}, build_meta(0))])
     (root / "file").touch()
     for directory, text in (

@@ -22,7 +22,7 @@ SUBMIT(total=sum(sum(json.loads(load_from_volume(path))) for path in list_volume
 
 
 @pytest.mark.usefixtures("server")
-def test_chunks_prints_a_row_for_each_and_the_reduction_and_the_files_come_home(run, tmp_path):
+def test_chunks_prints_each_chunk_and_the_reduction_and_downloads_files(run, tmp_path):
     (tmp_path / "double.py").write_text(DOUBLE)
     (tmp_path / "sum.py").write_text(SUM)
     (tmp_path / "rows.jsonl").write_text("".join(f"{n}\n" for n in range(1, 10)))
@@ -62,7 +62,7 @@ def test_a_sequence_prints_a_row_for_each_step_and_stops_at_the_first_error(run,
     assert "ValueError" in done.stderr
 
 
-def test_volumes_are_listed_and_files_are_removed_but_no_directory_unasked(run, refused, volumes):
+def test_volumes_are_listed_and_directories_are_deleted_only_on_request(run, refused, volumes):
     for path in ("a/one.txt", "a/deep/two.txt", "b/a\x1b[2J.txt", os.fsdecode(b"b/b\xff")):
         (volumes / path).parent.mkdir(parents=True, exist_ok=True)
         (volumes / path).write_text("x")
@@ -80,7 +80,7 @@ def test_volumes_are_listed_and_files_are_removed_but_no_directory_unasked(run, 
     assert list((volumes / "a").iterdir()) == []
 
 
-def test_what_is_here_is_overwritten_only_with_consent(run, refused, volumes, tmp_path, monkeypatch):
+def test_volume_get_overwrites_files_only_with_force(run, refused, volumes, tmp_path, monkeypatch):
     for folder, text in ((volumes / "here" / "results", "new"), (tmp_path / "home" / "results", "old")):
         folder.mkdir(parents=True)
         (folder / "b.txt").write_text(text)

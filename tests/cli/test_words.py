@@ -37,7 +37,7 @@ VALUES: dict[str, list[Any]] = {
 }
 
 
-def test_a_sweep_tries_words_with_the_types_that_they_are_read_as(run: Run, tmp_path: Path) -> None:
+def test_a_sweep_uses_the_parsed_types_of_its_words(run: Run, tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("SUBMIT(seen=[repr(x), repr(flag)], loss=0 if flag else 1)")
     values = 'x=None,.1,nan,"a,b",[1]'
     words = ["--grid", values, "--grid", "flag=False,True", "--minimize", "loss", "--json", "--isolation", "none"]
@@ -48,7 +48,7 @@ def test_a_sweep_tries_words_with_the_types_that_they_are_read_as(run: Run, tmp_
     assert [line.get("best", False) for line in lines].index(True) == 1
 
 
-def test_each_column_of_a_file_has_the_type_that_an_option_names(run: Run, tmp_path: Path) -> None:
+def test_each_column_of_a_file_has_the_requested_type(run: Run, tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("SUBMIT(seen=[x, y, z])")
     (tmp_path / "in.csv").write_text("x,y,z\n1,2,3\n")
     for words in (["x=float", "--types", "y=str"], ["x=float, y=str"]):
@@ -58,7 +58,7 @@ def test_each_column_of_a_file_has_the_type_that_an_option_names(run: Run, tmp_p
 
 
 @pytest.mark.parametrize("word", VALUES)
-def test_each_word_between_commas_is_a_value_of_its_own(word: str) -> None:
+def test_each_word_between_commas_is_a_separate_value(word: str) -> None:
     expected = repr(VALUES[word])
     assert repr(parse_grid([f"x={word}"])["x"]) == expected
     assert repr(parse_space([f"x={word}"])["x"]) == expected
@@ -131,9 +131,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize(("word", "meant"), [*SLIPS.items(), *SLIPS_OF_GRIDS.items()])
-def test_what_begins_like_json_a_range_a_list_or_a_number_is_refused_and_what_the_refusal_names_is_taken(
-    word: str, meant: list[Any]
-) -> None:
+def test_an_ambiguous_word_is_refused_with_spellings_that_work(word: str, meant: list[Any]) -> None:
     for option, parse in (("--grid", parse_grid), ("--space", parse_space))[: 1 if word in SLIPS_OF_GRIDS else 2]:
         with pytest.raises(ConfigurationError) as raised:
             parse([f"x={word}"])
@@ -147,7 +145,7 @@ def test_what_begins_like_json_a_range_a_list_or_a_number_is_refused_and_what_th
 
 
 @pytest.mark.parametrize("word", BOUNDS)
-def test_bounds_in_a_grid_or_in_another_form_are_told_the_option_and_the_spelling(word: str) -> None:
+def test_misplaced_bounds_are_refused_with_the_right_option_and_spelling(word: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         parse_grid([f"x={word}"])
     found = re.search(r"--space (\S+)", str(raised.value))
@@ -161,14 +159,14 @@ def test_bounds_in_a_grid_or_in_another_form_are_told_the_option_and_the_spellin
 
 
 @pytest.mark.parametrize("values", ['"../data"', '["../data"]'])
-def test_a_text_with_two_points_is_a_choice_where_it_has_quotes_as_its_refusal_says(values: str) -> None:
+def test_a_quoted_text_with_two_dots_is_a_choice(values: str) -> None:
     assert parse_space([f"x={values}"]) == {"x": ["../data"]}
     with pytest.raises(ConfigurationError) as raised:
         parse_space(["x=../data"])
     assert parse_space(shlex.split(str(raised.value).rpartition("; write ")[2])[:1]) == {"x": ["../data"]}
 
 
-def test_a_space_has_bounds_and_may_be_a_file_with_any_mark_of_its_encoding(tmp_path: Path) -> None:
+def test_a_space_has_bounds_and_may_be_a_file_with_any_bom(tmp_path: Path) -> None:
     assert parse_space(["lr=log:1e-5...1", "n=1..9:2", 'd={"low": 1, "high": 3}']) == {
         "lr": {"low": 1e-5, "high": 0.1, "log": True},
         "n": {"low": 1, "high": 9, "step": 2},

@@ -69,7 +69,7 @@ import pytest
         (["up", "--port", "70000"], "from 1 to 65535"),
     ],
 )
-def test_wrong_usage_is_one_sentence_before_anything_starts(refused, tmp_path, volumes, arguments, reason):
+def test_wrong_usage_is_refused_with_one_sentence(refused, tmp_path, volumes, arguments, reason):
     (tmp_path / "slow.py").write_text("SUBMIT(fine=1)")
     (tmp_path / "latin.py").write_bytes(b"# \xe9")
     (tmp_path / "odd.jsonl").write_text('{"x": 1}\n{"2x": 2}\n')
