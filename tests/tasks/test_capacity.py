@@ -68,13 +68,13 @@ async def acquire_initial_permits(admission: Admission) -> list[Permit]:
     return [permit for permit in permits if permit is not None]
 
 
-def test_a_small_run_opens_all_of_its_sandboxes_at_once():
+def test_a_small_run_opens_all_sandboxes_at_once():
     clock = Clock(boot=1.0)
     clock.run(0.0, lanes=INITIAL_PERMITS)
     assert len(clock.started_at) == INITIAL_PERMITS
 
 
-def test_three_hundred_are_there_within_seconds_and_never_asked_for_in_a_burst():
+def test_three_hundred_sandboxes_open_within_seconds_without_a_burst():
     clock = Clock(boot=1.0)
     clock.run(20.0, lanes=300)
     assert len(clock.permits) == 300
@@ -84,7 +84,7 @@ def test_three_hundred_are_there_within_seconds_and_never_asked_for_in_a_burst()
     assert seconds[9:] == [0] * 11
 
 
-def test_a_full_workspace_is_found_out_with_few_refusals_and_then_asked_one_at_a_time_and_less_and_less():
+def test_a_full_workspace_causes_few_refusals_and_ever_rarer_attempts():
     clock = Clock(boot=0.2, space=100)
     clock.run(10.0, lanes=300)
     assert len(clock.permits) == 100
@@ -97,7 +97,7 @@ def test_a_full_workspace_is_found_out_with_few_refusals_and_then_asked_one_at_a
     assert min(after - moment for moment, after in itertools.pairwise(later)) >= 1
 
 
-def test_a_sandbox_that_is_closed_is_replaced_at_once_and_what_others_leave_is_taken():
+def test_a_closed_sandbox_is_replaced_at_once_and_freed_room_is_used():
     clock = Clock(boot=0.2, space=10)
     clock.run(60.0, lanes=50)
     start_count = len(clock.started_at)
@@ -112,7 +112,7 @@ def test_a_sandbox_that_is_closed_is_replaced_at_once_and_what_others_leave_is_t
     assert len(clock.permits) == 50
 
 
-def test_the_time_that_a_provider_asks_for_is_every_lanes_and_not_all_come_back_at_its_end():
+def test_all_lanes_respect_retry_after_and_return_gradually():
     clock = Clock()
     admission = clock.admission
     permits = [admission.issue_permit() for _ in range(INITIAL_PERMITS)]
@@ -135,7 +135,7 @@ def test_the_time_that_a_provider_asks_for_is_every_lanes_and_not_all_come_back_
     assert 0 < admission.compute_wait() <= 1 / FIRST_OPENINGS_PER_SECOND
 
 
-def test_refusals_of_what_was_asked_for_together_count_as_one():
+def test_refusals_of_simultaneous_openings_count_as_one():
     admission = Clock().admission
     permits = [admission.issue_permit() for _ in range(INITIAL_PERMITS)]
     for permit in permits:
@@ -143,7 +143,7 @@ def test_refusals_of_what_was_asked_for_together_count_as_one():
     assert admission.compute_wait() == REFUSAL_PAUSES_SECONDS[0]
 
 
-async def test_who_waits_for_a_place_can_be_cancelled_at_once_and_takes_none_away():
+async def test_cancelling_a_waiting_lane_takes_no_permit():
     admission = Admission()
     permits = await acquire_initial_permits(admission)
     admission.record_refusal(permits.pop(), 3600.0, "too many")
@@ -156,7 +156,7 @@ async def test_who_waits_for_a_place_can_be_cancelled_at_once_and_takes_none_awa
     assert admission.permit_count == INITIAL_PERMITS - 1
 
 
-async def test_a_place_that_is_given_just_when_its_lane_is_cancelled_comes_back():
+async def test_a_permit_granted_to_a_cancelled_lane_is_returned():
     admission = Admission()
     permits = await acquire_initial_permits(admission)
     waiting = asyncio.create_task(admission.acquire())
@@ -168,7 +168,7 @@ async def test_a_place_that_is_given_just_when_its_lane_is_cancelled_comes_back(
     assert admission.permit_count == INITIAL_PERMITS - 1
 
 
-async def test_lanes_that_have_work_come_first_and_the_others_are_told_when_there_is_no_more():
+async def test_lanes_with_work_get_permits_first_and_idle_lanes_are_dismissed():
     admission = Admission()
     first, second, *_ = await acquire_initial_permits(admission)
     admission.record_opening(second)
@@ -187,7 +187,7 @@ async def test_lanes_that_have_work_come_first_and_the_others_are_told_when_ther
         assert await idle is None
 
 
-async def test_many_refusals_are_one_line_of_the_log(caplog):
+async def test_many_refusals_are_logged_in_one_line(caplog):
     admission = Admission(logging.getLogger("ramp"))
     permits = await acquire_initial_permits(admission)
     for permit in permits:
@@ -196,7 +196,7 @@ async def test_many_refusals_are_one_line_of_the_log(caplog):
     assert "the workspace is full" in line
 
 
-async def test_a_provider_on_this_machine_is_not_waited_for():
+async def test_a_local_provider_needs_no_admission():
     admission = Admission(is_gradual=False)
     async with asyncio.timeout(60):
         assert all([await admission.acquire() for _ in range(1000)])
@@ -219,7 +219,7 @@ class Slow(ProcessLimits):
         return lease
 
 
-async def test_a_slot_that_is_granted_just_when_the_run_ends_is_given_back():
+async def test_a_slot_granted_as_the_run_ends_is_returned():
     block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="ends")
     limits = Slow(build_limit_settings(block))
     shared = Slots(block, Admission(), LOG, limits, LimitNames("ends"))
@@ -235,7 +235,7 @@ async def test_a_slot_that_is_granted_just_when_the_run_ends_is_given_back():
     assert await limits.count_slots_in_use("ends") == 0
 
 
-async def test_a_lane_that_has_work_waits_for_its_slot_although_the_others_have_none_left():
+async def test_a_lane_with_work_keeps_waiting_when_others_are_dismissed():
     block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="stays")
     with temporary_settings({PREFECT_API_URL: None}):
         async with open_slots(block, "a run", LOG) as shared:
@@ -282,7 +282,7 @@ class Unwilling(ProcessLimits):
         await super().release_slot(lease)
 
 
-async def test_leases_are_renewed_also_after_an_error_that_nobody_foresaw(monkeypatch, caplog):
+async def test_leases_are_renewed_after_an_unexpected_error(monkeypatch, caplog):
     monkeypatch.setattr("rlm_batch.tasks.capacity.slots.RENEW_SECONDS", 0.02)
     block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="renewed")
     limits = Unwilling(build_limit_settings(block))
@@ -297,7 +297,7 @@ async def test_leases_are_renewed_also_after_an_error_that_nobody_foresaw(monkey
     assert "the slots of renewed could not be renewed: KeyError('of a library')" in caplog.text
 
 
-async def test_a_lane_has_its_slot_before_the_server_has_heard_that_its_run_waits_no_more():
+async def test_a_lane_gets_its_slot_before_the_server_drops_its_waiting_mark():
     block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="unwilling")
     limits = Unwilling(build_limit_settings(block))
     shared = Slots(block, Admission(), LOG, limits, LimitNames("unwilling"))

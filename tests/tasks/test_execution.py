@@ -9,13 +9,13 @@ def keys(*items, fingerprint=LOCAL):
     return [execution.key for execution in assign_keys(items, fingerprint)]
 
 
-def test_the_same_code_variables_and_provider_have_the_same_key_in_every_run():
+def test_equal_code_variables_and_provider_have_one_key_in_every_run():
     items = [("a", {"x": 1, "y": [2.5, None]}), ("b", {})]
     assert keys(*items) == keys(*items)
     assert keys(("a", {"x": 1, "y": 2})) == keys(("a", {"y": 2, "x": 1}))
 
 
-def test_anything_that_a_result_depends_on_changes_the_key():
+def test_every_setting_that_a_result_depends_on_changes_the_key():
     found = [
         *keys(("a", {"x": 1})),
         *keys(("b", {"x": 1})),
@@ -26,7 +26,7 @@ def test_anything_that_a_result_depends_on_changes_the_key():
     assert len(set(found)) == len(found)
 
 
-def test_replicates_have_keys_of_their_own_whatever_stands_between_them():
+def test_replicates_have_different_keys_in_any_order():
     first, other, second = keys(("a", {}), ("b", {}), ("a", {}))
     assert len({first, other, second}) == 3
     assert keys(("b", {}), ("a", {}), ("a", {}))[1:] == [first, second]

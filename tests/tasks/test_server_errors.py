@@ -37,7 +37,7 @@ def refusal(status: int, **content: Any) -> PrefectHTTPStatusError:
     ],
     ids=str,
 )
-def test_it_is_the_servers_words_and_no_json(error: Exception, text: str) -> None:
+def test_a_server_error_shows_its_message_without_json(error: Exception, text: str) -> None:
     assert describe_server_error(error) == text
 
 
@@ -52,5 +52,5 @@ def test_it_is_the_servers_words_and_no_json(error: Exception, text: str) -> Non
         ("{" * 5000, "{" * 5000),
     ],
 )
-def test_words_are_found_wherever_json_stands_in_a_text(text: str, words: str) -> None:
+def test_the_message_is_extracted_from_json_within_text(text: str, words: str) -> None:
     assert extract_message(text) == words

@@ -50,7 +50,7 @@ def ledger(tmp_path):
     ledger.close()
 
 
-def test_what_is_written_is_read_as_it_was(ledger):
+def test_outcomes_are_read_as_they_were_written(ledger):
     ledger.write_outcome("a", success(1))
     ledger.write_outcome("b", failure())
     lines = {line.key: line for line in ledger.read_lines()}
@@ -59,13 +59,13 @@ def test_what_is_written_is_read_as_it_was(ledger):
     assert (type(error), str(error), error.type, error.line) == (CodeError, "it failed", "ValueError", 3)
 
 
-def test_success_beats_failure_and_then_the_later_beats_the_earlier(ledger):
+def test_success_replaces_failure_and_later_replaces_earlier(ledger):
     for outcome in (success(1), failure(), success(2), failure()):
         ledger.write_outcome("a", outcome)
     assert ledger.load_latest_lines()["a"].to_outcome().value == 2
 
 
-def test_writers_have_parts_of_their_own_and_readers_see_those_of_all_or_of_some(ledger):
+def test_writers_have_separate_part_files_and_readers_choose_some_or_all(ledger):
     other = Ledger(ledger.path, part_prefix="job-0001-")
     ledger.write_outcome("a", success(1))
     other.write_outcome("b", success(2))
@@ -75,7 +75,7 @@ def test_writers_have_parts_of_their_own_and_readers_see_those_of_all_or_of_some
     assert set(ledger.load_latest_lines("job-0001-")) == {"b"}
 
 
-def test_a_ledger_that_is_followed_gives_each_line_once_when_it_is_whole(ledger):
+def test_a_follower_gets_each_complete_line_once(ledger):
     read_new_lines = ledger.follow_lines()
     ledger.write_outcome("a", success(1))
     assert [line.key for line in read_new_lines()] == ["a"]
@@ -90,7 +90,7 @@ def test_a_ledger_that_is_followed_gives_each_line_once_when_it_is_whole(ledger)
     assert list(read_new_lines()) == []
 
 
-def test_a_torn_last_line_and_damaged_ones_are_passed_over(ledger):
+def test_incomplete_and_damaged_lines_are_skipped(ledger):
     ledger.write_outcome("a", success(1))
     ledger.write_outcome("b", success(2))
     ledger.close()
@@ -102,7 +102,7 @@ def test_a_torn_last_line_and_damaged_ones_are_passed_over(ledger):
     assert set(ledger.load_latest_lines()) == {"a", "b"}
 
 
-def test_a_line_with_what_is_no_outcome_is_passed_over_as_a_damaged_one_is(ledger):
+def test_a_line_without_an_outcome_is_skipped(ledger):
     ledger.write_outcome("a", success(1))
     ledger.write_outcome("b", failure())
     lines = {line.key: line for line in ledger.read_lines()}
@@ -134,7 +134,7 @@ def test_a_line_with_what_is_no_outcome_is_passed_over_as_a_damaged_one_is(ledge
         assert line.to_outcome() is not None
 
 
-def test_a_line_of_a_newer_version_is_refused_with_what_to_do(ledger):
+def test_a_line_of_a_newer_version_is_refused_with_the_fix(ledger):
     ledger.write_outcome("a", success(1))
     ledger.write_line(encode_asked_trial(AskedTrial("b", 1, {}, 0, "search")))
     (part,) = ledger.path.glob("part-*.jsonl")
@@ -169,7 +169,7 @@ def test_a_run_record_of_a_newer_version_is_refused_and_damaged_ones_are_skipped
         find_run_record(ledger.path.parent, "quick-fox")
 
 
-def test_a_long_ledger_is_cut_into_parts(ledger, monkeypatch):
+def test_a_long_ledger_is_split_into_parts(ledger, monkeypatch):
     monkeypatch.setattr("rlm_batch.tasks.ledger.ledger.PART_SIZE_BYTES", 1000)
     for number in range(20):
         ledger.write_outcome(str(number), success(number))
@@ -179,13 +179,13 @@ def test_a_long_ledger_is_cut_into_parts(ledger, monkeypatch):
     }
 
 
-def test_a_path_that_cannot_be_made_is_one_sentence_that_names_it(tmp_path):
+def test_a_path_that_cannot_be_created_is_a_one_sentence_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"file/below.*results_path"):
         Ledger(tmp_path / "file" / "below").create()
 
 
-def test_what_is_written_after_a_line_that_was_cut_short_is_on_a_line_of_its_own(ledger):
+def test_a_write_after_an_incomplete_line_starts_a_new_line(ledger):
     """A disk can be full for one writer's line and have room again for the next line."""
     ledger.write_outcome("a", success(1))
     (part,) = ledger.path.glob("part-*.jsonl")
@@ -200,7 +200,7 @@ def test_what_is_written_after_a_line_that_was_cut_short_is_on_a_line_of_its_own
     assert set(ledger.load_latest_lines()) == {"a", "c"}
 
 
-def test_a_ledger_that_is_removed_under_its_writer_is_there_again_with_all_that_this_one_wrote(ledger):
+def test_a_writer_restores_its_deleted_ledger(ledger):
     for number in range(3):
         ledger.write_outcome(str(number), success(number))
     shutil.rmtree(ledger.path)
@@ -216,7 +216,7 @@ def test_a_ledger_that_is_removed_under_its_writer_is_there_again_with_all_that_
     assert set(ledger.load_latest_lines()) == {"after all"}
 
 
-def test_a_writer_that_is_killed_in_the_middle_of_a_line_takes_no_other_with_it(tmp_path):
+def test_a_writer_killed_within_a_line_harms_no_other_line(tmp_path):
     """Kill two writers of one ledger at any moment: every line that is read is whole and from one writer."""
     program = (
         "import sys\nfrom rlm_batch import Result\nfrom rlm_batch.sandbox.meta import Meta\n"
@@ -244,7 +244,7 @@ def test_a_writer_that_is_killed_in_the_middle_of_a_line_takes_no_other_with_it(
         assert {read_value(line) for line in lines} == {name * 300_000}
 
 
-def test_the_index_finds_results_of_every_run_below_its_root_and_only_successes(tmp_path):
+def test_the_index_finds_only_successes_of_all_runs_below_its_root(tmp_path):
     for run in ("one", "two"):
         ledger = Ledger(tmp_path / run)
         ledger.create()
@@ -264,7 +264,7 @@ def test_the_index_finds_results_of_every_run_below_its_root_and_only_successes(
     assert read_value(index.find_result("later")) == 3
 
 
-def test_the_index_forgets_a_ledger_that_is_gone(tmp_path):
+def test_the_index_drops_a_deleted_ledger(tmp_path):
     ledger = Ledger(tmp_path / "run")
     ledger.create()
     ledger.write_outcome("a", success(1))
@@ -276,7 +276,7 @@ def test_the_index_forgets_a_ledger_that_is_gone(tmp_path):
     assert index.find_result("a") is None
 
 
-def test_a_second_writer_is_told_of_the_first_until_that_has_died(ledger, tmp_path):
+def test_a_second_writer_sees_the_first_until_it_dies(ledger, tmp_path):
     program = (
         "import sys, time\nfrom rlm_batch.tasks.ledger.ledger import Ledger\nledger = Ledger(sys.argv[1])\n"
         "print(ledger.register_writer(), flush=True)\ntime.sleep(1000)\n"
@@ -293,13 +293,13 @@ def test_a_second_writer_is_told_of_the_first_until_that_has_died(ledger, tmp_pa
     ledger.unregister_writer()
 
 
-def test_an_index_that_cannot_be_used_is_a_sentence(tmp_path):
+def test_an_unusable_index_is_a_one_sentence_error(tmp_path):
     (tmp_path / "index.sqlite").write_bytes(b"no database at all" * 100)
     with pytest.raises(OSError, match=r"^the index of the results, .* cannot be used \(file is not a database\)"):
         ResultIndex(tmp_path).refresh()
 
 
-def test_a_line_is_strict_json_also_of_numbers_that_are_not_finite_and_is_read_as_what_they_were(ledger):
+def test_lines_are_strict_json_and_restore_nonfinite_numbers(ledger):
     outcome = Result({"curve": [0.5, math.nan, None]}, Meta(submitted=True, variables={"lr": -math.inf}))
     ledger.write_outcome("a", outcome)
     ledger.close()
@@ -325,7 +325,7 @@ def write_trial(ledger: Ledger, number: int) -> None:
     ledger.write_outcome(key, Result({"loss": 1}, Meta(number, reports=((0, 0.5), (1, math.nan)), pruned=True)))
 
 
-def test_what_was_written_is_read_in_its_order_over_the_parts_of_several_writers(tmp_path: Path) -> None:
+def test_search_lines_of_several_writers_are_read_in_order(tmp_path: Path) -> None:
     for number in range(4):
         ledger = Ledger(tmp_path)  # the names of the part files have no order
         write_trial(ledger, number)
@@ -342,7 +342,7 @@ def test_what_was_written_is_read_in_its_order_over_the_parts_of_several_writers
     assert [line.is_pruned for line in (first, second, third) if isinstance(line, TrialReport)] == [False, False, True]
 
 
-def test_whoever_reads_outcomes_passes_over_them_and_they_are_strict_json(tmp_path: Path) -> None:
+def test_search_lines_are_strict_json_that_outcome_readers_skip(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     write_trial(ledger, 0)
     (line,) = ledger.read_lines()
@@ -355,7 +355,7 @@ def test_whoever_reads_outcomes_passes_over_them_and_they_are_strict_json(tmp_pa
         json.loads(text, parse_constant=lambda name: (_ for _ in ()).throw(AssertionError(name)))
 
 
-def test_torn_and_damaged_lines_are_skipped(tmp_path: Path) -> None:
+def test_incomplete_and_damaged_search_lines_are_skipped(tmp_path: Path) -> None:
     good = encode_asked_trial(AskedTrial("key", 3, {"x": 1}, 0, "search"))
     asked = json.loads(good)
     report = json.loads(encode_trial_report(TrialReport("key", 3, 1, 0.5, is_pruned=False)))
@@ -381,7 +381,7 @@ def open_answers(place: Any, root: Path, warnings: list[str] | None = None) -> A
     return answers
 
 
-def test_an_answer_is_found_in_its_own_run_and_by_later_ones_until_its_line_is_damaged_or_gone(tmp_path: Path):
+def test_an_answer_is_found_until_its_line_is_damaged_or_deleted(tmp_path: Path):
     root = tmp_path / "root"
     first = open_answers(root / "one", root)
     first.add_answer("a", "model", "yes")
@@ -419,7 +419,7 @@ def test_an_answer_of_a_newer_version_is_refused(tmp_path: Path):
         open_answers(tmp_path / "one", tmp_path / "elsewhere")
 
 
-def test_answers_in_a_bucket_are_found_in_their_own_run_and_by_later_ones(s3: Any, tmp_path: Path):
+def test_answers_in_a_bucket_are_found_by_the_same_and_later_runs(s3: Any, tmp_path: Path):
     first = open_answers("s3://results/answers/job", tmp_path)
     first.add_answer("a", "model", "yes")
     assert first.find_answer("a") == "yes"
@@ -433,7 +433,7 @@ MIB = 1024 * 1024
 
 @pytest.mark.parametrize(("free_mib", "free_files"), [(30, 1_000_000), (1_000_000, 3)])
 @pytest.mark.anyio
-async def test_the_files_of_a_run_take_half_of_the_free_disk_at_most(
+async def test_collected_files_use_at_most_half_of_the_free_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int, free_files: int
 ) -> None:
     disk = (4096, 4096, 1 << 30, 1 << 30, free_mib * MIB // 4096, 1 << 30, 1 << 30, free_files, 0, 255)

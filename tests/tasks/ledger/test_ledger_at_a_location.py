@@ -38,7 +38,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload_buffer, "RETRY_DELAYS_SECONDS", (0.05,))
 
 
-def test_what_is_written_is_there_when_it_is_closed_and_a_text_names_it_again(
+def test_closing_a_ledger_uploads_it_and_its_text_reopens_it(
     ledger: Ledger, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upload_buffer, "SEND_INTERVAL_SECONDS", 1000.0)
@@ -54,7 +54,7 @@ def test_what_is_written_is_there_when_it_is_closed_and_a_text_names_it_again(
     assert not [request for request in s3.ask("requests") if request.startswith("PUT")]
 
 
-def test_what_is_written_is_there_after_a_while_without_closing(ledger: Ledger, quick: None) -> None:
+def test_an_open_ledger_uploads_its_lines_after_a_while(ledger: Ledger, quick: None) -> None:
     reader = Ledger(ledger.path)
     ledger.write_outcome("a", success(1))
     wait_until(lambda: set(reader.load_latest_lines()) == {"a"})
@@ -63,7 +63,7 @@ def test_what_is_written_is_there_after_a_while_without_closing(ledger: Ledger, 
     ledger.close()
 
 
-def test_who_follows_gets_each_line_once_and_asks_only_for_what_is_new(ledger: Ledger, s3: Any) -> None:
+def test_a_follower_gets_each_line_once_and_requests_only_new_lines(ledger: Ledger, s3: Any) -> None:
     follower = Ledger(ledger.path)
     read_new_lines = follower.follow_lines()
     shard = Ledger(ledger.path, part_prefix="job-0001-")
@@ -90,7 +90,7 @@ def test_who_follows_gets_each_line_once_and_asks_only_for_what_is_new(ledger: L
     assert not folder.exists()
 
 
-def test_a_file_below_a_ledger_is_written_whole_and_read_as_a_stream(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_file_in_a_ledger_is_written_atomically_and_read_as_a_stream(ledger: Ledger, tmp_path: Path) -> None:
     for place in (ledger.path, Ledger(tmp_path / "run").path):
         write_file(place / "shards/1.jsonl", (b"%d\n" % number for number in range(1000)))
         assert list(iterate_lines(place / "shards/1.jsonl")) == [b"%d\n" % number for number in range(1000)]
@@ -103,7 +103,7 @@ def test_a_file_below_a_ledger_is_written_whole_and_read_as_a_stream(ledger: Led
     assert sorted(path.name for path in (tmp_path / "run" / "shards").iterdir()) == ["1.beat", "1.jsonl"]
 
 
-def test_a_sending_that_fails_is_tried_again_and_arrives_once(
+def test_a_failed_upload_is_retried_and_arrives_once(
     ledger: Ledger, s3: Any, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upload_buffer, "RETRY_PATIENCE_SECONDS", 60.0)
@@ -117,9 +117,7 @@ def test_a_sending_that_fails_is_tried_again_and_arrives_once(
     assert sorted(line.key for line in Ledger(ledger.path).read_lines()) == ["a", "b"]
 
 
-def test_a_sending_that_goes_on_failing_is_raised_at_the_next_write_and_at_the_end_and_nothing_is_lost(
-    ledger: Ledger, s3: Any, quick: None
-) -> None:
+def test_a_permanently_failing_upload_is_raised_and_loses_no_line(ledger: Ledger, s3: Any, quick: None) -> None:
     s3.ask("refuse", methods=["PUT"])
     message = "a result could not be written to the ledger s3://results/some/job: .*expired.*run only the rest"
     keys = map(str, itertools.count())
@@ -135,7 +133,7 @@ def test_a_sending_that_goes_on_failing_is_raised_at_the_next_write_and_at_the_e
     assert set(Ledger(ledger.path).load_latest_lines()) == {*written, "later"}
 
 
-def test_who_writes_much_faster_than_it_is_sent_waits_and_holds_no_more_than_that(
+def test_a_writer_waits_when_the_upload_buffer_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(upload_buffer, "SEND_SIZE_BYTES", 10)
@@ -166,9 +164,7 @@ def test_who_writes_much_faster_than_it_is_sent_waits_and_holds_no_more_than_tha
         ("block://remote-file-system", "names no block"),
     ],
 )
-def test_a_location_that_cannot_be_used_is_one_sentence_before_anything_runs(
-    s3: Any, location: str, message: str
-) -> None:
+def test_an_invalid_location_is_refused_with_one_sentence(s3: Any, location: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as raised:
         Ledger(location).create()
     assert "secret" not in str(raised.value)
@@ -176,13 +172,13 @@ def test_a_location_that_cannot_be_used_is_one_sentence_before_anything_runs(
     assert not [request for request in s3.ask("requests") if request.startswith("PUT /no-such-bucket?")]
 
 
-def test_a_location_that_cannot_be_written_is_one_sentence(s3: Any, quick: None) -> None:
+def test_an_unwritable_location_is_refused_with_one_sentence(s3: Any, quick: None) -> None:
     s3.ask("refuse", methods=["PUT"])
     with pytest.raises(ConfigurationError, match="the ledger s3://results/job cannot be made: "):
         Ledger("s3://results/job").create()
 
 
-def test_a_file_system_with_directories_has_them_made(tmp_path: Path) -> None:
+def test_missing_directories_of_a_location_are_created(tmp_path: Path) -> None:
     for location in ("memory://tests-of-rlm-batch/deep/down", f"file://{tmp_path}/deep/down"):
         ledger = Ledger(location)
         ledger.create()

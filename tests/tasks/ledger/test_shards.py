@@ -46,21 +46,21 @@ def write_files(place):
     return found
 
 
-def test_a_bucket_takes_them_as_a_directory_does(s3):
+def test_shard_files_work_in_a_bucket(s3):
     files = write_files("s3://results/run")
-    test_a_shard_reads_what_its_job_has_written(files)
-    test_a_sign_of_life_is_the_last_that_was_given(files)
+    test_a_shard_reads_the_work_that_its_job_wrote(files)
+    test_the_latest_heartbeat_is_read(files)
     test_the_last_attempt_at_each_shard_is_known(files)
-    test_a_job_that_is_run_again_is_cut_as_it_was(files)
+    test_a_resumed_job_keeps_its_shard_size(files)
 
 
-def test_a_shard_reads_what_its_job_has_written(files):
+def test_a_shard_reads_the_work_that_its_job_wrote(files):
     head, executions = ShardFiles.from_work_path(str(files.work_path)).read_work()
     assert head == HEAD
     assert list(executions) == EXECUTIONS
 
 
-def test_a_sign_of_life_is_the_last_that_was_given(files):
+def test_the_latest_heartbeat_is_read(files):
     assert files.read_heartbeat() is None
     for count in (1, 2):
         files.write_heartbeat(Heartbeat(count=count, done=count, error=None))
@@ -76,7 +76,7 @@ def test_the_last_attempt_at_each_shard_is_known(files):
     assert not files.next_attempt.next_attempt.has_work()
 
 
-def test_a_job_that_is_run_again_is_cut_as_it_was(files):
+def test_a_resumed_job_keeps_its_shard_size(files):
     where, size = load_or_create_cut(files.ledger, "abc", 500)
     assert size == 500
     assert load_or_create_cut(files.ledger, "abc", 250) == (where, 500)
@@ -84,7 +84,7 @@ def test_a_job_that_is_run_again_is_cut_as_it_was(files):
     assert load_or_create_cut(files.ledger / "elsewhere", "abc", 500)[0] != where
 
 
-def test_work_that_is_not_there_says_that_the_location_has_to_be_shared(tmp_path):
+def test_missing_work_says_that_workers_must_share_the_location(tmp_path):
     with pytest.raises(ConfigurationError, match="every worker reaches"):
         ShardFiles(tmp_path / "elsewhere", "abc", 0, 1).read_work()
 
@@ -98,13 +98,13 @@ def test_work_that_is_not_there_says_that_the_location_has_to_be_shared(tmp_path
         ('{"version": 9, "later": true}\n', r"^\S+jsonl was written by a newer version .*: upgrade rlm-batch"),
     ],
 )
-def test_damaged_or_newer_work_is_a_sentence(files, text, message):
+def test_damaged_or_newer_work_is_a_one_sentence_error(files, text, message):
     write_file(files.work_path, text.encode())
     with pytest.raises(ConfigurationError, match=message):
         files.read_work()
 
 
-def test_a_file_that_is_no_work_is_refused(tmp_path):
+def test_a_file_that_is_not_shard_work_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="is not the work of a shard"):
         ShardFiles.from_work_path(str(tmp_path / "inputs.jsonl"))
 
@@ -132,7 +132,7 @@ def result(value):
     return Result({"y": value}, Meta(index=99, submitted=True))
 
 
-def test_outcomes_are_in_the_order_of_the_executions_whatever_the_order_in_which_they_came(ledger):
+def test_outcomes_keep_the_order_of_the_executions(ledger):
     executions = squares(20)
     store, read_new_lines = make_store(ledger, executions), ledger.follow_lines()
     for execution in reversed(executions):
@@ -148,7 +148,7 @@ def test_outcomes_are_in_the_order_of_the_executions_whatever_the_order_in_which
         store.outcomes[20]
 
 
-def test_an_outcome_is_told_once_and_a_success_takes_the_place_of_a_failure(ledger):
+def test_an_outcome_is_announced_once_and_success_replaces_failure(ledger):
     (execution,) = squares(1)
     store, read_new_lines = make_store(ledger, [execution]), ledger.follow_lines()
     outcomes = []
@@ -160,7 +160,7 @@ def test_an_outcome_is_told_once_and_a_success_takes_the_place_of_a_failure(ledg
     assert len(store.failures) == 0
 
 
-def test_what_is_undone_is_what_was_added_and_has_no_outcome(ledger):
+def test_undone_executions_are_those_without_an_outcome(ledger):
     executions = [
         Execution(0, "a", {"x": 1}, "00" * 32),
         Execution(
@@ -182,7 +182,7 @@ def test_what_is_undone_is_what_was_added_and_has_no_outcome(ledger):
     assert store.count_unfinished(0, 3) == 2
 
 
-def test_a_result_from_before_is_found_by_its_key_and_a_failure_is_not(ledger):
+def test_an_earlier_result_is_found_by_key_and_a_failure_is_not(ledger):
     first, second = squares(2)
     ledger.write_outcome(first.key, result(1))
     ledger.write_outcome(first.key, result(2))
@@ -196,7 +196,7 @@ def test_a_result_from_before_is_found_by_its_key_and_a_failure_is_not(ledger):
     assert store.find_previous_line(second.key) is None
 
 
-def test_a_failure_that_no_ledger_has_stands_among_the_outcomes(ledger):
+def test_a_failure_outside_the_ledger_is_among_the_outcomes(ledger):
     first, second = squares(2)
     store = make_store(ledger, [first])
     for execution in (first, second):
@@ -206,12 +206,12 @@ def test_a_failure_that_no_ledger_has_stands_among_the_outcomes(ledger):
     assert 2 not in store
 
 
-def test_variables_that_are_no_json_are_refused_by_number(ledger):
+def test_an_error_numbers_the_execution_whose_variables_are_not_json(ledger):
     with pytest.raises(ConfigurationError, match="the variables of number 3 are not JSON"):
         make_store(ledger, [Execution(3, "", {"x": {1, 2}}, "00" * 32)])
 
 
-def test_outcomes_whose_ledger_has_gone_are_an_error_that_names_it(ledger):
+def test_outcomes_of_a_deleted_ledger_raise_an_error_that_names_it(ledger):
     (execution,) = squares(1)
     ledger.write_outcome(execution.key, result(1))
     store = make_store(ledger, [execution])
