@@ -19,7 +19,7 @@ from ..sandbox.result import MaybeNone, Outcome, Result
 from ..sandbox.wire.strict_json import NotJsonError
 from ..tasks.execution import Execution, add_index, compute_key
 from ..tasks.ledger.run_record import ReportSpec
-from .inputs.conversion import Code, DataById, Items, PathText
+from .inputs.conversion import Code, DataById, DataItem, Items, PathText
 from .inputs.readers import (
     ChunkSource,
     build_chunks,
@@ -151,7 +151,7 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         ),
     ] = None
     data: Annotated[
-        Items[Any] | PathText | None,
+        Items[DataItem] | PathText | None,
         Field(description="Data to be cut into chunks, or a path to JSON lines, CSV or Parquet: a line is an item"),
         CommandLineForm(
             "path", "A file of data to be cut into chunks instead: JSON lines, CSV or Parquet, an item a line"

@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, get_type_hints
 
@@ -23,7 +24,15 @@ from pydantic.fields import FieldInfo
 from ..blocks.storage.location import PathOrLocation
 from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
 from ..sandbox.errors import ConfigurationError
-from .inputs.conversion import PathText, ProviderText, ToolsByName, convert_parameters
+from .inputs.conversion import (
+    Content,
+    PathText,
+    PreparationCode,
+    ProviderText,
+    ToolsByName,
+    convert_parameters,
+    find_content,
+)
 from .inputs.host_paths import locate_ledger
 from .inputs.tables import Report as ProgressReport
 
@@ -71,7 +80,7 @@ class FlowParameters(Generic[R]):
             ConfigurationError: A value has a wrong type, is out of its bounds, or cannot be converted.
         """
         try:
-            return cls(**convert_parameters(dict(values)))
+            return cls(**convert_parameters(dict(values), find_contents(cls)))
         except ValidationError as error:
             raise ConfigurationError(describe_problems(error)) from None
 
@@ -201,7 +210,7 @@ class CodeParameters(CommonParameters):
     """Parameters of every flow that executes the caller's code."""
 
     prepare: Annotated[
-        str | None,
+        PreparationCode | None,
         Field(
             description="Code that runs once in each sandbox; each execution is a fork of its process, with its names"
         ),
@@ -323,6 +332,14 @@ def find_form(annotation: Any) -> CommandLineForm:
     """Return how the command line takes a parameter with this annotation."""
     forms = [item for item in get_args(annotation)[1:] if isinstance(item, CommandLineForm)]
     return forms[0] if forms else CommandLineForm()
+
+
+@cache
+def find_contents(model: type[FlowParameters[Any]]) -> dict[str, Content]:
+    """Return the contents of the model's parameters that have one."""
+    hints = get_type_hints(model, include_extras=True)
+    contents = {field.name: find_content(hints[field.name]) for field in fields(model)}  # type: ignore[arg-type]
+    return {name: content for name, content in contents.items() if content is not None}
 
 
 def build_signature(model: type[FlowParameters[Any]]) -> inspect.Signature:

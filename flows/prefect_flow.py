@@ -16,9 +16,9 @@ from pydantic import ValidationError, create_model
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.task_log import install_task_run_log_filter, tells_of_cancellation
 from ..tasks.tracing import trace_flow_run
-from .inputs.conversion import CODE, convert_parameters
+from .inputs.conversion import convert_parameters
 from .orphans import remove_sandboxes
-from .parameters import FlowParameters, build_signature, describe_problems, find_field, read_docstring
+from .parameters import FlowParameters, build_signature, describe_problems, find_contents, find_field, read_docstring
 from .run import call_flow, enter_prefect, execute_flow
 from .run_state import RunState
 from .sharding.attempt import cancel_shards
@@ -76,13 +76,25 @@ class BatchFlow(Flow[P, T]):
 
         # A module path, because Prefect's default would run a file of this package as a script.
         def to_deployment(self, *args: Any, **options: Any) -> Any:
-            _refuse_functions(options)
+            self._refuse_functions(options)
             return Flow.to_deployment(self, *args, **{**options, "entrypoint_type": EntrypointType.MODULE_PATH})
 
         async def ato_deployment(self, *args: Any, **options: Any) -> Any:
-            _refuse_functions(options)
+            self._refuse_functions(options)
             options["entrypoint_type"] = EntrypointType.MODULE_PATH
             return await Flow.ato_deployment(self, *args, **options)
+
+    def _refuse_functions(self, options: dict[str, Any]) -> None:
+        """Raise ConfigurationError where a deployment's parameters contain a function."""
+        parameters: dict[str, Any] = options.get("parameters") or {}
+        for name, content in ({} if self.model is None else find_contents(self.model)).items():
+            value = parameters.get(name)
+            values = value if isinstance(value, list) else [value]  # type: ignore[reportUnknownVariableType]
+            if content.is_code and any(map(callable, values)):  # type: ignore[reportUnknownArgumentType]
+                raise ConfigurationError(
+                    f"{name} is a function, and a deployment's parameters are JSON, with code as text: pass the text, "
+                    "or call the flow itself from Python"
+                )
 
     def __copy__(self) -> Self:
         flow = object.__new__(type(self))
@@ -99,7 +111,7 @@ class BatchFlow(Flow[P, T]):
         Raises:
             ConfigurationError: A value has a wrong type or is out of its bounds.
         """
-        converted = convert_parameters(values)
+        converted = convert_parameters(values, {})
         parameters = inspect.signature(self.fn).parameters.values()
         fields: dict[str, Any] = {
             item.name: (item.annotation, ... if item.default is item.empty else item.default) for item in parameters
@@ -167,18 +179,6 @@ def _make_flow(function: Callable[..., Any], name: str, **options: Any) -> Batch
     return BatchFlow(
         function, name=name, persist_result=False, on_cancellation=cancelled, on_crashed=crashed, **options
     )
-
-
-def _refuse_functions(options: dict[str, Any]) -> None:
-    """Raise ConfigurationError where a deployment's parameters contain a function."""
-    parameters: dict[str, Any] = options.get("parameters") or {}
-    for name in CODE:
-        value = parameters.get(name)
-        if any(map(callable, value if isinstance(value, list) else [value])):  # type: ignore[reportUnknownArgumentType]
-            raise ConfigurationError(
-                f"{name} is a function, and a deployment's parameters are JSON, with code as text: pass the text, or "
-                "call the flow itself from Python"
-            )
 
 
 def load_flow(module: str, name: str, options: dict[str, Any] | None = None) -> Any:

@@ -18,7 +18,7 @@ from ..sandbox.queries.budget import Usage
 from ..sandbox.result import Outcome, Result
 from ..tasks.execution import Execution
 from ..tasks.ledger.run_record import ReportSpec
-from .inputs.conversion import PathText
+from .inputs.conversion import LongText, PathText
 from .inputs.host_paths import check_input_path
 from .inputs.tables import Report as ProgressReport
 from .parameters import CommandLineForm, CommonParameters, FlowParameters
@@ -120,7 +120,7 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
             help="A model in LiteLLM's naming, such as openai/gpt-4o-mini, or a saved block such as language-model/NAME"
         ),
     ]
-    context: Annotated[str, Field(description="The text that the question is about")] = ""
+    context: Annotated[LongText, Field(description="The text that the question is about")] = ""
     context_file: Annotated[
         PathText | None,
         Field(description="A file that has it instead"),

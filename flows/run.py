@@ -19,7 +19,7 @@ from .engine.job import execute_items, open_job
 from .engine.run_outcome import with_reference
 from .inputs.spilling import spill_long_parameters
 from .listener import FlowListener
-from .parameters import FlowParameters
+from .parameters import FlowParameters, find_contents
 from .plan import Plan
 from .prefect_server import embedded_server
 from .reports import Report
@@ -60,7 +60,7 @@ async def call_flow(
 ) -> Any:
     """Plan and check a run, so that a wrong parameter starts no server, and then call the flow through Prefect."""
     state.parameters = parameters
-    values = spill_long_parameters(parameters.list_values())
+    values = spill_long_parameters(parameters.list_values(), find_contents(type(parameters)))
     if state.plan is None and not parameters.reads_blocks():
         state.plan = parameters.make_plan(get_logger("rlm_batch").info)
     options = parameters.make_options() if state.plan is None else state.plan.options

@@ -33,9 +33,9 @@ from ..tasks.ledger.run_record import RunRecord, list_run_records
 from ..tasks.retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, get_requested_wait
 from ..tasks.task_log import LineBudget, OutputLog
 from ..tasks.task_runs import add_tags, build_tags
+from .inputs.conversion import check_code
 from .inputs.host_paths import locate_ledger
 from .inputs.readers import check_variables
-from .inputs.spilling import check_code
 from .orphans import get_server_id, register_own_run
 
 RETRIES = 2  # the flows' default

@@ -11,7 +11,7 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome
 from ..tasks.execution import Execution, compute_key
 from ..tasks.ledger.run_record import ReportSpec
-from .inputs.conversion import Code, Items
+from .inputs.conversion import Items, Step
 from .inputs.readers import check_variables
 from .inputs.spilling import read_code_reference, read_codes
 from .inputs.tables import Report as ProgressReport
@@ -44,7 +44,7 @@ class SequenceParameters(CodeParameters, FlowParameters[Sequence[Outcome]]):
     """
 
     steps: Annotated[
-        Items[Code] | Code,
+        Items[Step] | Step,
         Field(description="Pieces of Python code, which share one sandbox's state"),
         CommandLineForm("code files", "Files of Python code, a step each; /dev/stdin is standard input", True),
     ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, get_args
 
 from ...blocks.host_files.mounts import locate_mounts
 from ...blocks.host_files.python_path import locate_directories
@@ -15,14 +18,33 @@ from ...sandbox.requests.function_code import convert_code
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
 from ...tasks.host_tools import name_tools
 from .readers import normalize_chunk_ids
-from .spilling import check_codes
 
-# Parameters that hold values for code, and those that hold code itself.
-VALUES = ("code", "steps", "inputs", "points", "grid", "space", "data", "chunks")
-CODE = ("code", "steps", "reduce", "prepare")
-LISTS_OF_DICTS = ("inputs", "points")
-DICTS = ("grid", "space", "chunks")
+FILE_NAME = re.compile(r"[\w.~/\\-]+\.py")
+MAX_FILE_NAME = 250  # characters of what may be a file's name
 NUMBERS = ("['low']", "['high']", "['step']")  # Numbers in the definition of a space.
+
+
+class Content(Enum):
+    """What a parameter holds: how values of Python become JSON, and where values go that Prefect cannot hold.
+
+    A parameter's type names its content. The value is what an error calls it.
+    """
+
+    CODE = "code"
+    STEP = "code after other code"  # It may read a name that looks like a file's.
+    PREPARATION = "code that defines names"  # Functions do not: their names are their own.
+    TEXT = "text"  # A text that Prefect cannot hold goes to a file, which the parameter NAME_file names.
+    ROWS = "a list of dicts"
+    ITEMS = "a list"
+    GRID = "a dict of lists"
+    SPACE = "a dict"
+    DATA_BY_ID = "a dict of data by id"
+
+    @property
+    def is_code(self) -> bool:
+        """True if functions stand for their source, and `@` and a path for the code in a file."""
+        return self in (Content.CODE, Content.STEP, Content.PREPARATION)
+
 
 # The types of parameters. Type checkers see the values that callers may pass. At run time Prefect's checks, schemas and
 # forms see the converted values.
@@ -38,9 +60,13 @@ if TYPE_CHECKING:
 
     Items = Sequence[T] | Iterator[T] | Array
     Code = str | Callable[..., object]  # A function's source is sent.
+    Step = Code
+    PreparationCode = str
+    LongText = str
     # `object`, because mypy infers list[object] for [{"x": 1}, {"x": "one"}], and dict[str, object] for a grid whose
     # values have different types.
     Variables = object
+    DataItem = Any
     GridValues = Mapping[str, object]
     SpaceValues = Mapping[str, object] | Sequence[Mapping[str, object]]
     DataById = Mapping[Any, object]
@@ -49,13 +75,30 @@ if TYPE_CHECKING:
     ProviderText = str | SandboxProvider
 
 else:
-    Items, Variables, Code, PathText, ProviderText = list, dict[str, Any], str, str, str
-    GridValues, DataById, ToolsByName = dict[str, list[Any]], dict[str, Any], dict[str, str]
-    SpaceValues = dict[str, Any] | list[dict[str, Any]]
+    Items, PathText, ProviderText, ToolsByName = list, str, str, dict[str, str]
+    Code, Step = Annotated[str, Content.CODE], Annotated[str, Content.STEP]
+    PreparationCode, LongText = Annotated[str, Content.PREPARATION], Annotated[str, Content.TEXT]
+    Variables, DataItem = Annotated[dict[str, Any], Content.ROWS], Annotated[Any, Content.ITEMS]
+    GridValues = Annotated[dict[str, list[Any]], Content.GRID]
+    SpaceValues = Annotated[dict[str, Any] | list[dict[str, Any]], Content.SPACE]
+    DataById = Annotated[dict[str, Any], Content.DATA_BY_ID]
 
 
-def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
+def find_content(annotation: Any) -> Content | None:
+    """Return the content that a parameter's type names, or None."""
+    for item in get_args(annotation):
+        content = item if isinstance(item, Content) else find_content(item)
+        if content is not None:
+            return content
+    return None
+
+
+def convert_parameters(parameters: dict[str, Any], contents: Mapping[str, Content]) -> dict[str, Any]:
     """Convert generators and arrays to lists, and paths, blocks and functions to text.
+
+    Args:
+        parameters: The values by the parameters' names.
+        contents: The contents of the parameters that have one.
 
     Raises:
         ConfigurationError: JSON cannot hold a value, a directory is missing, a block must be saved first, code is the
@@ -75,43 +118,43 @@ def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
         converted["tools"] = tools = name_tools(tools)  # type: ignore[reportUnknownArgumentType]
     if isinstance(collect := converted.get("collect"), (list, tuple)):
         converted["collect"] = check_patterns(collect)  # type: ignore[reportUnknownArgumentType]
-    for name in CODE:
-        if name in converted:
-            converted[name] = _convert_functions(name, converted[name], tools or ())
-    for name in VALUES:
-        if name in converted:
-            converted[name] = _convert_values(name, converted[name])
-    if isinstance(chunks := converted.get("chunks"), dict):
-        converted["chunks"] = normalize_chunk_ids(chunks)  # type: ignore[reportUnknownArgumentType]
-    for name in CODE:
-        check_codes(name, converted.get(name))
+    for name, content in contents.items():
+        if name in converted and content is not Content.TEXT:
+            converted[name] = _convert_content(name, content, converted[name], tools or ())
     return converted
 
 
-def _convert_functions(name: str, value: Any, tools: Collection[str]) -> Any:
-    """Convert a function, or each function in a list, to text. Raises ConfigurationError."""
+def _convert_content(name: str, content: Content, value: Any, tools: Collection[str]) -> Any:
     value = _list_items(value)
-    if name == "prepare" and callable(value):
+    if content is Content.PREPARATION and callable(value):
         raise ConfigurationError(
             "prepare is text: what executions find are its global names, and a function's are its own. Pass the lines "
             "themselves"
         )
-    if isinstance(value, list):
-        return [convert_code(item, tools) for item in value]  # type: ignore[reportUnknownVariableType]
-    return convert_code(value, tools)
+    if content.is_code and isinstance(value, list):
+        value = [convert_code(item, tools) for item in value]  # type: ignore[reportUnknownVariableType]
+    elif content.is_code:
+        value = convert_code(value, tools)
+    if not (value is None or isinstance(value, str)):  # Text is code, or the path of a file.
+        value = _convert_values(name, content, value)
+    texts: list[Any] = (value if isinstance(value, list) else [value]) if content.is_code else []
+    for text in texts[:1] if content is Content.STEP else texts:  # Later `x.py` may be an attribute of a variable.
+        if isinstance(text, str):
+            check_code(text)
+    is_by_id = content is Content.DATA_BY_ID and isinstance(value, dict)
+    return normalize_chunk_ids(value) if is_by_id else value
 
 
-def _convert_values(name: str, value: Any) -> Any:
+def _convert_values(name: str, content: Content, value: Any) -> Any:
     def convert(field: str, value: Any) -> Any:
         def expect(place: str, value: Any) -> str | None:
-            return _name_shape(name, field, place, value)
+            return _name_shape(name, content, field, place, value)
 
         return convert_fields({field: _list_items(value)}, allow_nonfinite=True, expect=expect)[field]
 
-    if value is None or isinstance(value, str):  # the path of a file
-        return value
     try:
-        if isinstance(value, dict) and name in DICTS:  # a chunk's id may be a number, and a grid's values any list
+        # A chunk's id may be a number, and a grid's values any list.
+        if isinstance(value, dict) and content in (Content.GRID, Content.SPACE, Content.DATA_BY_ID):
             values: dict[Any, Any] = value  # type: ignore[reportUnknownVariableType]
             places = {key: f"{name}[{key!r}]" for key in values}
             return {key: convert(places[key], item) for key, item in values.items()}
@@ -120,24 +163,25 @@ def _convert_values(name: str, value: Any) -> Any:
         raise ConfigurationError(str(error)) from None
 
 
-def _name_shape(name: str, field: str, place: str, value: Any) -> str | None:
+def _name_shape(name: str, content: Content, field: str, place: str, value: Any) -> str | None:
     """Return what a value at a place of a parameter has to be; None for one that is it, and where any may stand.
 
     Args:
         name: The parameter.
+        content: Its content.
         field: What of the parameter is converted: its name, or a place of a dict in it, such as `grid['x']`.
         place: Where the value is, such as `space['x']['low']`.
         value: A value as JSON; None is never it.
     """
-    if place == name in LISTS_OF_DICTS:
+    if place == name and content is Content.ROWS:
         others = (list, tuple, str, int, float, type(None))
         is_table = isinstance(value, list) and not any(isinstance(row, others) for row in value)  # type: ignore[reportUnknownVariableType]
-        return None if is_table else "a list of dicts"
-    if place == name in ("grid", "chunks"):
-        return None if isinstance(value, dict) else f"a dict of {'lists' if name == 'grid' else 'data by id'}"
-    if place == name == "data" or (place == field and name == "grid"):
+        return None if is_table else content.value
+    if place == name and content in (Content.GRID, Content.DATA_BY_ID):
+        return None if isinstance(value, dict) else content.value
+    if (place == name and content is Content.ITEMS) or (place == field and content is Content.GRID):
         return None if isinstance(value, list) else "a list"
-    if name == "space" and place.endswith(NUMBERS):
+    if content is Content.SPACE and place.endswith(NUMBERS):
         return None if isinstance(value, (int, float)) else "a number"
     return None
 
@@ -145,3 +189,26 @@ def _name_shape(name: str, field: str, place: str, value: Any) -> str | None:
 def _list_items(value: Any) -> Any:
     """Convert a generator, a range or a tuple to a list, and return any other value unchanged."""
     return list(value) if isinstance(value, (Iterator, range, tuple)) else value  # type: ignore[reportUnknownArgumentType]
+
+
+def check_code(text: str) -> None:
+    """Raise ConfigurationError where the code is the name of a file, or lines of data, and surely not what is meant."""
+    if len(text) <= MAX_FILE_NAME and FILE_NAME.fullmatch(text.strip()):
+        raise ConfigurationError(
+            f"the code is {text.strip()!r}, the name of a file: pass the text that is in it, as in "
+            f"Path({text.strip()!r}).read_text()"
+        )
+    if text.lstrip()[:1] in ("{", "[") and _is_json_lines(text):
+        raise ConfigurationError(
+            "the code is lines of JSON, each of which Python would make and throw away: pass them as inputs, points or "
+            "data, or name their file there"
+        )
+
+
+def _is_json_lines(text: str) -> bool:
+    """Return whether the text is a JSON object or array in each of several lines."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    try:
+        return len(lines) > 1 and all(isinstance(json.loads(line), (dict, list)) for line in lines)
+    except (ValueError, RecursionError):
+        return False

@@ -3,32 +3,29 @@
 import hashlib
 import json
 import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from ...blocks.storage.location import write_file
 from ...blocks.storage.location_parsing import parse_scheme
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.code_text import declare_utf8, decode_code
+from .conversion import Content, check_code
 from .host_paths import get_spill_directory, locate_input, pin_file
 from .readers import normalize_chunk_ids
 
 PARAMETER_LIMIT = 256 * 1024  # bytes of JSON; Prefect refuses flow runs with parameters over 512 KiB in all
-LISTS = ("code", "steps", "inputs", "points", "data", "chunks")  # parameters that are lists, or data by id
-LISTS_OF_CODE = ("code", "steps")  # These refer to a file by `@` and its path, the others by the path.
-FILE_NAME = re.compile(r"[\w.~/\\-]+\.py")
-MAX_FILE_NAME = 250  # characters of what may be a file's name
+# Contents whose lists are stored in a file.
+LISTS = (Content.CODE, Content.STEP, Content.ROWS, Content.ITEMS, Content.DATA_BY_ID)
 SUFFIXES_OF_LISTS = (".jsonl", ".ndjson", ".json")  # Files with a list of codes or inputs.
-TEXTS = ("code", "reduce", "prepare")  # Parameters with one text, which may also refer to a file by `@`.
 # Limits of Prefect's server for parameters. After one run with a larger integer it cannot list any runs, and with
 # Postgres it refuses a run with a NUL.
 INTEGERS = range(-(2**63), 2**64)
 NUL = "\0"
 
 
-def spill_long_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
+def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Content]) -> dict[str, Any]:
     """Return the parameters with a reference to a file for each list or text that Prefect cannot hold.
 
     Such a list or text is too long, or has an integer of more than 64 bits or a NUL in it. The files are below the
@@ -39,20 +36,20 @@ def spill_long_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     """
     short = dict(parameters)
     for name, value in parameters.items():
-        if name in LISTS and isinstance(value, (list, dict)):
+        content = contents.get(name)
+        if content in LISTS and isinstance(value, (list, dict)):
+            short[name] = _spill_long_list(name, content, value)
             continue
+        can_spill = isinstance(value, str) and content is not None and (content.is_code or content is Content.TEXT)
         problem = _find_unstorable(name, value)
-        if problem is not None and not (name in (*TEXTS, "context") and isinstance(value, str)):
+        if problem is not None and not can_spill:
             raise ConfigurationError(f"{name} has {problem}, or give it in inputs, points or data")
-    for name in LISTS:
-        if isinstance(short.get(name), (list, dict)):
-            short[name] = _spill_long_list(short[name], name)
-    for name in TEXTS:
-        if _needs_file(text := short.get(name)):
-            short[name] = f"@{_spill_text(declare_utf8(text))}"
-    if _needs_file(text := short.get("context")):
-        del short["context"]
-        short["context_file"] = _spill_text(text)
+        if can_spill and _needs_file(value):
+            if content is Content.TEXT:
+                del short[name]
+                short[f"{name}_file"] = _spill_text(value)
+            else:
+                short[name] = f"@{_spill_text(declare_utf8(value))}"
     return short
 
 
@@ -90,12 +87,13 @@ def _is_utf8(text: str) -> bool:
     return text.isascii() or text == text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _needs_file(value: Any) -> TypeGuard[str]:
-    # A character has 4 bytes at most.
-    return isinstance(value, str) and (len(value) > PARAMETER_LIMIT // 4 or NUL in value)
+def _needs_file(text: str) -> bool:
+    return len(text) > PARAMETER_LIMIT // 4 or NUL in text  # A character has 4 bytes at most.
 
 
-def _spill_long_list(value: list[Any] | dict[Any, Any], name: str) -> list[Any] | dict[Any, Any] | str:
+def _spill_long_list(
+    name: str, content: Content, value: list[Any] | dict[Any, Any]
+) -> list[Any] | dict[Any, Any] | str:
     items: Iterable[Any] = value
     if isinstance(value, dict):
         value = normalize_chunk_ids(value)
@@ -107,7 +105,7 @@ def _spill_long_list(value: list[Any] | dict[Any, Any], name: str) -> list[Any] 
     if sum(map(len, lines)) <= PARAMETER_LIMIT and _find_unstorable(name, value) is None:
         return value
     path = _write_once("".join(lines).encode("ascii"), ".jsonl")
-    return f"@{path}" if name in LISTS_OF_CODE else path
+    return f"@{path}" if content.is_code else path
 
 
 def _spill_text(text: str) -> str:
@@ -172,37 +170,6 @@ def _find_reference(text: str) -> str | None:
             f"own: name the file as @/DIRECTORY/{os.path.basename(place) or 'FILE'}, or give a location"
         )
     return place
-
-
-def check_codes(name: str, code: Any) -> None:
-    """Raise ConfigurationError if a parameter of code is or contains the name of a file. Ignore other types."""
-    texts: list[Any] = code if isinstance(code, list) else [code]
-    for text in texts[:1] if name == "steps" else texts:  # In later steps `x.py` may be an attribute of a variable.
-        if isinstance(text, str):
-            check_code(text)
-
-
-def check_code(text: str) -> None:
-    """Raise ConfigurationError where the code is the name of a file, or lines of data, and surely not what is meant."""
-    if len(text) <= MAX_FILE_NAME and FILE_NAME.fullmatch(text.strip()):
-        raise ConfigurationError(
-            f"the code is {text.strip()!r}, the name of a file: pass the text that is in it, as in "
-            f"Path({text.strip()!r}).read_text()"
-        )
-    if text.lstrip()[:1] in ("{", "[") and _is_json_lines(text):
-        raise ConfigurationError(
-            "the code is lines of JSON, each of which Python would make and throw away: pass them as inputs, points or "
-            "data, or name their file there"
-        )
-
-
-def _is_json_lines(text: str) -> bool:
-    """Return whether the text is a JSON object or array in each of several lines."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    try:
-        return len(lines) > 1 and all(isinstance(json.loads(line), (dict, list)) for line in lines)
-    except (ValueError, RecursionError):
-        return False
 
 
 def read_text_reference(text: str) -> str:

@@ -22,10 +22,12 @@ from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, RunReport
 from rlm_batch.blocks.registry import resolve_provider
+from rlm_batch.flows.batch import BatchParameters
 from rlm_batch.flows.inputs import host_paths
 from rlm_batch.flows.inputs.host_paths import locate_ledger
 from rlm_batch.flows.inputs.readers import build_chunks
 from rlm_batch.flows.inputs.spilling import read_text_reference, spill_long_parameters
+from rlm_batch.flows.parameters import find_contents
 from rlm_batch.flows.rlm import RlmParameters
 from rlm_batch.tasks.ledger.result_index import get_results_root
 
@@ -211,7 +213,8 @@ def test_a_directory_that_becomes_a_link_once_it_was_judged_leads_nowhere(
 def test_what_our_own_command_spilled_is_let_through() -> None:
     lines = [{"x": "x" * 1000, "number": number} for number in range(400)]
     code = "#" * 300_000
-    short = spill_long_parameters({"code": code, "inputs": lines, "context": code})
+    short = spill_long_parameters({"code": code, "inputs": lines}, find_contents(BatchParameters))
+    short |= spill_long_parameters({"context": code}, find_contents(RlmParameters))
     assert [variables for _, variables in plan_batch(short["code"], short["inputs"])] == lines
     assert read_text_reference(short["code"]) == code
     assert read_context(short["context_file"]) == code
@@ -222,7 +225,8 @@ def test_what_our_own_command_spilled_is_let_through() -> None:
 
 @pytest.mark.usefixtures("as_worker")
 def test_nothing_else_passes_for_what_was_spilled(outside: Path, results: Path) -> None:
-    spilled = Path(spill_long_parameters({"inputs": [{"x": "x" * 300_000}]})["inputs"])
+    inputs = [{"x": "x" * 300_000}]
+    spilled = Path(spill_long_parameters({"inputs": inputs}, find_contents(BatchParameters))["inputs"])
     assert spilled.parent == results / "inputs"
     link, other, elsewhere = (spilled.with_name(f"{'0' * 24}.jsonl"), spilled.with_name("x.jsonl"), outside.parent)
     link.symlink_to(outside)
