@@ -3,13 +3,12 @@
 import codecs
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..sandbox.outcomes.outcome_json import outcome_to_json
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_json, escape_text
-from ..sandbox.result import Outcome, Result
+from ..sandbox.result import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +17,6 @@ class OutputFormat:
 
     shows_output: bool = False
     is_json: bool = False
-
-
-def print_json_lines(outcomes: Iterable[Outcome], best: Sequence[Result] = ()) -> None:
-    """Print a line of JSON for each outcome, with the fields of a ledger line. Lines of `best` have `"best": true`."""
-    best_numbers = {result.meta.index for result in best}
-    for outcome in outcomes:
-        line: dict[str, Any] = {
-            "index": outcome.meta.index,
-            "status": "succeeded" if isinstance(outcome, Result) else "failed",
-            **({"best": True} if outcome.meta.index in best_numbers else {}),
-            **outcome_to_json(outcome),
-        }
-        print_json(line)
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from ..flows.listener import FlowListener
-from ..flows.reporting.summary import BestTrial, ParetoFront
+from ..flows.reporting.summary import BestTrials
 from ..sandbox.errors import NotRun
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Failure, Outcome, Result
@@ -33,9 +33,7 @@ class ProgressDisplay(FlowListener):
     """A display of done, failed and running executions and the remaining time; a context manager."""
 
     def __init__(self) -> None:
-        # Of a sweep: the best trial so far, or with several objectives the trials that no other beats.
-        self._best: BestTrial | None = None
-        self._front: ParetoFront | None = None
+        self._best = BestTrials(ReportSpec())
         self._console = Console(stderr=True)
         self._live = self._console.is_terminal
         self._progress = Progress(
@@ -77,10 +75,7 @@ class ProgressDisplay(FlowListener):
 
     def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec) -> None:
         self._total, self.results_path = total, results_path
-        if report_spec.objectives:
-            self._front = ParetoFront(report_spec.objectives)
-        elif report_spec.objective is not None:
-            self._best = BestTrial(report_spec.objective, report_spec.direction)
+        self._best = BestTrials(report_spec)
         self._started_at = self._printed_at = time.monotonic()
         self._print(f"{total} execution{'s' if total != 1 else ''}; {environment}")
         self._progress.reset(self._task, total=total, description="running", counts="")
@@ -108,9 +103,8 @@ class ProgressDisplay(FlowListener):
         self._failed += isinstance(outcome, Failure) and not was_skipped
         self._cached += cached
         self._pruned += outcome.meta.pruned
-        for best in (self._best, self._front):
-            if best is not None and isinstance(outcome, Result):
-                best.consider(outcome)
+        if isinstance(outcome, Result):
+            self._best.consider(outcome)
         self._running.discard(-1 if outcome.meta.index is None else outcome.meta.index)
         # The lane starts its next execution now: a line that is printed before that counts one too few.
         if self._live or cached or self._done + len(self._running) >= self._total:
@@ -136,10 +130,10 @@ class ProgressDisplay(FlowListener):
         counts = f"{self._failed} failed, {len(self._running)} running"
         if self._pruned:
             counts = f"{self._pruned} pruned, {counts}"
-        if self._best is not None and self._best.score is not None:
+        if self._best.score is not None:
             counts += f", best {self._best.score:.6g}"
-        if self._front is not None and self._front.results:
-            counts += f", {len(self._front.results)} on the front"
+        elif self._best.results:
+            counts += f", {len(self._best.results)} on the front"
         return counts
 
     def _summary(self) -> str:

@@ -15,15 +15,17 @@ from ..flows.reporting.document import Verbatim
 from ..flows.reporting.export import write_csv, write_parquet
 from ..flows.reporting.html import render_html
 from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
-from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows, describe_cached, describe_usage
+from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows, describe_usage
 from ..flows.reporting.summary import RunSummary
 from ..flows.reporting.table import BEST_MARK, PARETO_MARK
 from ..flows.reporting.trajectories import check_directory, write_trajectories
+from ..flows.reports import describe_outcome
+from ..flows.search.study import compute_importances
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.queries.budget import Usage
 from ..sandbox.result import Outcome
-from .outcome_output import OutputFormat, print_json_lines, print_outputs
+from .outcome_output import OutputFormat, print_json, print_outputs
 from .table import print_table
 
 INDENT = "  "  # A query stands below the query that asked it.
@@ -60,7 +62,9 @@ def show_report(
     for name, value in build_summary_rows(summary, reader.records):
         print(f"{escape_text(name)}: {escape_text(value)}", file=sys.stderr)
     if output.is_json:
-        print_json_lines(reader.read_outcomes(), summary.best_trials)
+        best_numbers = {result.meta.index for result in summary.best.results}
+        for outcome in reader.read_outcomes():
+            print_json(describe_outcome(outcome, is_best=outcome.meta.index in best_numbers))
     else:
         rows = build_table_rows(summary)
         print_table(rows, len(rows) - 1, mark=PARETO_MARK if summary.spec.objectives else BEST_MARK)
@@ -110,7 +114,8 @@ def _write_page(reader: LedgerReader, summary: RunSummary, html: str | None) -> 
     record = reader.records[-1]
     page = parse_location(html) if html else reader.ledger.path / "report.html"
     folder = str(page).rpartition("/")[0] if isinstance(page, Location) else str(page.absolute().parent)
-    text = render_html(build_report(summary, reader.records), record.name or record.flow, folder)
+    importances = compute_importances(summary.list_trials(), summary.spec)
+    text = render_html(build_report(summary, reader.records, importances), record.name or record.flow, folder)
     data = text.encode("utf-8", "replace")
     if isinstance(page, Path):
         _write(page, lambda path: path.write_bytes(data))
@@ -158,7 +163,7 @@ def _print_queries(outcomes: Iterable[Outcome]) -> None:
 def _format_query(record: dict[str, Any]) -> Iterator[str]:
     usage = Usage(*(record[name] for name in ("calls", "prompt_tokens", "completion_tokens", "cost")))
     where = f"{record['kind']} at depth {record['depth']}, {escape_text(record['model'])}"
-    called = describe_usage(usage) + describe_cached(record.get("cached", 0))
+    called = describe_usage(usage, record.get("cached", 0))
     yield f"{where}, {record['seconds']:.1f} s, called {called}"
     yield from _format_text(record["prompt"], "? ")
     for number, turn in enumerate(record.get("trajectory", ()), 1):

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..sandbox.outcomes.outcome_json import outcome_to_json
-from ..sandbox.result import Outcome, Result
+from ..sandbox.result import MaybeNone, Outcome, Result
+from ..tasks.ledger.run_record import Direction
 from .reporting.export import build_data_frame
-from .reporting.table import BEST_MARK, align_rows, format_rows, render_outcomes
+from .reporting.table import BEST_MARK, PARETO_MARK, align_rows, format_rows, render_outcomes
+from .search.plan import parse_objectives
+from .search.study import build_study
 
 
 def describe_outcome(outcome: Outcome, *, is_best: bool = False) -> dict[str, Any]:
@@ -85,6 +88,39 @@ class Report:
 
     def __str__(self) -> str:
         return align_rows(self.rows())
+
+
+class TrialsReport(Report):
+    """A report on trials, of which the best stand out."""
+
+    best: Result | MaybeNone
+    objective: str | list[str] | None
+    direction: Direction | list[Direction]
+    pareto_front: Sequence[Result]
+    space: Any
+
+    @property
+    def best_trials(self) -> Sequence[Result]:
+        """The best trial, or with several objectives those on the Pareto front."""
+        return self.pareto_front if self.best is None else [self.best]
+
+    @property
+    def mark(self) -> str:
+        """The note of the best trial in a row of the table, or of those on the front."""
+        return PARETO_MARK if self.pareto_front else BEST_MARK
+
+    def study(self, storage: str | None = None, name: str | None = None) -> Any:
+        """Return the trials as an Optuna study, for Optuna's own tools.
+
+        Args:
+            storage: The URL of a storage such as `sqlite:///study.db`, which gets a new study; by default in memory.
+            name: The name of the study. By default Optuna makes one.
+
+        Raises:
+            ConfigurationError: Optuna is not installed.
+        """
+        objectives = parse_objectives(self.objective, self.direction)
+        return build_study(self.outcomes, objectives, self.space, storage=storage, name=name)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from ..blocks.storage.location import PathOrLocation
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.meta import QuerySummary
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
-from ..sandbox.queries.budget import Usage
 from ..sandbox.result import Outcome, Result
 from ..tasks.execution import Execution
 from ..tasks.ledger.run_record import ReportSpec
@@ -23,7 +22,7 @@ from .inputs.host_paths import check_input_path
 from .inputs.tables import Report as ProgressReport
 from .parameters import CommandLineForm, CommonParameters, FlowParameters
 from .plan import Outcomes, Plan
-from .reporting.report import describe_cached, describe_usage
+from .reporting.report import describe_usage
 from .reports import Report
 
 # Its queries begin at depth 1, as those of any code do: the answer is that of one recursive query.
@@ -86,9 +85,7 @@ class RlmAnswer(Report):
 
     def list_notes(self) -> list[str]:
         """Return a sentence about the turns and the calls of the model."""
-        asked = self.queries
-        usage = Usage(asked.calls, asked.prompt_tokens, asked.completion_tokens, asked.cost)
-        calls = describe_usage(usage) + describe_cached(asked.cached)
+        calls = describe_usage(self.queries, self.queries.cached)
         return [f"{len(self.trajectory)} turns; the model was called {calls}"]
 
     def to_json_lines(self) -> Iterator[dict[str, Any]]:

@@ -7,15 +7,13 @@ from typing import Any
 from ..sandbox.result import MaybeNone, Outcome, Result
 from ..tasks.ledger.run_record import Direction
 from .reporting.ledger_reader import open_run_ledger
-from .reporting.summary import BestTrial, ParetoFront
-from .reporting.table import BEST_MARK, MAX_SHOWN_ROWS, PARETO_MARK, align_rows
-from .reports import Report
-from .search.plan import parse_objectives
-from .search.study import build_study
+from .reporting.summary import BestTrials
+from .reporting.table import MAX_SHOWN_ROWS, align_rows
+from .reports import TrialsReport
 
 
 @dataclass(frozen=True, slots=True)
-class RunReport(Report):
+class RunReport(TrialsReport):
     """A flow run's outcomes in order, and the best of them if it had an objective.
 
     `flow` and `name` are those of the flow and the run. With several objectives, `pareto_front` has the results that no
@@ -37,21 +35,6 @@ class RunReport(Report):
         """The outcomes, in order."""
         return self.results
 
-    @property
-    def best_trials(self) -> Sequence[Result]:
-        """The best trial, or with several objectives those on the Pareto front."""
-        return self.pareto_front or ([] if self.best is None else [self.best])
-
-    @property
-    def mark(self) -> str:
-        """The note of the best trial in a row of the table, or of those on the front."""
-        return PARETO_MARK if self.pareto_front else BEST_MARK
-
-    def study(self, storage: str | None = None, name: str | None = None) -> Any:
-        """Return a sweep's trials as an Optuna study, as `SweepReport.study` does. Raises ConfigurationError."""
-        objectives = parse_objectives(self.objective, self.direction)
-        return build_study(self.results, objectives, self.space, storage=storage, name=name)
-
     def __str__(self) -> str:
         return align_rows(self.rows(MAX_SHOWN_ROWS))
 
@@ -71,12 +54,10 @@ def load_report(run: str) -> RunReport:
     reader = open_run_ledger(str(run))
     record = reader.records[-1]
     spec = record.report_spec
-    best, front = BestTrial(spec.objective, spec.direction), ParetoFront(spec.objectives)
+    best = BestTrials(spec)
     results = list(reader.read_outcomes())
     for outcome in results:
-        if isinstance(outcome, Result) and spec.objectives:
-            front.consider(outcome)
-        elif isinstance(outcome, Result):
+        if isinstance(outcome, Result):
             best.consider(outcome)
     return RunReport(
         record.flow,
@@ -86,7 +67,7 @@ def load_report(run: str) -> RunReport:
         [item.name for item in spec.objectives] or spec.objective,
         [item.direction for item in spec.objectives] or spec.direction,
         str(reader.ledger.path),
-        front.results,
+        best.results if spec.objectives else (),
         spec.space,
     )
 

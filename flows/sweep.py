@@ -18,12 +18,11 @@ from .inputs.spilling import read_text_reference
 from .inputs.tables import Report as ProgressReport
 from .parameters import CommandLineForm, FlowParameters, Options, Types
 from .plan import CodeForEach, Outcomes, Plan, trial_label
-from .reporting.summary import BestTrial, ParetoFront, is_nonfinite, is_score
-from .reporting.table import BEST_MARK, PARETO_MARK
-from .reports import Report
+from .reporting.summary import BestTrials, is_nonfinite, is_score
+from .reports import TrialsReport
 from .search.plan import parse_objectives, plan_search
 from .search.search import DrawnPoints, execute_search
-from .search.study import build_study, check_sampler
+from .search.study import check_sampler
 
 DEFAULT_SAMPLER, DEFAULT_SEED = "tpe", 0
 # Names of the types of values that are not scores.
@@ -31,7 +30,7 @@ KINDS = {str: "text", bool: "a bool", list: "a list", dict: "a dict", int: "an i
 
 
 @dataclass(frozen=True, slots=True)
-class SweepReport(Report):
+class SweepReport(TrialsReport):
     """A sweep's trials in the order of the space, and the best of them.
 
     `best` is the result with the least (or greatest) objective, the first of equals; None where no objective was
@@ -51,29 +50,6 @@ class SweepReport(Report):
     def outcomes(self) -> Sequence[Outcome]:
         """The trials, in order."""
         return self.trials
-
-    @property
-    def best_trials(self) -> Sequence[Result]:
-        """The best trial, or with several objectives those on the Pareto front."""
-        return self.pareto_front if self.best is None else [self.best]
-
-    @property
-    def mark(self) -> str:
-        """The note of the best trial in a row of the table, or of those on the front."""
-        return PARETO_MARK if self.pareto_front else BEST_MARK
-
-    def study(self, storage: str | None = None, name: str | None = None) -> Any:
-        """Return the trials as an Optuna study, for Optuna's own tools.
-
-        Args:
-            storage: The URL of a storage such as `sqlite:///study.db`, which gets a new study; by default in memory.
-            name: The name of the study. By default Optuna makes one.
-
-        Raises:
-            ConfigurationError: Optuna is not installed.
-        """
-        objectives = parse_objectives(self.objective, self.direction)
-        return build_study(self.trials, objectives, self.space, storage=storage, name=name)
 
 
 @parameter_model(frozen=True)
@@ -218,9 +194,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
             ConfigurationError: None of the trials that succeeded submitted the objective.
         """
         objectives = parse_objectives(self.objective, self.direction)
-        first = objectives[0] if objectives else Objective("")
-        best = BestTrial(first.name, first.direction) if len(objectives) == 1 else None
-        front = ParetoFront(objectives) if len(objectives) > 1 else None
+        best = BestTrials(ReportSpec.for_trials(objectives))
         succeeded, fields, wrong = 0, dict[str, None](), dict[str, Any]()
         # One at a time, because the trials of a sharded job may be more than memory holds.
         for trial in outcomes.results if objectives else ():
@@ -230,17 +204,12 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
                 for name in {item.name for item in objectives} & trial.outputs.keys():
                     if not is_score(trial.outputs[name]) and not is_nonfinite(trial.outputs[name]):
                         wrong[name] = trial.outputs[name]
-                if best is not None:
-                    best.consider(trial)
-                if front is not None:
-                    front.consider(trial)
-        best_result = None if best is None else best.result
-        pareto_front = () if front is None else tuple(front.results)
-        if best_result is None and not pareto_front and succeeded:
+                best.consider(trial)
+        if succeeded and not best.results:
             _refuse_objective(objectives, fields, wrong, succeeded, outcomes.results_path)
         return SweepReport(
-            outcomes.results, best_result, self.objective, self.direction, outcomes.results_path, pareto_front,
-            self.space,
+            outcomes.results, best.result, self.objective, self.direction, outcomes.results_path,
+            tuple(best.results) if len(objectives) > 1 else (), self.space,
         )  # fmt: skip
 
 

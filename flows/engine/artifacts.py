@@ -19,6 +19,7 @@ from ...tasks.ledger.run_record import RunRecord
 from ..reporting.document import escape_markdown, render_markdown
 from ..reporting.report import build_report, build_table_records, describe_run
 from ..reporting.summary import RunSummary
+from ..search.study import compute_importances
 from .context import Log
 
 PROGRESS_INTERVAL_SECONDS = 1.0  # seconds between two checks of the progress
@@ -90,13 +91,14 @@ class ArtifactPublisher:
         summary = self.summary
         failed = summary.done - summary.succeeded
         text = f"{summary.done:,} of {self._record.total:,} {self._record.what}s done, {failed:,} failed"
-        score = summary.best_trial.score
+        score = summary.best.score
         return text if score is None else f"{text}, the best so far {score:.6g}"
 
     async def _publish_report(self) -> None:
         summary = self.summary
         if summary.done:
-            text = render_markdown(build_report(summary, [self._record]))
+            importances = compute_importances(summary.list_trials(), summary.spec)
+            text = render_markdown(build_report(summary, [self._record], importances))
             # Prefect's UI renders a description as Markdown, and it has values of the best trial.
             about = escape_markdown(describe_run(self._record, summary))
             records = build_table_records(summary, MAX_TABLE_RECORDS)

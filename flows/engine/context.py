@@ -34,7 +34,7 @@ from ..inputs.spilling import PARAMETER_LIMIT, read_text_reference
 from ..orphans import get_server_id, register_own_run
 from ..parameters import Options
 from ..plan import Label
-from ..reporting.report import describe_cached, describe_usage
+from ..reporting.report import describe_usage
 from .failures import Deadline
 
 Log = logging.Logger | logging.LoggerAdapter[Any]
@@ -220,4 +220,4 @@ async def open_capacity(context: RunContext) -> AsyncIterator[Slots]:
             await asyncio.shield(asyncio.to_thread(answers.close))
         if access is not None:
             used = access.spent.usage + context.usage.model
-            context.log.info("the model was called %s%s", describe_usage(used), describe_cached(access.count_cached()))
+            context.log.info("the model was called %s", describe_usage(used, access.count_cached()))

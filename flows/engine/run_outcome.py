@@ -57,7 +57,7 @@ class RunOutcome:
 
 def describe_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:
     """Return the counts, the best trial if there is one, and the place of the results."""
-    best = summary.best_trial.result
+    best = summary.best.result
     payload: dict[str, Any] = {
         "flow": record.flow,
         "name": record.name,
@@ -71,7 +71,7 @@ def describe_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:
         if best is None
         else {
             "index": best.meta.index,
-            "value": _keep_finite(summary.best_trial.score),
+            "value": _keep_finite(summary.best.score),
             "variables": _keep_short(best.meta.variables),
             "fields": _keep_short(best.outputs),
         },

@@ -1,10 +1,8 @@
 """The charts of a report: the best so far, reported values, and what the variables have to do with the objective."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from ...sandbox.errors import ConfigurationError
-from ...sandbox.meta import Meta
-from ...sandbox.result import Result
 from ...tasks.ledger.run_record import Objective
 from .document import Part, Picture
 from .summary import ChartPoint, RunSummary
@@ -12,10 +10,9 @@ from .svg import draw_curves, draw_heat_map, draw_importances, draw_parallel_coo
 from .table import OUTPUTS
 
 MAX_CHART_VALUE = 1e200  # the greatest absolute value in a chart: axes have no room beyond it
-MIN_TRIALS = 4  # trials needed to estimate the importance of variables
 
 
-def build_charts(summary: RunSummary) -> list[Part]:
+def build_charts(summary: RunSummary, importances: Mapping[str, float]) -> list[Part]:
     """Return the charts of a run: a sweep's by its objectives, any other's by its seconds."""
     if len(summary.points) < 2 or not all(abs(v) <= MAX_CHART_VALUE for point in summary.points for v in point.values):
         return []
@@ -25,7 +22,7 @@ def build_charts(summary: RunSummary) -> list[Part]:
     if summary.spec.objectives:
         return [*_draw_fronts(summary), *_draw_parallel(summary, names)]
     parts = [_draw_history(summary), *_draw_heat_map(summary, names), *_draw_curves(summary)]
-    parts += _draw_importances(summary)
+    parts += _draw_importances(summary, importances)
     return parts if len(names) < 2 else [*parts, *_draw_parallel(summary, names)]
 
 
@@ -68,7 +65,7 @@ def _draw_curves(summary: RunSummary) -> list[Part]:
         return []
     if any(abs(value) > MAX_CHART_VALUE for curve in summary.curves for _, value in curve.points):
         return []
-    best = summary.best_trial.result
+    best = summary.best.result
     title = f"{summary.spec.objective} as it was reported"
     curves = [
         (curve.points, curve.is_pruned, best is not None and curve.index == best.meta.index) for curve in summary.curves
@@ -76,29 +73,17 @@ def _draw_curves(summary: RunSummary) -> list[Part]:
     return [Picture.from_svg(draw_curves(curves, title=title, across="step", up="reported value"), title)]
 
 
-def _draw_importances(summary: RunSummary) -> list[Part]:
-    """Return the importances of a searched space's variables, if Optuna is installed and there are enough trials."""
-    spec = summary.spec
-    if spec.space is None or spec.objective is None or len(summary.points) < MIN_TRIALS:
-        return []
-    # Only a search needs these modules, which stand above this one.
-    from ..search.study import compute_importances
-
-    results = [Result({spec.objective: p.value}, Meta(index=p.index, variables=p.variables)) for p in summary.points]
-    try:
-        importances = compute_importances(results, Objective(spec.objective, spec.direction), spec.space)
-    except ConfigurationError:  # Optuna is not installed, or the record's space is damaged.
-        return []
+def _draw_importances(summary: RunSummary, importances: Mapping[str, float]) -> list[Part]:
     if len(importances) < 2:
         return []
-    title = f"importance of each variable for {spec.objective}"
+    title = f"importance of each variable for {summary.spec.objective}"
     return [Picture.from_svg(draw_importances(importances, title=title), title)]
 
 
 def _draw_parallel(summary: RunSummary, names: list[str]) -> list[Part]:
     spec, points = summary.spec, summary.points
     objectives = spec.objectives or (Objective(spec.objective or "", spec.direction),)
-    best = {result.meta.index for result in summary.best_trials}
+    best = {result.meta.index for result in summary.best.results}
     picture = draw_parallel_coordinates(
         [(point.variables, point.values, point.index in best) for point in points],
         names=names,
@@ -116,7 +101,7 @@ def _draw_fronts(summary: RunSummary) -> list[Part]:
         title = f"{first.name} and {other.name}, with the Pareto front"
         picture = draw_pareto_front(
             [(point.value, point.values[place]) for point in summary.points],
-            [(float(r.outputs[first.name]), float(r.outputs[other.name])) for r in summary.front.results],
+            [(float(r.outputs[first.name]), float(r.outputs[other.name])) for r in summary.best.results],
             title=title,
             across=f"{first.name} ({first.direction})",
             up=f"{other.name} ({other.direction})",

@@ -5,10 +5,10 @@ import binascii
 import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...sandbox.meta import Meta
+from ...sandbox.meta import Meta, QuerySummary
 from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure
 from ...tasks.ledger.run_record import RunRecord
@@ -36,20 +36,28 @@ IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 SVG, HTML, TEXT = "image/svg+xml", "text/html", "text/plain"
 
 
-def build_report(summary: RunSummary, records: Sequence[RunRecord]) -> list[Part]:
-    """Return the report as parts of a document. `records` are all runs that wrote to the ledger, the latest last."""
+def build_report(
+    summary: RunSummary, records: Sequence[RunRecord], importances: Mapping[str, float] | None = None
+) -> list[Part]:
+    """Return the report as parts of a document.
+
+    Args:
+        summary: The outcomes.
+        records: All runs that wrote to the ledger, the latest last.
+        importances: The share of the objective that each variable of a search accounts for; None if it is unknown.
+    """
     record = records[-1]
     parts: list[Part] = [Heading(f"{record.flow}: {record.name}" if record.name else record.flow, 1)]
     outcome, *rest = build_summary_rows(summary, records)
     parts.append(Table(outcome, rest))
-    parts += build_charts(summary)
+    parts += build_charts(summary, importances or {})
     if summary.done == 1 and summary.first_result is not None:
         for name, value in list(summary.first_result.outputs.items())[:MAX_FULL_TEXTS]:
             parts += [Heading(name), Verbatim(value if isinstance(value, str) else format_cell(value))]
     header, *rows = build_table_rows(summary)
     if rows:
         title = f"{summary.spec.noun}s".capitalize()
-        parts.append(Heading(title if summary.best_trial.result is None else f"{title}, the best first"))
+        parts.append(Heading(title if summary.best.result is None else f"{title}, the best first"))
         best = next((number for number, row in enumerate(rows) if row[-1] == BEST_MARK), None)
         parts.append(Table(header, rows, best))
         if summary.done > MAX_ROWS:
@@ -96,7 +104,7 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
         rows.append(["Files", f"{summary.collected:,} collected{notes}"])
     rows.append(["Provider", ", ".join(name for name in summary.providers if name) or record.provider])
     if summary.usage.calls or summary.asked:
-        used = describe_usage(summary.usage) + describe_cached(summary.cached)
+        used = describe_usage(summary.usage, summary.cached)
         rows.append(["Queries", f"{summary.asked:,} asked; the model was called {used}"])
     rows.append(["Results", record.results_path])
     return rows
@@ -110,7 +118,7 @@ def describe_run(record: RunRecord, summary: RunSummary) -> str:
 
 
 def _describe_best_trial(summary: RunSummary) -> str:
-    best, score = summary.best_trial.result, summary.best_trial.score
+    best, score = summary.best.result, summary.best.score
     if best is None:
         return ""
     values = format_variables(best.meta.variables, MAX_VARIABLES)
@@ -118,21 +126,17 @@ def _describe_best_trial(summary: RunSummary) -> str:
 
 
 def _describe_front(summary: RunSummary) -> str:
-    numbers = [str(result.meta.index) for result in summary.front.results]
+    numbers = [str(result.meta.index) for result in summary.best.results]
     more = f" and {len(numbers) - MAX_VARIABLES} more" if len(numbers) > MAX_VARIABLES else ""
     goals = ", ".join(f"{item.direction} {item.name}" for item in summary.spec.objectives)
     return f"{len(numbers)} trials ({', '.join(numbers[:MAX_VARIABLES])}{more}) by {goals}" if numbers else "none"
 
 
-def describe_usage(usage: Usage) -> str:
-    """Return the number, tokens and cost of a model's calls in words."""
+def describe_usage(usage: Usage | QuerySummary, cached_count: int) -> str:
+    """Return the number, tokens and cost of a model's calls, and how many answers came from the cache, in words."""
     price = "at a cost that is not known" if usage.cost is None else f"for ${usage.cost:.6f}"
-    return f"{usage.calls} times: {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens, {price}"
-
-
-def describe_cached(count: int) -> str:
-    """Return how many answers came from the cache, to append to `describe_usage`. Empty if none did."""
-    return f"; {count:,} answers came from the cache" if count else ""
+    cached = f"; {cached_count:,} answers came from the cache" if cached_count else ""
+    return f"{usage.calls} times: {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens, {price}{cached}"
 
 
 def _format_duration(seconds: float) -> str:
@@ -177,7 +181,7 @@ def _iterate_rows(
     summary: RunSummary, columns: dict[str, tuple[str, str]]
 ) -> Iterator[tuple[Row, list[Cell | None], str]]:
     """Yield the table's rows, their cells by the columns, None for an empty one, and their notes."""
-    best_numbers = {result.meta.index for result in summary.best_trials}
+    best_numbers = {result.meta.index for result in summary.best.results}
     mark = PARETO_MARK if summary.spec.objectives else BEST_MARK
     for row in summary.sort_rows():
         cells = [(row.variables if source == VARIABLES else row.fields).get(key) for source, key in columns.values()]

@@ -12,7 +12,7 @@ from ...sandbox.errors import NotRun
 from ...sandbox.meta import Meta
 from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure, Outcome, Result
-from ...tasks.ledger.run_record import Direction, Objective, ReportSpec
+from ...tasks.ledger.run_record import ReportSpec
 from .table import format_cell, list_new_fields
 
 MAX_ROWS = 1000  # rows of the table: Prefect's UI shows tables of that size without delay
@@ -32,53 +32,50 @@ Rank = tuple[int, float, int]  # sorts rows, the best first
 
 
 @dataclass(slots=True)
-class BestTrial:
-    """The trial with the least (or greatest) objective among the trials considered so far, in any order.
+class BestTrials:
+    """The best trials among those considered so far, in any order.
 
-    Of equals it is the trial with the lowest number. A score that is not finite comes after every finite score, in
-    both directions. A pruned trial is never the best. Until a trial has a score there is no `result`.
+    With one objective it is the trial with the least (or greatest) value; of equals the one with the lowest number. A
+    value that is not finite comes after every finite one, in both directions. A pruned trial is never the best. With
+    several objectives they are the Pareto front: the trials that no other beats, by being as good in every objective
+    and better in one. Without objectives there are none.
     """
 
-    objective: str | None
-    direction: Direction = "minimize"
-    result: Result | None = None
-    score: float | None = None
+    spec: ReportSpec
+    score: float | None = None  # the best trial's value of a single objective
     _rank: Rank | None = None
-
-    def consider(self, result: Result) -> float | None:
-        """Keep the trial if it is better than the best. Return its score, or None if it submitted no number."""
-        score = None if self.objective is None else result.outputs.get(self.objective)
-        if result.meta.pruned or not (is_score(score) or is_nonfinite(score)):
-            return None
-        has_diverged = is_nonfinite(score)
-        loss = 0.0 if has_diverged else score if self.direction == "minimize" else -score
-        rank = (has_diverged, loss, result.meta.index or 0)
-        if self._rank is None or rank < self._rank:
-            self._rank, self.result, self.score = rank, result, score
-        return score
-
-
-@dataclass(slots=True)
-class ParetoFront:
-    """The trials, among those considered so far, that no other trial beats.
-
-    One trial beats another if it is as good in every objective and better in one.
-    """
-
-    objectives: tuple[Objective, ...]
     _members: list[tuple[tuple[float, ...], Result]] = field(default_factory=list[tuple[tuple[float, ...], Result]])
 
     @property
     def results(self) -> list[Result]:
-        """The front's trials, by their numbers."""
+        """The best trials, by their numbers."""
         return sorted((result for _, result in self._members), key=lambda result: result.meta.index or 0)
 
+    @property
+    def result(self) -> Result | None:
+        """The best trial by a single objective, or None."""
+        return None if self.spec.objectives or not self._members else self._members[0][1]
+
     def consider(self, result: Result) -> tuple[float, ...] | None:
-        """Add the trial to the front if no other beats it. Return its scores, or None if one is not a number."""
-        scores = [score for item in self.objectives if is_score(score := result.outputs.get(item.name))]
-        if len(scores) < len(self.objectives):
+        """Keep the trial if no other is better. Return its scores, or None if it has not submitted them as numbers."""
+        if self.spec.objectives:
+            return self._consider_for_front(result)
+        score = None if self.spec.objective is None else result.outputs.get(self.spec.objective)
+        if result.meta.pruned or not (is_score(score) or is_nonfinite(score)):
             return None
-        signs = [1 if objective.direction == "minimize" else -1 for objective in self.objectives]
+        has_diverged = is_nonfinite(score)
+        loss = 0.0 if has_diverged else score if self.spec.direction == "minimize" else -score
+        rank = (has_diverged, loss, result.meta.index or 0)
+        if self._rank is None or rank < self._rank:
+            self._rank, self.score, self._members = rank, score, [((loss,), result)]
+        return (score,)
+
+    def _consider_for_front(self, result: Result) -> tuple[float, ...] | None:
+        objectives = self.spec.objectives
+        scores = [score for item in objectives if is_score(score := result.outputs.get(item.name))]
+        if len(scores) < len(objectives):
+            return None
+        signs = [1 if objective.direction == "minimize" else -1 for objective in objectives]
         losses = tuple(sign * float(score) for sign, score in zip(signs, scores, strict=True))
         if not any(_beats(other, losses) for other, _ in self._members):
             self._members = [member for member in self._members if not _beats(losses, member[0])]
@@ -228,21 +225,12 @@ class RunSummary:
     collected: int = 0  # files
     not_collected: int = 0  # sentences about files that were not collected
     failed_indexes: list[int] = field(default_factory=list[int])  # the first `MAX_POINTS` of them
-    best_trial: BestTrial = field(init=False)
-    front: ParetoFront = field(init=False)
+    best: BestTrials = field(init=False)
     _rows: list[Row] = field(default_factory=list[Row])
     _last_rank: Rank | None = None  # rows beyond it are dropped, once there are enough
 
     def __post_init__(self) -> None:
-        self.best_trial = BestTrial(self.spec.objective, self.spec.direction)
-        self.front = ParetoFront(self.spec.objectives)
-
-    @property
-    def best_trials(self) -> list[Result]:
-        """The best trial, or with several objectives the Pareto front."""
-        if self.spec.objectives:
-            return self.front.results
-        return [] if self.best_trial.result is None else [self.best_trial.result]
+        self.best = BestTrials(self.spec)
 
     @property
     def failed(self) -> int:
@@ -269,6 +257,11 @@ class RunSummary:
             rank, note = self._add_failure(index, outcome)
         self._add_row(rank, index, outcome, note)
 
+    def list_trials(self) -> list[Result]:
+        """Return the trials of the charts' points, with a single objective as their field."""
+        name = self.spec.objective or ""
+        return [Result({name: point.value}, Meta(point.index, point.variables)) for point in self.points]
+
     def sort_rows(self) -> list[Row]:
         """Return the first `MAX_ROWS` rows of the table: the best first, or in order where there is no objective."""
         return sorted(self._rows, key=lambda row: row.rank)[:MAX_ROWS]
@@ -286,7 +279,7 @@ class RunSummary:
             finite = [(step, value) for step, value in (*reports[::every], reports[-1]) if is_score(value)]
             self.curves.add(Curve(index, finite, is_pruned=meta.pruned))
         if spec.objectives:
-            scores = self.front.consider(result)
+            scores = self.best.consider(result)
             if scores is None:
                 return (2, 1.0, index), "without all objectives as numbers"
             self.points.add(ChartPoint(index, meta.variables, scores))
@@ -300,9 +293,10 @@ class RunSummary:
             if is_score(last_value):
                 self.pruned_points.add(ChartPoint(index, meta.variables, (float(last_value),)))
             return (1, 0.0, index), "pruned"
-        score = self.best_trial.consider(result)
-        if score is None:
+        scores = self.best.consider(result)
+        if scores is None:
             return (2, 1.0, index), f"no number as {format_cell(spec.objective)}"
+        (score,) = scores
         if is_nonfinite(score):
             return (2, 0.0, index), "diverged"
         self.points.add(ChartPoint(index, meta.variables, (float(score),)))

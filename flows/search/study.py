@@ -8,7 +8,7 @@ import inspect
 import json
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +17,12 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.meta import Meta
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
-from ...tasks.ledger.run_record import Objective
+from ...tasks.ledger.run_record import Objective, ReportSpec
 from .plan import SAMPLERS, SearchPlan, find_sampler_class, import_optuna
 from .space import Choices, Parameter, SearchSpace, infer_space, parse_space
 
 ALTERNATIVE = "space number"  # the study's parameter for the alternative; no variable can have this name
+MIN_TRIALS = 4  # trials needed to estimate the importance of variables
 PLAIN_TYPES = (bool, int, float, str, type(None))  # types of choices that Optuna takes as they are
 
 
@@ -318,18 +319,21 @@ def _freeze_trial(
     )
 
 
-def compute_importances(outcomes: Iterable[Outcome], objective: Objective, space: Any) -> dict[str, float]:
-    """Return the share of the objective that each variable accounts for, by Optuna. The shares add up to one.
+def compute_importances(trials: Sequence[Outcome], spec: ReportSpec) -> dict[str, float]:
+    """Return the share of the objective that each variable of a search accounts for, by Optuna. They add up to one.
 
-    The dict is empty if Optuna finds no shares, for example among equal trials. Raises ConfigurationError.
+    The dict is empty if Optuna finds no shares, for example among equal or too few trials, or is not installed.
     """
-    optuna = import_optuna()
-    study = build_study(outcomes, (objective,), space)
-    with keep_quiet(optuna):
-        try:
-            return {str(name): float(share) for name, share in optuna.importance.get_param_importances(study).items()}
-        except (ValueError, RuntimeError):
-            return {}
+    if spec.space is None or spec.objective is None or len(trials) < MIN_TRIALS:
+        return {}
+    try:
+        optuna = import_optuna()
+        study = build_study(trials, (Objective(spec.objective, spec.direction),), spec.space)
+        with keep_quiet(optuna):
+            shares = optuna.importance.get_param_importances(study)
+    except (ConfigurationError, ValueError, RuntimeError):  # The record's space may be damaged.
+        return {}
+    return {str(name): float(share) for name, share in shares.items()}
 
 
 @contextmanager
