@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 from ..flows.parameters import read_docstring
 from ..flows.registry import MODELS
 from .deploy import build_deploy_app
-from .outcome_output import OutputFormat
+from .output import OutputFormat
 from .parameter_options import OUTPUT_OPTIONS, Json, ShowOutput, build_flow_command, make_run_action
 
 app = App(

@@ -17,8 +17,7 @@ from ..flows.prefect_server import check_server
 from ..flows.proxies import check_proxies
 from ..sandbox.errors import RlmBatchError
 from ..tasks.ledger.result_index import get_results_root
-from .outcome_output import print_json
-from .table import print_whole_lines
+from .output import print_json, print_whole_lines
 
 
 def run_doctor(*, is_json: bool = False) -> int:

@@ -16,7 +16,7 @@ from ..flows.parameters import FlowParameters, build_signature, find_field, find
 from ..sandbox.errors import ConfigurationError
 from ..tasks.host_tools import name_tools
 from .argument_parsing import build_provider, parse_grid, parse_space, read_code, resolve_path
-from .outcome_output import OutputFormat
+from .output import OutputFormat
 
 OPTION_NAMES = {"cache_results": "resume"}  # options that are not called as their parameter
 # Parameters without an option. The command prints failures and shows them in its exit status. Each setting of a

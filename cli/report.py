@@ -25,8 +25,7 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.queries.budget import Usage
 from ..sandbox.result import Outcome
-from .outcome_output import OutputFormat, print_json, print_outputs
-from .table import print_table
+from .output import OutputFormat, print_json, print_outputs, print_table
 
 INDENT = "  "  # A query stands below the query that asked it.
 

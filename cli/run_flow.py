@@ -20,9 +20,8 @@ from ..sandbox.outcomes.server_message import describe_server_error
 from ..sandbox.outcomes.text_escape import escape_text
 from ..tasks.host_tools import load_tools
 from ..tasks.redrawn_lines import redraw_lines
-from .outcome_output import OutputFormat, print_json, print_outputs
+from .output import MAX_TABLE_ROWS, OutputFormat, print_json, print_outputs, print_table
 from .progress import ProgressDisplay, print_reading
-from .table import MAX_TABLE_ROWS, print_table
 
 T = TypeVar("T")
 DELIVERY_SECONDS = 10.0  # seconds for a server that failed only once

@@ -7,7 +7,7 @@ from ..blocks.sync_volume import Volume, list_volumes
 from ..blocks.volume import check_volume_name, split_volume_path
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
-from .outcome_output import print_json
+from .output import print_json
 
 
 def print_volumes(provider: str, *, is_json: bool = False) -> int:

@@ -20,7 +20,7 @@ from .inputs.host_paths import locate_ledger
 from .parameters import Options, VolumeName
 from .plan import LABELS, execution_label
 from .prefect_flow import define_function_flow
-from .sharding.heartbeat import HeartbeatTask, ShardCancelled
+from .sharding.heartbeat import HeartbeatWriter, ShardCancelled
 
 
 @define_function_flow("shard")
@@ -45,7 +45,8 @@ async def shard(
     files = replace(files, ledger=locate_ledger(files.ledger))
     try:
         with cancel_at_termination():
-            async with HeartbeatTask(files) as heartbeat:
+            heartbeat = HeartbeatWriter(files)
+            async with heartbeat.run():
                 await _run_executions(files, heartbeat, options, volume_name, files_digest)
     except ShardCancelled as error:
         return Cancelled(message=str(error))
@@ -53,7 +54,7 @@ async def shard(
 
 
 async def _run_executions(
-    files: ShardFiles, heartbeat: HeartbeatTask, options: Options, volume_name: str | None, files_digest: str | None
+    files: ShardFiles, heartbeat: HeartbeatWriter, options: Options, volume_name: str | None, files_digest: str | None
 ) -> None:
     header, executions = files.read_work()
     provider = await resolve_provider_with_volume(options, volume_name)
@@ -67,18 +68,18 @@ async def _run_executions(
         )
     isolation = await provider.check()
     assert options.results_path is not None
-    ledger = Ledger(locate_ledger(options.results_path), header.part_prefix)
+    ledger = Ledger(locate_ledger(options.results_path), files.part_prefix)
     try:
         await asyncio.to_thread(ledger.create)
     except ConfigurationError as error:
         raise OSError(str(error)) from error  # The parent could create it: the fault is this worker's, or temporary.
     label = LABELS.get(header.what, execution_label)
-    context = await open_run_context(provider, options, label, ledger, header.total, header.part_prefix)
+    context = await open_run_context(provider, options, label, ledger, header.total, files.part_prefix)
     heartbeat.context = context
-    lines = await asyncio.to_thread(ledger.load_latest_lines, header.part_prefix)
+    lines = await asyncio.to_thread(ledger.load_latest_lines, files.part_prefix)
     context.log.info(
         "shard %d of %d: %d executions on %s: %s; results in %s",
-        header.shard + 1,
+        files.shard + 1,
         header.shards,
         header.total,
         provider.provider_name,

@@ -261,10 +261,7 @@ class ShardingExecutor:
         shard.is_adopted = shard.is_deleted = False
         shard.unfinished_at_start = self._count_unfinished(shard)
         header = ShardHeader(
-            job=files.job,
-            shard=shard.number,
             shards=len(self._shards),
-            attempt=shard.attempt,
             total=shard.unfinished_at_start,
             what=self.noun,
             commit=await self.context.provider.commit(),

@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from contextlib import suppress
-from typing import Any, Self
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 from ...sandbox.errors import DeadlineExceeded, NotRun, RlmBatchError
 from ...sandbox.result import Failure, Outcome
@@ -19,20 +19,14 @@ class ShardCancelled(NotRun):
     """The job has cancelled the shard."""
 
 
-class HeartbeatTask:
-    """An async context manager that writes the heartbeat at intervals.
-
-    It raises ShardCancelled if the job has cancelled the attempt, and NotRun if a later attempt at the shard has
-    begun.
-    """
+class HeartbeatWriter:
+    """A counter of an attempt's outcomes that writes them as its heartbeat, at intervals."""
 
     def __init__(self, files: ShardFiles) -> None:
         self.context: RunContext | None = None  # the flow run whose usage is reported, once it is open
         self._files = files
         self._heartbeat = Heartbeat()
         self._lock = threading.Lock()
-        self._group = asyncio.TaskGroup()
-        self._task: asyncio.Task[None] | None = None
 
     def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
         """Count the outcome of an execution."""
@@ -43,17 +37,20 @@ class HeartbeatTask:
         self._heartbeat.done += 1
         self._heartbeat.failed += isinstance(outcome, Failure)
 
-    async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self._check_if_wanted)  # A cancelled attempt opens no sandbox.
-        await self._group.__aenter__()
-        self._task = self._group.create_task(self._write_regularly())
-        return self
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Write the heartbeat until the context ends, and then the last one.
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        assert self._task is not None
-        self._task.cancel()
+        Raises:
+            ShardCancelled: The job has cancelled the attempt.
+            NotRun: A later attempt at the shard has begun.
+        """
+        await asyncio.to_thread(self._check_if_wanted)  # A cancelled attempt opens no sandbox.
         try:
-            await self._group.__aexit__(kind, error, trace)
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(self._write_regularly())
+                yield
+                task.cancel()
         except BaseExceptionGroup as errors:
             cause = errors.exceptions[0]
             if isinstance(cause, RlmBatchError):

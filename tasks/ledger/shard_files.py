@@ -22,24 +22,16 @@ from .ledger_line import VERSION, check_version
 
 @dataclass(frozen=True, slots=True)
 class ShardHeader:
-    """The attempt, shard and job that work is for, and its number of executions.
+    """The number of the job's shards, and of the executions in this work.
 
     `what` is the job's word for an execution. `commit` is the one that the job resolved the repository's ref to.
     """
 
-    job: str
-    shard: int
     shards: int
-    attempt: int
     total: int
     what: str
     commit: str | None
     version: int = VERSION
-
-    @property
-    def part_prefix(self) -> str:
-        """The beginning of the names of the ledger's parts that this attempt writes."""
-        return f"{self.job}-{self.shard:05}-{self.attempt}-"
 
 
 @dataclass(slots=True)
@@ -97,6 +89,11 @@ class ShardFiles:
     def work_path(self) -> PathOrLocation:
         """The file with the header and the executions."""
         return self._locate("jsonl")
+
+    @property
+    def part_prefix(self) -> str:
+        """The beginning of the names of the ledger's parts that this attempt writes."""
+        return f"{self.job}-{self.shard:05}-{self.attempt}-"
 
     @property
     def next_attempt(self) -> "ShardFiles":

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlm_batch import LanguageModel, LocalInterpreter, batch, load_report, rlm
-from rlm_batch.cli.outcome_output import OutputFormat
+from rlm_batch.cli.output import OutputFormat
 from rlm_batch.cli.report import show_report
 
 from ...infra.scripted_turns import make_script

@@ -28,7 +28,7 @@ def files_of(results: Path, code: str, count: int = 6, attempt: int = 1) -> Shar
     """Write the work of a shard whose first execution has number 10."""
     executions = list(assign_keys([(code, {"x": x}) for x in range(10 + count)], {}))[10:]
     files = ShardFiles(results / "job", "abc", 1, attempt)
-    head = ShardHeader("abc", 1, 2, attempt, count, "execution", None)
+    head = ShardHeader(2, count, "execution", None)
     files.write_work(head, executions)
     return files
 

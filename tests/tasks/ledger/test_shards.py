@@ -21,7 +21,7 @@ from rlm_batch.tasks.ledger.shard_files import (
 )
 from rlm_batch.tasks.ledger.shard_store import ShardStore
 
-HEAD = ShardHeader(job="abc", shard=3, shards=8, attempt=1, total=3, what="chunk", commit=None)
+HEAD = ShardHeader(shards=8, total=3, what="chunk", commit=None)
 EXECUTIONS = [
     Execution(30, "a", {"x": 1}, "00" * 32),
     Execution(

@@ -1,0 +1,64 @@
+"""What commands print on standard output: tables, the text that code printed, or JSON for other programs."""
+
+import codecs
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_json, escape_text
+from ..sandbox.result import Outcome
+
+MAX_TABLE_ROWS = 200  # Rows that are printed. The ledger has all.
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """The form of printed outcomes: with the text that the code printed, or as JSON instead of a table."""
+
+    shows_output: bool = False
+    is_json: bool = False
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Print an object as a line of strict JSON, safe for terminals and for any output encoding."""
+    is_unicode = codecs.lookup(getattr(sys.stdout, "encoding", None) or "ascii").name.startswith("utf-8")
+    print(escape_json(json.dumps(value, ensure_ascii=not is_unicode, allow_nan=False)))
+
+
+def print_outputs(outcomes: Iterable[Outcome]) -> None:
+    """Print the text that each execution's code printed, under the execution's number."""
+    for outcome in outcomes:
+        for name, text in (("", outcome.meta.stdout), (" standard error", outcome.meta.stderr)):
+            if text:
+                print(f"\n{outcome.meta.index}{name}:")
+                print(escape_text(text.rstrip("\n"), keep=LINE_CHARACTERS))
+
+
+def print_whole_lines(table: Table) -> None:
+    """Print a table on standard output, as wide as the terminal, or without wrapping if it is not a terminal."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 10_000
+    console.print(table, highlight=False, markup=False)
+
+
+def print_table(rows: list[list[str]], total: int, mark: str = "") -> None:
+    """Print rows of text on standard output, the header first. Highlight the rows whose last cell is `mark`.
+
+    At most `MAX_TABLE_ROWS` of the `total` rows are printed, and the marked ones in any case.
+    """
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in rows[0]:
+        table.add_column(escape_text(name), overflow="fold")
+    for number, row in enumerate(rows[1:]):
+        is_marked = bool(mark) and row[-1] == mark
+        if is_marked or number < MAX_TABLE_ROWS:
+            table.add_row(*map(escape_text, row), style="bold green" if is_marked else None)
+    print_whole_lines(table)
+    if total > MAX_TABLE_ROWS:
+        print(f"... and {total - MAX_TABLE_ROWS} more, in the ledger", file=sys.stderr)
