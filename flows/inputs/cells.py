@@ -1,13 +1,14 @@
 """Values of cells: texts of CSV files and words of the command line.
 
-`read_word` reads a text that stands alone. In a CSV file all cells of a column have one type: `ColumnGuess` finds it
-over the whole file, and `read_cell` reads the cells by it.
+`read_word` reads a text that stands alone. In a CSV file all cells of a column have one type: the first that
+`list_fitting_types` leaves for all of them. `read_cell` reads the cells by it.
 """
 
 import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -94,34 +95,18 @@ def read_word(text: str) -> Any:
     return text
 
 
-class ColumnGuess:
-    """The types that all cells of a column have fitted so far."""
-
-    def __init__(self) -> None:
-        self._kinds: list[ColumnType] = ["int", "float", "bool"]
-        self._has_cells = False
-
-    def add(self, cell: str) -> None:
-        """Take one more cell into account; an empty one fits every type."""
-        if self._kinds and (text := cell.strip()):
-            self._has_cells = True
-            self._kinds = [kind for kind in self._kinds if self._fits(kind, text)]
-
-    def get_type(self) -> ColumnType | None:
-        """Return the column's type; None where all of its cells are empty."""
-        return (self._kinds[0] if self._kinds else "str") if self._has_cells else None
-
-    def _fits(self, kind: str, text: str) -> bool:
-        if len(digits := text.removeprefix("-")) > WHOLE_DIGITS and digits.isdigit():
-            return False
-        try:
-            FINDERS[kind](text)
-        except ValueError:
-            return False
-        return True
+READERS: dict[ColumnType, Callable[[str], Any]] = {"int": read_whole, "float": read_decimal, "bool": read_boolean}
 
 
-FINDERS: dict[str, Callable[[str], Any]] = {"int": read_whole, "float": read_decimal, "bool": read_boolean}
+def list_fitting_types(text: str, candidates: list[ColumnType]) -> list[ColumnType]:
+    """Return those of the candidates that a cell's text fits; none if only text remains."""
+    is_identifier = len(digits := text.removeprefix("-")) > WHOLE_DIGITS and digits.isdigit()
+    fitting: list[ColumnType] = []
+    for kind in () if is_identifier else candidates:
+        with suppress(ValueError):
+            READERS[kind](text)
+            fitting.append(kind)
+    return fitting
 
 
 def read_cell(kind: ColumnType | None, cell: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Protocol
 from ...blocks.storage.location import PathOrLocation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.text_escape import escape_text
-from .cells import JSON, ColumnGuess, ColumnType, read_cell
+from .cells import JSON, READERS, ColumnType, list_fitting_types, read_cell
 
 Report = Callable[[str], None]  # takes a line for a person
 
@@ -241,22 +241,17 @@ class CsvTable:
         self._skips_blanks = any(name.startswith(" ") for name in header)  # The header is like "x, y".
         self.names = [name.strip() for name in header]
         self._check_header()
-        self.types: dict[str, ColumnType] = {}
-        guesses: dict[str, ColumnGuess] = {}
-        for name in self.names:
-            if (kind := types.get(name) or default) is None:
-                guesses[name] = ColumnGuess()
-            else:
-                self.types[name] = kind
+        self.types = {name: kind for name in self.names if (kind := types.get(name) or default) is not None}
+        fitting: dict[str, list[ColumnType]] = {}
         self._count = 0
         for line, row in self._read_data(report):
             self._count += 1
             for name, cell in zip(self.names, row, strict=True):
-                if name in guesses:
-                    guesses[name].add(cell)
-                else:
+                if name in self.types:
                     self._check_cell(name, cell, line)
-        self.types |= {name: kind for name, guess in guesses.items() if (kind := guess.get_type()) is not None}
+                elif text := cell.strip():  # An empty cell fits every type.
+                    fitting[name] = list_fitting_types(text, fitting.get(name, list(READERS)))
+        self.types |= {name: kinds[0] if kinds else "str" for name, kinds in fitting.items()}
 
     def __len__(self) -> int:
         return self._count
