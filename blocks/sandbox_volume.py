@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from ..sandbox.errors import VolumeError
 from ..sandbox.interpreter import Interpreter
-from ..sandbox.requests.encoded_variable import encode_variable
+from ..sandbox.requests.execution_request import encode_variable
 from .volume import VolumeFile, VolumeStore, split_volume_path
 
 TIMEOUT_SECONDS = 600.0  # seconds for one page of a list, or one file

@@ -14,7 +14,7 @@ from ..blocks.storage.location import PathOrLocation
 from ..blocks.volume import check_volume_name
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
-from ..sandbox.requests.encoded_variable import EncodedVariable, encode_variable
+from ..sandbox.requests.execution_request import EncodedVariable, encode_variable
 from ..sandbox.result import MaybeNone, Outcome, Result
 from ..sandbox.wire.strict_json import NotJsonError
 from ..tasks.execution import Execution, add_index, compute_key

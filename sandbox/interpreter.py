@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .driver_settings import Preparation
     from .intake.reports import ShouldPrune
     from .queries.recursion import Queries
-    from .requests.encoded_variable import EncodedVariable
+    from .requests.execution_request import EncodedVariable
     from .result import Result
     from .sandbox_api import Channel, Sandbox
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ..sandbox.errors import RlmBatchError
 from ..sandbox.intake.reports import ShouldPrune
 from ..sandbox.meta import Meta
-from ..sandbox.requests.encoded_variable import EncodedVariable
+from ..sandbox.requests.execution_request import EncodedVariable
 from ..sandbox.result import Failure, Outcome, Result
 from ..sandbox.wire.nonfinite import replace_nonfinite, restore_number
 

@@ -8,7 +8,7 @@ from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import SandboxLost
 from ...sandbox.protocol import STALL_SECONDS
 from ...sandbox.wire.pipes import READ_BYTES
-from .errors import describe_end
+from .engine import describe_end
 
 STDERR_BYTES = 2000
 

@@ -6,8 +6,7 @@ import uuid
 
 from ...sandbox.errors import ConfigurationError, RlmBatchError
 from ..provider import MANAGED_LABELS, SandboxInfo
-from .engine import Engine
-from .errors import get_last_line
+from .engine import Engine, get_last_line
 
 NAME_PREFIX = "rlm-batch-"
 NAME = re.compile(NAME_PREFIX + "[0-9a-f]{16}")

@@ -1,4 +1,4 @@
-"""The container engines on this machine and their properties."""
+"""The container engines on this machine, their properties, and the reasons for their failures."""
 
 import json
 import os
@@ -7,9 +7,9 @@ import subprocess
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...sandbox.errors import ConfigurationError
+from ...sandbox.errors import ConfigurationError, SandboxStartError
+from ...sandbox.outcomes.text_escape import escape_text
 from ..subprocess_runner import run_command
-from .errors import get_last_line
 
 ENGINES = ("podman", "docker")  # Order of `auto`: Podman needs no daemon, which would run as root.
 ANSWER_SECONDS = 30.0
@@ -19,6 +19,8 @@ CLIENT_DIRECTORY = "/proc" if os.path.isdir("/proc") else "/"
 CONTROLLERS = {
     "memory_mib": ("memory", "MemoryLimit"), "processes": ("pids", "PidsLimit"), "cpus": ("cpu", "CpuCfsQuota"),
 }  # fmt: skip
+# The engine failed, the program cannot be run, or the program is missing. Other statuses are the program's.
+ENGINE_STATUSES = (125, 126, 127)
 INSTALL_HINT = "install Podman (apt install podman, brew install podman) or Docker, and start its machine or daemon"
 
 
@@ -120,3 +122,23 @@ def _read_info(program: str, info: dict[str, Any]) -> Engine:
         os.uname().release == info.get("KernelVersion"),
         tuple(setting for setting, (_, name) in CONTROLLERS.items() if info.get(name)),
     )
+
+
+def get_last_line(text: str) -> str:
+    """Return the last line of a program's standard error, which is the reason for its failure."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return escape_text(lines[-1][-1000:]).removeprefix("Error: ") if lines else ""
+
+
+def describe_end(status: int | None, stderr: str) -> str:
+    """Describe how the engine's client for a container ended, with its error message."""
+    words = get_last_line(stderr)
+    if status is not None and status < 0:
+        return f"the engine's client was killed by signal {-status}"
+    end = "its container has ended" + (f" with status {status}" if status else "")
+    return f"{end}: {words}" if words else end
+
+
+def make_start_error(sandbox_id: str, status: int | None, stderr: str) -> SandboxStartError:
+    """Make the error for a container whose driver did not start."""
+    return SandboxStartError(f"the driver did not start in container {sandbox_id}: {describe_end(status, stderr)}")

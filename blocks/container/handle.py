@@ -12,8 +12,7 @@ from ..storage.local_volume import LocalVolume
 from ..storage.safe_paths import split_path
 from .channel import ContainerChannel
 from .deletion import remove_container
-from .engine import CLIENT_DIRECTORY, Engine
-from .errors import ENGINE_STATUSES, get_last_line, make_start_error
+from .engine import CLIENT_DIRECTORY, ENGINE_STATUSES, Engine, get_last_line, make_start_error
 from .launch import Payload
 
 END_GRACE_SECONDS = 8.0  # seconds for the driver to end all processes and for the engine to remove the container

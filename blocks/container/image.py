@@ -9,8 +9,7 @@ from pathlib import Path
 from ...sandbox.errors import ConfigurationError
 from ..worker_consent import check_network
 from .command import build_ulimits
-from .engine import Engine
-from .errors import get_last_line
+from .engine import Engine, get_last_line
 from .settings import DEFAULT_IMAGE, ContainerSettings
 
 BUILD_SECONDS = 1800.0

@@ -12,8 +12,7 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.process_identity import read_own_identity
 from .command import build_run_command
 from .deletion import make_name, remove_container
-from .engine import Engine
-from .errors import get_last_line
+from .engine import Engine, get_last_line
 from .image import ensure_image, list_image_volumes
 from .settings import ContainerSettings
 

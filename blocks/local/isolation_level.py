@@ -1,8 +1,12 @@
-"""The choice of a local sandbox's isolation level: the requested one, or the strongest that works here."""
+"""The choice of a local sandbox's isolation level: the requested one, or the strongest that works here.
+
+Where bubblewrap cannot create namespaces, the kernel's settings name the remedy.
+"""
 
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import Literal
 
 from ...sandbox.confinement import policy as confinement_policy
@@ -16,7 +20,6 @@ from .handle import LocalSandboxHandle
 from .inventory import pick_folder
 from .isolation import INSTALL_HINT, NONE_HINT, IsolationLevel
 from .launch.driver_process import SHORTAGE_HINT, is_shortage
-from .namespace_remedy import find_namespace_remedy
 from .settings import LocalSettings
 
 PROBE = """
@@ -27,6 +30,18 @@ except OSError:
     seen = False
 SUBMIT(seen=seen)
 """
+NAMESPACE_FAILURES = ("bwrap:", "unshare", "namespace", "uid_map", "mount proc")  # words of errors about namespaces
+CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
+APPARMOR_REMEDY = (
+    "load the AppArmor profile for bwrap (Ubuntu 24.04: sudo apt install apparmor-profiles, then sudo apparmor_parser "
+    "-r /usr/share/apparmor/extra-profiles/bwrap-userns-restrict), or sudo sysctl -w "
+    "kernel.apparmor_restrict_unprivileged_userns=0"
+)
+SWITCHES = {  # kernel setting: value that forbids namespaces, whether it spares root, remedy
+    "user/max_user_namespaces": ("0", False, "sudo sysctl -w user.max_user_namespaces=10000"),
+    "kernel/unprivileged_userns_clone": ("0", True, "sudo sysctl -w kernel.unprivileged_userns_clone=1"),
+    "kernel/apparmor_restrict_unprivileged_userns": ("1", True, APPARMOR_REMEDY),
+}
 _reasons: dict[IsolationLevel, str] = {}  # the reason why a tested level fails here; empty if it works
 
 
@@ -120,3 +135,29 @@ async def try_level(level: IsolationLevel) -> str:
         await interpreter.shutdown()
         secret.unlink()
         folder.rmdir()
+
+
+def find_namespace_remedy(failure: str, settings: Path = Path("/proc/sys")) -> str:
+    """Return what would allow namespaces here after bubblewrap failed with this message; empty if unknown.
+
+    Args:
+        failure: The message. A message that is not about namespaces has no remedy.
+        settings: The directory of the kernel's settings.
+    """
+    if not any(words in failure for words in NAMESPACE_FAILURES):
+        return ""
+    for name, (forbidding, is_for_ordinary_users, remedy) in SWITCHES.items():
+        if is_for_ordinary_users and os.geteuid() == 0:
+            continue
+        try:
+            value = (settings / name).read_text().strip()
+        except OSError:
+            continue  # This kernel has no such setting.
+        if value == forbidding:
+            return f"{name.replace('/', '.')} is {value} here, which forbids namespaces: {remedy}"
+    if any(map(os.path.exists, CONTAINER_FILES)):
+        return (
+            "this is a container, whose filter of system calls may forbid namespaces: start it with --security-opt "
+            "seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined"
+        )
+    return "this process may make no user namespaces: ask the administrator, or take another level"

@@ -3,6 +3,8 @@
 Building a package runs its code, here with all rights of this process. So requirements with an address, a path or a
 repository are refused. A wheel's dependencies may still contain one, so the installer may not start the programs that
 a build needs. The environment's packages are already installed.
+
+The programs of packages (`pytest`, `black`) start the sandbox's Python, not the host's.
 """
 
 import asyncio
@@ -21,12 +23,12 @@ from functools import cache
 from pathlib import Path
 
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.wire.python_directory import link_python
 from ..host_files.cache import make_once, resolve_cache_root
 from ..settings import check_wheel_requirements
 from ..subprocess_runner import run_command
 from ..worker_consent import check_path
 from .launch.driver_process import find_python
-from .scripts import write_scripts
 
 INSTALL_TIMEOUT_SECONDS = 900.0
 SCRIPTS = ".bin"  # directory beside installed packages, with Python and their programs
@@ -49,6 +51,17 @@ def refuse(event, arguments):
 sys.addaudithook(refuse)
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
+# It starts the Python beside the script, in a `bin` that may be a link. Python reads these lines as a string.
+SCRIPT_HEAD = b"""#!/bin/sh
+'''exec' "${0%/*}/python" "$0" "$@"
+' '''
+"""
+# An installer starts a script with a Python's path, or with shell lines if the path is long or has blanks.
+PYTHON_HEADS = re.compile(rb"#![^\n]*python[^\n]*\n|#!/bin/sh\n'''exec'[^\n]*\n' '''\n")
+# Programs of the environment itself. A sandbox has its own Python.
+OWN_NAMES = re.compile(r"python[0-9.]*t?|[Aa]ctivate.*")
+SYSTEM_DIRECTORY = "/usr/"  # Every sandbox has the compiled programs below it.
+MAX_HEAD_BYTES = 4096
 
 
 async def install_packages(requirements: list[str]) -> Path:
@@ -160,3 +173,31 @@ def _find_installer() -> list[str]:
             sys.executable,
         ]  # For uv, `--only-binary` alone prevents builds.
     raise ConfigurationError(f"packages need pip or uv: install one of them beside {sys.executable}")
+
+
+def write_scripts(source: Path, folder: Path) -> None:
+    """Write Python and the programs of `source` to `folder`, open to every user; create `folder` if it is missing.
+
+    Programs that are not Python scripts are hard-linked, or copied if that fails. Raises OSError.
+    """
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
+    link_python(str(folder), find_python())
+    for path in sorted(source.iterdir()) if source.is_dir() else ():
+        if not path.is_file() or path.is_symlink() or not os.access(path, os.X_OK) or OWN_NAMES.fullmatch(path.name):
+            continue
+        target = folder / path.name
+        with path.open("rb") as file:
+            start = file.read(MAX_HEAD_BYTES)
+            head = PYTHON_HEADS.match(start)
+            if head is not None:
+                target.write_bytes(SCRIPT_HEAD + start[head.end() :] + file.read())
+                target.chmod(0o755)
+                continue
+        if str(source).startswith(SYSTEM_DIRECTORY):
+            continue
+        try:
+            os.link(path, target)
+        except OSError:
+            shutil.copyfile(path, target)
+            target.chmod(0o755)

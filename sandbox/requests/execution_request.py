@@ -1,21 +1,56 @@
-"""The request of an execution: its code and its variables."""
+"""The request of an execution: its code, and its variables, each of which may be encoded once for several uses."""
 
 from __future__ import annotations
 
+import hashlib
 import keyword
 import re
 import unicodedata
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigurationError
 from ..wire.names import QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
-from ..wire.nonfinite import encode_values_in_parts
+from ..wire.nonfinite import encode_values, encode_values_in_parts
 from ..wire.strict_json import NotJsonError, convert_fields, encode_fields
 from .code_text import clean_code
-from .encoded_variable import EncodedVariable
 
 PROVIDED_NAMES = frozenset(("SUBMIT", *VOLUME_NAMES))  # defined for all code
+FILE_ABOVE_BYTES = 256 * 1024  # JSON; larger values enter the sandbox as a file, not in a frame
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedVariable:
+    """A value as compact JSON with null for each non-finite number, and these numbers by JSON pointer."""
+
+    json: bytes
+    nonfinite: dict[str, str] = field(default_factory=dict[str, str])
+
+    def compute_digest(self) -> str:
+        """Return the SHA-256 of the JSON followed by the non-finite numbers."""
+        numbers = encode_fields(dict(sorted(self.nonfinite.items()))) if self.nonfinite else b""
+        return hashlib.sha256(self.json + numbers).hexdigest()
+
+    @property
+    def is_large(self) -> bool:
+        """Return True if the value enters the sandbox as a file."""
+        return len(self.json) + sum(len(pointer) + 10 for pointer in self.nonfinite) > FILE_ABOVE_BYTES
+
+    def encode_file(self, name: str) -> bytes:
+        """Return the content of a file for the driver: a list of the value and its non-finite numbers."""
+        return b"".join((b"[", self.json, b",", encode_fields(self.build_pointers(name)), b"]"))
+
+    def build_pointers(self, name: str) -> dict[str, str]:
+        """Return the non-finite numbers by pointers that begin with `name`, which must not contain a slash."""
+        return {f"/{name}{pointer}": number for pointer, number in self.nonfinite.items()}
+
+
+def encode_variable(value: Any) -> EncodedVariable:
+    """Encode a value as JSON, with arrays as lists. Raises NotJsonError, whose message calls it `value`."""
+    body, numbers = encode_values({"value": value})
+    pointers = {pointer.removeprefix("/value"): number for pointer, number in numbers.items()}
+    return EncodedVariable(body[len(b'{"value":') : -1], pointers)
 
 
 def convert_variables(variables: dict[str, Any] | None) -> dict[str, Any]:

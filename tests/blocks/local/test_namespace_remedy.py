@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_batch.blocks.local.namespace_remedy import find_namespace_remedy
+from rlm_batch.blocks.local.isolation_level import find_namespace_remedy
 
 UID_MAP = "bwrap: setting up uid map: Permission denied"
 

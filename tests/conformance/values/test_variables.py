@@ -9,7 +9,7 @@ import pytest
 from rlm_batch import ConfigurationError
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
-from rlm_batch.sandbox.requests.encoded_variable import encode_variable
+from rlm_batch.sandbox.requests.execution_request import encode_variable
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 

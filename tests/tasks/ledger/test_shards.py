@@ -9,7 +9,7 @@ from rlm_batch.blocks.storage.location import write_file
 from rlm_batch.blocks.storage.location_parsing import parse_location
 from rlm_batch.sandbox.errors import NotRun
 from rlm_batch.sandbox.meta import Meta
-from rlm_batch.sandbox.requests.encoded_variable import encode_variable
+from rlm_batch.sandbox.requests.execution_request import encode_variable
 from rlm_batch.tasks.execution import Execution, assign_keys
 from rlm_batch.tasks.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.shard_files import (
