@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import Parameter, Token
 from pydantic.fields import FieldInfo
@@ -35,36 +35,20 @@ Json = Annotated[
 Objectives = list[str] | None
 
 
-class FlowAction(Protocol):
-    """A command's action on a flow: run it, or deploy it.
-
-    Args:
-        model: The flow's parameter model.
-        files: The files of code that the command line named.
-        values: The parameters that the command line set.
-
-    Returns:
-        The exit status.
-    """
-
-    def __call__(self, model: type[FlowParameters[Any]], files: list[str], values: dict[str, Any]) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class RunAction:
-    """Run the flow here, and print its outcomes."""
-
-    output: OutputFormat
-
-    def __call__(self, model: type[FlowParameters[Any]], files: list[str], values: dict[str, Any]) -> int:
-        from .run_flow import run_flow
-
-        return run_flow(model, files, self.output, values)
+# A command's action on a flow: run it, or deploy it. It takes the flow's parameter model, the files of code that the
+# command line named, and the parameters that it set, and returns the exit status.
+FlowAction = Callable[[type[FlowParameters[Any]], list[str], dict[str, Any]], int]
 
 
 def make_run_action(show_output: bool = False, json: bool = False) -> FlowAction:
-    """Return the action of a command that runs a flow."""
-    return RunAction(OutputFormat(show_output, json))
+    """Return the action of a command that runs a flow here, and prints its outcomes."""
+
+    def run(model: type[FlowParameters[Any]], files: list[str], values: dict[str, Any]) -> int:
+        from .run_flow import run_flow
+
+        return run_flow(model, files, OutputFormat(show_output, json), values)
+
+    return run
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import httpx
@@ -45,7 +45,7 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
     display = ProgressDisplay()
     failed: ExecutionsFailed | None = None
     try:
-        report = _run_with_display(lambda: _start_flow(model, parameters, plan, display), display, values)
+        report = _run_with_display(_start_flow(model, parameters, plan, display), display, values)
     except ExecutionsFailed as error:
         failed = error
         report = parameters.build_report(Outcomes(error.results, error.failures, error.results_path))
@@ -125,7 +125,7 @@ def run_reap(*, is_json: bool, **parameters: Any) -> int:
 
     display = ProgressDisplay()
     try:
-        _run_with_display(lambda: _start_reap(parameters, display), display, parameters)
+        _run_with_display(_start_reap(parameters, display), display, parameters)
     finally:
         if is_json:
             for item in display.orphans:
@@ -147,9 +147,7 @@ async def _start_reap(parameters: dict[str, Any], display: ProgressDisplay) -> N
     await reap.call_function(parameters, RunState(listener=display))
 
 
-def _run_with_display(
-    start: Callable[[], Coroutine[Any, Any, T]], display: ProgressDisplay, values: dict[str, Any]
-) -> T:
+def _run_with_display(flow: Coroutine[Any, Any, T], display: ProgressDisplay, values: dict[str, Any]) -> T:
     """Run a flow with its display, and return what it returns.
 
     SIGTERM and the end of the terminal cancel it as Ctrl-C does, but for SIGHUP under nohup.
@@ -161,7 +159,7 @@ def _run_with_display(
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        return await start()
+        return await flow
 
     with display:
         from prefect.exceptions import TerminationSignal

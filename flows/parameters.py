@@ -37,8 +37,7 @@ from .inputs.host_paths import locate_ledger
 from .inputs.tables import Report as ProgressReport
 
 if TYPE_CHECKING:
-    from .engine.failures import Outcomes
-    from .plan import Plan
+    from .plan import Outcomes, Plan
     from .reports import Report
 
 R = TypeVar("R")

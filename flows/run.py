@@ -1,6 +1,7 @@
 """The front door of the engine: plan, check, make sure of a server, enter Prefect, execute, and report."""
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prefect import Flow, State, get_run_logger
@@ -14,6 +15,7 @@ from ..sandbox.errors import RlmBatchError
 from ..tasks.ledger.result_index import get_results_root
 from ..tasks.tracing import trace_flow_run
 from .engine.context import resolve_provider_with_volume
+from .engine.executor import Sharding
 from .engine.failures import raise_failures
 from .engine.job import execute_items, open_job
 from .engine.run_outcome import with_reference
@@ -24,7 +26,7 @@ from .plan import Plan
 from .prefect_server import embedded_server
 from .reports import Report
 from .run_state import RunState, get_run_state, use_run_state
-from .sharding.coordinator import WorkPoolSharding
+from .sharding.coordinator import ShardingExecutor
 from .sharding.work_pool import plan_shards, require_server_url
 
 if TYPE_CHECKING:
@@ -135,9 +137,10 @@ async def execute_flow(model: type[FlowParameters[Any]], values: dict[str, Any])
     return Completed(message=state.outcome.message, data=result)
 
 
-async def _find_sharding(plan: Plan) -> WorkPoolSharding | None:
+async def _find_sharding(plan: Plan) -> Sharding | None:
     """Return the work pool of a job in shards. Raises ConfigurationError where no shard can run."""
     if plan.options.shards is None:
         return None
     shard_plan = await plan_shards(plan.options.shards, plan.total, get_run_logger())
-    return WorkPoolSharding(shard_plan, plan.report_spec.noun)
+    make_executor = partial(ShardingExecutor, plan=shard_plan, noun=plan.report_spec.noun)
+    return Sharding(shard_plan.description, make_executor)

@@ -15,7 +15,6 @@ from ...tasks.capacity.slots import Slots
 from ...tasks.execute import TaskBatch, configure_task, execute
 from ...tasks.execution import Execution, with_index
 from ...tasks.lane import Lane, ProviderUnusable
-from ...tasks.ledger.shard_store import ShardStore
 from ...tasks.task_log import LineBudget
 from ..parameters import MAX_TASK_RUNS
 from .context import RunContext
@@ -38,17 +37,16 @@ class Executor(Protocol):
         ...
 
 
-class Sharding(Protocol):
-    """A factory for the executor of a sharded job. `flows/sharding/` implements it, and `flows/run.py` passes it on."""
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """The place of work of a sharded job, in words, and its executor.
 
-    @property
-    def description(self) -> str:
-        """The job's place of work, in words."""
-        ...
+    `flows/run.py` passes it on from `flows/sharding/`. `make_executor` takes the context, the store and the sink of the
+    job by these names.
+    """
 
-    def make_executor(self, context: RunContext, store: ShardStore, sink: OutcomeSink) -> Executor:
-        """Return the executor."""
-        ...
+    description: str
+    make_executor: Callable[..., Executor]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +66,7 @@ class LaneExecutor:
     stop_on_failure: bool = False
     is_over: bool = False  # no further execution is started: the rest fails
     _line_budget: LineBudget = field(default_factory=LineBudget)
-    _batches: Iterator[TaskBatch] = field(default_factory=lambda: iter(()))  # not taken by a lane yet
+    _batches: Iterator[TaskBatch] = field(init=False)  # not taken by a lane yet
     _next_batch: TaskBatch | None = None  # taken from `_batches` to see whether there is one
     _unfinished: dict[TaskBatch, None] = field(default_factory=dict[TaskBatch, None])  # taken by a lane, in order
     _is_out_of_time: bool = False  # the provider asked a lane to wait longer than the deadline allows

@@ -36,7 +36,7 @@ from ..listener import FlowListener, NotebookProgress, is_notebook
 from ..plan import Outcomes, Plan
 from ..run_state import RunState
 from .artifacts import ArtifactPublisher
-from .context import Log, RunContext, open_capacity, open_run_context, resolve_provider_with_volume
+from .context import RunContext, open_capacity, open_run_context, resolve_provider_with_volume
 from .executor import Executor, LaneExecutor, Sharding
 from .failures import describe_rerun
 from .outcome_sink import MemoryStore, OutcomeSink
@@ -151,7 +151,7 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
                         stop_on_failure=plan.stop_on_failure,
                     )
                 else:
-                    executor = sharding.make_executor(context, store, sink)
+                    executor = sharding.make_executor(context=context, store=store, sink=sink)
                 yield Job(plan, context, store, sink, cache, slots, executor)
                 _count_sandboxes(record, context)
                 record.ended = time.time()
@@ -213,16 +213,11 @@ async def _open_cache(plan: Plan, context: RunContext, store: MemoryStore | Shar
     lines = await asyncio.to_thread(ledger.load_latest_lines)
     if plan.state_context is None:  # With shared state, results of some executions are of no use.
         count = sum(line.is_success for line in lines.values())
-        _log_previous_results(context.log, count, plan.total, is_own=is_own)
+        if count and is_own:
+            context.log.info("%d kept, %d to run", count, max(0, plan.total - count))
+        elif count:
+            context.log.info("the ledger has %d results of earlier runs: those of equal executions are kept", count)
     return ResultCache(ledger, lambda key: lines.pop(key, None), index)
-
-
-def _log_previous_results(log: Log, count: int, total: int, *, is_own: bool) -> None:
-    """Log how many results the ledger already has, of this run's own executions or of earlier runs."""
-    if count and is_own:
-        log.info("%d kept, %d to run", count, max(0, total - count))
-    elif count:
-        log.info("the ledger has %d results of earlier runs: those of equal executions are kept", count)
 
 
 def _count_sandboxes(record: RunRecord, context: RunContext) -> None:

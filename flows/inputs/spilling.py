@@ -11,7 +11,7 @@ from ...blocks.storage.location import write_file
 from ...blocks.storage.location_parsing import parse_scheme
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.code_text import declare_utf8, decode_code
-from .conversion import Content, check_code
+from .conversion import Content
 from .host_paths import get_spill_directory, locate_input, pin_file
 from .readers import normalize_chunk_ids
 
@@ -135,7 +135,6 @@ def read_code_reference(text: str) -> list[str] | str:
     """
     place = _find_reference(text)
     if place is None:
-        check_code(text)
         return text
     try:
         file = locate_input(place)

@@ -6,6 +6,7 @@ It takes one outcome at a time. Its size is bounded, however many outcomes there
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeGuard, TypeVar
 
 from ...sandbox.errors import NotRun
@@ -218,9 +219,9 @@ class RunSummary:
     failure_groups: dict[str, FailureGroup] = field(default_factory=dict[str, FailureGroup])  # The keys are messages.
     full_failures: list[Failure] = field(default_factory=list[Failure])
     first_result: Result | None = None
-    points: Sample[ChartPoint] = field(default_factory=lambda: Sample[ChartPoint](MAX_POINTS))
-    pruned_points: Sample[ChartPoint] = field(default_factory=lambda: Sample[ChartPoint](MAX_POINTS))
-    curves: Sample[Curve] = field(default_factory=lambda: Sample[Curve](MAX_CURVES))
+    points: Sample[ChartPoint] = field(default_factory=partial(Sample[ChartPoint], MAX_POINTS))
+    pruned_points: Sample[ChartPoint] = field(default_factory=partial(Sample[ChartPoint], MAX_POINTS))
+    curves: Sample[Curve] = field(default_factory=partial(Sample[Curve], MAX_CURVES))
     displays: ShownDisplays = field(default_factory=ShownDisplays)
     collected: int = 0  # files
     not_collected: int = 0  # sentences about files that were not collected

@@ -41,28 +41,6 @@ LEDGER_PAGE_LINES = 5000
 MAX_OUTAGE_SECONDS = 300.0  # If the server or the ledger does not answer for so long, the job fails.
 
 
-@dataclass(frozen=True, slots=True)
-class WorkPoolSharding:
-    """The sharding of a job over a work pool.
-
-    Attributes:
-        plan: The work pool and the number of shards.
-        noun: The job's word for an execution.
-    """
-
-    plan: ShardPlan
-    noun: str
-
-    @property
-    def description(self) -> str:
-        """The job's place of work, in words."""
-        return self.plan.description
-
-    def make_executor(self, context: RunContext, store: ShardStore, sink: OutcomeSink) -> "ShardingExecutor":
-        """Return the executor of the job."""
-        return ShardingExecutor(plan=self.plan, context=context, store=store, sink=sink, noun=self.noun)
-
-
 @dataclass(slots=True, kw_only=True)
 class ShardingExecutor:
     """Runs a job's executions in shards, and adds the shards' usage to the context's.
