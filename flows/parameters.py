@@ -7,14 +7,12 @@ imports Prefect, because the command line refuses wrong parameters before that s
 
 import ast
 import inspect
-import os
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, get_type_hints
 
 from pydantic import Field, ValidationError
@@ -193,15 +191,7 @@ class CommonParameters:
         """Return the shared parameters, with fixed values for those that this flow does not have."""
         names = [field.name for field in fields(Options) if hasattr(self, field.name)]
         options = Options(**{**{name: getattr(self, name) for name in names}, **self.fixed_options})
-        changes: dict[str, Any] = {}
-        # A shard runs in another directory.
-        if options.python_path is not None:
-            changes["python_path"] = [_make_absolute(path) for path in options.python_path]
-        if options.mounts is not None:
-            changes["mounts"] = {target: _make_absolute(source) for target, source in options.mounts.items()}
-        if options.build_preparation() is not None:
-            changes["reuse_sandboxes"] = True
-        return replace(options, **changes)
+        return options if options.build_preparation() is None else replace(options, reuse_sandboxes=True)
 
 
 @parameter_model(frozen=True, kw_only=True)
@@ -353,10 +343,6 @@ def build_signature(model: type[FlowParameters[Any]]) -> inspect.Signature:
     shared = inspect.Parameter.KEYWORD_ONLY
     parameters.sort(key=lambda item: (item.kind, order[item.name] if item.kind is shared else 0))
     return inspect.Signature(parameters)
-
-
-def _make_absolute(path: PathText) -> str:
-    return str(Path(os.path.expanduser(path)).absolute())
 
 
 def read_docstring(function: Callable[..., Any]) -> str:
