@@ -8,13 +8,10 @@ from typing import Annotated, Any, Literal, get_args
 from cyclopts import Parameter, Token
 from pydantic.fields import FieldInfo
 
-from ..blocks.host_files.mounts import locate_mounts
-from ..blocks.host_files.python_path import locate_directories
 from ..blocks.registry import PROVIDERS
 from ..flows.inputs.cells import ColumnType
 from ..flows.parameters import FlowParameters, build_signature, find_field, find_form
 from ..sandbox.errors import ConfigurationError
-from ..tasks.host_tools import name_tools
 from .argument_parsing import build_provider, parse_grid, parse_space, read_code, resolve_path
 from .output import OutputFormat
 
@@ -223,8 +220,7 @@ def _read_types(words: Sequence[str]) -> dict[str, str] | str:
 
 def _read_tools(words: Sequence[str]) -> Mapping[str, str]:
     """Return import paths by tool names, from words such as `lookup=package.module:function`."""
-    pairs = [word.partition("=") for word in words]
-    return name_tools({name: path for name, _, path in pairs})
+    return {name: path for name, _, path in (word.partition("=") for word in words)}
 
 
 def _read_mounts(words: Sequence[str]) -> dict[str, str]:
@@ -240,7 +236,7 @@ def _read_mounts(words: Sequence[str]) -> dict[str, str]:
         if target in mounts:
             raise ConfigurationError(f"--mounts {word}: {target} is named twice")
         mounts[target] = source
-    return {target: str(source) for target, source in locate_mounts(mounts).items()}
+    return mounts
 
 
 def _read_words(_kind: Any, tokens: Sequence[Token]) -> list[str] | None:
@@ -254,7 +250,6 @@ READERS = {
     "code file": WordReader(str | None, read_code),
     "code files": WordReader(list[str], read_code_files),
     "path": WordReader(str | None, resolve_path),
-    "directories": WordReader(list[str] | None, lambda words: list(map(str, locate_directories(words)))),
     "mounts": WordReader(list[str] | None, _read_mounts, ": TARGET=PATH, once for each"),
     "tools": WordReader(list[str] | None, _read_tools, ": NAME=MODULE:FUNCTION, once for each"),
     "types": WordReader(list[str] | None, _read_types, ": COLUMN=TYPE once for each, or json"),

@@ -140,7 +140,6 @@ class CommonParameters:
     python_path: Annotated[
         list[str] | None,
         Field(description="Directories of one's own modules, which code imports from first"),
-        CommandLineForm("directories"),
     ] = None
     mounts: Annotated[
         dict[str, PathText] | None,
