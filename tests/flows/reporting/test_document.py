@@ -20,6 +20,7 @@ from rlm_batch.flows.reporting.svg import (
     draw_pareto_front,
     draw_series,
 )
+from rlm_batch.flows.search.study import compute_importances
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger.run_record import Objective, ReportSpec, RunRecord
 
@@ -194,7 +195,8 @@ def test_a_search_has_its_curves_its_importances_and_its_variables_in_the_report
         reports = tuple((step, index + 1 / (step + 1)) for step in range(2 if is_pruned else 5))
         meta = Meta(index, variables, "local", submitted=not is_pruned, reports=reports, pruned=is_pruned)
         summary.add(Result({"loss": float(index)}, meta))
-    parts = build_report(summary, [RunRecord("sweep", "/results", total=20)])
+    importances = compute_importances(summary.list_trials(), summary.spec)
+    parts = build_report(summary, [RunRecord("sweep", "/results", total=20)], importances)
     pictures = [part.alt for part in parts if isinstance(part, Picture)]
     assert pictures == [
         "loss over trials",
