@@ -57,7 +57,8 @@ def test_a_commands_options_are_the_parameters_of_its_flow(name: str) -> None:
         if option in shared and name != "reap" and (name, option) != ("rlm", "language_model"):
             form = f": {PAIRS[option]}, once for each" if option in PAIRS else ""
             assert options[option].parameter.help == f"{field.description}{form}.", option
-        kinds = get_args(get_args(parameter.annotation)[0])
+        # A type such as that of code is `str` with a note on its content.
+        kinds = [getattr(kind, "__origin__", kind) for kind in get_args(get_args(parameter.annotation)[0])]
         if NoneType in kinds and str not in kinds:
             nullable.append(option)
     words = [word for option in nullable for word in (f"--{option.replace('_', '-')}", "none")]
