@@ -23,6 +23,7 @@ from .language_model.litellm_client import INSTALL_HINT, prepare_litellm_import
 
 try:
     from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreterError, FinalOutput
+    from dspy.utils.callback import BaseCallback, with_callbacks
 
     from .language_model.dspy_values import convert_returned, convert_variables
 except ImportError as error:
@@ -50,6 +51,7 @@ class DSPyInterpreter:
 
     def __init__(self, run: Run, start: Callable[[], object], shutdown: Callable[[], None], *, asks: bool) -> None:
         self.tools: ToolDict = {}
+        self.callbacks: list[BaseCallback] = []
         self.output_fields: OutputFields = None
         self._run = run
         self._start = start
@@ -57,6 +59,7 @@ class DSPyInterpreter:
         self._asks = asks
         self._ended = False
 
+    @with_callbacks
     def start(self) -> None:
         """Open the sandbox, if it is not open. Raises DSPy's CodeInterpreterError."""
         if self._ended:
@@ -66,6 +69,7 @@ class DSPyInterpreter:
         except RlmBatchError as error:
             raise CodeInterpreterError(str(error)) from error
 
+    @with_callbacks
     def execute(self, code: str, variables: dict[str, Any] | None = None) -> Any:
         """Run code and return a FinalOutput, the last expression's value, the printed text, or None.
 
@@ -83,9 +87,11 @@ class DSPyInterpreter:
         self.start()
         context = contextvars.copy_context()  # It has DSPy's settings, which tools read in any thread.
         refused = (*QUERY_NAMES, *FACADE) if self._asks else ()  # DSPy adds its own tools before each call.
-        tools = {name: _wrap_tool(tool, context) for name, tool in self.tools.items() if name not in refused}
+        tools = {name: self._wrap_tool(name, context) for name in self.tools if name not in refused}
+        # DSPy converts the values to the fields' types itself, such as '42' to 42.
+        fields = None if self.output_fields is None else [{"name": field["name"]} for field in self.output_fields]
         try:
-            result = self._run(code, variables, tools, self.output_fields)
+            result = self._run(code, variables, tools, fields)
         except CodeSyntaxError as error:
             raise SyntaxError(f"Invalid Python syntax: {error}") from error
         except (CodeError, SubmitError, ExecutionTimeout) as error:
@@ -107,34 +113,47 @@ class DSPyInterpreter:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
+    @with_callbacks
     def shutdown(self) -> None:
         """Shut the interpreter down. It cannot be started again."""
         if not self._ended:
             self._ended = True
             self._shutdown()
 
+    @with_callbacks
+    def invoke_tool(self, tool_name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Return a tool's result as JSON, or the awaitable that it returned. Raises RuntimeError if the tool fails."""
+        try:
+            tool = self.tools[tool_name]
+            args, kwargs = _bind(tool, args, kwargs)
+            returned = tool(*args, **kwargs)
+            return returned if inspect.isawaitable(returned) else convert_returned(returned)
+        except Exception as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
-def _wrap_tool(tool: Callable[..., Any], context: contextvars.Context) -> Callable[..., Any]:
-    """Return a function that calls the tool in that context, converts its result to JSON and raises RuntimeError."""
+    def _wrap_tool(self, name: str, context: contextvars.Context) -> Callable[..., Any]:
+        """Return a function that calls the tool in that context, as `invoke_tool` does."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        returned = context.copy().run(_call_tool, tool, args, kwargs)
-        return _await_returned(returned) if inspect.isawaitable(returned) else returned
+        def call(*args: Any, **kwargs: Any) -> Any:
+            returned = context.copy().run(self.invoke_tool, name, list(args), kwargs)
+            return finish(returned) if inspect.isawaitable(returned) else returned
 
-    async def _await_returned(returned: Awaitable[Any]) -> Any:
-        # In a task with that context, so that the awaited part of the tool has the context too.
-        return await asyncio.get_running_loop().create_task(_finish_call(returned), context=context.copy())
+        async def finish(returned: Awaitable[Any]) -> Any:
+            # In a task with that context, so that the awaited part of the tool has the context too.
+            return await asyncio.get_running_loop().create_task(_finish_call(returned), context=context.copy())
 
-    return call
+        return call
 
 
-def _call_tool(tool: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Return the tool's result as JSON, or the awaitable that it returned. Raises RuntimeError if the tool fails."""
-    try:
-        returned = tool(*args, **kwargs)
-        return returned if inspect.isawaitable(returned) else convert_returned(returned)
-    except Exception as error:
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+def _bind(tool: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return a call's arguments as the tool takes them. Raises TypeError for arguments that do not fit.
+
+    `dspy.RLM` wraps a tool in a function that takes keywords alone, and has the tool's parameters as its signature.
+    """
+    if not args or not hasattr(tool, "__signature__"):
+        return args, kwargs
+    bound = inspect.signature(tool).bind(*args, **kwargs)
+    return (args, kwargs) if bound.args[len(bound.arguments) :] else ((), dict(bound.arguments))
 
 
 async def _finish_call(returned: Awaitable[Any]) -> Any:

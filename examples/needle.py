@@ -19,17 +19,13 @@ from rlm_batch import rlm
 QUESTION = "What is the magic number of the city of Ghent? Answer with the number alone."
 CITIES = ("Aarhus", "Basel", "Cork", "Delft", "Ghent", "Lund", "Nantes", "Porto", "Turku", "Zagreb")
 SERVER = Path(__file__).resolve().parents[1] / "tests" / "standins" / "openai_chat.py"
-TURN = """[[ ## reasoning ## ]]
-The lines about Ghent are few: I look for them, and have a model read the best.
+TURN = """The lines about Ghent are few: I look for them, and have a model read the best.
 
-[[ ## code ## ]]
 ```python
 lines = [line for line in context.splitlines() if "Ghent" in line and "magic" in line]
 print(len(context), "characters,", len(lines), "lines")
 SUBMIT(answer=llm_query("Which number does this line name? Answer with the number alone.\\n" + lines[0]))
-```
-
-[[ ## completed ## ]]"""
+```"""
 
 
 def haystack(number: int, characters: int = 1_000_000) -> str:
@@ -57,7 +53,7 @@ async def main(model: str) -> None:
 def with_stand_in() -> None:
     """Run `main` with this repository's scripted server instead of a model."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as script:
-        json.dump([["[[ ## code ## ]]", TURN], ["Which number", "271828"]], script)
+        json.dump([["writing Python", TURN], ["Which number", "271828"]], script)
         script.flush()
         command = [sys.executable, str(SERVER), "--script", script.name]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

@@ -41,6 +41,7 @@ UPLOADED = "context.txt"  # the path at which the code finds a context that came
 class RlmAnswer(Report):
     """A recursive language model's answer. Printed, it is the answer alone, safe for a terminal.
 
+    `value` is the answer as the code submitted it: a text, or another JSON value, of which `answer` is the text.
     `trajectory` has a dict with reasoning, code and output for each turn. `queries` counts the queries to the model
     with tokens and cost, and has all queries as a tree.
 
@@ -56,14 +57,17 @@ class RlmAnswer(Report):
     results_path: str
     answered: bool = True
     error: RlmBatchError | None = None
+    value: Any = None
 
     @classmethod
     def from_outcome(cls, outcome: Outcome, results_path: str) -> Self:
         """Return the answer that the flow's one execution gave."""
         queries = outcome.meta.queries
-        trajectory = queries.tree[0].get("trajectory", []) if queries.tree else []
+        root = queries.tree[0] if queries.tree else {}
+        trajectory = root.get("trajectory", [])
         if isinstance(outcome, Result):
-            return cls(outcome["answer"], trajectory, queries, outcome, results_path)
+            answer = outcome["answer"]
+            return cls(answer, trajectory, queries, outcome, results_path, value=root.get("value", answer))
         printed = [turn["output"] for turn in trajectory if turn.get("output") and not turn.get("failed")]
         partial_answer = printed[-1] if printed else ""
         return cls(partial_answer, trajectory, queries, outcome, results_path, answered=False, error=outcome.error)

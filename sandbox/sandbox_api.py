@@ -21,6 +21,7 @@ class Sandbox(ABC):
         id: The provider's id of the sandbox.
         isolation: Isolation level.
         layers: Mechanisms that the isolation consists of.
+        has_network: Whether code can open connections to other machines.
         disk_mib: Limit of the sandbox's files together, in MiB; None if the provider has no such option.
         limits: The provider's options that limit code, with the values that are enforced.
         memory_option: The provider's option that prevents a MemoryError by more memory; "" if there is no such option.
@@ -32,6 +33,7 @@ class Sandbox(ABC):
     isolation: str
     layers: tuple[str, ...]
     settings: DriverSettings
+    has_network: bool = True
     disk_mib: int | None = None
     limits: Mapping[str, int] = {}
     memory_option: str = ""

@@ -87,7 +87,9 @@ async def create_container(
             **({"seccomp": policy.build_seccomp_filter(ready.machine)} if ready.machine in MACHINES else {}),
         },
     )
-    handle = ContainerHandle(engine, name, ready.layers, driver_settings, command, payload, volume)
+    handle = ContainerHandle(
+        engine, name, ready.layers, driver_settings, command, payload, volume, has_network=settings.network
+    )
     handle.disk_mib = settings.disk_limit_mib
     handle.limits = {
         "memory_mib": settings.memory_mib,

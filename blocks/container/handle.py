@@ -68,8 +68,11 @@ class ContainerHandle(Sandbox):
         command: list[str],
         payload: Payload,
         volume: LocalVolume | None,
+        *,
+        has_network: bool,
     ) -> None:
         self.id = name
+        self.has_network = has_network
         self.isolation = engine.name
         self.layers = layers
         self.settings = settings

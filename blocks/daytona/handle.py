@@ -36,6 +36,7 @@ class DaytonaSandboxHandle(Sandbox):
         self, settings: DaytonaSettings, client: SharedClient, remote: daytona.AsyncSandbox, files: HostFiles
     ) -> None:
         self.id = remote.id
+        self.has_network = not settings.network_block_all
         if settings.image is not None:  # A snapshot's memory is fixed.
             self.memory_option = self.kill_memory_option = "memory"
         self.settings = DriverSettings(

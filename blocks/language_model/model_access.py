@@ -12,16 +12,15 @@ from ...sandbox.errors import BudgetExceeded, ConfigurationError
 from ...sandbox.interpreter import Interpreter
 from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Budget
-from ...sandbox.queries.recursion import Queries, QueryContext
+from ...sandbox.queries.recursion import Queries
+from ...sandbox.queries.recursive_model import answer
 from ...sandbox.queries.session import (
     Model,
-    Query,
     QuerySession,
     RunTracked,
     estimate_for_budget,
     run_untracked,
 )
-from .litellm_client import import_in_thread
 from .settings import LanguageModelSettings
 
 SLUG = "language-model"
@@ -115,7 +114,7 @@ class ModelAccess:
             track=self.track,
             cache=self.cache,
         )
-        return Queries(session, partial(recurse, interpreter), max_depth=self.max_depth, depth=depth, numbers=(index,))
+        return Queries(session, partial(answer, interpreter), max_depth=self.max_depth, depth=depth, numbers=(index,))
 
 
 async def open_model_access(
@@ -184,9 +183,3 @@ async def resolve_language_model(text: str) -> LanguageModelSettings:
             f"language_model is {text!r}: it is a model in LiteLLM's naming, such as openai/gpt-4o-mini, or a saved "
             f"block such as {SLUG}/NAME"
         ) from error
-
-
-async def recurse(interpreter: Interpreter, queries: Queries, prompt: str, context: QueryContext, query: Query) -> str:
-    """Answer a recursive query; see `dspy_rlm.answer`. The first query imports DSPy in a thread."""
-    dspy_rlm = await import_in_thread(".dspy_rlm")
-    return await dspy_rlm.answer(interpreter, queries, prompt, context, query)

@@ -103,8 +103,8 @@ class LanguageModelSettings(BaseModel):
         )
 
     async def check(self) -> None:
-        """Raise ConfigurationError if LiteLLM or DSPy is missing."""
-        if any(importlib.util.find_spec(name) is None for name in ("litellm", "dspy")):  # `find_spec` imports neither.
+        """Raise ConfigurationError if LiteLLM is missing."""
+        if importlib.util.find_spec("litellm") is None:  # `find_spec` does not import it.
             raise ConfigurationError(INSTALL_HINT)
 
     def fingerprint(self) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class LocalSandboxHandle(Sandbox):
     def __post_init__(self) -> None:
         self.id = self.folder.name
         self.isolation = self.level
+        self.has_network = self.level == "none"
         self._process: DriverProcess | None = None
         self._channel: LocalChannel | None = None
         # It removes the folder if the program ends without a shutdown. The processes end with the wire.

@@ -65,6 +65,7 @@ class ModalSandboxHandle(Sandbox):
 
     def __init__(self, sandbox: modal.Sandbox, settings: ModalSettings, files: HostFiles) -> None:
         self.id = sandbox.object_id
+        self.has_network = not settings.block_network
         modules, python = files.list_uploaded_directories(), files.find_uploaded_python()
         self.settings = replace(make_driver_settings(settings), python_path=modules, executable=python)
         self._provider_settings = settings

@@ -1,6 +1,7 @@
 """The query functions that the host offers to code at one depth, and the limit on recursive queries."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,16 +14,33 @@ from .session import FLAT_KIND, RECORDED_CHARACTERS, Model, Query, QuerySession
 
 @dataclass(frozen=True, slots=True)
 class QueryContext:
-    """The context of a recursive query: a text, or a file in the sandbox with its path, length and first characters."""
+    """The context of a recursive query, as the asking code sent it.
+
+    Attributes:
+        text: The context: a text, or with `is_json` a JSON value.
+        path: The file in the sandbox that has it instead.
+        is_json: Whether it is another value than a text.
+        shape: Its type and its size, such as "a list of 50 items"; "" if there is no context.
+        preview: Its first characters.
+    """
 
     text: str = ""
     path: str = ""
-    length: int = 0
+    is_json: bool = False
+    shape: str = ""
     preview: str = ""
 
+    def __post_init__(self) -> None:
+        """Check the types, because untrusted code sent the values. Raises TypeError."""
+        if type(self.is_json) is not bool or any(
+            type(value) is not str for value in (self.text, self.path, self.shape, self.preview)
+        ):
+            raise TypeError("a context is described by texts")
 
-# Answers a recursive query. Arguments: the query functions of its code, its prompt, its context and its record.
-AnswerRecursively = Callable[["Queries", str, QueryContext, Query], Awaitable[str]]
+
+# Answers a recursive query with a JSON value. Arguments: the query functions of its code, its prompt, its context and
+# its record.
+AnswerRecursively = Callable[["Queries", str, QueryContext, Query], Awaitable[Any]]
 
 
 class Queries:
@@ -92,7 +110,11 @@ class Queries:
                         parent=query,
                         numbers=numbers,
                     )
-                    return await self._recurse(queries, prompt, query_context, query)
+                    value = await self._recurse(queries, prompt, query_context, query)
+                    if isinstance(value, str):
+                        return value
+                    query.value = value
+                    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else str(value)
             except TimeoutError:
                 raise session.make_deadline_error() from None
 

@@ -45,6 +45,10 @@ class NoAnswerError(Exception):
         self.usage = usage
 
 
+class EmptyAnswerError(QueryError):
+    """An answer without a text. Code gets it as a QueryError; a recursive model asks again."""
+
+
 class Model(Protocol):
     """A language model. Records show its `name`."""
 
@@ -75,7 +79,8 @@ class Query:
     """The record of one query. `usage` and `cached` exclude the queries below it.
 
     `turn` is the turn, from 1, of the recursive query whose code asked this query; 0 if plain code asked it.
-    `cached` is the number of its questions that were answered without a call.
+    `cached` is the number of its questions that were answered without a call. `value` is a recursive model's answer, if
+    it is not a text.
     """
 
     kind: str
@@ -88,6 +93,7 @@ class Query:
     usage: Usage = field(default_factory=Usage)
     cached: int = 0
     error: str = ""
+    value: Any = None
     trajectory: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     children: list["Query"] = field(default_factory=list["Query"])
 
@@ -118,6 +124,8 @@ class Query:
             record["cached"] = self.cached
         if self.error:
             record["error"] = self.error
+        if self.value is not None:
+            record["value"] = self.value
         if self.trajectory:
             record["trajectory"] = self.trajectory
         if self.children:
@@ -232,7 +240,7 @@ class QuerySession:
                     except NoAnswerError as error:
                         reservation.settle(error.usage)
                         query.usage += error.usage
-                        raise QueryError(str(error)) from None
+                        raise EmptyAnswerError(str(error)) from None
                     reservation.settle(answer.usage)
                 finally:
                     reservation.release()  # a cancelled request counts as unused: no provider reports if it was billed

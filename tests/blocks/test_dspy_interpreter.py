@@ -59,8 +59,10 @@ def test_the_interpreter_follows_the_dspy_protocol(protocol):
         interpreter.tools["double"] = lambda n: 2 * n
         interpreter.output_fields = [{"name": "answer", "type": "int"}]
         assert interpreter.execute("SUBMIT(double(x))") == protocol.FinalOutput({"answer": 4})
-        with pytest.raises(protocol.CodeExecutionError, match="must be int"):
-            interpreter.execute("SUBMIT('four')")
+        # DSPy converts values to the types of its fields itself.
+        for value in ("'4'", "4.0", "True", "[4]"):
+            assert repr(interpreter.execute(f"SUBMIT({value})").output["answer"]) == value
+        assert interpreter.execute("SUBMIT({1: {None: 2}})") == protocol.FinalOutput({"answer": {"1": {"null": 2}}})
     finally:
         interpreter.shutdown()
         interpreter.shutdown()
@@ -155,6 +157,29 @@ def test_variables_and_tool_results_become_json_as_in_dspys_interpreters(protoco
             interpreter.execute("fail()")
 
 
+def test_dspys_callbacks_see_each_operation(protocol):
+    from dspy.utils.callback import BaseCallback
+
+    events: list[str] = []
+
+    class Recorder(BaseCallback):
+        """A handler that records the names of the events it gets."""
+
+    for operation in ("startup", "execute", "tool_call", "shutdown"):
+        for moment in ("start", "end"):
+            name = f"{operation}_{moment}"
+            setattr(Recorder, f"on_interpreter_{name}", lambda *_, name=name, **__: events.append(name))
+    interpreter = factory(isolation="none")()
+    interpreter.callbacks.append(Recorder())
+    interpreter.tools["double"] = lambda n: 2 * n
+    interpreter.execute("double(2)")
+    interpreter.shutdown()
+    assert events == [
+        "execute_start", "startup_start", "startup_end", "tool_call_start", "tool_call_end", "execute_end",
+        "shutdown_start", "shutdown_end",
+    ]  # fmt: skip
+
+
 def test_code_that_exits_fails_and_its_session_continues(protocol):
     with factory(isolation="none")() as interpreter:
         for number, (code, name) in enumerate(
@@ -178,7 +203,8 @@ def test_dspys_rlm_runs_with_its_model_tools_and_sub_agents(chat, dspy):
     chat.rule("Which city", "Ghent")
     chat.script = make_script(
         ("265000", "SUBMIT(answer=f'{city}: {people}')"),
-        ("", "import dspy\ncity = llm_query('Which city is it?')\npeople = population(city=city)\nprint(people)"),
+        ("", "import dspy\ncity = llm_query('Which city is it?')\npeople = population(city)\nprint(people)"),
+        is_dspy=True,
     )
     rlm = dspy.RLM("context, query -> answer", tools=[population], interpreter_factory=factory())
     found = rlm(context="a text", query="how many?")
@@ -205,6 +231,7 @@ def test_a_language_model_keeps_our_queries_and_refuses_calls_outside_the_budget
                 said.append(name in globals())
             print(said)
             """),
+        is_dspy=True,
     )  # fmt: skip
     model = LanguageModel(model="openai/gpt-4o", api_key=SecretStr("sk-ours"), api_base=chat.url)
     rlm = dspy.RLM("query -> answer", interpreter_factory=factory(language_model=model, max_llm_calls=2))

@@ -6,7 +6,7 @@ import os
 
 from ...wire.frames import MAX_CALL_BYTES
 from ...wire.names import MAX_PROMPTS
-from ...wire.strict_json import dumps
+from ...wire.strict_json import NotJsonError, convert_fields, dumps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_INLINE_CHARACTERS = 32 * 1024  # characters of a query's context on the wire; a longer one goes through a file
 PREVIEW_CHARACTERS = 1000  # characters of a context that a model sees
+NAMED_KEYS, NAME_CHARACTERS = 20, 60  # keys of a dict that a model sees, and characters of each
 MAX_PROMPTS_BYTES = MAX_CALL_BYTES - 256 * 1024  # bytes of JSON in one host call; the rest is for a context
 
 
@@ -55,20 +56,19 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
         """Return a model's answer to the prompt. Raises QueryError."""
         return _ask_one(call_host, "llm_query", prompt)
 
-    def rlm_query(prompt: str, *, context: str = "") -> str:
+    def rlm_query(prompt: str, context: Any = None) -> str:
         """Return the answer of a recursive language model, which runs Python.
 
         Args:
             prompt: Text of the query.
-            context: Text that the model's Python finds as `context`.
+            context: A text or another JSON value that the model's Python finds as `context`.
 
         Raises:
             QueryError: No model answered.
         """
-        _check_text("rlm_query", "context", context)
-        return _ask_one(call_host, "rlm_query", prompt, context)
+        return _ask_one(call_host, "rlm_query", prompt, (context,))
 
-    def llm_query_batched(prompts: list[str], *, concurrency: int | None = None, on_error: str = "raise") -> list[Any]:
+    def llm_query_batched(prompts: list[str], concurrency: int | None = None, on_error: str = "raise") -> list[Any]:
         """Return the answers to the prompts, in their order.
 
         Args:
@@ -82,7 +82,7 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
         return _ask_many(call_host, "llm_query_batched", prompts, concurrency, on_error)
 
     def rlm_query_batched(
-        prompts: list[str], *, concurrency: int | None = None, on_error: str = "raise", context: str = ""
+        prompts: list[str], concurrency: int | None = None, on_error: str = "raise", context: Any = None
     ) -> list[Any]:
         """Return the answers of recursive language models to the prompts, in their order.
 
@@ -90,13 +90,12 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
             prompts: Texts of the queries.
             concurrency: Maximum number of queries at the same time; by default the host's limit.
             on_error: "raise" raises an error if a query fails; "return" puts the errors among the answers.
-            context: Text that each model's Python finds as `context`.
+            context: A text or another JSON value that each model's Python finds as `context`.
 
         Raises:
             QueryError: A query failed, with `on_error="raise"`.
         """
-        _check_text("rlm_query_batched", "context", context)
-        return _ask_many(call_host, "rlm_query_batched", prompts, concurrency, on_error, context)
+        return _ask_many(call_host, "rlm_query_batched", prompts, concurrency, on_error, (context,))
 
     names: dict[str, Any] = dict(_ERRORS)
     for function in (llm_query, rlm_query, llm_query_batched, rlm_query_batched):
@@ -105,7 +104,7 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
     return names
 
 
-def _ask_one(call_host: CallHost, name: str, prompt: str, context: str | None = None) -> str:
+def _ask_one(call_host: CallHost, name: str, prompt: str, context: tuple[Any] | None = None) -> str:
     _check_text(name, "the prompt", prompt)
     answer = _ask(call_host, name, [prompt], None, context)[0]
     if isinstance(answer, Exception):
@@ -119,7 +118,7 @@ def _ask_many(
     prompts: list[str],
     concurrency: int | None,
     on_error: str,
-    context: str | None = None,
+    context: tuple[Any] | None = None,
 ) -> list[Any]:
     if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):  # type: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"{name}: concurrency is {concurrency!r}: it is 1 or more, or None for the host's own")
@@ -157,24 +156,18 @@ def _check_text(name: str, argument: str, value: Any) -> None:
         raise TypeError(f"{name}: {argument} is a {type(value).__name__}: it is a text")
 
 
-def _ask(call_host: CallHost, name: str, prompts: list[str], concurrency: int | None, context: str | None) -> list[Any]:
-    """Return answers and unraised errors. Functions without a context pass None."""
+def _ask(
+    call_host: CallHost, name: str, prompts: list[str], concurrency: int | None, context: tuple[Any] | None
+) -> list[Any]:
+    """Return answers and unraised errors. `context` has the one value; functions without a context pass None."""
     if call_host is None:
         raise QueryError(f"{name} has no model to ask: pass language_model= where the code is run")
     options: dict[str, Any] = {"concurrency": concurrency}
     path = None
     try:
-        if context is not None and len(context) <= MAX_INLINE_CHARACTERS:
-            options["context"] = {"text": context}
-        elif context is not None:
-            import tempfile
-
-            # The file stays in the sandbox: the model's Python that reads it runs here too.
-            fd, path = tempfile.mkstemp(prefix="context-", suffix=".txt")
-            with open(fd, "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
-                file.write(context)
-            preview = context[:PREVIEW_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
-            options["context"] = {"path": path, "length": len(context), "preview": preview}
+        if context is not None:
+            options["context"] = _describe_context(name, context[0])
+            path = options["context"].get("path")
         replies = [reply for part in _cut(name, prompts) for reply in call_host(name, (part,), options)]
     finally:
         if path is not None:
@@ -183,6 +176,46 @@ def _ask(call_host: CallHost, name: str, prompts: list[str], concurrency: int | 
             except OSError:
                 pass  # the code may have removed it
     return [_ERRORS[reply["error"]](reply["message"]) if "error" in reply else reply["answer"] for reply in replies]
+
+
+def _describe_context(name: str, context: Any) -> dict[str, Any]:
+    """Return what the host learns of a context. A long one stays in the sandbox, in a file that the model's code reads.
+
+    Raises TypeError for a value that JSON cannot hold.
+    """
+    if context is None:
+        return {}
+    is_json = not isinstance(context, str)
+    try:
+        text = dumps(convert_fields({"context": context})["context"]) if is_json else context
+    except NotJsonError as error:
+        raise TypeError(f"{name}: {error}") from None
+    described: dict[str, Any] = {
+        "is_json": is_json,
+        "shape": describe_shape(context),
+        "preview": text[:PREVIEW_CHARACTERS].encode("utf-8", "replace").decode("utf-8"),
+    }
+    if len(text) <= MAX_INLINE_CHARACTERS:
+        return {**described, "text": text}
+    import tempfile
+
+    fd, path = tempfile.mkstemp(prefix="context-", suffix=".txt")
+    with open(fd, "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
+        file.write(text)
+    return {**described, "path": path}
+
+
+def describe_shape(value: Any) -> str:
+    """Return the type of a value and its size."""
+    if isinstance(value, str):
+        return f"a str of {len(value):,} characters"
+    if isinstance(value, dict):
+        keys = [repr(key)[:NAME_CHARACTERS] for key in list(value)[:NAMED_KEYS]]
+        return f"a dict of {len(value):,} keys: {', '.join(keys)}{', ...' if len(value) > NAMED_KEYS else ''}"
+    if isinstance(value, (list, tuple)):
+        first = f", the first is {describe_shape(value[0])}" if value else ""
+        return f"a list of {len(value):,} items{first}"
+    return f"a {type(value).__name__}"
 
 
 def _cut(name: str, prompts: list[str]) -> list[list[str]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...wire.nonfinite import encode_values
-from ...wire.strict_json import NotJsonError, convert_fields, encode_fields
-from ...wire.submission import MAX_SUBMIT_BYTES, SubmissionError, check_fields, check_limits
+from ...wire.strict_json import NotJsonError, convert_fields, dumps, encode_fields
+from ...wire.submission import MAX_SUBMIT_BYTES, MAX_SUBMIT_DEPTH, SubmissionError, check_fields, check_limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected:
 
 def encode_output(fields: dict[str, Any], expected: list[dict[str, str]] | None = None) -> bytes:
     """Return the JSON of fields by name, as `encode_submission` does. Raises NotJsonError and SubmissionError."""
+    if expected is not None:  # The fields of DSPy and of recursive models, which convert values as JSON does.
+        fields = {name: _convert_keys(value) for name, value in fields.items()}
     # An item takes at least two bytes.
     fields = convert_fields(fields, MAX_SUBMIT_BYTES // 2, allow_nonfinite=True)
     if expected is not None:
@@ -54,6 +56,18 @@ def encode_output(fields: dict[str, Any], expected: list[dict[str, str]] | None 
         body = b"".join((b"[", body, b",", encode_fields(nonfinite), b"]"))
     check_limits(fields, body)
     return body
+
+
+def _convert_keys(value: Any, depth: int = MAX_SUBMIT_DEPTH) -> Any:
+    """Return the value with numbers and None as keys of dicts converted to text, as JSON has them."""
+    if depth and type(value) is dict:
+        return {
+            dumps(key) if key is None or type(key) in (bool, int, float) else key: _convert_keys(item, depth - 1)
+            for key, item in value.items()
+        }
+    if depth and type(value) in (list, tuple):
+        return [_convert_keys(item, depth - 1) for item in value]
+    return value
 
 
 def _match_fields(values: tuple[Any, ...], fields: dict[str, Any], names: list[str]) -> dict[str, Any]:

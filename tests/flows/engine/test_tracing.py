@@ -154,7 +154,7 @@ async def test_a_batch_is_a_trace_of_its_executions_and_their_queries_with_token
 async def test_a_recursive_query_is_an_agent_with_the_calls_of_its_turns_and_of_its_code_below_it(chat, exported):
     chat.rule("flat", "forty-two")
     chat.script = make_script(
-        ("[[ ## iteration ## ]]\n2/20", "SUBMIT(answer=rlm_query('the deeper one'))"),
+        ("Turns left: 19.", "SUBMIT(answer=rlm_query('the deeper one'))"),
         ("the deeper one", "SUBMIT(answer=llm_query('flat'))"),
         ("", "print(len('first'))"),
     )

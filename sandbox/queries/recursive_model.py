@@ -1,0 +1,235 @@
+"""A recursive language model: it answers a question by writing Python, which runs in a sandbox and asks models itself.
+
+The model sees the question and what its code prints, but never the whole context: that is a variable of its code. The
+method is from Zhang, Kraska and Khattab, "Recursive Language Models" (2025).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import textwrap
+import uuid
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ..cancellation import run_shielded
+from ..errors import CodeCrashed, CodeError, ExecutionTimeout, StateLost, SubmitError
+from .session import EmptyAnswerError
+
+if TYPE_CHECKING:
+    from ..interpreter import Interpreter
+    from ..result import Result
+    from .recursion import Queries, QueryContext
+    from .session import Message, Query
+
+MAX_TURNS = 20
+OUTPUT_CHARACTERS = 10_000  # of a turn's output that the model sees and the trajectory keeps
+PREVIEW_CHARACTERS = 500  # of the context that the model sees before its first turn
+# A fence opens with three or more backticks or tildes and a language, and closes with at least as many.
+# The closing one may also end the last line of the code, as some models write it.
+FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:\1[`~]*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+PYTHON_LANGUAGES = {"", "python", "python3", "py", "py3", "repl", "ipython", "tool_code"}
+OUTPUT_FIELDS = [{"name": "answer"}]  # of any type
+
+INSTRUCTIONS = """\
+You answer a question by writing Python, which runs in a sandbox. After each of your replies you see what the code
+printed, and then write the next piece. Reply with a short plan and one block of code:
+
+```python
+print(len(context))
+```
+
+The code finds these names:
+{names}
+Names persist from turn to turn. {network} Print what you need to see: more than {output:,} characters are cut, and the
+value of a last line that is an expression is shown too.
+
+- Look at the data before you process it: its type, its length, some samples.
+- Work in small steps. Use code to find and count, and llm_query to understand text.
+- Pass long texts on as variables. Do not print or retype them.
+- Check a result before you submit it. SUBMIT ends your work at once, so call it after you have seen the result.
+"""
+LLM_NAMES = """\
+- `llm_query(prompt)` asks a model and returns its answer as text. The model sees the prompt alone, of up to some
+  500,000 characters.
+- `llm_query_batched(prompts, concurrency=None, on_error="raise")` asks many prompts at once, which is much faster, and
+  returns the answers in their order. With on_error="return", an exception object stands where a query failed."""
+RLM_NAMES = """
+- `rlm_query(prompt, context=value)` asks a recursive model with its own Python, which finds the value as `context`.
+  Use it for a part that is itself too long or too intricate for one prompt. `rlm_query_batched(prompts, context=value)`
+  asks several."""
+NO_RLM = "\n- `rlm_query` raises DepthExceeded here: there is no deeper recursion."
+SUBMIT_NAME = """
+- `SUBMIT(answer)` ends your work with this answer, of any type that JSON has."""
+ERROR_NAMES = """
+- A query that fails raises QueryError, BudgetExceeded, DepthExceeded or DeadlineExceeded. The error of a batch has
+  `.results` and `.errors` by index."""
+NO_CODE = (
+    "Your reply has no block of Python, so nothing was run. Write code in a block that begins with ```python and ends "
+    "with ```. When you have the answer, call SUBMIT(answer) in it."
+)
+LOST_NAMES = "The process of your code ended, so its names are gone, except for `context`. Define again what you need."
+LAST_CALL = (
+    "You have no turns left. Reply with the answer to the question alone, as far as you know it: no plan and no code."
+)
+
+
+async def answer(interpreter: Interpreter, queries: Queries, prompt: str, context: QueryContext, query: Query) -> Any:
+    """Return a recursive model's answer to the prompt, as a JSON value.
+
+    Args:
+        interpreter: The sandbox of the asking code. The model's code runs in a separate context of it.
+        queries: The query functions for the model's code.
+        prompt: The question.
+        context: What the model's code finds as `context`.
+        query: The record, whose trajectory gets each turn when it begins.
+
+    Raises:
+        QueryError, BudgetExceeded, DeadlineExceeded: There is no answer.
+    """
+    session, python = queries.session, _Python(interpreter, queries, context)
+    messages: list[Message] = [
+        {"role": "system", "content": _write_instructions(interpreter, queries, context)},
+        {"role": "user", "content": _write_question(prompt, context)},
+    ]
+    try:
+        for number in range(1, MAX_TURNS + 1):
+            try:
+                reply = await session.ask(session.root_model, messages, query)
+            except EmptyAnswerError as error:
+                query.trajectory.append({"reasoning": "", "code": "", "output": str(error), "failed": True})
+                continue
+            blocks = find_code(reply.text)
+            turn: dict[str, Any] = {
+                "reasoning": FENCE.sub("", reply.text).strip(),
+                "code": "\n\n".join(blocks),
+                "output": "",
+                "usage": asdict(reply.usage),
+            }
+            query.trajectory.append(turn)
+            if not blocks:
+                turn |= {"output": NO_CODE, "failed": True}
+            for block in blocks:
+                output, result = await python.run(block)
+                turn["output"] = shorten("\n".join(filter(None, (turn["output"], output))))
+                if result is None:
+                    turn["failed"] = True
+                    break
+                if result.meta.submitted:
+                    turn["output"] = shorten(f"{turn['output']}\nFINAL: {result['answer']!r}".lstrip("\n"))
+                    return result["answer"]
+            left = MAX_TURNS - number
+            content = f"{turn['output'] or '(The code printed nothing.)'}\n\nTurns left: {left}."
+            messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": content}]
+        reply = await session.ask(session.root_model, [*messages, {"role": "user", "content": LAST_CALL}], query)
+        query.trajectory.append({"reasoning": reply.text, "code": "", "output": "", "usage": asdict(reply.usage)})
+        return reply.text.strip()
+    finally:
+        await run_shielded(python.close())
+
+
+class _Python:
+    """The Python of one recursive model: a context of the sandbox, which is made anew if its process ends."""
+
+    def __init__(self, interpreter: Interpreter, queries: Queries, context: QueryContext) -> None:
+        self._interpreter, self._queries, self._context = interpreter, queries, context
+        self._name = ""
+
+    async def run(self, code: str) -> tuple[str, Result | None]:
+        """Run a block; return what the model sees of it, and the result, or None if the code failed.
+
+        Raises RlmBatchError if the sandbox is lost, or the time is over.
+        """
+        lost = ""
+        try:
+            if not self._name:
+                await self._start()
+            result = await self._execute(code)
+        except (CodeError, SubmitError, ExecutionTimeout, StateLost) as error:
+            self._queries.session.check_seconds_left()
+            if isinstance(error, (CodeCrashed, StateLost)):
+                await self.close()
+                lost = LOST_NAMES
+            printed = "" if error.meta is None else error.meta.stdout
+            return "\n".join(filter(None, (printed.rstrip("\n"), str(error), lost))), None
+        meta = result.meta
+        value = meta.value_repr if meta.value is None else repr(meta.value)
+        return "\n".join(filter(None, ((meta.stdout + meta.stderr).rstrip("\n"), value))), result
+
+    async def close(self) -> None:
+        """End the context and its process."""
+        if self._name:
+            await self._interpreter.forget_context(self._name)
+            self._name = ""
+
+    async def _start(self) -> None:
+        self._name = f"rlm-{uuid.uuid4().hex[:12]}"
+        context = self._context
+        if context.path:
+            read = "json.load(_file)" if context.is_json else "_file.read()"
+            opened = f"open({context.path!r}, encoding='utf-8', errors='surrogatepass', newline='')"
+            await self._execute(f"import json\nwith {opened} as _file:\n    context = {read}\ndel _file, json")
+        elif context.shape:
+            parse = "import json\ncontext = json.loads(context)\ndel json" if context.is_json else "pass"
+            await self._execute(parse, {"context": context.text})
+
+    async def _execute(self, code: str, variables: dict[str, Any] | None = None) -> Result:
+        left = self._queries.session.check_seconds_left()
+        return await self._interpreter.execute(
+            code,
+            variables,
+            timeout=math.inf if left is None else left,
+            context=self._name,
+            output_fields=OUTPUT_FIELDS,
+            queries=self._queries,
+            index=self._queries.numbers,
+            refuse_exit=True,
+        )
+
+
+def find_code(reply: str) -> list[str]:
+    """Return the blocks of Python in a model's reply, in their order."""
+    blocks: list[str] = []
+    for _fence, language, content in FENCE.findall(reply):
+        if content.lstrip().startswith(("```", "~~~")):  # a fence around the block's own
+            blocks += find_code(content)
+        elif language.lower() in PYTHON_LANGUAGES and content.strip():
+            blocks.append(textwrap.dedent(content).strip("\n"))
+    return blocks
+
+
+def shorten(text: str) -> str:
+    """Return the text, or its beginning and its end if it has more than OUTPUT_CHARACTERS."""
+    if len(text) <= OUTPUT_CHARACTERS:
+        return text
+    half = OUTPUT_CHARACTERS // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+
+
+def _write_instructions(interpreter: Interpreter, queries: Queries, context: QueryContext) -> str:
+    names = [f"- `context`: {context.shape}."] if context.shape else []
+    names.append(LLM_NAMES + (RLM_NAMES if queries.depth < queries.max_depth else NO_RLM) + ERROR_NAMES)
+    names += [_describe_tool(name, tool) for name, tool in interpreter.tools.items() if name not in queries.tools]
+    network = "It can open connections to the network." if interpreter.sandbox.has_network else "It has no network."
+    text = INSTRUCTIONS.format(names="\n".join(names) + SUBMIT_NAME, network=network, output=OUTPUT_CHARACTERS)
+    calls = queries.session.budget.remaining_calls
+    limit = "" if calls is None else f", and at most {calls} calls of models in all, your own turns included"
+    return f"{text}\nYou have {MAX_TURNS} turns{limit}."
+
+
+def _describe_tool(name: str, tool: Any) -> str:
+    try:
+        signature = str(inspect.signature(tool))
+    except (TypeError, ValueError):
+        signature = "(...)"
+    purpose = (inspect.getdoc(tool) or "").partition("\n")[0]
+    return f"- `{name}{signature}`" + (f": {purpose}" if purpose else "")
+
+
+def _write_question(prompt: str, context: QueryContext) -> str:
+    if not context.shape:
+        return prompt
+    preview = context.preview[:PREVIEW_CHARACTERS]
+    return f"{prompt}\n\n`context` is {context.shape}. It begins:\n{preview}"
