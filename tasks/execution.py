@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ..sandbox.errors import RlmBatchError
 from ..sandbox.intake.reports import ShouldPrune
-from ..sandbox.meta import Meta
+from ..sandbox.meta import Meta, QuerySummary
 from ..sandbox.requests.execution_request import EncodedVariable
 from ..sandbox.result import Failure, Outcome, Result
 from ..sandbox.wire.nonfinite import replace_nonfinite, restore_number
@@ -43,6 +43,7 @@ class Execution:
     errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # The errors of failed attempts.
     pruning: Pruning | None = None  # None if it is never pruned
     is_done: bool = False
+    summarize_queries: Callable[[], QuerySummary] = QuerySummary  # Returns the queries of the last attempt so far.
 
     @property
     def attempt(self) -> int:

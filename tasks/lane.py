@@ -22,6 +22,7 @@ from ..sandbox.errors import (
 )
 from ..sandbox.interpreter import Interpreter
 from ..sandbox.meta import Meta
+from ..sandbox.queries.session import Query
 from ..sandbox.result import Result
 from .capacity.admission import Permit
 from .capacity.slots import Slot, Slots
@@ -51,6 +52,7 @@ class LaneSettings:
         is_reused: Whether a sandbox stays open from one execution to the next.
         state_context: The name of the process that all executions share with its state; None if each has its own.
         model_access: What each execution may ask of language models.
+        record_turn: Takes an execution, the record of a recursive query, and its turn that has ended.
         uploads: Files that each execution finds, by their paths in the sandbox.
         preparation: Code that runs in each sandbox before the first execution.
         open_prepare_log: Opens the log of what the preparation writes.
@@ -66,6 +68,7 @@ class LaneSettings:
     is_reused: bool = False
     state_context: str | None = None
     model_access: ModelAccess | None = None
+    record_turn: Callable[[Execution, Query, dict[str, Any]], None] | None = None
     uploads: dict[str, Path] = field(default_factory=dict[str, Path])
     preparation: Preparation | None = None
     open_prepare_log: Callable[[], OutputLog] | None = None
@@ -187,13 +190,18 @@ class Lane:
                 for path, file in settings.uploads.items():
                     await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
                 self._has_state = settings.state_context is not None
+                queries = None
+                if access is not None:
+                    on_turn = None if settings.record_turn is None else partial(settings.record_turn, execution)
+                    queries = access.queries(interpreter, index=execution.index, on_turn=on_turn)
+                    execution.summarize_queries = queries.session.summarize
                 result = await interpreter.execute(
                     execution.code,
                     execution.variables,
                     context=settings.state_context,
                     encoded=execution.encoded_variables,
                     on_output=on_output,
-                    queries=None if access is None else access.queries(interpreter, index=execution.index),
+                    queries=queries,
                     index=execution.index,
                     should_prune=None if execution.pruning is None else execution.pruning.should_prune,
                     collect=None if files is None else settings.collect,

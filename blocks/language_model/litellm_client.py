@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import random
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,8 @@ from ..retry import call_with_retries
 from .credentials import CredentialMask, filter_log_record
 
 LATE_SECONDS = 10.0  # seconds beyond a request's timeout; the first request of a process imports modules for seconds
-BACKOFF_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry without a server's Retry-After
+BACKOFF_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each retry without a server's Retry-After
+RATE_LIMIT_SECONDS = 600.0  # seconds for which a query waits for a server that answers 429; a deadline ends it earlier
 LONGEST_BACKOFF_SECONDS = 60.0  # seconds; the limit on a server's Retry-After
 OVERHEAD_TOKENS = 16  # tokens at most for a message's role and separators
 MAX_MESSAGE_LENGTH = 500  # characters of a server's message in an error
@@ -153,8 +155,13 @@ class LiteLLMModel:
                     raise TimeoutError(f"its answer was not whole after {self.timeout:g} s") from None
                 raise
 
+        begun_at = time.monotonic()
+
         def choose_delay(error: Exception, attempt: int) -> float | None:
-            return _get_delay(error, attempt) if attempt < self.retries and self._is_passing(error) else None
+            delay = _get_delay(error, attempt)
+            if self.retries and self._is_rate_limited(error):
+                return delay if time.monotonic() + delay < begun_at + RATE_LIMIT_SECONDS else None
+            return delay if attempt < self.retries and self._is_passing(error) else None
 
         try:
             response = await call_with_retries(request, choose_delay)
@@ -163,12 +170,16 @@ class LiteLLMModel:
             raise QueryError(f"the model {self.name} did not answer{in_tries}: {_describe(error, mask)}") from None
         return self._read(response, messages, mask)
 
+    def _is_rate_limited(self, error: Exception) -> bool:
+        """Return whether the server asks for fewer requests. A spent quota is a 429 too, and waiting does not help."""
+        return isinstance(error, self._litellm.exceptions.RateLimitError) and "insufficient_quota" not in str(error)
+
     def _is_passing(self, error: Exception) -> bool:
         """Return whether a retry may help."""
         known = self._litellm.exceptions
         of_server = (known.InternalServerError, known.ServiceUnavailableError, known.BadGatewayError)
         of_network = (TimeoutError, known.Timeout, known.APIConnectionError)
-        return isinstance(error, (known.RateLimitError, *of_server, *of_network))
+        return isinstance(error, (*of_server, *of_network))
 
     def _read(self, response: Any, messages: list[Message], mask: CredentialMask) -> Answer:
         choice = response.choices[0] if response.choices else None

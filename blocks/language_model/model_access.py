@@ -16,6 +16,7 @@ from ...sandbox.queries.recursion import Queries
 from ...sandbox.queries.recursive_model import answer
 from ...sandbox.queries.session import (
     Model,
+    OnTurn,
     QuerySession,
     RunTracked,
     estimate_for_budget,
@@ -103,7 +104,9 @@ class ModelAccess:
         """Return how many questions of all executions the cache answered."""
         return 0 if self.cache is None else self.cache.hits
 
-    def queries(self, interpreter: Interpreter, *, depth: int = 0, index: int = 0) -> Queries:
+    def queries(
+        self, interpreter: Interpreter, *, depth: int = 0, index: int = 0, on_turn: OnTurn | None = None
+    ) -> Queries:
         """Return the queries for execution number `index`, whose code runs at `depth` in the interpreter's sandbox."""
         root, flat = self._models if self.wrap_model is None else map(self.wrap_model, self._models)
         session = QuerySession(
@@ -113,6 +116,7 @@ class ModelAccess:
             concurrency=self.batch_concurrency,
             track=self.track,
             cache=self.cache,
+            on_turn=on_turn,
         )
         return Queries(session, partial(answer, interpreter), max_depth=self.max_depth, depth=depth, numbers=(index,))
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,12 +19,15 @@ from ...sandbox.driver_settings import Preparation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Usage
+from ...sandbox.queries.session import Query
 from ...tasks.capacity.slots import Slots, open_slots
+from ...tasks.execution import Execution
 from ...tasks.host_tools import Tool, load_tools
 from ...tasks.lane import Lane, LaneSettings
 from ...tasks.ledger.answer_ledger import AnswerLedger
 from ...tasks.ledger.collected_files import CollectedFilesStore
 from ...tasks.ledger.ledger import Ledger
+from ...tasks.ledger.ledger_line import encode_turn
 from ...tasks.ledger.result_index import get_results_root
 from ...tasks.query import QueryTracker
 from ...tasks.retry import RetryPolicy
@@ -92,6 +95,7 @@ class RunContext:
             is_reused=self.options.reuse_sandboxes,
             state_context=state_context,
             model_access=self.model_access,
+            record_turn=self._record_turn,
             uploads=uploads or {},
             preparation=self.preparation,
             open_prepare_log=(lambda: OutputLog(self.prepare_lines, "prepare: ", self.log)) if has_log else None,
@@ -100,6 +104,13 @@ class RunContext:
             files=self.files,
         )
         return Lane(settings, slots)
+
+    def _record_turn(self, execution: Execution, query: Query, turn: dict[str, Any]) -> None:
+        """Write a turn of a recursive query to the ledger, so that a run that is killed has it."""
+        number = len(query.trajectory)
+        line = encode_turn(execution.key, execution.index, query.prompt, query.depth, number, turn)
+        with suppress(OSError):  # The write of the outcome reports that the ledger cannot be written.
+            self.ledger.write_line(line)
 
     async def flush_ledger_after_error(self) -> None:
         """Sees that what was written is in the ledger. An OSError is logged: the error that there is matters more."""

@@ -87,6 +87,11 @@ class LaneExecutor:
             await self._fail_unfinished(partial(self.context.deadline.build_error, reason=reason))
         except BaseExceptionGroup as errors:
             raise find_first_error(errors) from None
+        except asyncio.CancelledError:
+            for batch in self._unfinished:
+                for execution in batch.remaining_executions:
+                    self.sink.save_queries(execution)
+            raise
         if self._is_out_of_time:
             reason = "is over before the provider opens more sandboxes"
             await self._fail_unfinished(partial(self.context.deadline.build_error, reason=reason))

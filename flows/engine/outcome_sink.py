@@ -92,24 +92,32 @@ class OutcomeSink:
             execution: The execution, which may have failed attempts.
             error: The reason.
             is_started: Whether the listener knows that the execution has started.
-            is_written: Whether the failure goes to the ledger too.
+            is_written: Whether the failure goes to the ledger too. It does if the execution has asked a model.
         """
         if not is_started:
             self.listener.on_execution_start(execution.index)
-        failure = Failure(
-            error,
-            Meta(
-                index=execution.index,
-                variables=execution.variables,
-                provider=self.context.provider.provider_name,
-                attempt=execution.attempt,
-                earlier_errors=execution.earlier_errors,
-            ),
-        )
-        if is_written:
+        failure = self._build_unrun_failure(execution, error)
+        if is_written or failure.meta.queries.asked:
             self.context.ledger.write_outcome(execution.key, failure)
         self._store(execution, failure)
         self._publish(execution, failure)
+
+    def save_queries(self, execution: Execution) -> None:
+        """Write what a cancelled execution has asked a model to the ledger, because that was paid for."""
+        failure = self._build_unrun_failure(execution, NotRun("the run was cancelled before this execution had ended"))
+        if failure.meta.queries.asked:
+            self.context.ledger.write_outcome(execution.key, failure)
+
+    def _build_unrun_failure(self, execution: Execution, error: RlmBatchError) -> Failure:
+        meta = Meta(
+            index=execution.index,
+            variables=execution.variables,
+            provider=self.context.provider.provider_name,
+            attempt=execution.attempt,
+            earlier_errors=execution.earlier_errors,
+            queries=execution.summarize_queries(),
+        )
+        return Failure(error, meta)
 
     def record_cached(self, execution: Execution, outcome: Outcome, *, is_stored: bool = False) -> None:
         """Record the outcome that an execution has from an earlier run, and that its ledger has."""

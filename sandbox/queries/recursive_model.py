@@ -96,32 +96,24 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
     ]
     try:
         for number in range(1, MAX_TURNS + 1):
+            turn: dict[str, Any] = {"reasoning": "", "code": "", "output": ""}
             try:
                 reply = await session.ask(session.root_model, messages, query)
             except EmptyAnswerError as error:
-                query.trajectory.append({"reasoning": "", "code": "", "output": str(error), "failed": True})
+                query.trajectory.append(turn | {"output": str(error), "failed": True})
                 continue
             blocks = find_code(reply.text)
-            turn: dict[str, Any] = {
-                "reasoning": FENCE.sub("", reply.text).strip(),
-                "code": "\n\n".join(blocks),
-                "output": "",
-                "usage": asdict(reply.usage),
-            }
+            turn |= {"reasoning": FENCE.sub("", reply.text).strip(), "code": "\n\n".join(blocks)}
+            turn["usage"] = asdict(reply.usage)
             query.trajectory.append(turn)
-            if not blocks:
-                turn |= {"output": NO_CODE, "failed": True}
-            for block in blocks:
-                output, result = await python.run(block)
-                turn["output"] = shorten("\n".join(filter(None, (turn["output"], output))))
-                if result is None:
-                    turn["failed"] = True
-                    break
-                if result.meta.submitted:
-                    turn["output"] = shorten(f"{turn['output']}\nFINAL: {result['answer']!r}".lstrip("\n"))
-                    return result["answer"]
-            left = MAX_TURNS - number
-            content = f"{turn['output'] or '(The code printed nothing.)'}\n\nTurns left: {left}."
+            try:
+                result = await python.run_turn(blocks, turn)
+            finally:
+                if session.on_turn is not None:
+                    session.on_turn(query, turn)
+            if result is not None and result.meta.submitted:
+                return result["answer"]
+            content = f"{turn['output'] or '(The code printed nothing.)'}\n\nTurns left: {MAX_TURNS - number}."
             messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": content}]
         reply = await session.ask(session.root_model, [*messages, {"role": "user", "content": LAST_CALL}], query)
         query.trajectory.append({"reasoning": reply.text, "code": "", "output": "", "usage": asdict(reply.usage)})
@@ -136,6 +128,25 @@ class _Python:
     def __init__(self, interpreter: Interpreter, queries: Queries, context: QueryContext) -> None:
         self._interpreter, self._queries, self._context = interpreter, queries, context
         self._name = ""
+
+    async def run_turn(self, blocks: list[str], turn: dict[str, Any]) -> Result | None:
+        """Run the blocks in order, to the first that fails or submits, and record the output in the turn.
+
+        Return the last result, or None if a block failed or there is none. Raises as `run` does.
+        """
+        result = None
+        if not blocks:
+            turn |= {"output": NO_CODE, "failed": True}
+        for block in blocks:
+            output, result = await self.run(block)
+            turn["output"] = shorten("\n".join(filter(None, (turn["output"], output))))
+            if result is None:
+                turn["failed"] = True
+                break
+            if result.meta.submitted:
+                turn["output"] = shorten(f"{turn['output']}\nFINAL: {result['answer']!r}".lstrip("\n"))
+                break
+        return result
 
     async def run(self, code: str) -> tuple[str, Result | None]:
         """Run a block; return what the model sees of it, and the result, or None if the code failed.

@@ -133,6 +133,8 @@ class Query:
         return record
 
 
+# Takes the record of a recursive query and its last turn, when that turn has ended.
+OnTurn = Callable[["Query", dict[str, Any]], None]
 # Runs a query's work and reports it, for example as a task run.
 RunTracked = Callable[[Query, Callable[[], Awaitable[str]]], Awaitable[str]]
 
@@ -156,6 +158,7 @@ class QuerySession:
         track: Runs and reports each query.
         deadline: Time of the event loop's clock, or None for no deadline. The execution sets it when it sends its code.
         cache: Answers that need no request, or None.
+        on_turn: Called with each turn of a recursive query, or None.
         queries: Records of the top-level queries.
     """
 
@@ -166,6 +169,7 @@ class QuerySession:
     track: RunTracked = run_untracked
     deadline: float | None = None
     cache: AnswerCache | None = None
+    on_turn: OnTurn | None = None
     queries: list[Query] = field(default_factory=list[Query])
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Lines of a ledger: what they hold, how they are written and read, and where they are.
 
 Most are outcomes of executions. Those of a search are a trial's point, before it runs, and each report with the
-decision on it; readers of outcomes skip these.
+decision on it. Those of recursive queries are their turns, as they end. Readers of outcomes skip these.
 """
 
 import json
@@ -147,6 +147,12 @@ def encode_trial_report(report: TrialReport) -> bytes:
     value = report.value if math.isfinite(report.value) else str(report.value)
     start = {"index": report.index, "status": "reported", "step": report.step}
     return encode_fields(report.key, {**start, "value": value, "pruned": report.is_pruned})
+
+
+def encode_turn(key: str, index: int, prompt: str, depth: int, number: int, turn: dict[str, Any]) -> bytes:
+    """Return the line of a recursive query's turn, whose number counts from 1. The query's outcome has it again."""
+    start = {"index": index, "status": "turn", "depth": depth, "prompt": prompt, "number": number}
+    return encode_fields(key, {**start, "turn": turn})
 
 
 def encode_fields(key: str, fields: dict[str, Any]) -> bytes:

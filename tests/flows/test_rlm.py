@@ -3,8 +3,10 @@
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import uuid
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,19 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
 
-from rlm_batch import CodeError, ConfigurationError, ExecutionsFailed, LanguageModel, LocalSandbox, batch, rlm
+from rlm_batch import (
+    CodeError,
+    ConfigurationError,
+    DeadlineExceeded,
+    ExecutionsFailed,
+    LanguageModel,
+    LocalSandbox,
+    batch,
+    rlm,
+)
 
 from ..infra.scripted_turns import format_turn, make_script
+from ..infra.waiting import HANG_SECONDS
 from ..standins.openai_chat import Reply
 
 pytestmark = pytest.mark.anyio
@@ -48,7 +60,8 @@ async def test_a_question_over_a_text_is_answered_with_its_trajectory_its_querie
         "FINAL: 'forty-two'",
     ]
     assert found.queries.calls == 3 == chat.stats.requests
-    (line,) = read(found.results_path)
+    *turns, line = read(found.results_path)
+    assert [(turn["status"], turn["number"]) for turn in turns] == [("turn", 1), ("turn", 2)]
     (root,) = line["meta"]["queries"]["tree"]
     assert line["outputs"] == {"answer": "forty-two"}
     assert (root["kind"], root["depth"], root["calls"], len(root["trajectory"])) == ("rlm_query", 1, 2, 2)
@@ -134,6 +147,84 @@ async def test_what_was_paid_for_is_there_when_the_budget_is_used_up(chat):
     assert (found.queries.cost or 0) > 0
     with pytest.raises(ExecutionsFailed, match="raise max_llm_calls"):
         await rlm("how many?", NAME, max_llm_calls=2)
+
+
+async def test_turns_calls_and_cost_are_kept_when_the_deadline_ends_the_run(chat):
+    turns = itertools.count(1)
+    chat.script = lambda _: (
+        format_turn("print('partial')") if next(turns) <= 2 else Reply(format_turn("print(1)"), delay=1000)
+    )
+    found = await rlm("how many?", NAME, on_failure="return", deadline=8)
+    assert isinstance(found.error, DeadlineExceeded)
+    assert found.answer == "partial"
+    assert len(found.trajectory) == found.queries.calls == 2
+    (*lines, last) = read(found.results_path)
+    assert [(line["status"], line["number"]) for line in lines] == [("turn", 1), ("turn", 2)]
+    assert lines[0]["turn"]["output"] == "partial"
+    assert last["meta"]["queries"]["calls"] == 2
+
+
+CANCELLED = """
+import asyncio, sys
+from rlm_batch import rlm
+asyncio.run(rlm("how many?", "openai/gpt-4o-mini", results_path=sys.argv[1]))
+"""
+
+
+def test_turns_calls_and_cost_are_kept_when_the_run_is_interrupted(chat, server, tmp_path):
+    is_asked = threading.Event()
+
+    def script(_):
+        if len(chat.requests) <= 2:
+            return format_turn("print('partial')")
+        is_asked.set()
+        return Reply("never sent", delay=1000)
+
+    chat.script = script
+    with subprocess.Popen([sys.executable, "-c", CANCELLED, str(tmp_path / "results")], env=os.environ) as process:
+        assert is_asked.wait(HANG_SECONDS)
+        process.send_signal(signal.SIGINT)
+        process.wait(HANG_SECONDS)
+    *turns, last = read(tmp_path / "results")
+    assert [line["number"] for line in turns] == [1, 2]
+    assert last["error"]["error"] == "NotRun"
+    assert last["meta"]["queries"]["calls"] == 2
+    assert len(last["meta"]["queries"]["tree"][0]["trajectory"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("submitted", "value", "text"),
+    [("42", 42, "42"), ("['a', None]", ["a", None], '["a", null]'), ("{1: True}", {"1": True}, '{"1": true}')],
+)
+async def test_an_answer_of_any_type_is_given_as_text_and_as_its_value(chat, submitted, value, text):
+    chat.script = make_script(("", f"SUBMIT({submitted})"))
+    found = await rlm("q", NAME)
+    assert (found.answer, found.value) == (text, value)
+
+
+async def test_a_reply_without_code_is_told_to_the_model_which_goes_on(chat):
+    chat.script = make_script(("no block of Python", "SUBMIT(answer='well')"), ("", Reply("I would rather not.")))
+    found = await rlm("q", NAME)
+    assert found.answer == "well"
+    assert found.trajectory[0]["reasoning"] == "I would rather not."
+    assert found.trajectory[0]["failed"]
+
+
+async def test_a_session_goes_on_after_its_process_ended(chat):
+    chat.script = make_script(
+        ("its names are gone", "SUBMIT(answer=context[:4])"),
+        ("Turns left: 19.", "import os; os._exit(1)"),
+        ("", "import builtins; builtins.len = None"),
+    )
+    assert (await rlm("q", NAME, "text " * 10_000)).answer == "text"
+
+
+async def test_the_model_is_told_the_type_and_size_of_its_context_and_that_it_has_no_network(chat):
+    chat.script = make_script(("", "SUBMIT(answer='x')"))
+    await rlm("q", NAME, "word " * 1_000_000)
+    prompt = chat.requests[-1].text
+    assert "`context` is a str of 5,000,000 characters. It begins:\nword word" in prompt
+    assert "It has no network." in prompt
 
 
 @pytest.mark.full

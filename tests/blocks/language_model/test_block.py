@@ -75,6 +75,15 @@ async def test_a_retry_waits_as_long_as_the_server_asks(chat):
     assert second.at - first.at >= 1.2
 
 
+async def test_a_busy_server_is_waited_for_beyond_the_retries(chat, monkeypatch):
+    monkeypatch.setattr(litellm_client, "BACKOFF_SECONDS", (0.001,))
+    chat.rule("question", *[Reply(status=429)] * 6, "well")
+    assert (await ask(model(chat, retries=1))).text == "well"
+    chat.rule("broke", Reply("insufficient_quota", status=429))
+    with pytest.raises(QueryError, match="insufficient_quota"):
+        await ask(model(chat, retries=1), "broke")
+
+
 async def test_a_permanent_fault_is_an_error_after_the_retries(chat):
     chat.rule("on fire", Reply("the server is on fire", status=500))
     chat.rule("late", Reply("late", delay=1000))
