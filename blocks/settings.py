@@ -10,7 +10,8 @@ from pydantic.fields import FieldInfo
 from .git import PASSWORD_ADVICE, has_password
 
 ENVIRONMENT = "environment"  # A value of `packages`: the packages of the running environment.
-MountPath = Annotated[str, Field(title="Mount path", pattern="^/.", description="Where the code finds the volume.")]
+COMMON = "common"  # marks a setting that many runs need, for the command line's help
+MountPath = Annotated[str, Field(title="Mount path", pattern="^/.", description="Path of the volume in the sandbox.")]
 
 
 def describe_problems(error: ValidationError) -> str:
@@ -58,70 +59,71 @@ class SandboxSettings(BaseModel):
         default=None,
         title="Volume",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-        description="A durable directory that every sandbox of this block has, made when it is first asked for.",
+        description="Volume to mount, created on first use. It is a durable directory that every sandbox has.",
     )
     volume_mount_path: MountPath = "/data"
     repo_url: str | None = Field(
         default=None,
         title="Repository",
-        description="A Git repository that is cloned for each sandbox; the code runs in the clone's directory.",
+        description="Git repository to clone for each sandbox. The code runs in the clone's directory.",
     )
     repo_ref: str | None = Field(
         default=None,
         title="Revision",
-        description="A branch, a tag or a commit; by default what the repository's HEAD names. It is resolved once for "
-        "a flow run, so that all of its executions see the same commit.",
+        description="Branch, tag or commit; by default HEAD. It is resolved once for a flow run, so all executions "
+        "see the same commit.",
     )
     repo_token: SecretStr | None = Field(
         default=None,
         title="Repository token",
-        description="For a private repository over HTTPS. The code cannot read it.",
+        description="Token for a private repository over HTTPS. The code cannot read it.",
     )
-    packages: list[str] = Field(
+    packages: Annotated[list[str], COMMON] = Field(
         default_factory=list,
         title="Packages",
-        description="Requirements (numpy, pandas>=2) that are installed before the first execution; or environment, "
-        "for a local sandbox: what the running environment has.",
+        description="Packages to install, such as pandas>=2. They are installed before the first execution. For local "
+        "sandboxes, environment means all packages of the running environment.",
     )
     environment: dict[str, SecretStr] = Field(
         default_factory=dict,
         title="Environment",
-        description="Environment variables that the sandboxed code sees. No other secret reaches it.",
+        description="Environment variables of the code. The code sees no other secrets.",
     )
     max_sandboxes: int | None = Field(
         default=None,
         ge=1,
         title="Most sandboxes",
-        description="How many sandboxes flows may have at one time, over every flow run and machine that shares the "
-        "Prefect server. By default there is no limit but each run's max_workers.",
+        description="Sandboxes that flows may have at the same time; no limit by default. All flow runs and machines "
+        "that share the Prefect server share the limit. Each run is also limited by its max_workers.",
     )
     creations_per_second: float | None = Field(
         default=None,
         gt=0,
         allow_inf_nan=False,
         title="Creations a second",
-        description="How many new sandboxes a second flows may ask for, over the same. By default there is no limit.",
+        description="New sandboxes per second that flows may request; no limit by default. All flow runs and machines "
+        "that share the Prefect server share the limit.",
     )
     limit_name: str | None = Field(
         default=None,
         title="Limit name",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-        description="Blocks that share an account share its limits by giving them one name, and the same numbers. By "
-        "default a block has limits of its own.",
+        description="Name of limits that several blocks of one account share; they need the same numbers. By default a "
+        "block's limits are separate.",
     )
     lifetime: int = Field(
         default=86_400,
         ge=1,
         title="Lifetime",
-        description="Seconds after which the provider itself removes a sandbox, whatever became of its host.",
+        description="Seconds before the provider deletes the sandbox, even if the host is gone.",
     )
 
     start_timeout: int = Field(
         default=120,
         ge=1,
         title="Start timeout",
-        description="Seconds that a sandbox may take until it is ready, with what the provider has queued before it. A "
-        "run whose sandboxes are refused for so long begins nothing more.",
+        description="Seconds that a sandbox may take to start. This includes time in the provider's queue. A run whose "
+        "sandboxes are refused for this long starts no more executions.",
     )
 
     @field_validator("packages", mode="before")

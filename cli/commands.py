@@ -11,9 +11,13 @@ from .deploy import build_deploy_app
 from .output import OutputFormat
 from .parameter_options import OUTPUT_OPTIONS, Json, ShowOutput, build_flow_command, make_run_action
 
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+OutputFile = Annotated[str | None, Parameter(metavar="FILE")]
+
 app = App(
     name="rlm-batch",
-    help="Runs many pieces of Python, each in a sandbox, as Prefect flows.",
+    help="Run many pieces of Python, each in a sandbox, as Prefect flows.",
+    help_format="plaintext",
     suppress_keyboard_interrupt=False,  # `main` reports an interrupt.
 )
 
@@ -22,9 +26,73 @@ for flow_model in MODELS:
     app.command(build_flow_command(flow_model, OUTPUT_OPTIONS, make_run_action), name=flow_model.flow_name)
 
 
-volume = App(name="volume", help="List volumes and what is on them, bring files there and home, and remove them.")
+@app.command
+def report(
+    run: str,
+    /,
+    *,
+    html: OutputFile = None,
+    csv: OutputFile = None,
+    raw_csv: Flag = False,
+    parquet: OutputFile = None,
+    atif: Annotated[str | None, Parameter(metavar="DIR")] = None,
+    show_output: ShowOutput = False,
+    show_queries: Flag = False,
+    json: Json = False,
+) -> int:
+    """Print the table of a run, and write its report as HTML.
+
+    The report has charts and failures in one file that needs no network.
+
+    Args:
+        run: Id or name of a flow run, or the path of its results. A running flow run is reported up to now.
+        html: HTML file; by default report.html next to the results
+        csv: CSV file with a row for each execution. Text that a spreadsheet would run as a formula gets a leading
+            apostrophe.
+        raw_csv: Write text to the CSV file unchanged, for programs other than spreadsheets
+        parquet: Parquet file with the rows of the CSV file; needs pyarrow
+        atif: New or empty directory for trajectories of recursive language models, one file per answer, in the Agent
+            Trajectory Interchange Format
+        show_queries: Print the code's queries to language models after the table, with the turns of recursive ones
+    """
+    from .report import show_report
+
+    output = OutputFormat(show_output, json)
+    return show_report(run, html, csv, parquet, atif, raw_csv=raw_csv, shows_queries=show_queries, output=output)
+
+
+app.command(build_deploy_app())
+
+
+@app.command
+def up(
+    *,
+    port: Annotated[int | None, Parameter(metavar="PORT")] = None,
+    database: Annotated[str | None, Parameter(metavar="URL")] = None,
+    auth: Annotated[str | None, Parameter(metavar="NAME:PASSWORD")] = None,
+) -> int:
+    """Start a Prefect server, a worker and rlm-batch's deployments.
+
+    They run until Ctrl-C.
+
+    Args:
+        port: Port of the server and its UI on this machine; by default 4200
+        database: Postgres database instead of SQLite, for several people or machines:
+            postgresql://USER:PASSWORD@HOST/NAME
+        auth: Name and password for the server. Clients set them in PREFECT_API_AUTH_STRING. This option is visible in
+            the list of processes; the variable PREFECT_SERVER_API_AUTH_STRING has the same effect and is not.
+    """
+    from ..deployments.up import up
+
+    up(port, database, auth)
+    return 0
+
+
+volume = App(name="volume", help="List volumes, and list, copy and remove their files.")
 app.command(volume)
-VolumeProvider = Annotated[str, Parameter(help="local, or a saved block such as local-sandbox/NAME.")]
+VolumeProvider = Annotated[
+    str, Parameter(help="local, or a saved block such as local-sandbox/NAME", metavar="PROVIDER")
+]
 
 
 @volume.command(name="list")
@@ -40,8 +108,8 @@ def ls(name: str, path: str = "", /, *, provider: VolumeProvider = "local", json
     """List the files on a volume, with their sizes in bytes.
 
     Args:
-        name: The volume.
-        path: A file or a directory on it; by default all of it.
+        name: The volume
+        path: A file or directory on the volume; by default all files
     """
     from .volume import list_files
 
@@ -55,16 +123,16 @@ def get(
     target: str = ".",
     /,
     *,
-    force: Annotated[bool, Parameter(negative=())] = False,
+    force: Flag = False,
     provider: VolumeProvider = "local",
 ) -> int:
     """Copy a file, or a directory with its contents, from a volume to this machine.
 
     Args:
-        name: The volume.
-        path: The file or the directory on it.
-        target: A directory to put it in, or a new name for it; by default the current directory.
-        force: Overwrite existing files without a question.
+        name: The volume
+        path: The file or directory on the volume
+        target: Directory for the copy, or its new name; by default the current directory
+        force: Overwrite existing files without asking
     """
     from .volume import get_files
 
@@ -76,9 +144,9 @@ def put(name: str, source: str, path: str | None = None, /, *, provider: VolumeP
     """Copy a file to a volume.
 
     Args:
-        name: The volume, created if it is missing.
-        source: The file on this machine.
-        path: The file's path on the volume; by default its own name.
+        name: The volume, created if it is missing
+        source: The file on this machine
+        path: Path on the volume; by default the file's name
     """
     from .volume import put_file
 
@@ -91,15 +159,15 @@ def rm(
     path: str,
     /,
     *,
-    recursive: Annotated[bool, Parameter(negative=())] = False,
+    recursive: Flag = False,
     provider: VolumeProvider = "local",
 ) -> int:
     """Remove a file from a volume.
 
     Args:
-        name: The volume.
-        path: The file on it.
-        recursive: Remove a directory with its contents.
+        name: The volume
+        path: The file on the volume
+        recursive: Remove a directory with its contents
     """
     from .volume import remove_files
 
@@ -107,53 +175,21 @@ def rm(
 
 
 @app.command
-def report(
-    run: str,
-    /,
-    *,
-    html: str | None = None,
-    csv: str | None = None,
-    raw_csv: Annotated[bool, Parameter(negative=())] = False,
-    parquet: str | None = None,
-    atif: str | None = None,
-    show_output: ShowOutput = False,
-    show_queries: Annotated[bool, Parameter(negative=())] = False,
-    json: Json = False,
-) -> int:
-    """Print the table of a run, and write it with charts and failures to one HTML file that needs no network.
-
-    Args:
-        run: A flow run's id or name, or the path of its results. A running flow run is reported up to now.
-        html: The HTML file; by default report.html next to the results.
-        csv: A CSV file with a row for each execution. Text that a spreadsheet would run as a formula gets a leading
-            apostrophe.
-        raw_csv: Write text to the CSV file unchanged, for programs other than spreadsheets.
-        parquet: A Parquet file with the rows of the CSV file; needs pyarrow.
-        atif: A new or empty directory for the trajectories of recursive language models: one file per answer, in the
-            Agent Trajectory Interchange Format.
-        show_queries: Print what the code asked of a language model, and the turns of recursive ones, after the table.
-    """
-    from .report import show_report
-
-    output = OutputFormat(show_output, json)
-    return show_report(run, html, csv, parquet, atif, raw_csv=raw_csv, shows_queries=show_queries, output=output)
-
-
-@app.command
 def reap(
     *,
-    provider: str = "local",
-    older_than: float | None = None,
-    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    provider: Annotated[str, Parameter(metavar="PROVIDER")] = "local",
+    older_than: Annotated[float | None, Parameter(metavar="SECONDS")] = None,
+    dry_run: Flag = False,
     json: Json = False,
 ) -> int:
-    """Remove unused sandboxes: their flow run has ended, their host process has died, or they have expired.
+    """Remove the sandboxes of runs that have ended or died.
+
+    Expired sandboxes are removed, too.
 
     Args:
-        provider: local, container, daytona, modal, or a saved block such as daytona-sandbox/NAME.
-        older_than: Also remove sandboxes of a flow run that has not ended, but has been silent for so many seconds; at
-            least 360.
-        dry_run: Print what would be removed, and remove nothing.
+        provider: local, container, daytona, modal, or a saved block such as daytona-sandbox/NAME
+        older_than: Seconds of silence after which sandboxes of an unfinished flow run are removed, too; at least 360
+        dry_run: Show what would be removed, and remove nothing
     """
     from .run_flow import run_reap
 
@@ -161,31 +197,24 @@ def reap(
 
 
 @app.command
-def up(*, port: int | None = None, database: str | None = None, auth: str | None = None) -> int:
-    """Start a Prefect server with rlm-batch's deployments and a worker that runs them, until Ctrl-C.
-
-    Args:
-        port: The port of the server and its UI, on this machine only; by default 4200.
-        database: A Postgres database instead of SQLite, as postgresql://USER:PASSWORD@HOST/NAME, for several people or
-            machines.
-        auth: The server's NAME:PASSWORD, which clients set in PREFECT_API_AUTH_STRING. This option is visible in the
-            list of processes; the variable PREFECT_SERVER_API_AUTH_STRING has the same effect and is not.
-    """
-    from ..deployments.up import up
-
-    up(port, database, auth)
-    return 0
-
-
-app.command(build_deploy_app())
-
-
-@app.command
 def doctor(*, json: Json = False) -> int:
-    """Show which providers and isolation levels this machine can use, and how to enable the others."""
+    """Show which providers and isolation levels work here.
+
+    For the others it shows how to enable them.
+    """
     from .doctor import run_doctor
 
     return run_doctor(is_json=json)
+
+
+def _list_in_order(commands: App) -> None:
+    """List the commands below this one in the order of their definition instead of the alphabet's."""
+    for number, name in enumerate(name for name in commands if not name.startswith("-")):
+        commands[name].sort_key = number
+        _list_in_order(commands[name])
+
+
+_list_in_order(app)
 
 
 def _restore_help(commands: App) -> None:

@@ -13,36 +13,40 @@ from ..blocks.registry import make_unsaved_provider
 from ..flows.parameters import FlowParameters
 from ..flows.registry import MODELS
 from ..sandbox.errors import ConfigurationError
-from .parameter_options import FlowAction, build_flow_command
+from .parameter_options import DEPLOYMENT, FlowAction, Option, build_flow_command
 from .progress import print_reading
 
-Name = Annotated[str, Parameter(help="The name of the deployment, in Prefect FLOW/NAME.", group="Deployment")]
-Cron = Annotated[str | None, Parameter(help='When it runs, as in "0 2 * * *".', group="Deployment")]
-Timezone = Annotated[
-    str | None, Parameter(help="The time zone of --cron, such as Europe/Berlin; by default UTC.", group="Deployment")
+Name = Annotated[str, Parameter(help="Name of the deployment, in Prefect FLOW/NAME", metavar="NAME", group=DEPLOYMENT)]
+Cron = Annotated[
+    str | None, Parameter(help='Schedule of its runs, as in "0 2 * * *"', metavar="SCHEDULE", group=DEPLOYMENT)
 ]
-WorkPool = Annotated[str, Parameter(help="The work pool of its runs.", group="Deployment")]
+Timezone = Annotated[
+    str | None,
+    Parameter(help="Time zone of --cron, such as Europe/Berlin; by default UTC", metavar="ZONE", group=DEPLOYMENT),
+]
+WorkPool = Annotated[str, Parameter(help="Work pool of its runs", metavar="POOL", group=DEPLOYMENT)]
 
 
 def build_deploy_app() -> App:
     """Return the command, with a subcommand for each flow."""
-    app = App(name="deploy", help="Make deployments on the Prefect server in PREFECT_API_URL.")
+    app = App(name="deploy", help="Create deployments on the Prefect server in PREFECT_API_URL.")
     app.default(deploy_package)
     app.command(deploy_reap, name="reap")
-    options = [*inspect.signature(make_deploy_action).parameters.values()]
+    options = [Option(item, DEPLOYMENT) for item in inspect.signature(make_deploy_action).parameters.values()]
     for model in MODELS:
-        purpose = f"Make a deployment: {model.summary[0].lower()}{model.summary[1:]}"
+        purpose = f"Create a deployment of the flow {model.flow_name}."
         app.command(build_flow_command(model, options, make_deploy_action), name=model.flow_name, help=purpose)
     return app
 
 
 def deploy_package(
-    *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)], work_pool: str = "rlm-batch"
+    *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    work_pool: Annotated[str, Parameter(metavar="POOL")] = "rlm-batch",
 ) -> int:
     """Create the block types, the work pool and rlm-batch's deployments, or with a FLOW a deployment of your code.
 
     Args:
-        work_pool: The work pool of the deployments' runs, created as a process pool if it is missing.
+        work_pool: Work pool of the deployments' runs. A missing one is created as a process pool.
     """
     if words:
         names = ", ".join(model.flow_name for model in MODELS)
@@ -63,12 +67,12 @@ def deploy_reap(
     cron: Cron = None,
     timezone: Timezone = None,
     work_pool: WorkPool = "rlm-batch",
-    provider: str = "local",
+    provider: Annotated[str, Parameter(metavar="PROVIDER")] = "local",
 ) -> int:
-    """Create a deployment that removes orphaned sandboxes.
+    """Create a deployment that removes unused sandboxes.
 
     Args:
-        provider: local, container, daytona, modal, or a saved block such as daytona-sandbox/NAME.
+        provider: local, container, daytona, modal, or a saved block such as daytona-sandbox/NAME
     """
     _check_name(name)
     return _deploy_flow("reap", [], {"provider": provider}, name, cron, timezone, work_pool)

@@ -5,12 +5,24 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from cyclopts import Parameter, Token
+from cyclopts import Group, Parameter, Token
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from ..blocks.registry import PROVIDERS
+from ..blocks.settings import COMMON
 from ..flows.inputs.cells import ColumnType
-from ..flows.parameters import FlowParameters, build_signature, find_field, find_form
+from ..flows.parameters import (
+    GROUP_OF,
+    GROUPS,
+    LIMITS,
+    RESULTS,
+    SANDBOX,
+    FlowParameters,
+    build_signature,
+    find_field,
+    find_form,
+)
 from ..sandbox.errors import ConfigurationError
 from .argument_parsing import build_provider, parse_grid, parse_space, read_code, resolve_path
 from .output import OutputFormat
@@ -20,14 +32,21 @@ OPTION_NAMES = {"cache_results": "resume"}  # options that are not called as the
 # provider has a separate option.
 LEFT_OUT = ("on_failure", "provider_options")
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+# Groups of the help beside those of the shared parameters. The first ten common options are not shown in their groups.
+DEPLOYMENT, COMMON_OPTIONS = "Deployment", "Common options"
+MAX_COMMON_OPTIONS = 10
+# The first words of descriptions that are units, and the names of such values in the help.
+UNITS = {"Seconds": "SECONDS", "MiB": "MIB", "GiB": "GIB"}
 
 Isolation = Annotated[
     Literal["bubblewrap", "landlock", "none"] | None,
-    Parameter(help="For the local provider: insist on one level. none runs code with no isolation."),
+    Parameter(help="Isolation to require; none runs code without isolation", metavar="LEVEL"),
 ]
-ShowOutput = Annotated[bool, Parameter(help="Print all that the code has printed, after the table.", negative=())]
+ShowOutput = Annotated[
+    bool, Parameter(help="Print the code's whole output after the table", negative=(), show_default=False)
+]
 Json = Annotated[
-    bool, Parameter(help="Print a line of JSON for each row in the place of the table, with whole values.", negative=())
+    bool, Parameter(help="Print each row as a line of JSON instead of the table", negative=(), show_default=False)
 ]
 Objectives = list[str] | None
 
@@ -54,13 +73,28 @@ class WordReader:
 
     Args:
         kind: The type that the command line parses.
-        read: Makes the parameter's value of it; None where it is the value.
-        suffix: Added to the option's help text.
+        read: Returns the parameter's value.
+        metavar: The name of the words in the help.
     """
 
     kind: Any
     read: Callable[[Any], Any]
-    suffix: str = ""
+    metavar: str
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a flow's command.
+
+    Args:
+        parameter: The option's name, type, default and help text.
+        group: The option's group in the help.
+        is_common: Whether the help shows the option in the first group, if there is room.
+    """
+
+    parameter: inspect.Parameter
+    group: str
+    is_common: bool = False
 
 
 def read_code_files(files: list[str]) -> list[str] | str:
@@ -70,40 +104,53 @@ def read_code_files(files: list[str]) -> list[str] | str:
 
 
 OBJECTIVES = {
-    "minimize": "The submitted field that is least in the best trial; with several objectives once for each.",
-    "maximize": "The submitted field that is greatest in the best trial, likewise.",
+    "minimize": "Submitted field that is least in the best trial",
+    "maximize": "Submitted field that is greatest in the best trial",
 }
 
 
-def make_provider_options(taken: Collection[str]) -> list[inspect.Parameter]:
-    """Return an option for each setting that a run may have, of any provider, unless its name is `taken`."""
-    fields: dict[str, FieldInfo] = {}
-    providers: dict[str, list[str]] = {}
+def make_provider_options(taken: Collection[str]) -> list[Option]:
+    """Return an option for each setting that a run may have, of any provider, unless its name is `taken`.
+
+    A setting of one provider is in that provider's group. Of the others, numbers are limits.
+    """
+    fields: dict[str, dict[str, FieldInfo]] = {}  # by setting and provider
     for entry in PROVIDERS.values():
         for name, field in entry.load_settings().list_run_settings().items():
             if name not in taken:
-                fields.setdefault(name, field)
-                providers.setdefault(name, []).append(entry.name)
-    options: list[inspect.Parameter] = []
-    for name, field in fields.items():
-        note = "" if len(providers[name]) == len(PROVIDERS) else f" ({', '.join(providers[name])})"
-        is_list = "list" in str(field.annotation)
+                fields.setdefault(name, {})[entry.name] = field
+    options: list[Option] = []
+    for name, by_provider in fields.items():
+        field = next(iter(by_provider.values()))
+        is_list, is_number = "list" in str(field.annotation), _is_number(field.annotation)
         # The provider's own settings convert the words: one provider has an integer where another has text.
         kind: Any = bool if field.annotation is bool else list[str] if is_list else str
-        details = Parameter(help=f"{field.description}{note}", negative=() if is_list else None, group="Provider")
-        options.append(_make_option(name, kind | None, details))
+        is_shared = len(by_provider) > 1
+        group = (LIMITS if is_number else SANDBOX) if is_shared else next(iter(by_provider)).title()
+        notes = [*by_provider] if is_shared and len(by_provider) < len(PROVIDERS) else []
+        defaults = [field.default for field in by_provider.values()]
+        is_shown = all(default == defaults[0] for default in defaults) and defaults[0] not in _NO_DEFAULTS
+        details = Parameter(
+            help=_write_help(field.description or "", is_list, notes),
+            negative=() if is_list else None,
+            metavar=_name_value(name, field.annotation, field.description),
+            show_default=str(defaults[0]) if is_shown else False,
+        )
+        options.append(Option(_make_option(name, kind | None, details), group, COMMON in field.metadata))
     return options
 
 
+_NO_DEFAULTS = (None, False, "", PydanticUndefined)  # defaults that the help does not show
+
 OUTPUT_OPTIONS = [
-    inspect.Parameter("show_output", KEYWORD_ONLY, default=False, annotation=ShowOutput),
-    inspect.Parameter("json", KEYWORD_ONLY, default=False, annotation=Json),
+    Option(inspect.Parameter("show_output", KEYWORD_ONLY, default=False, annotation=ShowOutput), RESULTS, True),
+    Option(inspect.Parameter("json", KEYWORD_ONLY, default=False, annotation=Json), RESULTS, True),
 ]
 
 
 def build_flow_command(
     model: type[FlowParameters[Any]],
-    action_options: list[inspect.Parameter],
+    action_options: list[Option],
     make_action: Callable[..., FlowAction],
 ) -> Callable[..., int]:
     """Return the command of a flow.
@@ -116,32 +163,38 @@ def build_flow_command(
     parameters = build_signature(model).parameters
     readers: dict[str, tuple[str, WordReader | None]] = {}  # parameters and readers by the names of options
     file_option = ""
-    signature: list[inspect.Parameter] = []
+    arguments: list[inspect.Parameter] = []
+    options: list[Option] = []
+    own_group = model.flow_name.title()
     for name, parameter in parameters.items():
         form = find_form(parameter.annotation)
         if name in LEFT_OUT or form.form == "hidden":
             continue
+        group = GROUP_OF[name] if parameter.kind is KEYWORD_ONLY else own_group
         if form.form == "objectives":
             for word, text in OBJECTIVES.items():
-                signature.append(_make_option(word, Objectives, Parameter(help=text, negative=())))
+                details = Parameter(help=_write_help(text, is_list=True), negative=(), metavar="FIELD")
+                options.append(Option(_make_option(word, Objectives, details), group, form.is_common))
             continue
         option = _make_parameter_option(parameter)
         if form.form.startswith("code") and form.is_argument:
             file_option = option.name
         readers[option.name] = name, None if form.form == "value" else READERS[form.form]
-        signature.append(option)
-    signature.append(inspect.Parameter("isolation", KEYWORD_ONLY, default=None, annotation=Isolation))
-    signature += action_options
-    provider_options = make_provider_options({parameter.name for parameter in signature})
-    signature += provider_options
-    signature.sort(key=lambda option: option.kind)
+        if form.is_argument:
+            arguments.append(option)
+        else:
+            options.append(Option(option, group, form.is_common))
+    isolation = inspect.Parameter("isolation", KEYWORD_ONLY, default=None, annotation=Isolation)
+    options += [Option(isolation, PROVIDERS["local"].name.title()), *action_options]
+    settings_options = make_provider_options({option.parameter.name for option in options})
+    action_names = [option.parameter.name for option in action_options]
+    setting_names = [option.parameter.name for option in settings_options]
+    signature = [*arguments, *_arrange_options([*options, *settings_options], own_group)]
 
     def run(*arguments: Any, **options: Any) -> int:
         bound = inspect.Signature(signature).bind_partial(*arguments, **options).arguments
-        action = make_action(**{option.name: bound[option.name] for option in action_options if option.name in bound})
-        settings = {
-            option.name: bound[option.name] for option in provider_options if bound.get(option.name) is not None
-        }
+        action = make_action(**{name: bound[name] for name in action_names if name in bound})
+        settings = {name: bound[name] for name in setting_names if bound.get(name) is not None}
         values: dict[str, Any] = {}
         for option, (name, reader) in readers.items():
             if option in bound:
@@ -169,19 +222,55 @@ def _make_parameter_option(parameter: inspect.Parameter) -> inspect.Parameter:
     assert field is not None
     reader = None if form.form == "value" else READERS[form.form]
     kind = get_args(parameter.annotation)[0] if reader is None else reader.kind
-    text = f"{form.help or field.description}{reader.suffix if reader else ''}."
+    is_list = "list" in str(kind)
+    text = form.help or field.description or ""
     if form.is_argument:
         name = {"code file": "file", "code files": "files"}.get(form.form, parameter.name)
-        annotation = Annotated[list[str] if kind == list[str] else str, Parameter(help=text, negative=())]
+        annotation = Annotated[list[str] if kind == list[str] else str, Parameter(help=_write_help(text), negative=())]
         return inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY, annotation=annotation)
-    is_list = "list" in str(kind)
     details = Parameter(
-        help=text,
+        help=_write_help(text, is_list),
+        metavar=form.metavar or (reader.metavar if reader else _name_value(parameter.name, kind, field.description)),
+        show_default=False if parameter.default is False or parameter.default == "" else None,
+        show_choices=not form.metavar,
         # An option that is off by default needs no negative form.
         negative=() if is_list or parameter.default is False else None,
         converter=_read_words if is_list and form.form not in ("grid", "space") else None,
     )
     return _make_option(OPTION_NAMES.get(parameter.name, parameter.name), kind, details, parameter.default)
+
+
+def _arrange_options(options: list[Option], own_group: str) -> list[inspect.Parameter]:
+    """Return the options' parameters in the order of the help, each with its group."""
+    providers = [name.title() for name in PROVIDERS]
+    order = {name: number for number, name in enumerate([DEPLOYMENT, COMMON_OPTIONS, own_group, *GROUPS, *providers])}
+    in_order = sorted(options, key=lambda option: order[option.group])
+    common = [option for option in in_order if option.is_common][:MAX_COMMON_OPTIONS]
+    parameters: list[inspect.Parameter] = []
+    for option in [*common, *(option for option in in_order if option not in common)]:
+        name = COMMON_OPTIONS if option in common else option.group
+        annotation = Annotated[option.parameter.annotation, Parameter(group=Group(name, sort_key=order[name]))]
+        parameters.append(option.parameter.replace(annotation=annotation))
+    return parameters
+
+
+def _write_help(description: str, is_list: bool = False, notes: Sequence[str] = ()) -> str:
+    """Return an option's help text: the description's first sentence, and notes in brackets."""
+    sentence = description.partition(". ")[0].removesuffix(".")
+    notes = [*notes, "repeatable"] if is_list else notes
+    return f"{sentence} ({', '.join(notes)})" if notes else sentence
+
+
+def _is_number(kind: Any) -> bool:
+    return not {int, float}.isdisjoint((kind, *get_args(kind)))
+
+
+def _name_value(name: str, kind: Any, description: str | None) -> str:
+    """Return the name of an option's value in the help: a number's unit, or the last word of the option's name."""
+    if _is_number(kind):
+        return UNITS.get((description or "").partition(" ")[0], "N")
+    word = name.rpartition("_")[2].upper()
+    return word.removesuffix("S") if "list" in str(kind) else word
 
 
 def _make_option(name: str, kind: Any, details: Parameter, default: Any = None) -> inspect.Parameter:
@@ -247,12 +336,12 @@ def _read_words(_kind: Any, tokens: Sequence[Token]) -> list[str] | None:
 
 # By the name in a parameter's `CommandLineForm`.
 READERS = {
-    "code file": WordReader(str | None, read_code),
-    "code files": WordReader(list[str], read_code_files),
-    "path": WordReader(str | None, resolve_path),
-    "mounts": WordReader(list[str] | None, _read_mounts, ": TARGET=PATH, once for each"),
-    "tools": WordReader(list[str] | None, _read_tools, ": NAME=MODULE:FUNCTION, once for each"),
-    "types": WordReader(list[str] | None, _read_types, ": COLUMN=TYPE once for each, or json"),
-    "grid": WordReader(list[str] | None, parse_grid),
-    "space": WordReader(list[str] | None, parse_space),
+    "code file": WordReader(str | None, read_code, "FILE"),
+    "code files": WordReader(list[str], read_code_files, "FILE"),
+    "path": WordReader(str | None, resolve_path, "FILE"),
+    "mounts": WordReader(list[str] | None, _read_mounts, "TARGET=PATH"),
+    "tools": WordReader(list[str] | None, _read_tools, "NAME=MODULE:FUNCTION"),
+    "types": WordReader(list[str] | None, _read_types, "COLUMN=TYPE"),
+    "grid": WordReader(list[str] | None, parse_grid, "NAME=VALUES"),
+    "space": WordReader(list[str] | None, parse_space, "NAME=BOUNDS"),
 }

@@ -33,22 +33,22 @@ class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
 
     code: Annotated[
         Items[Code] | Code,
-        Field(description="Pieces of Python code; or one piece, with inputs"),
+        Field(description="Pieces of Python code, or one piece with inputs."),
         CommandLineForm(
             "code files",
-            "Files of Python code, one execution each; /dev/stdin is standard input",
+            "Python files, one execution each, or one file with --inputs; /dev/stdin is standard input.",
             is_argument=True,
         ),
     ]
     inputs: Annotated[
         Items[Variables] | PathText | None,
-        Field(description="Variables for each execution of one piece of code, or a path to JSON lines, CSV or Parquet"),
-        CommandLineForm("path", "A file of variables for one FILE: JSON lines, CSV or Parquet, an execution a line"),
+        Field(description="Variables of each execution of one piece of code, or a path to JSON lines, CSV or Parquet."),
+        CommandLineForm("path", "Variables of each execution: JSON lines, CSV or Parquet.", is_common=True),
     ] = None
     types: Types = None
 
     flow_name = "batch"
-    summary = "Run Python files, each in a sandbox of its own; or one file once for each of many inputs."
+    summary = "Run Python files, or one file over many inputs, in sandboxes."
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the inputs and check them with the code. Raises ConfigurationError."""

@@ -136,43 +136,42 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
 
     code: Annotated[
         Code,
-        Field(description="Python code that reads chunk_id and data, and submits its fields"),
+        Field(description="Python code that reads chunk_id and data, and submits its fields."),
         CommandLineForm(
             "code file",
-            "A file of Python code that reads chunk_id and data, and submits its fields; /dev/stdin is standard input",
+            "Python file that reads chunk_id and data, and submits its fields; /dev/stdin is standard input.",
             is_argument=True,
         ),
     ]
     chunks: Annotated[
         DataById | PathText | None,
-        Field(description="The data of each chunk by its id, or a path to JSON lines, CSV or Parquet with id and data"),
-        CommandLineForm(
-            "path", "A file of chunks: JSON lines, CSV or Parquet, with the id and the data of a chunk in each line"
-        ),
+        Field(description="Data of each chunk by its id, or a path to JSON lines, CSV or Parquet with id and data."),
+        CommandLineForm("path", "Chunks, with id and data in each line: JSON lines, CSV or Parquet.", is_common=True),
     ] = None
     data: Annotated[
         Items[DataItem] | PathText | None,
-        Field(description="Data to be cut into chunks, or a path to JSON lines, CSV or Parquet: a line is an item"),
+        Field(
+            description="Items to divide into chunks, or a path to JSON lines, CSV or Parquet with one in each line."
+        ),
         CommandLineForm(
-            "path", "A file of data to be cut into chunks instead: JSON lines, CSV or Parquet, an item a line"
+            "path", "Items to divide into chunks, one in each line: JSON lines, CSV or Parquet.", is_common=True
         ),
     ] = None
-    chunk_size: Annotated[int | None, Field(ge=1, description="Items of the data in one chunk")] = None
+    chunk_size: Annotated[
+        int | None, Field(ge=1, description="Items of the data in each chunk."), CommandLineForm(is_common=True)
+    ] = None
     volume_name: VolumeName = None
     reduce: Annotated[
         Code | None,
-        Field(description="Code that runs once when all chunks are done, with their fields as results"),
+        Field(description="Code that runs once after all chunks, with their fields in results."),
         CommandLineForm(
-            "code file",
-            "A file of Python code that runs once when all chunks are done; what they submitted is in results",
+            "code file", "Python file that runs once after all chunks, with their fields in results.", is_common=True
         ),
     ] = None
     types: Types = None
 
     flow_name = "chunks"
-    summary = (
-        "Run one Python file over the chunks of some data, on a volume, and another one to bring the chunks together."
-    )
+    summary = "Run one Python file on chunks of data, and reduce the results."
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the chunks. Raises ConfigurationError."""

@@ -55,11 +55,15 @@ class CommandLineForm:
         form: The reader of the words, a name in `cli/parameter_options.py`.
         help: The option's help text; by default the parameter's description.
         is_argument: Whether the command takes the value without the option's name.
+        metavar: The name of the value in the help; by default it follows from the type.
+        is_common: Whether many runs need the option, so the help shows it in its first group.
     """
 
     form: str = "value"
     help: str = ""
     is_argument: bool = False
+    metavar: str = ""
+    is_common: bool = False
 
 
 class FlowParameters(Generic[R]):
@@ -115,13 +119,19 @@ class FlowParameters(Generic[R]):
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
 
+CacheResults = Annotated[
+    bool,
+    Field(description="Reuse results of identical executions of earlier runs."),
+    CommandLineForm(is_common=True),
+]
 Provider = Annotated[
     ProviderText,
     Field(
         min_length=1,
-        description="local, container, daytona, modal, local:none (no isolation), or a saved block such as "
-        "daytona-sandbox/NAME",
+        description="Where to run: local, container, daytona, modal, or a saved block (daytona-sandbox/NAME). "
+        "local:none runs code without isolation.",
     ),
+    CommandLineForm(is_common=True),
 ]
 
 
@@ -133,55 +143,63 @@ class CommonParameters:
     provider_options: Annotated[
         dict[str, Any] | None,
         Field(
-            description="Settings of the provider for this run, by the names of its block's fields, such as packages "
-            "or memory_mib"
+            description="Settings of the provider for this run, such as packages or memory_mib. The names are those of "
+            "the block's fields."
         ),
     ] = None
     python_path: Annotated[
         list[str] | None,
-        Field(description="Directories of one's own modules, which code imports from first"),
+        Field(description="Directories of your own modules. Imports search them first."),
+        CommandLineForm(metavar="DIR"),
     ] = None
     mounts: Annotated[
         dict[str, PathText] | None,
         Field(
-            description="Files and directories of the host that code reads, by the absolute paths at which it has them"
+            description="Files and directories of the host that code can read. The names are absolute paths in the "
+            "sandbox, and the values are paths on the host."
         ),
-        CommandLineForm("mounts"),
+        CommandLineForm("mounts", "Host PATH to read at TARGET."),
     ] = None
-    timeout: Annotated[float, Field(gt=0, description="Seconds for each execution")] = 120
-    deadline: Annotated[float | None, Field(gt=0, description="Seconds for the whole flow run")] = None
-    retries: Annotated[int, Field(ge=0, description="How often an execution whose sandbox failed is tried again")] = 2
+    timeout: Annotated[
+        float, Field(gt=0, description="Seconds for each execution."), CommandLineForm(is_common=True)
+    ] = 120
+    deadline: Annotated[
+        float | None, Field(gt=0, description="Seconds for the whole flow run; no limit by default.")
+    ] = None
+    retries: Annotated[int, Field(ge=0, description="Retries after a sandbox failed.")] = 2
     results_path: Annotated[
         PathText | None,
-        Field(description="The ledger's directory or location; by default one below the results root"),
-        CommandLineForm("path"),
+        Field(description="Directory or location for results; by default a new one. New ones are in the results root."),
+        CommandLineForm("path", metavar="PATH", is_common=True),
     ] = None
     log_output: Annotated[
         bool,
         Field(
-            description="What the code writes is in its task run's log as it comes, 200 lines of each execution",
+            description="Log the code's output. Prefect's log gets 200 lines of each execution and 10,000 of a flow "
+            "run."
         ),
     ] = True
-    batch_concurrency: Annotated[
-        int, Field(ge=1, description="Requests to the model at one time, for each execution")
-    ] = 4
+    batch_concurrency: Annotated[int, Field(ge=1, description="Parallel model requests per execution.")] = 4
     max_depth: Annotated[
-        int, Field(ge=0, description="How deep recursive queries may go; plain code is at depth 0")
+        int, Field(ge=0, description="Greatest depth of recursive queries. Plain code is at depth 0.")
     ] = 2
-    max_llm_calls: Annotated[int | None, Field(ge=0, description="Calls of the model, for each execution")] = 50
+    max_llm_calls: Annotated[int | None, Field(ge=0, description="Model calls per execution.")] = 50
     max_llm_tokens: Annotated[
-        int | None, Field(ge=0, description="Tokens of prompts and answers, for each execution")
+        int | None,
+        Field(ge=0, description="Model tokens per execution; no limit by default. Prompts and answers count."),
     ] = None
-    max_cost: Annotated[float | None, Field(ge=0, description="US dollars for the model, for the whole flow run")] = (
-        None
-    )
+    max_cost: Annotated[
+        float | None,
+        Field(ge=0, description="US dollars for the model; no limit by default. The limit is for the whole flow run."),
+        CommandLineForm(metavar="DOLLARS", is_common=True),
+    ] = None
     cache_queries: Annotated[
         bool,
-        Field(description="Ask the model each question once, and take answers that ledgers have from earlier runs"),
+        Field(description="Reuse answers to identical questions. They may come from the ledgers of earlier runs."),
     ] = False
     on_failure: Annotated[
         Literal["raise", "return"],
-        Field(description="Fail the flow run when executions failed, or return the failures"),
+        Field(description="Fail the flow run if executions failed, or return the failures."),
     ] = "raise"
 
     fixed_options: ClassVar[dict[str, Any]] = {}
@@ -200,45 +218,51 @@ class CodeParameters(CommonParameters):
     prepare: Annotated[
         PreparationCode | None,
         Field(
-            description="Code that runs once in each sandbox; each execution is a fork of its process, with its names"
+            description="Code to run once in each sandbox. Each execution is a fork of its process and sees its names."
         ),
-        CommandLineForm("code file"),
+        CommandLineForm("code file", "Python file to run once in each sandbox."),
     ] = None
-    prepare_timeout: Annotated[float, Field(gt=0, description="Seconds for prepare")] = PREPARE_TIMEOUT_SECONDS
+    prepare_timeout: Annotated[float, Field(gt=0, description="Seconds for prepare.")] = PREPARE_TIMEOUT_SECONDS
     prepare_seed: Annotated[
         int | None,
         Field(
-            description="What the random generators of prepared executions start from, with the number of each; by "
-            "default the operating system seeds them"
+            description="Seed of random generators after prepare. It is combined with the number of each execution. "
+            "By default the operating system seeds them."
         ),
     ] = None
     tools: Annotated[
         ToolsByName | None,
         Field(
-            description="Functions of the host that code may call, by the names that they have there: import paths "
-            "such as package.module:function"
+            description="Functions of the host that code can call. The names are those in the code, and the values are "
+            "import paths such as package.module:function."
         ),
-        CommandLineForm("tools"),
+        CommandLineForm("tools", "Host function that code can call."),
     ] = None
-    retry_code_errors: Annotated[bool, Field(description="Try again also when the code itself failed or timed out")] = (
+    retry_code_errors: Annotated[bool, Field(description="Also retry executions whose code failed or timed out.")] = (
         False
     )
     idempotent: Annotated[
-        bool, Field(description="Try again also when a sandbox was lost while the code may have run")
+        bool,
+        Field(
+            description="Also retry executions that may already have run. Their sandbox was lost, and the code may "
+            "have run in it."
+        ),
     ] = False
     collect: Annotated[
         list[str] | None,
         Field(
-            description="Files of the working folder that come home once an execution has ended, by patterns such as "
-            "*.png or out/**"
+            description="Files to collect, such as *.png or out/**. They are copied from the working folder after each "
+            "execution."
         ),
+        CommandLineForm(metavar="PATTERN", is_common=True),
     ] = None
     language_model: Annotated[
         str | None,
         Field(
-            description="What the code may ask: a model in LiteLLM's naming, or a saved block such as "
-            "language-model/NAME"
+            description="Model that code can ask, such as openai/gpt-4o-mini. It is a name in LiteLLM, or a saved "
+            "block (language-model/NAME)."
         ),
+        CommandLineForm(is_common=True),
     ] = None
 
 
@@ -246,28 +270,35 @@ class CodeParameters(CommonParameters):
 class Options(CodeParameters):
     """All shared parameters: what batch, sweep and chunks have, what the engine takes, and a shard's flow as JSON."""
 
-    max_workers: Annotated[int, Field(ge=1, description="Executions at one time, each in a sandbox of its own")] = 4
+    max_workers: Annotated[
+        int,
+        Field(ge=1, description="Executions at the same time. Each is in a separate sandbox."),
+        CommandLineForm(is_common=True),
+    ] = 4
     reuse_sandboxes: Annotated[
-        bool, Field(description="Keep a worker's sandbox; each execution still has its own process")
+        bool, Field(description="Run several executions in each sandbox. Each has a separate process.")
     ] = False
     executions_per_task: Annotated[
-        int | None, Field(ge=1, description="Executions in one task run; by itself about 1,000 runs")
+        int | None,
+        Field(
+            ge=1,
+            description="Executions in each Prefect task run. By default there are enough for about 1,000 task runs.",
+        ),
     ] = None
     shards: Annotated[
         Annotated[int, Field(ge=1)] | Literal["auto"] | None,
-        Field(description="Flow runs on the workers that the executions are shared out to, or auto; by default none"),
+        Field(description="Flow runs on workers that share the work, or auto. By default there are none."),
+        CommandLineForm(metavar="N|auto"),
     ] = None
     max_failures: Annotated[
         float | None,
         Field(
             gt=0,
             allow_inf_nan=False,
-            description="Failed executions, or below 1 a share of all, after which no more are begun",
+            description="Failures at which to stop; below 1, a share of all. Executions that have started continue.",
         ),
     ] = None
-    cache_results: Annotated[bool, Field(description="Take results of identical executions of earlier flow runs")] = (
-        False
-    )
+    cache_results: CacheResults = False
 
     def build_preparation(self) -> Preparation | None:
         """Return the code that runs first in each sandbox, None without any. Raises ConfigurationError."""
@@ -281,25 +312,32 @@ class Options(CodeParameters):
 Types = Annotated[
     dict[str, Literal["int", "float", "bool", "json", "str"]] | Literal["json"] | None,
     Field(
-        description="Types of a CSV file's columns (int, float, bool, json or str) where they are not to be found from "
-        "the cells; or json, and each cell is read by itself"
+        description="Types of CSV columns: int, float, bool, json or str. json alone reads each cell by itself. By "
+        "default the cells decide."
     ),
-    CommandLineForm("types"),
+    CommandLineForm(
+        "types", "Type of a CSV column: int, float, bool, json or str; json alone reads each cell by itself."
+    ),
 ]
-VolumeName = Annotated[
-    str | None, Field(description="The volume that every sandbox has; by default the provider's own, if any")
-]
+VolumeName = Annotated[str | None, Field(description="Volume to mount; by default the provider's, if it has one.")]
 
-# The order of the shared parameters in signatures, and so in Prefect's form: what runs where, how much at once, what a
-# failure does, results, the language model.
-FORM_ORDER = (
-    *("provider", "provider_options", "python_path", "mounts", "prepare", "prepare_timeout", "prepare_seed", "tools"),
-    *("max_workers", "timeout", "deadline", "reuse_sandboxes", "executions_per_task", "shards"),
-    *("retries", "retry_code_errors", "idempotent", "on_failure", "max_failures"),
-    *("results_path", "cache_results", "collect", "log_output"),
-    *("language_model", "batch_concurrency", "max_depth", "max_llm_calls", "max_llm_tokens", "max_cost"),
-    "cache_queries",
-)
+SANDBOX, LIMITS, FAILURES, RESULTS, MODEL = "Sandbox", "Limits", "Failures", "Results", "Language model"
+# The shared parameters by group, in the order of signatures, Prefect's form and the command line's help. A shared
+# parameter that is missing here is a KeyError when its flow is defined.
+GROUPS = {
+    SANDBOX: (
+        *("provider", "provider_options", "python_path", "mounts"),
+        *("prepare", "prepare_timeout", "prepare_seed", "tools"),
+    ),
+    LIMITS: ("max_workers", "timeout", "deadline", "reuse_sandboxes", "executions_per_task", "shards"),
+    FAILURES: ("retries", "retry_code_errors", "idempotent", "on_failure", "max_failures"),
+    RESULTS: ("results_path", "cache_results", "collect", "log_output"),
+    MODEL: (
+        *("language_model", "batch_concurrency", "max_depth"),
+        *("max_llm_calls", "max_llm_tokens", "max_cost", "cache_queries"),
+    ),
+}
+GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 def describe_problems(error: ValidationError) -> str:
@@ -338,7 +376,7 @@ def build_signature(model: type[FlowParameters[Any]]) -> inspect.Signature:
         kind = inspect.Parameter.KEYWORD_ONLY if field.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
         default = inspect.Parameter.empty if field.default is MISSING else field.default
         parameters.append(inspect.Parameter(field.name, kind, default=default, annotation=hints[field.name]))
-    order = {name: number for number, name in enumerate(FORM_ORDER)}
+    order = {name: number for number, name in enumerate(GROUP_OF)}
     shared = inspect.Parameter.KEYWORD_ONLY
     parameters.sort(key=lambda item: (item.kind, order[item.name] if item.kind is shared else 0))
     return inspect.Signature(parameters)

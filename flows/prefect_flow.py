@@ -208,7 +208,7 @@ def _document_parameters(function: Callable[..., Any]) -> str:
     for parameter in inspect.signature(function).parameters.values():
         field = find_field(parameter.annotation)
         if field is not None and field.description:
-            lines.append(f"    {parameter.name}: {field.description}.")
+            lines.append(f"    {parameter.name}: {field.description}")
     return "\n".join(lines)
 
 

@@ -18,10 +18,11 @@ OlderThan = Annotated[
     float | None,
     Field(
         ge=MIN_SILENCE_SECONDS,
-        description="Also take the sandboxes of a flow run that is not over, but has been silent for so many seconds",
+        description="Seconds of silence after which sandboxes of an unfinished flow run are removed, too; at least "
+        "360.",
     ),
 ]
-DryRun = Annotated[bool, Field(description="Say what would be removed, and remove nothing")]
+DryRun = Annotated[bool, Field(description="Show what would be removed, and remove nothing.")]
 
 
 @define_function_flow("reap")

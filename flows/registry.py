@@ -12,7 +12,7 @@ from .sweep import SweepParameters
 MODELS: tuple[type[FlowParameters[Any]], ...] = (
     BatchParameters,
     SweepParameters,
-    RlmParameters,
     ChunksParameters,
     SequenceParameters,
+    RlmParameters,
 )

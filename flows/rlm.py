@@ -20,7 +20,7 @@ from ..tasks.ledger.run_record import ReportSpec
 from .inputs.conversion import LongText, PathText
 from .inputs.host_paths import check_input_path
 from .inputs.tables import Report as ProgressReport
-from .parameters import CommandLineForm, CommonParameters, FlowParameters
+from .parameters import CacheResults, CommandLineForm, CommonParameters, FlowParameters
 from .plan import Outcomes, Plan
 from .reporting.report import describe_usage
 from .reports import Report
@@ -113,32 +113,37 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
     is, and `answered` is False. Raises ConfigurationError before anything runs.
     """
 
-    query: Annotated[str, Field(min_length=1, description="The question"), CommandLineForm(is_argument=True)]
+    query: Annotated[str, Field(min_length=1, description="Question to answer."), CommandLineForm(is_argument=True)]
     language_model: Annotated[
         str,
-        Field(description="A model in LiteLLM's naming, or a saved block such as language-model/NAME"),
-        CommandLineForm(
-            help="A model in LiteLLM's naming, such as openai/gpt-4o-mini, or a saved block such as language-model/NAME"
+        Field(
+            description="Model to ask, such as openai/gpt-4o-mini. It is a name in LiteLLM, or a saved block "
+            "(language-model/NAME)."
         ),
+        CommandLineForm(is_common=True),
     ]
-    context: Annotated[LongText, Field(description="The text that the question is about")] = ""
+    context: Annotated[
+        LongText, Field(description="Text that the question is about."), CommandLineForm(is_common=True)
+    ] = ""
     context_file: Annotated[
         PathText | None,
-        Field(description="A file that has it instead"),
-        CommandLineForm("path", "A file that has it instead; UTF-8, of any length"),
+        Field(description="File with the text, in UTF-8 and of any length."),
+        CommandLineForm("path", is_common=True),
     ] = None
-    context_volume_path: Annotated[PathText | None, Field(description="Its path on the provider's volume instead")] = (
-        None
-    )
+    context_volume_path: Annotated[
+        PathText | None,
+        Field(description="Path of the text on the provider's volume."),
+        CommandLineForm(is_common=True),
+    ] = None
     _: KW_ONLY
     # A conversation takes longer than an execution of plain code.
-    timeout: Annotated[float, Field(gt=0, description="Seconds for each execution")] = 600
-    cache_results: Annotated[bool, Field(description="Take results of identical executions of earlier flow runs")] = (
-        False
-    )
+    timeout: Annotated[
+        float, Field(gt=0, description="Seconds for each execution."), CommandLineForm(is_common=True)
+    ] = 600
+    cache_results: CacheResults = False
 
     flow_name = "rlm"
-    summary = "Answer a question over a long text, with a recursive language model whose Python runs in a sandbox."
+    summary = "Ask a recursive language model about a text of any length."
     fixed_options = {"max_workers": 1}  # noqa: RUF012
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:

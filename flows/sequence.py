@@ -45,13 +45,15 @@ class SequenceParameters(CodeParameters, FlowParameters[Sequence[Outcome]]):
 
     steps: Annotated[
         Items[Step] | Step,
-        Field(description="Pieces of Python code, which share one sandbox's state"),
-        CommandLineForm("code files", "Files of Python code, a step each; /dev/stdin is standard input", True),
+        Field(description="Pieces of Python code that share the state of one sandbox."),
+        CommandLineForm("code files", "Python files, one step each; /dev/stdin is standard input.", is_argument=True),
     ]
-    stop_on_error: Annotated[bool, Field(description="Run no further step once one has failed")] = True
+    stop_on_error: Annotated[
+        bool, Field(description="Skip the remaining steps after a failure."), CommandLineForm(is_common=True)
+    ] = True
 
     flow_name = "sequence"
-    summary = "Run Python files one after the other in one sandbox: what one defines is there in the next."
+    summary = "Run Python files in order in one sandbox with shared state."
     fixed_options = {"max_workers": 1, "reuse_sandboxes": True, "executions_per_task": 1}  # noqa: RUF012
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:

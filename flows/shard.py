@@ -25,11 +25,11 @@ from .sharding.heartbeat import HeartbeatWriter, ShardCancelled
 
 @define_function_flow("shard")
 async def shard(
-    work: Annotated[str, Field(description="The file that says what is to be done, in the ledger of the job")],
-    options: Annotated[Options, Field(description="The job's parameters, as they are for this shard")],
+    work: Annotated[str, Field(description="File in the job's ledger that describes this shard's work.")],
+    options: Annotated[Options, Field(description="Parameters of the job for this shard.")],
     volume_name: VolumeName = None,
     files_digest: Annotated[
-        str | None, Field(None, description="A hash of the files of its host that the job was begun with")
+        str | None, Field(None, description="Hash of the host files that the job started with.")
     ] = None,
 ) -> State[None] | None:
     """Run the executions of one shard, and write their outcomes to the ledger of its job, which collects them.

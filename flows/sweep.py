@@ -66,62 +66,72 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
 
     code: Annotated[
         Code,
-        Field(description="Python code that reads the trial's variables and submits the objective"),
+        Field(description="Python code that reads the trial's variables and submits the objective."),
         CommandLineForm(
             "code file",
-            "A file of Python code that reads the trial's variables and submits its fields; /dev/stdin is standard "
-            "input",
+            "Python file that reads the trial's variables and submits the objective; /dev/stdin is standard input.",
             is_argument=True,
         ),
     ]
     grid: Annotated[
         GridValues | None,
-        Field(description="Values of each variable; every combination is a trial"),
+        Field(description="Values of each variable; every combination is a trial."),
         CommandLineForm(
             "grid",
-            "A variable and its values, as in lr=0.001,0.01; once for each variable, and every combination is a trial",
+            "Variable and its values, as in lr=0.001,0.01; every combination of all variables is a trial.",
+            is_common=True,
         ),
     ] = None
     points: Annotated[
         Items[Variables] | PathText | None,
-        Field(description="The trials' variables, or a path to JSON lines, CSV or Parquet"),
-        CommandLineForm("path", "A file of trials instead of a grid: JSON lines, CSV or Parquet, a trial a line"),
+        Field(description="Variables of each trial, or a path to JSON lines, CSV or Parquet."),
+        CommandLineForm("path", "Variables of each trial: JSON lines, CSV or Parquet.", is_common=True),
     ] = None
     objective: Annotated[
         str | list[str] | None,
-        Field(description="The submitted field that decides which trial is the best, or several"),
-        CommandLineForm("objectives"),
+        Field(description="Submitted field that decides which trial is best, or a list of several."),
+        CommandLineForm("objectives", is_common=True),
     ] = None
     direction: Annotated[
         Direction | list[Direction],
-        Field(description="Whether the best has the least or the greatest, of each objective"),
+        Field(description="Whether to minimize or maximize the objective, or each of several."),
         CommandLineForm("hidden"),
     ] = "minimize"
     space: Annotated[
         SpaceValues | None,
-        Field(description="Choices or bounds of each variable, from which a sampler draws; or a list of alternatives"),
+        Field(
+            description="Choices or bounds of each variable, from which a sampler draws. A list has alternative spaces."
+        ),
         CommandLineForm(
             "space",
-            "A variable and what a sampler draws its values from: bounds, as in lr=log:1e-5..0.1, units=32..512:32 and "
-            "depth=1..8, or choices, as in opt=adam,sgd; once for each variable. Or a file of JSON, which may have a "
-            "list of alternatives",
+            "Variable and its bounds or choices, as in lr=log:1e-5..0.1, units=32..512:32 or opt=adam,sgd; or a JSON "
+            "file.",
+            is_common=True,
         ),
     ] = None
     trials: Annotated[
-        int | None, Field(ge=1, description="How many points of the space are tried, 100,000 at most")
+        int | None,
+        Field(ge=1, description="Points to draw from the space, at most 100,000."),
+        CommandLineForm(is_common=True),
     ] = None
     sampler: Annotated[
         str,
-        Field(min_length=1, description="random, tpe, or the import path of another, as optuna.samplers:NSGAIISampler"),
+        Field(
+            min_length=1,
+            description="Sampler of the space: random, tpe, or an import path such as optuna.samplers:NSGAIISampler.",
+        ),
     ] = DEFAULT_SAMPLER
-    seed: Annotated[int, Field(description="What the sampler draws from, with the number of each trial")] = DEFAULT_SEED
+    seed: Annotated[int, Field(description="Seed of the sampler, combined with the number of each trial.")] = (
+        DEFAULT_SEED
+    )
     pruner: Annotated[
-        str | None, Field(description="median or asha: ends trials by what they report; by default none")
+        str | None,
+        Field(description="Pruner that ends trials early by their reports: median or asha; by default none."),
     ] = None
     types: Types = None
 
     flow_name = "sweep"
-    summary = "Run one Python file over the points of a search space, and find the best trial."
+    summary = "Run one Python file over a search space; find the best trial."
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read or draw the points. Raises ConfigurationError."""

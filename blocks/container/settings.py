@@ -28,58 +28,58 @@ class ContainerSettings(SandboxSettings):
     engine: Literal["auto", "podman", "docker"] = Field(
         default="auto",
         title="Engine",
-        description="Whose command line is used; auto takes the first that answers, Podman before Docker.",
+        description="Container engine: podman, docker, or auto for the first that answers, Podman before Docker.",
     )
     image: str = Field(
         default=DEFAULT_IMAGE,
         title="Image",
-        description="An image with Python 3.9 or newer as `python3`, by its name at a registry or in the engine's "
-        "store; it is pulled where it is missing.",
+        description="Image with Python. It needs Python 3.9 or newer as `python3`. The engine pulls a missing image "
+        "from its registry.",
     )
     runtime: str | None = Field(
         default=None,
         title="Runtime",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-        description="An OCI runtime that the engine knows by that name, such as runsc for gVisor; by default its own.",
+        description="OCI runtime by its name in the engine, such as runsc for gVisor; by default the engine's own.",
     )
     memory_mib: int = Field(
         default=2048,
         ge=64,
         le=MAX_MIB,
         title="Memory",
-        description="MiB of memory for the sandbox as a whole, its files included, and no swap.",
+        description="MiB of memory. The limit is for the whole sandbox with its files, and there is no swap.",
     )
     processes: int = Field(
         default=256,
         ge=8,
         le=4096,
         title="Processes",
-        description="Processes and threads of the sandbox as a whole, the driver's one among them.",
+        description="Processes and threads. The limit is for the whole sandbox with its driver.",
     )
     cpus: float | None = Field(
         default=None,
         ge=0.01,
         allow_inf_nan=False,
         title="Processors",
-        description="Processors that the sandbox as a whole may keep busy, such as 0.5; unlimited by default.",
+        description="Processors to use, such as 0.5. By default there is no limit. The limit is for the whole sandbox.",
     )
     disk_mib: int | None = Field(
         default=None,
         ge=1,
         title="Disk",
-        description="MiB that all files of the sandbox may take together, the clone of a repository included; by "
-        "default half of its memory, which they are in.",
+        description="MiB of all files in the sandbox. The default is half of its memory, which holds the files. A "
+        "cloned repository counts.",
     )
     network: bool = Field(
         default=False,
         title="Network",
-        description="Code has the engine's default network. A deployment's run needs its worker's consent.",
+        description="Give code the engine's default network. A deployment's run needs its worker's consent.",
     )
     volume_root: str | None = Field(
         default=None,
         title="Volumes",
-        description="The directory of this machine that volumes are in, which local sandboxes share; by default "
-        "RLM_BATCH_VOLUMES, or one below the user's data directory.",
+        description="Directory of volumes. By default it is RLM_BATCH_VOLUMES, or one below the user's data "
+        "directory. Local sandboxes use the same volumes.",
     )
 
     @field_validator("image")

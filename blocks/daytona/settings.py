@@ -15,49 +15,52 @@ class DaytonaSettings(SandboxSettings):
 
     volume_mount_path: MountPath = "/home/daytona/memory"
     api_key: SecretStr | None = Field(
-        default=None, title="API key", description="By default the environment variable DAYTONA_API_KEY."
+        default=None, title="API key", description="Key for the API; by default DAYTONA_API_KEY."
     )
     api_url: str | None = Field(
         default=None,
         title="API address",
-        description="By default the environment variable DAYTONA_API_URL, or Daytona's own service.",
+        description="Address of the API; by default DAYTONA_API_URL, or Daytona's own service.",
     )
     target: str | None = Field(
-        default=None, title="Region", description="By default DAYTONA_TARGET, or the organization's region."
+        default=None,
+        title="Region",
+        description="Region of the sandboxes. By default it is DAYTONA_TARGET, or the organization's region.",
     )
     snapshot: str | None = Field(
-        default=None, title="Snapshot", description="The snapshot that sandboxes are made from; it needs Python 3.9."
+        default=None, title="Snapshot", description="Snapshot with Python. It needs Python 3.9 or newer."
     )
     image: str | None = Field(
         default=None,
         title="Image",
-        description="A container image to build sandboxes from in place of a snapshot; it needs Python 3.9.",
+        description="Image with Python. It needs Python 3.9 or newer. Sandboxes are built from it instead of from a "
+        "snapshot.",
     )
-    cpu: int | None = Field(default=None, ge=1, title="CPUs", description="Cores of each sandbox; only with an image.")
+    cpu: int | None = Field(
+        default=None, ge=1, title="CPUs", description="Cores of each sandbox. The setting needs an image."
+    )
     memory: int | None = Field(
-        default=None, ge=1, title="Memory", description="GiB of memory of each sandbox; only with an image."
+        default=None, ge=1, title="Memory", description="GiB of memory of each sandbox. The setting needs an image."
     )
     disk: int | None = Field(
-        default=None, ge=1, title="Disk", description="GiB of disk of each sandbox; only with an image."
+        default=None, ge=1, title="Disk", description="GiB of disk of each sandbox. The setting needs an image."
     )
-    network_block_all: bool = Field(
-        default=False, title="No network", description="Cut the sandboxes off from the network."
-    )
+    network_block_all: bool = Field(default=False, title="No network", description="Block all network access.")
     network_allow_list: str | None = Field(
         default=None,
         title="Allowed networks",
-        description="Comma-separated CIDR blocks that code may reach; by default what the account may.",
+        description="CIDR blocks that code may reach, with commas. By default the account's rules apply.",
     )
     domain_allow_list: str | None = Field(
-        default=None, title="Allowed domains", description="Comma-separated domains that code may reach."
+        default=None, title="Allowed domains", description="Domains that code may reach, with commas."
     )
 
     start_timeout: int = Field(
         default=120,
         ge=1,
         title="Start timeout",
-        description="Seconds in which a sandbox has to start, and for which a start that Daytona refuses for now is "
-        "tried again. One of a new image takes a minute or more.",
+        description="Seconds that a sandbox may take to start. A start that Daytona refuses for now is retried until "
+        "then. The first sandbox of a new image takes a minute or more.",
     )
 
     @model_validator(mode="after")

@@ -23,53 +23,62 @@ class LanguageModelSettings(BaseModel):
     model: str = Field(
         title="Model",
         min_length=1,
-        description="In LiteLLM's naming, such as openai/gpt-4o-mini, anthropic/claude-sonnet-4-5 or "
+        description="Name of the model in LiteLLM, such as openai/gpt-4o-mini, anthropic/claude-sonnet-4-5 or "
         "ollama_chat/llama3.2.",
     )
     sub_model: str | None = Field(
         default=None,
         title="Sub-model",
-        description="A model for the flat queries, llm_query and llm_query_batched; by default the same.",
+        description="Model for llm_query and llm_query_batched; by default the same.",
     )
     api_key: SecretStr | None = Field(
         default=None,
         title="API key",
-        description="By default what LiteLLM finds in the environment, such as OPENAI_API_KEY. It stays on the host.",
+        description="Key for the API; by default the environment's, such as OPENAI_API_KEY. It stays on the host.",
     )
     api_base: str | None = Field(
         default=None,
         title="API base",
-        description="The address of a server of your own, such as http://127.0.0.1:11434.",
+        description="Address of a server of your own, such as http://127.0.0.1:11434.",
     )
     temperature: float | None = Field(
-        default=None, ge=0, title="Temperature", description="By default the model's own."
+        default=None, ge=0, title="Temperature", description="Sampling temperature; by default the model's own."
     )
-    top_p: float | None = Field(default=None, gt=0, le=1, title="Top p", description="By default the model's own.")
+    top_p: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        title="Top p",
+        description="Nucleus sampling's share of probability; by default the model's own.",
+    )
     max_tokens: int | None = Field(
-        default=None, ge=1, title="Most tokens", description="Of one answer; by default the model's own limit."
+        default=None, ge=1, title="Most tokens", description="Tokens of one answer; by default the model's own limit."
     )
     options: dict[str, Any] = Field(
         default_factory=dict,
         title="Options",
-        description="Whatever else LiteLLM's completion takes, such as reasoning_effort; no secrets.",
+        description="Other arguments of LiteLLM's completion, such as reasoning_effort. Put no secrets here.",
     )
     request_timeout: float = Field(
-        default=120.0, gt=0, title="Request timeout", description="Seconds for one request to the model."
+        default=120.0, gt=0, title="Request timeout", description="Seconds for each request to the model."
     )
     retries: int = Field(
         default=2,
         ge=0,
         title="Retries",
-        description="How often a request is made again after a timeout, a 429, or a failure of the server.",
+        description="Retries of a request after a timeout, a 429 or a server failure.",
     )
     input_cost_per_token: float | None = Field(
         default=None,
         ge=0,
         title="Input price",
-        description="US dollars for a token of a prompt; by default LiteLLM's list. 0 for a model of your own.",
+        description="US dollars per token of a prompt; by default from LiteLLM's list. Use 0 for a model of your own.",
     )
     output_cost_per_token: float | None = Field(
-        default=None, ge=0, title="Output price", description="US dollars for a token of an answer, likewise."
+        default=None,
+        ge=0,
+        title="Output price",
+        description="US dollars per token of an answer; by default from LiteLLM's list.",
     )
 
     @field_validator("options")

@@ -19,67 +19,68 @@ class LocalSettings(SandboxSettings):
     isolation: Literal["auto", "bubblewrap", "landlock", "none"] = Field(
         default="auto",
         title="Isolation",
-        description="auto takes the strongest that works here: bubblewrap, then landlock, and refuses where neither "
-        "does. none runs code with no isolation.",
+        description="Isolation of the code: bubblewrap, landlock, or auto for the strongest that works here. Where "
+        "neither works, auto refuses to run. none runs code without isolation.",
     )
     memory_mib: int = Field(
         default=4096,
         ge=64,
         title="Memory",
-        description="MiB of address space for each process of the code; numerical libraries want a few thousand.",
+        description="MiB of memory. The limit is for each process's address space; numerical libraries need a few "
+        "thousand.",
     )
     processes: int = Field(
-        default=128, ge=1, title="Processes", description="Processes and threads that the code may have at one time."
+        default=128,
+        ge=1,
+        title="Processes",
+        description="Processes and threads. Only those of the code count.",
     )
-    file_size_mib: int = Field(
-        default=1024, ge=1, title="File size", description="MiB that one file written by the code may have."
-    )
+    file_size_mib: int = Field(default=1024, ge=1, title="File size", description="MiB of each file that code writes.")
     open_files: int = Field(
         default=1024,
         ge=32,
         title="Open files",
-        description="Files that each process of the code may have open; 1024 is what most programs expect.",
+        description="Open files of each process. Most programs expect 1024.",
     )
     cpu_seconds: int | None = Field(
         default=None,
         ge=1,
         title="CPU seconds",
-        description="CPU seconds for each process of the code; by default what all processors can do in an "
-        "execution's timeout.",
+        description="Seconds of CPU time for each process. The default is what all processors can do in an execution's "
+        "timeout.",
     )
     total_memory_mib: int | None = Field(
         default=None,
         ge=64,
         title="Total memory",
-        description="MiB of memory for the sandbox as a whole, files in memory included; unlimited by default, for "
-        "what is right depends on how many sandboxes there are.",
+        description="MiB of memory of the whole sandbox. By default there is no limit. Files in memory count. The "
+        "right value depends on the number of sandboxes.",
     )
     total_processes: int | None = Field(
         default=None,
         ge=8,
         title="Total processes",
-        description="Processes and threads of the sandbox as a whole; by default as many as the code may have.",
+        description="Processes and threads of the whole sandbox. The default is as many as the code may have.",
     )
     disk_mib: int | None = Field(
         default=None,
         ge=1,
         title="Disk",
-        description="MiB that the files in the sandbox's own folders may take together; unlimited by default, and "
-        "looked at every half second.",
+        description="MiB of all files in the sandbox. By default there is no limit. The sandbox's own folders count, "
+        "and their size is checked every half second.",
     )
     cpus: float | None = Field(
         default=None,
         ge=0.01,
         allow_inf_nan=False,
         title="Processors",
-        description="Processors that the sandbox as a whole may keep busy, such as 0.5; unlimited by default, and only "
-        "where there are control groups that may be used.",
+        description="Processors to use, such as 0.5. By default there is no limit. The limit is for the whole sandbox "
+        "and needs control groups that this user may change.",
     )
     volume_root: str | None = Field(
         default=None,
         title="Volumes",
-        description="The directory that local volumes are in; by default RLM_BATCH_VOLUMES, or one below the user's "
-        "data directory.",
+        description="Directory of volumes. By default it is RLM_BATCH_VOLUMES, or one below the user's data directory.",
     )
 
     # A bound of the fields would change the checksum of the block's schema, by which Prefect finds saved blocks.

@@ -15,70 +15,74 @@ class ModalSettings(SandboxSettings):
     account_settings: ClassVar[tuple[str, ...]] = ("token_id", "token_secret")
 
     token_id: SecretStr | None = Field(
-        default=None, title="Token id", description="Of an API token; by default that of Modal's own configuration."
+        default=None, title="Token id", description="Id of an API token; by default that in Modal's own configuration."
     )
-    token_secret: SecretStr | None = Field(
-        default=None, title="Token secret", description="It belongs to the token id."
-    )
+    token_secret: SecretStr | None = Field(default=None, title="Token secret", description="Secret of the API token.")
     app_name: str = Field(
         default="rlm-batch",
         title="App",
         pattern=r"^[A-Za-z0-9._-]{1,63}$",
-        description="The Modal app that sandboxes belong to, made when it is first asked for.",
+        description="App, created on first use. It is the Modal app that the sandboxes belong to.",
     )
     image: str | None = Field(
         default=None,
         title="Image",
-        description="A public image with Python 3.9 or newer as `python`, such as python:3.13-slim; by default Debian "
-        f"with Python {PYTHON}.",
+        description="Image with Python. It must be public and have Python 3.9 or newer as `python`, such as "
+        f"python:3.13-slim. By default it is Debian with Python {PYTHON}.",
     )
     cpu: float | None = Field(
-        default=None, gt=0, title="CPU", description="Cores that a sandbox has at least; by default Modal's, an eighth."
+        default=None,
+        gt=0,
+        title="CPU",
+        description="Cores of each sandbox. Modal reserves these at least. The default is Modal's, an eighth of a "
+        "core.",
     )
     memory_mib: int | None = Field(
         default=None,
         ge=128,
         title="Memory",
-        description="MiB that a sandbox has, and at most; each process of the code may address as much. By default it "
-        "has Modal's, and no limit of its own.",
+        description="MiB of memory. Modal reserves it, and the sandbox and the address space of each process are "
+        "limited to it. The default is Modal's, without a limit.",
     )
-    gpu: str | None = Field(default=None, title="GPU", description="A kind of GPU, such as T4 or H100:2.")
-    region: str | None = Field(default=None, title="Region", description="Where sandboxes run, such as us-east or eu.")
-    block_network: bool = Field(default=False, title="Block network", description="Code has no network at all.")
+    gpu: str | None = Field(default=None, title="GPU", description="GPU, such as T4 or H100:2.")
+    region: str | None = Field(default=None, title="Region", description="Region, such as us-east or eu.")
+    block_network: bool = Field(default=False, title="Block network", description="Block all network access.")
     allowed_domains: list[str] | None = Field(
         default=None,
         title="Allowed domains",
-        description="The only names that code may connect to; *.example.org covers all below it.",
+        description="Domains that code may reach. All others are blocked. *.example.org covers all names below it.",
     )
     allowed_cidrs: list[str] | None = Field(
-        default=None, title="Allowed addresses", description="The only address ranges that code may connect to."
+        default=None,
+        title="Allowed addresses",
+        description="Address ranges that code may reach. All others are blocked.",
     )
     workdir: str = Field(
         default="/sandbox",
         title="Directory",
         pattern="^/.",
-        description="Where the code runs, and where the repository is cloned to.",
+        description="Directory of the code. A repository is cloned to it.",
     )
     lifetime: int = Field(
         default=14_400,
         ge=10,
         le=86_400,
         title="Lifetime",
-        description="Seconds after which Modal itself ends a sandbox, whatever became of its host: longer than any of "
-        "its executions, and 24 hours at most.",
+        description="Seconds before the provider deletes the sandbox, even if the host is gone. Every execution must "
+        "be shorter. At most 24 hours are possible.",
     )
     idle_timeout: int = Field(
         default=60,
         ge=1,
         title="Idle timeout",
-        description="Seconds after which Modal ends a sandbox whose driver has ended, as it does 90 s after its host "
-        "fell silent.",
+        description="Seconds to live without a driver. Then Modal ends the sandbox. The driver ends 90 s after the "
+        "host falls silent.",
     )
     start_timeout: int = Field(
         default=600,
         ge=1,
         title="Start timeout",
-        description="Seconds in which Modal has to open a sandbox: it may be looking for a machine.",
+        description="Seconds that a sandbox may take to start. Modal may have to look for a machine.",
     )
 
 

@@ -3,17 +3,19 @@
 import inspect
 import subprocess
 import sys
+from io import StringIO
 from types import NoneType
 from typing import Any, get_args
 
 import pytest
+from rich.console import Console
 
 from rlm_batch.blocks.registry import PROVIDERS
 from rlm_batch.cli.commands import app
 from rlm_batch.cli.parameter_options import LEFT_OUT, OPTION_NAMES
 from rlm_batch.flows.batch import batch
 from rlm_batch.flows.chunks import chunks
-from rlm_batch.flows.parameters import FORM_ORDER, find_field
+from rlm_batch.flows.parameters import GROUPS, find_field, find_form
 from rlm_batch.flows.reap import reap
 from rlm_batch.flows.rlm import rlm
 from rlm_batch.flows.sequence import sequence
@@ -31,7 +33,7 @@ FLOWS: dict[str, Any] = {
 WORDS = {"code", "steps", "query", "grid", "space", "objective", "direction", *LEFT_OUT}
 OPTIONS_ALONE = {"isolation", "minimize", "maximize", "grid", "space", "show_output", "json"}
 SETTINGS = {name for entry in PROVIDERS.values() for name in entry.load_settings().list_run_settings()}
-PAIRS = {"mounts": "TARGET=PATH", "tools": "NAME=MODULE:FUNCTION"}  # the form of a dict on the command line
+COMMANDS = ["batch", "sweep", "chunks", "sequence", "rlm", "report", "deploy", "up", "volume", "reap", "doctor"]
 NEEDED = {"rlm": ["--language-model", "m"]}
 
 
@@ -48,15 +50,16 @@ def test_a_commands_options_are_the_parameters_of_its_flow(name: str) -> None:
     assert set(options) - OPTIONS_ALONE - SETTINGS == set(parameters) - SETTINGS
     assert set(options) >= (SETTINGS if name != "reap" else set())
     assert not {"repo_token", "api_key", "token_id", "environment", "api_url", "limit_name"} & set(options)
-    shared = {OPTION_NAMES.get(item, item) for item in FORM_ORDER}
     nullable: list[str] = []
     for option, parameter in parameters.items():
         assert options[option].field_info.default == parameter.default, option
         field = find_field(parameter.annotation)
         assert field is not None
-        if option in shared and name != "reap" and (name, option) != ("rlm", "language_model"):
-            form = f": {PAIRS[option]}, once for each" if option in PAIRS else ""
-            assert options[option].parameter.help == f"{field.description}{form}.", option
+        text = find_form(parameter.annotation).help or field.description
+        assert text is not None
+        if name != "reap":
+            first_sentence = text.partition(". ")[0].removesuffix(".")
+            assert (options[option].parameter.help or "").removesuffix(" (repeatable)") == first_sentence, option
         # A type such as that of code is `str` with a note on its content.
         kinds = [getattr(kind, "__origin__", kind) for kind in get_args(get_args(parameter.annotation)[0])]
         if NoneType in kinds and str not in kinds:
@@ -66,6 +69,56 @@ def test_a_commands_options_are_the_parameters_of_its_flow(name: str) -> None:
     _, bound, _ = app.parse_args(command, exit_on_error=False, print_error=False)
     values = {**bound.arguments, **bound.kwargs}
     assert {option: values.get(option) for option in nullable} == dict.fromkeys(nullable)
+
+
+def read_help(*words: str) -> dict[str, dict[str, str]]:
+    """Return the descriptions that a command's help shows, by group and by option or command."""
+    output = StringIO()
+    app.help_print([*words], console=Console(file=output, width=250))
+    groups: dict[str, dict[str, str]] = {}
+    entries: dict[str, str] = {}
+    for line in output.getvalue().splitlines():
+        if line.startswith("\u256d"):  # the upper left corner of a group's frame
+            entries = groups.setdefault(line.strip("\u256d\u2500\u256e "), {})
+        elif line.startswith("\u2502"):  # the left side of a frame
+            label, _, text = line.strip("\u2502* ").partition("  ")
+            assert label.split()[0] not in entries
+            entries[label.split()[0]] = text.strip()
+    return groups
+
+
+@pytest.mark.parametrize("name", ["batch", "sweep", "chunks", "sequence", "rlm"])
+def test_help_shows_the_ten_most_common_options_first_and_each_option_in_one_group(name: str) -> None:
+    arguments, common, *others = read_help(name).items()
+    assert (arguments[0], common[0], len(common[1])) == ("Arguments", "Common options", 10)
+    assert {"--provider", "--packages", "--timeout"} <= common[1].keys()
+    titles = [title for title, _ in others]
+    own = [name.title()] if name in ("batch", "sweep", "chunks") else []
+    assert titles == [*own, *GROUPS, *(provider.title() for provider in PROVIDERS)]
+    entries = [entry for _, group in (arguments, common, *others) for entry in group.items()]
+    shown = [option for option, _ in entries]
+    assert sorted(shown) == sorted(item.name for item in app[name].assemble_argument_collection())
+    assert [option for option, text in entries if not text] == []
+
+
+def test_help_on_a_deployment_starts_with_the_options_of_the_deployment() -> None:
+    groups = read_help("deploy", "batch")
+    assert list(groups)[:3] == ["Arguments", "Deployment", "Common options"]
+    assert groups["Deployment"].keys() == {"--name", "--cron", "--timezone", "--work-pool"}
+
+
+def test_settings_that_several_providers_share_have_the_same_first_sentence() -> None:
+    sentences: dict[str, set[str]] = {}
+    for entry in PROVIDERS.values():
+        for name, field in entry.load_settings().list_run_settings().items():
+            sentences.setdefault(name, set()).add((field.description or "").partition(". ")[0].removesuffix("."))
+    assert {name: texts for name, texts in sentences.items() if len(texts) > 1} == {}
+
+
+def test_help_lists_the_commands_in_the_order_of_use_in_one_line_each() -> None:
+    commands = {name: text for name, text in read_help()["Commands"].items() if not name.startswith("-")}
+    assert list(commands) == COMMANDS
+    assert [text for text in commands.values() if not text or len(text) >= 70] == []
 
 
 PROGRAM = """

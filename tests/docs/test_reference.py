@@ -38,7 +38,7 @@ def written(value: Any) -> str:
 
 def says(cell: str, description: str) -> bool:
     """Return True if a cell starts with the code's description; more text may follow."""
-    return cell == description or cell.startswith((f"{description}. ", f"{description} "))
+    return cell == description or cell.startswith(f"{description} ")
 
 
 def parameters() -> dict[tuple[str, str], tuple[str, str]]:
