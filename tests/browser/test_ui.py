@@ -130,7 +130,7 @@ class TestAgainstAWorker:
         self, ui: str, served: Path, page: Chromium
     ) -> None:
         page.goto(f"{ui}/deployments/deployment/{deployment(ui)}/run")
-        page.see("max_workers", "Executions at one time, each in a sandbox of its own")
+        page.see("max_workers", "Executions at the same time. Each is in a separate sandbox.")
         before = len(runs(ui))
         page.fill("max_workers", "0")
         page.click("Submit", "button")
