@@ -11,7 +11,7 @@ from .infra.prefect_database import make_prefect_home
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
 
 
-def test_no_process_of_a_batch_runs_a_file_of_the_working_directory(tmp_path: Path, no_process_left: None) -> None:
+def test_a_batch_runs_no_file_of_the_working_directory(tmp_path: Path, no_process_left: None) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
     mark = fill_with_hostile_files(folder)

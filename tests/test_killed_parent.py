@@ -37,7 +37,7 @@ time.sleep(1000)
 
 
 @pytest.mark.parametrize("text", [QUIET, DEAF], ids=["a module", "a module that ignores SIGTERM, with a child"])
-def test_no_process_outlives_the_one_that_started_it(text: str, tmp_path: Path, no_process_left: None) -> None:
+def test_no_process_outlives_its_parent(text: str, tmp_path: Path, no_process_left: None) -> None:
     (tmp_path / "started_module.py").write_text(text)
     parent = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "started_module"],

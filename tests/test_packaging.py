@@ -82,7 +82,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_wheel_carries_the_driver_and_the_data(wheel: Path) -> None:
+def test_the_wheel_contains_the_driver_and_data(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     data = {f"rlm_batch/{p.relative_to(ROOT)}" for p in (ROOT / "deployments").iterdir() if p.suffix in ("", ".yaml")}
     data = {name for name in data if not name.endswith("__pycache__")}
@@ -95,7 +95,7 @@ def test_wheel_carries_the_driver_and_the_data(wheel: Path) -> None:
 
 
 @pytest.mark.full
-def test_every_module_imports_from_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
+def test_every_module_can_be_imported_from_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     pip = [
         sys.executable,
@@ -135,7 +135,7 @@ def test_every_module_imports_from_the_installed_wheel(wheel: Path, tmp_path: Pa
 # -------------------------------------------------------------------------------------------- the public face
 
 
-def test_import_is_light(tmp_path: Path) -> None:
+def test_importing_the_package_is_light(tmp_path: Path) -> None:
     program = """
         import json, sys
         import rlm_batch
@@ -216,7 +216,7 @@ def broken_rules(module: str, source: str, is_package: bool = False) -> list[str
     return broken
 
 
-def test_imports_go_down_the_floors_only() -> None:
+def test_imports_follow_the_layers() -> None:
     rooms = {name: path for name, path in module_files().items() if name != "rlm_batch"}
     assert {name.split(".")[1] for name in rooms} == set(FLOORS)
     broken = [
@@ -230,7 +230,7 @@ def test_imports_go_down_the_floors_only() -> None:
 # ----------------------------------------------------------------------------- dependencies and tracked files
 
 
-def test_every_dependency_has_a_lower_bound_and_a_pin_within_its_bounds() -> None:
+def test_every_dependency_has_a_lower_bound_and_a_valid_pin() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.+!]*", line)] == []
     pins = {name: version for name, _, version in (line.partition("==") for line in lines)}
@@ -240,7 +240,7 @@ def test_every_dependency_has_a_lower_bound_and_a_pin_within_its_bounds() -> Non
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
 
 
-def test_no_file_names_a_registry_or_a_place_on_one_machine() -> None:
+def test_no_file_names_a_registry_or_a_machine_path() -> None:
     names = git_files()
     if not names:
         pytest.skip("not a git checkout: nothing says which files are the project's")

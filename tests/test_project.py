@@ -13,7 +13,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
 
-def test_the_workflow_runs_the_verdict_on_every_python() -> None:
+def test_the_workflow_runs_all_checks_on_every_python() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     job = workflow["jobs"]["verdict"]
     assert ".ci/run" in [step.get("run") for step in job["steps"]]
@@ -22,7 +22,7 @@ def test_the_workflow_runs_the_verdict_on_every_python() -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
 
 
-def test_the_licence_is_the_one_that_is_named() -> None:
+def test_the_licence_file_matches_the_metadata() -> None:
     assert PROJECT["license"] == "Apache-2.0"
     assert PROJECT["license-files"] == ["LICENSE"]
     text = (ROOT / "LICENSE").read_text()
@@ -30,7 +30,7 @@ def test_the_licence_is_the_one_that_is_named() -> None:
     assert "END OF TERMS AND CONDITIONS" in text
 
 
-def test_contributing_names_every_room_and_files_that_there_are() -> None:
+def test_contributing_names_every_package_and_only_existing_files() -> None:
     packages: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     rooms = {name.partition(".")[2].replace(".", "/") for name in packages["packages"]} - {""}
     table = "".join(line.partition(" | ")[0] for line in CONTRIBUTING.splitlines() if line.startswith("| "))
@@ -44,7 +44,7 @@ def test_contributing_names_every_room_and_files_that_there_are() -> None:
     ] == []
 
 
-def test_the_targets_that_contributing_names_are_in_the_makefile() -> None:
+def test_contributing_names_only_existing_make_targets() -> None:
     targets = re.findall(r"^make ([a-z-]+)", CONTRIBUTING, re.MULTILINE)
     assert {"check", "test"} <= {*targets}
     makefile = (ROOT / "Makefile").read_text()

@@ -275,7 +275,7 @@ def check_findings(findings: list[tuple[str, int, str]]) -> None:
 
 
 @pytest.mark.full
-def test_pyright_finds_each_line_that_is_wrong_and_no_other(programs: Path) -> None:
+def test_pyright_reports_exactly_the_wrong_lines(programs: Path) -> None:
     report: dict[str, Any] = json.loads(run_checker(programs, "basedpyright", "--outputjson", "--pythonpath"))
     check_findings(
         [
@@ -286,7 +286,7 @@ def test_pyright_finds_each_line_that_is_wrong_and_no_other(programs: Path) -> N
 
 
 @pytest.mark.full
-def test_mypy_finds_each_line_that_is_wrong_and_no_other(programs: Path) -> None:
+def test_mypy_reports_exactly_the_wrong_lines(programs: Path) -> None:
     settings = ("--strict", "--config-file=", f"--cache-dir={programs}/cache", "--output=json", "--python-executable")
     printed = run_checker(programs, "mypy", *settings)
     found: list[dict[str, Any]] = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]

@@ -75,7 +75,7 @@ def is_busy(refused: list[str]) -> bool:
 
 
 @pytest.mark.full
-def test_a_runs_report_is_in_the_ui_with_its_chart_and_nothing_of_it_is_run_or_fetched(
+def test_the_ui_shows_a_runs_report_and_chart_without_running_scripts(
     ui: str, page: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
@@ -107,7 +107,7 @@ def test_a_runs_report_is_in_the_ui_with_its_chart_and_nothing_of_it_is_run_or_f
 class TestAgainstAWorker:
     pytestmark = FULL
 
-    def test_the_deployments_and_the_forms_of_the_blocks_are_there(self, ui: str, served: Path, page: Chromium) -> None:
+    def test_the_ui_shows_deployments_and_block_forms(self, ui: str, served: Path, page: Chromium) -> None:
         page.goto(f"{ui}/deployments")
         page.see("local", "sweep")
         page.goto(f"{ui}/blocks/catalog/language-model/create")
@@ -126,9 +126,7 @@ class TestAgainstAWorker:
         saved: Any = LocalSandbox.load("from-the-form")
         assert asyncio.run(saved.fingerprint()) == asyncio.run(LocalSandbox().fingerprint())
 
-    def test_a_run_is_started_from_the_form_and_a_wrong_value_is_refused_there(
-        self, ui: str, served: Path, page: Chromium
-    ) -> None:
+    def test_the_form_starts_a_run_and_refuses_a_wrong_value(self, ui: str, served: Path, page: Chromium) -> None:
         page.goto(f"{ui}/deployments/deployment/{deployment(ui)}/run")
         page.see("max_workers", "Executions at the same time. Each is in a separate sandbox.")
         before = len(runs(ui))
@@ -146,7 +144,7 @@ class TestAgainstAWorker:
         assert (served / run["id"]).is_dir()
         wait_until(lambda: runs(ui)[0]["state_type"] == "COMPLETED", "a completed run", timeout=200)
 
-    def test_a_run_that_is_cancelled_in_the_ui_leaves_no_sandbox(self, ui: str, served: Path, page: Chromium) -> None:
+    def test_cancelling_a_run_in_the_ui_leaves_no_sandbox(self, ui: str, served: Path, page: Chromium) -> None:
         created = ask(
             ui,
             f"deployments/{deployment(ui)}/create_flow_run",

@@ -39,7 +39,7 @@ def make_inputs(marked: Marked, bomb: str | None, dice: Any) -> list[dict[str, A
 @pytest.mark.parametrize(
     "level", [pytest.param(level, marks=pytest.mark.requires(level)) for level in ("bubblewrap", "landlock")]
 )
-def test_every_other_execution_of_a_batch_under_attack_is_right_and_nothing_is_left(
+def test_attacks_harm_no_other_execution_and_leave_nothing(
     stage: Stage, hosts: Hosts, provider: Provider, level: Any, tmp_path: Path
 ) -> None:
     dice, marked, bomb = chance("attacks", level), Marked(), compile_bomb(tmp_path)

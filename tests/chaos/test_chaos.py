@@ -43,19 +43,19 @@ def killed(stage: Stage, size: int, times: int, seconds: float, *, slots: bool =
 
 @pytest.mark.full
 @pytest.mark.parametrize("provider", ["local"], indirect=True)
-def test_a_batch_whose_process_is_killed_resumes_with_every_result_and_leaves_nothing(stage: Stage) -> None:
+def test_a_killed_batch_resumes_with_every_result_and_leaves_nothing(stage: Stage) -> None:
     killed(stage, size=12, times=3, seconds=30)
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("provider", NAMES, indirect=True)
-def test_batches_killed_at_twenty_random_moments_resume_with_every_result_and_leave_nothing(stage: Stage) -> None:
+def test_batches_killed_at_random_moments_resume_with_every_result(stage: Stage) -> None:
     killed(stage, size=50, times=20, seconds=60, slots=True)
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("provider", NAMES, indirect=True)
-def test_a_batch_that_is_interrupted_removes_its_sandboxes_itself_and_resumes(stage: Stage) -> None:
+def test_an_interrupted_batch_deletes_its_sandboxes_and_resumes(stage: Stage) -> None:
     dice = chance("interrupt", stage.provider.name)
     batch, started_at, strikes = stage.batch(50, dice), time.monotonic(), 0
     while not strikes or (strikes < 6 and time.monotonic() < started_at + 30):
@@ -76,9 +76,7 @@ def test_a_batch_that_is_interrupted_removes_its_sandboxes_itself_and_resumes(st
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("provider", NAMES, indirect=True)
-def test_a_batch_among_failing_calls_of_its_provider_and_its_server_runs_each_execution_once(
-    stage: Stage, server: str
-) -> None:
+def test_failing_provider_and_server_calls_run_each_execution_once(stage: Stage, server: str) -> None:
     dice = chance("faults", stage.provider.name)
     batch = stage.batch(50, dice)
     stage.provider.fail(0.2, dice.randrange(2**32))
@@ -95,7 +93,7 @@ def test_a_batch_among_failing_calls_of_its_provider_and_its_server_runs_each_ex
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("provider", NAMES, indirect=True)
-def test_a_batch_that_may_run_twice_outlives_the_loss_of_its_sandboxes(stage: Stage) -> None:
+def test_an_idempotent_batch_survives_the_loss_of_its_sandboxes(stage: Stage) -> None:
     dice = chance("losses", stage.provider.name)
     batch = stage.batch(50, dice)
     host, taken = stage.start(batch, idempotent=True, retries=30), 0
@@ -119,7 +117,7 @@ def listening(port: int) -> bool:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("provider", ["local"], indirect=True)
-def test_a_batch_outlives_a_kill_of_its_server_that_is_started_again(stage: Stage, tmp_path: Path) -> None:
+def test_a_batch_survives_a_kill_and_restart_of_its_server(stage: Stage, tmp_path: Path) -> None:
     from rlm_batch.deployments.server import PrefectServer
 
     dice = chance("server", stage.provider.name)

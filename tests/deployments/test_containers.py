@@ -55,7 +55,7 @@ def settings() -> set[str]:
     return set(_get_valid_setting_names(Settings)) | redis | read
 
 
-def test_the_image_has_every_room_and_what_it_is_built_with() -> None:
+def test_the_image_has_every_package_and_build_file() -> None:
     *files, _ = instructions("COPY")[0]
     rooms = {source for source, target in instructions("COPY")[1:] if source == target}
     packages = PYPROJECT["tool"]["setuptools"]["packages"]
@@ -72,7 +72,7 @@ def test_the_image_has_every_room_and_what_it_is_built_with() -> None:
     assert (ROOT / build["dockerfile"]).is_file()
 
 
-def test_every_command_is_one_that_there_is() -> None:
+def test_every_command_exists() -> None:
     from prefect.cli._app import _app as prefect
 
     from rlm_batch.cli.commands import app
@@ -85,7 +85,7 @@ def test_every_command_is_one_that_there_is() -> None:
         apps[name].parse_args(arguments, exit_on_error=False, print_error=False)
 
 
-def test_every_setting_is_one_that_there_is(settings: set[str]) -> None:
+def test_every_setting_exists(settings: set[str]) -> None:
     source = "".join(path.read_text() for room in ("blocks", "tasks") for path in (ROOT / room).rglob("*.py"))
     unknown = [
         f"{where}: {name}"
@@ -100,7 +100,7 @@ def test_every_setting_is_one_that_there_is(settings: set[str]) -> None:
     assert "PREFECT_NO_SUCH_SETTING" not in settings
 
 
-def test_what_redis_is_for_is_where_the_settings_say() -> None:
+def test_the_redis_settings_name_existing_modules() -> None:
     server: dict[str, str | None] = COMPOSE["x-server"]
     modules = {value for value in server.values() if value and value.startswith("prefect_redis.")}
     assert len(modules) == 4
@@ -114,7 +114,7 @@ def test_what_redis_is_for_is_where_the_settings_say() -> None:
     assert "redis" in SERVICES
 
 
-def test_no_secret_stands_in_the_file_and_nothing_starts_without_the_password() -> None:
+def test_the_compose_file_has_no_secret_and_requires_the_password() -> None:
     passwords: set[str | None] = set()
     for name, environment in environments():
         for setting, value in environment.items():
@@ -139,7 +139,7 @@ def test_the_server_has_our_settings() -> None:
         }
 
 
-def test_ports_names_and_volumes_agree() -> None:
+def test_ports_names_and_volumes_match() -> None:
     command = SERVICES["server"]["command"]
     port = command[command.index("--port") + 1]
     assert "ports" not in SERVICES["server"]  # several servers cannot share one port of the machine
@@ -170,13 +170,13 @@ def test_ports_names_and_volumes_agree() -> None:
 
 
 @pytest.mark.requires("haproxy")
-def test_the_balancers_file_is_one_that_it_reads() -> None:
+def test_the_balancer_accepts_its_configuration_file() -> None:
     file = ROOT / "deployments" / "haproxy.cfg"
     read = subprocess.run(["haproxy", "-c", "-f", file], capture_output=True, text=True, timeout=60, check=False)
     assert read.returncode == 0, read.stdout + read.stderr
 
 
-def test_the_pool_of_the_workers_is_that_of_the_deployments() -> None:
+def test_workers_and_deployments_use_the_same_pool() -> None:
     from rlm_batch.deployments.deploy import load_entries
     from rlm_batch.deployments.server import WORK_POOL
 

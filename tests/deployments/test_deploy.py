@@ -91,7 +91,7 @@ def test_every_flow_has_a_deployment_for_this_machine(deployed: list[str]) -> No
 
 
 @pytest.mark.full
-def test_prefects_own_command_in_a_clone_makes_the_same(deployed: list[str]) -> None:
+def test_prefects_deploy_command_creates_the_same_deployments(deployed: list[str]) -> None:
     ours = on_server()
     command = [PREFECT, "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
@@ -102,7 +102,7 @@ def test_prefects_own_command_in_a_clone_makes_the_same(deployed: list[str]) -> 
 
 
 @pytest.mark.full
-def test_what_a_person_has_changed_is_kept_until_the_deployment_is_deleted(deployed: list[str]) -> None:
+def test_a_users_changes_are_kept_until_the_deployment_is_deleted(deployed: list[str]) -> None:
     async def change(client: PrefectClient) -> UUID:
         found = await client.read_deployment_by_name("sweep/nightly")
         await client.update_deployment(
@@ -131,7 +131,7 @@ def test_what_a_person_has_changed_is_kept_until_the_deployment_is_deleted(deplo
     assert on_server()["sweep/nightly"]["global_concurrency_limit"] == 1
 
 
-def test_without_a_server_the_sentence_says_what_to_do(server: str) -> None:
+def test_a_missing_server_is_an_error_with_the_fix(server: str) -> None:
     with temporary_settings(restore_defaults={PREFECT_API_URL}), pytest.raises(ConfigurationError) as refused:
         asyncio.run(deploy())
     assert "no Prefect server is configured" in str(refused.value)
@@ -142,7 +142,7 @@ def test_without_a_server_the_sentence_says_what_to_do(server: str) -> None:
     assert f"the Prefect server at {url} does not answer" in str(refused.value)
 
 
-def test_a_value_that_a_flow_would_refuse_makes_no_run_of_its_deployment(deployed: list[str]) -> None:
+def test_an_invalid_value_starts_no_run_of_a_deployment(deployed: list[str]) -> None:
     wrong: dict[str, dict[str, Any]] = {
         "batch": {"timeout": 0},
         "sweep": {"direction": "upwards"},
@@ -169,7 +169,7 @@ def test_a_value_that_a_flow_would_refuse_makes_no_run_of_its_deployment(deploye
         if entry["parameters"]  # a job sets the parameters of its shards
     ],
 )
-def test_the_parameters_that_a_deployment_has_make_a_run_that_works(
+def test_a_run_with_the_default_parameters_of_a_deployment_succeeds(
     entry: dict[str, Any],
     server: str,
     openai: ChatServer,

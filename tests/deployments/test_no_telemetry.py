@@ -68,14 +68,14 @@ def run_on_a_terminal(folder: Path, program: str, home: Path) -> tuple[int, str,
     return int((folder / "count").read_text()), printed, errors
 
 
-def test_whatever_leaves_the_machine_is_counted(tmp_path: Path) -> None:
+def test_connections_that_leave_the_machine_are_counted(tmp_path: Path) -> None:
     """Prove that the count works; otherwise a count of 0 below would prove nothing."""
     assert run_on_a_terminal(tmp_path, INWARD, tmp_path)[0] == 0
     assert run_on_a_terminal(tmp_path, OUTWARD, tmp_path)[0] == 3
 
 
 @pytest.mark.full
-def test_a_block_is_saved_a_flow_runs_and_nobody_else_hears_of_it(tmp_path: Path) -> None:
+def test_saving_a_block_and_running_a_flow_sends_no_telemetry(tmp_path: Path) -> None:
     home = make_prefect_home(tmp_path / "home")
     count, printed, errors = run_on_a_terminal(tmp_path, SCRIPT, home)
     assert "saved eu" in printed

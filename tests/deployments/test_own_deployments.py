@@ -80,7 +80,7 @@ def delete() -> Iterator[list[str]]:
     asyncio.run(call())
 
 
-def test_it_has_its_code_and_its_schedule_and_made_again_it_has_those_of_the_command(
+def test_a_deployment_has_its_code_and_schedule_and_can_be_updated(
     command: Callable[..., Answer], delete: list[str]
 ) -> None:
     name = ("--name", "nightly-lr", "--work-pool", POOL)
@@ -114,7 +114,7 @@ def test_it_has_its_code_and_its_schedule_and_made_again_it_has_those_of_the_com
 
 
 @pytest.mark.full
-def test_every_flow_can_be_deployed_with_all_of_its_code(command: Callable[..., Answer], delete: list[str]) -> None:
+def test_every_flow_can_be_deployed_with_its_code(command: Callable[..., Answer], delete: list[str]) -> None:
     for number in (1, 2):
         Path(f"step{number}.py").write_text(f"a = {number}\n")
     Path("in.jsonl").write_text('{"lr": 1}\n')
@@ -139,7 +139,7 @@ def test_every_flow_can_be_deployed_with_all_of_its_code(command: Callable[..., 
     assert read("batch/of-a-test").parameters["provider_options"] == {"memory_mib": "512"}
 
 
-def test_what_is_wrong_is_a_sentence_and_makes_nothing(command: Callable[..., Answer]) -> None:
+def test_wrong_usage_is_one_sentence_and_creates_nothing(command: Callable[..., Answer]) -> None:
     Path("big.py").write_text(f"text = {json.dumps('x' * 600_000)}\n")
     named = (*SWEEP, "--name", "x")
     cases: dict[tuple[str, ...], str] = {

@@ -31,7 +31,7 @@ from ..infra.prefect_database import make_prefect_home
 from ..infra.waiting import wait_until
 
 
-def test_a_port_that_is_taken_is_one_sentence(server: str, tmp_path: Path) -> None:
+def test_a_used_port_is_a_one_sentence_error(server: str, tmp_path: Path) -> None:
     port = urlsplit(server).port
     with pytest.raises(ConfigurationError) as refused, PrefectServer(tmp_path, port):
         pass
@@ -40,7 +40,7 @@ def test_a_port_that_is_taken_is_one_sentence(server: str, tmp_path: Path) -> No
 
 
 @pytest.mark.full
-def test_the_server_ends_with_a_process_that_is_killed(no_process_left: None, tmp_path: Path) -> None:
+def test_the_server_ends_when_its_parent_is_killed(no_process_left: None, tmp_path: Path) -> None:
     program = (
         "import sys, time\nfrom pathlib import Path\nfrom rlm_batch.deployments.server import PrefectServer\n"
         "with PrefectServer(Path(sys.argv[1])) as server:\n    print(server.url, flush=True)\n    time.sleep(3600)\n"
@@ -70,7 +70,7 @@ FOREIGN_ORIGINS = [
 ]
 
 
-def test_a_web_page_of_another_address_reads_nothing_and_makes_no_run(server: str) -> None:
+def test_a_foreign_web_page_can_read_nothing_and_start_no_run(server: str) -> None:
     with SyncPrefectClient(server) as client:
         flow = client.request("POST", "/flows/", json={"name": str(uuid4())}).json()["id"]
     for origin in FOREIGN_ORIGINS:
@@ -92,12 +92,12 @@ def test_a_web_page_of_another_address_reads_nothing_and_makes_no_run(server: st
     assert runs == []
 
 
-def test_another_page_shows_the_ui_in_no_frame(server: str) -> None:
+def test_a_foreign_page_cannot_frame_the_ui(server: str) -> None:
     shown = httpx.get(f"{server.removesuffix('/api')}/", follow_redirects=True, timeout=60)
     assert (shown.status_code, shown.headers["content-security-policy"]) == (200, "frame-ancestors 'self'")
 
 
-def test_a_name_that_is_not_the_servers_is_refused_whoever_made_it_point_here(server: str) -> None:
+def test_a_foreign_host_name_is_refused(server: str) -> None:
     port = urlsplit(server).port
     names = ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", f"a@localhost:{port}", "")
     for host in (*names, f"prefect-in-memory:{port}"):
@@ -109,7 +109,7 @@ def test_a_name_that_is_not_the_servers_is_refused_whoever_made_it_point_here(se
     assert foreign.value.response.status_code == 400
 
 
-def test_the_web_sockets_of_other_pages_are_refused_too(server: str) -> None:
+def test_web_sockets_of_foreign_pages_are_refused(server: str) -> None:
     address = server.replace("http", "ws", 1)
     for path in ("events/in", "events/out", "logs/out", "task_runs/subscriptions/scheduled"):
         for origin in FOREIGN_ORIGINS:
@@ -122,7 +122,7 @@ def test_the_web_sockets_of_other_pages_are_refused_too(server: str) -> None:
         pass
 
 
-def test_the_ui_asks_as_it_always_did_by_whichever_name_it_was_opened_and_needs_a_token(server: str) -> None:
+def test_the_ui_works_under_every_local_name_with_a_csrf_token(server: str) -> None:
     port = urlsplit(server).port
     for name in ("127.0.0.1", "localhost", "[::1]"):
         origin = f"http://{name}:{port}"
@@ -137,7 +137,7 @@ def test_the_ui_asks_as_it_always_did_by_whichever_name_it_was_opened_and_needs_
     assert httpx.get(f"http://127.0.0.1:{port}/ui-settings", timeout=60).json()["csrf_enabled"] is True
 
 
-def test_automations_of_the_server_still_reach_its_own_api(server: str) -> None:
+def test_automations_of_the_server_reach_its_api(server: str) -> None:
     """Automations call the API in the server's process, as host prefect-in-memory, which no other client may use."""
     event = f"tests.{uuid4()}"
     trigger = {"type": "event", "expect": [event], "posture": "Reactive", "threshold": 1, "within": 0}
@@ -167,9 +167,7 @@ def test_automations_of_the_server_still_reach_its_own_api(server: str) -> None:
 
 
 @pytest.mark.full
-def test_a_page_that_a_person_allows_is_answered_and_so_is_its_host(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_allowed_page_and_its_host_are_answered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     make_prefect_home(tmp_path)
     monkeypatch.setenv("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", " https://Prefect.example/ ")
     with PrefectServer(tmp_path) as running:
@@ -183,7 +181,7 @@ def test_a_page_that_a_person_allows_is_answered_and_so_is_its_host(
         )
 
 
-def test_an_address_where_no_api_answers_or_one_that_refuses_is_a_sentence(server: str) -> None:
+def test_a_missing_or_refusing_api_is_a_one_sentence_error(server: str) -> None:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             place = self.path.removesuffix("/health").strip("/")
@@ -210,7 +208,7 @@ def test_an_address_where_no_api_answers_or_one_that_refuses_is_a_sentence(serve
 
 
 @pytest.mark.full
-def test_a_server_with_a_password_says_so_and_works_for_whoever_has_it(
+def test_a_server_with_a_password_works_for_clients_that_send_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_prefect_home(tmp_path)

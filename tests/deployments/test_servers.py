@@ -130,15 +130,13 @@ def completed(url: str, flow_run: str) -> int:
     return int(post(url, "/task_runs/count", **of_run(flow_run), **done).raise_for_status().json())
 
 
-def test_whoever_has_not_the_password_is_refused_by_every_server(servers: Servers) -> None:
+def test_every_server_refuses_requests_without_the_password(servers: Servers) -> None:
     for url in (*servers.urls, *([servers.url] if servers.url else [])):
         assert httpx.get(f"{url}/work_pools/rlm-batch", timeout=30).status_code == 401
         assert httpx.get(f"{url}/health", timeout=30).status_code == 200
 
 
-def test_a_run_made_through_one_server_is_done_by_a_worker_of_another_and_both_have_its_history(
-    servers: Servers, worker: Path
-) -> None:
+def test_servers_share_runs_workers_and_history(servers: Servers, worker: Path) -> None:
     first, second = servers.urls
     # The run lasts long enough to publish its progress.
     code = "import time; time.sleep(0.3); print('seen'); SUBMIT(y=x)"
@@ -166,12 +164,12 @@ def test_a_run_made_through_one_server_is_done_by_a_worker_of_another_and_both_h
     assert "ERROR" not in servers.log("services")
 
 
-def test_schedules_are_kept_by_the_services(servers: Servers) -> None:
+def test_the_services_process_schedules(servers: Servers) -> None:
     scheduled = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}, "flows": {"name": {"any_": ["reap"]}}}
     wait(lambda: len(post(servers.urls[1], "/flow_runs/filter", **scheduled).json()) > 1, "runs to come")
 
 
-def test_a_limits_lease_holds_over_both_servers_outlives_redis_and_comes_back_when_nobody_renews_it(
+def test_a_lease_holds_on_both_servers_survives_redis_and_expires(
     servers: Servers,
 ) -> None:
     first, second = servers.urls
@@ -202,7 +200,7 @@ def test_a_limits_lease_holds_over_both_servers_outlives_redis_and_comes_back_wh
 
 
 @pytest.mark.requires("haproxy")
-def test_a_server_that_is_killed_takes_neither_the_run_nor_its_history_with_it(servers: Servers, worker: Path) -> None:
+def test_killing_a_server_loses_neither_run_nor_history(servers: Servers, worker: Path) -> None:
     assert servers.url is not None
     # Enough events a second that the server has some in progress at any moment.
     code = "import time; time.sleep(0.05); SUBMIT(y=x)"

@@ -182,7 +182,7 @@ if "prefect worker start" in " ".join(sys.orig_argv):
 
 
 @pytest.mark.full
-def test_up_and_then_what_it_says_to_type_is_all_it_takes(empty: Path) -> None:
+def test_up_and_the_command_that_it_prints_run_a_flow(empty: Path) -> None:
     (empty / "sitecustomize.py").write_text(LEAVING)
     with Up(empty, PYTHONPATH=str(empty)) as up:
         up.there()
@@ -212,7 +212,7 @@ def test_up_and_then_what_it_says_to_type_is_all_it_takes(empty: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_the_end_takes_the_flow_runs_and_their_sandboxes_and_keeps_what_was_done(home: Path) -> None:
+def test_ending_up_ends_flow_runs_and_sandboxes_and_keeps_results(home: Path) -> None:
     with Up(home) as up:
         flow_run = up.there().run_of("-p", SLOW, "-p", 'grid={"t": [0.1, 3600, 3600]}')
         up.wait_for_result(flow_run)
@@ -227,7 +227,7 @@ def test_the_end_takes_the_flow_runs_and_their_sandboxes_and_keeps_what_was_done
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_a_sweep_of_ones_own_runs_by_its_schedule_and_whoever_wants_reads_what_it_has_come_to(home: Path) -> None:
+def test_a_users_sweep_runs_on_schedule_and_its_results_are_readable(home: Path) -> None:
     (home / "train.py").write_text("import math\nSUBMIT(loss=(math.log10(lr) + 2) ** 2)\n")
     with Up(home) as up:
         up.there()
@@ -282,7 +282,7 @@ print(type(report).__name__, report.best.meta.variables["lr"], sep="\\n")
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_only_who_has_the_password_runs_anything_and_only_what_is_allowed(home: Path) -> None:
+def test_runs_need_the_password_and_stay_within_the_allowed_paths(home: Path) -> None:
     (home / "in.jsonl").write_text('{"x": 1}')
     with Up(home, "--auth", "somebody:not-told") as up:
         up.there()
@@ -311,9 +311,7 @@ def test_only_who_has_the_password_runs_anything_and_only_what_is_allowed(home: 
         assert "not-told" not in "".join([up.said, *logs])
 
 
-def test_up_allows_the_home_and_the_directory_here_unless_the_environment_says_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up_allows_home_and_working_directory_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLM_BATCH_ALLOWED_PATHS", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
@@ -326,7 +324,7 @@ def test_up_allows_the_home_and_the_directory_here_unless_the_environment_says_o
 @pytest.mark.full
 @pytest.mark.requires("postgres")
 @pytest.mark.timeout(900)
-def test_postgres_is_as_good_a_database_and_keeps_what_was_done(empty: Path) -> None:
+def test_postgres_works_as_the_database_and_keeps_results(empty: Path) -> None:
     with Postgres() as postgres:
         url = postgres.url.replace("postgresql+asyncpg://tests@", "postgresql://tests:not-told@")
         with Up(empty, "--database", url) as up:
@@ -342,7 +340,7 @@ def test_postgres_is_as_good_a_database_and_keeps_what_was_done(empty: Path) -> 
 
 
 @pytest.mark.full
-def test_a_database_that_is_not_there_is_one_sentence_without_its_password(empty: Path) -> None:
+def test_a_missing_database_is_a_one_sentence_error_without_its_password(empty: Path) -> None:
     with Up(empty, "--database", "postgresql://me:not-told@127.0.0.1:9/prefect") as up:
         assert up.wait() == 2
         said = up.said.splitlines()[-1]
@@ -354,7 +352,7 @@ def test_a_database_that_is_not_there_is_one_sentence_without_its_password(empty
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("which", ["server", "worker"])
-def test_a_child_that_dies_ends_it_with_an_error_and_no_sandbox_is_left(
+def test_a_dead_child_process_ends_up_with_an_error_and_no_sandbox(
     home: Path, which: str, processes: Callable[[], dict[int, str]]
 ) -> None:
     with Up(home) as up:

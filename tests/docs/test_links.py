@@ -8,7 +8,7 @@ BESIDE = ["CONTRIBUTING.md", "CHANGELOG.md"]  # pages of the repository outside 
 MANUAL = [page for page in PAGES if page not in ("README.md", "docs/index.md")]
 
 
-def test_every_link_leads_to_a_file_and_to_a_heading_in_it() -> None:
+def test_every_link_leads_to_an_existing_file_and_heading() -> None:
     broken: list[str] = []
     for page in [*PAGES, *BESIDE]:
         for link in links(page):
@@ -22,7 +22,7 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it() -> None:
     assert broken == []
 
 
-def test_the_index_and_the_readme_lead_to_every_page() -> None:
+def test_the_index_and_readme_link_to_every_page() -> None:
     for start in ("docs/index.md", "README.md"):
         reached = {str(((ROOT / start).parent / link.partition("#")[0]).resolve()) for link in links(start)}
         assert [page for page in MANUAL if str(ROOT / page) not in reached] == [], start

@@ -105,7 +105,7 @@ RUN_PAGES = [
 
 
 @pytest.mark.parametrize("page", RUN_PAGES)
-def test_the_commands_of_a_page_run_one_after_the_other(
+def test_the_commands_of_a_page_run_in_order(
     page: str,
     server: str,
     account: Callable[..., None],
@@ -136,7 +136,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(
         assert status in (None, 0), f"{command}: {capfd.readouterr()}"
 
 
-def test_every_command_with_a_flow_is_run() -> None:
+def test_every_documented_flow_command_is_tested() -> None:
     """Check that no page's commands are skipped because of a block with another language."""
     assert sum(map(len, RUN_HERE.values())) >= 12
     assert {line.split()[1] for lines in RUN_HERE.values() for line in lines} >= {
@@ -145,7 +145,7 @@ def test_every_command_with_a_flow_is_run() -> None:
     assert {block.page for block in blocks("")} == set(), "a block of code without a language"
 
 
-def test_what_the_pages_name_exists() -> None:
+def test_names_in_the_pages_exist() -> None:
     """Look for commands, targets, deployments, extras and files, in blocks and in sentences."""
     from rlm_batch.cli.commands import app
 

@@ -52,7 +52,7 @@ def parameters() -> dict[tuple[str, str], tuple[str, str]]:
     return found
 
 
-def test_the_table_of_parameters_is_that_of_the_flows() -> None:
+def test_the_table_of_parameters_matches_the_flows() -> None:
     rows = list(table_rows(SECTIONS["Parameters"]))
     documented: dict[tuple[str, str], tuple[str, str]] = {}
     for name, default, flows, text in rows:
@@ -69,7 +69,7 @@ def test_the_table_of_parameters_is_that_of_the_flows() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_the_table_of_settings_is_that_of_the_block(block: str) -> None:
+def test_the_table_of_settings_matches_the_block(block: str) -> None:
     below = re.split(r"^### `?(\w+(?: \w+)*)`?$", SECTIONS["Settings of blocks"], flags=re.MULTILINE)
     tables = dict(zip(below[1::2], below[2::2], strict=True))
     common = {} if block == "LanguageModel" else {name: rest for name, *rest in table_rows(tables["Every provider"])}
@@ -81,7 +81,7 @@ def test_the_table_of_settings_is_that_of_the_block(block: str) -> None:
     assert documented == found
 
 
-def test_the_table_of_errors_has_every_error_and_says_which_are_retried() -> None:
+def test_the_table_of_errors_lists_every_error_and_its_retry() -> None:
     documented = {names(name)[0]: retried for name, _, retried in table_rows(SECTIONS["Errors"])}
     errors = {
         name: kind
@@ -108,7 +108,7 @@ def test_the_tables_of_results_have_every_field() -> None:
         assert {*names(text)} - {report.__name__} == {field.name for field in fields(report)}
 
 
-def test_our_environment_variables_are_those_of_the_code() -> None:
+def test_the_documented_environment_variables_match_the_code() -> None:
     documented = re.findall(r"`(RLM_BATCH_[A-Z_]+)`", SECTIONS["Environment variables"])
     rooms = ("cli", "flows", "tasks", "blocks", "sandbox", "deployments")
     code = "\n".join(path.read_text() for room in rooms for path in (ROOT / room).rglob("*.py"))

@@ -50,7 +50,7 @@ def wait_for_message(posted: list[Any], word: str) -> Any:
     return message
 
 
-def test_the_automations_of_the_example_are_ones_that_prefect_takes() -> None:
+def test_prefect_accepts_the_automations_of_the_example() -> None:
     text = (EXAMPLES / "automations.yaml").read_text().replace("WEBHOOK_BLOCK_ID", str(uuid.uuid4()))
     made = [AutomationCore.model_validate(automation) for automation in yaml.safe_load(text)["automations"]]
     assert [automation.name for automation in made] == ["a sweep failed", "a sweep found a better trial"]
