@@ -51,7 +51,7 @@ async def read_task_runs(run_id: uuid.UUID) -> list[TaskRun]:
         return await client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run_id])))
 
 
-async def test_each_failure_is_its_own_error_and_the_results_beside_them_are_in_order():
+async def test_each_failure_has_its_error_and_results_keep_their_order():
     code = [text for number, failing in enumerate(FAILING) for text in (failing, f"SUBMIT(number={number})")]
     results = await batch(code, on_failure="return", max_workers=2)
     assert [result.meta.index for result in results] == list(range(len(code)))
@@ -62,7 +62,7 @@ async def test_each_failure_is_its_own_error_and_the_results_beside_them_are_in_
         assert message in str(failure.error)
 
 
-async def test_code_that_does_not_end_is_ended_by_its_timeout_or_by_the_deadline_of_its_run():
+async def test_endless_code_ends_at_its_timeout_or_the_runs_deadline():
     forever = "import time; time.sleep(1000)"
     (late,) = await batch([forever], timeout=1, on_failure="return")
     assert isinstance(late.error, ExecutionTimeout)
@@ -73,7 +73,7 @@ async def test_code_that_does_not_end_is_ended_by_its_timeout_or_by_the_deadline
         assert "deadline of 1 s" in str(failure.error)
 
 
-async def test_failures_are_raised_when_all_are_done_with_everything_that_was_got(results):
+async def test_failures_are_raised_at_the_end_with_all_outcomes(results):
     with pytest.raises(ExecutionsFailed, match="1 of 3 executions failed") as raised:
         await batch(["SUBMIT(a=1)", "1/0", "SUBMIT(a=3)"])
     first, failure, third = raised.value.results
@@ -83,7 +83,7 @@ async def test_failures_are_raised_when_all_are_done_with_everything_that_was_go
     assert raised.value.results_path == str(results / str(find_run_id(results)))
 
 
-async def test_one_piece_of_code_runs_over_the_inputs_of_files(tmp_path):
+async def test_code_runs_over_the_inputs_of_files(tmp_path):
     code = "SUBMIT(y=x * 2, kind=type(x).__name__)"
     lines, cells = tmp_path / "in.jsonl", tmp_path / "in.csv"
     lines.write_text('{"x": 1}\n\n{"x": "a"}\n')
@@ -93,7 +93,7 @@ async def test_one_piece_of_code_runs_over_the_inputs_of_files(tmp_path):
 
 
 @pytest.mark.full
-async def test_a_file_of_csv_is_read_as_its_job_began_to_read_it_and_nothing_runs_again(tmp_path):
+async def test_a_resumed_csv_job_keeps_its_column_types_and_reruns_nothing(tmp_path):
     cells, results = tmp_path / "in.csv", tmp_path / "results" / "job"
     code = "import os\nSUBMIT(x=x, zip=zip, random=os.urandom(8).hex())"
     cells.write_text("x,zip\n1,01234\n2.5,56789\n")
@@ -109,7 +109,7 @@ async def test_a_file_of_csv_is_read_as_its_job_began_to_read_it_and_nothing_run
     assert [record["column_types"] for record in records] == [{"x": "float", "zip": "str"}] * 2
 
 
-async def test_what_is_too_long_for_prefects_parameters_goes_by_files(results):
+async def test_parameters_too_long_for_prefect_are_stored_in_files(results):
     """Code, inputs and prepare are too long for parameters; the code has unusual letters."""
     inputs = [{"text": str(number) * 200_000} for number in range(3)]
     code = f"# {'x' * 300_000}\nSUBMIT(size=len(text), first=text[0], letters='a\u2028b\x85c', base=base)"
@@ -138,24 +138,24 @@ async def test_what_is_too_long_for_prefects_parameters_goes_by_files(results):
         ({"code": "1", "max_workers": 0}, "max_workers"),
     ],
 )
-async def test_bad_input_is_one_sentence_before_anything_runs(parameters, message):
+async def test_invalid_input_is_refused_with_one_sentence(parameters, message):
     with pytest.raises(ConfigurationError, match=message) as raised:
         await batch(**parameters)
     assert "\n" not in str(raised.value)
 
 
-async def test_a_parameter_that_there_is_not_is_refused_with_the_flows_name():
+async def test_an_unknown_parameter_is_refused_with_the_flows_name():
     with pytest.raises(TypeError, match=r"batch\(\) got an unexpected keyword argument 'max_worker'"):
         await batch(["1"], max_worker=3)  # type: ignore[reportCallIssue]
 
 
-async def test_a_variable_that_is_no_name_is_refused_before_anything_runs_as_it_is_of_a_file(tmp_path):
+async def test_an_invalid_variable_name_is_refused_before_the_run(tmp_path):
     with pytest.raises(ConfigurationError, match="rename it, as to not_a_name"):
         await batch("SUBMIT(x=1)", [{"x": 1}, {"not a name": 1}], results_path=str(tmp_path), on_failure="return")
     assert not list(tmp_path.glob("part-*"))
 
 
-async def test_the_ledger_has_a_line_for_each_execution_and_one_whose_line_is_damaged_runs_again(tmp_path):
+async def test_an_execution_with_a_damaged_ledger_line_is_rerun(tmp_path):
     async def run() -> list[str]:
         code, inputs = "import os\nSUBMIT(random=os.urandom(8).hex() if 1 // x else 0)", [{"x": 1}, {"x": 0}, {"x": 1}]
         found = await batch(code, inputs, results_path=str(tmp_path), on_failure="return", max_workers=1)
@@ -176,7 +176,7 @@ async def test_the_ledger_has_a_line_for_each_execution_and_one_whose_line_is_da
     assert again[1] == first[1]
 
 
-async def test_cached_results_serve_another_run_and_replicates_stay_apart():
+async def test_cached_results_are_reused_and_replicates_stay_separate():
     first = await batch([RANDOM] * 3, cache_results=True)
     again = await batch([RANDOM] * 4, cache_results=True)
     assert [result.random for result in first] == [result.random for result in again[:3]]
@@ -184,7 +184,7 @@ async def test_cached_results_serve_another_run_and_replicates_stay_apart():
     assert not {result.random for result in await batch([RANDOM] * 3)} & {result.random for result in first}
 
 
-async def test_reused_sandboxes_are_as_many_as_the_workers_and_others_one_each():
+async def test_each_worker_reuses_one_sandbox_on_request():
     code = ["SUBMIT()"] * 4
     reused = await batch(code, max_workers=2, reuse_sandboxes=True)
     assert len({result.meta.sandbox_id for result in reused}) <= 2
@@ -192,7 +192,7 @@ async def test_reused_sandboxes_are_as_many_as_the_workers_and_others_one_each()
     assert len({result.meta.sandbox_id for result in fresh}) == 4
 
 
-async def test_a_reused_sandbox_whose_folder_was_removed_is_replaced_before_another_execution_fails_of_it():
+async def test_a_reused_sandbox_without_its_folder_is_replaced_before_the_next_execution():
     code = ["import os, shutil; shutil.rmtree(os.getcwd())", "open('x', 'w').close(); SUBMIT(fine=True)"]
     first, fine = await batch(code, provider="local:none", max_workers=1, reuse_sandboxes=True, retries=0)
     assert fine.fine
@@ -200,14 +200,14 @@ async def test_a_reused_sandbox_whose_folder_was_removed_is_replaced_before_anot
     assert fine.meta.sandbox_id != first.meta.sandbox_id
 
 
-async def test_a_reused_sandbox_whose_supervisor_is_killed_is_replaced():
+async def test_a_reused_sandbox_with_a_killed_supervisor_is_replaced():
     code = ["import os, signal, time; os.kill(os.getppid(), signal.SIGKILL); time.sleep(1000)", "SUBMIT(fine=True)"]
     lost, fine = await batch(code, provider="local:none", max_workers=1, reuse_sandboxes=True, on_failure="return")
     assert type(lost.error).__name__ == "OutcomeUnknown"
     assert fine.fine
 
 
-async def test_the_server_shows_a_run_for_each_execution_with_its_state_tags_and_attempts(results):
+async def test_each_execution_is_a_task_run_with_state_tags_and_attempts(results):
     await batch(["SUBMIT(a=1)", "1/0"], on_failure="return")
     run_id = find_run_id(results)
 
@@ -220,13 +220,13 @@ async def test_the_server_shows_a_run_for_each_execution_with_its_state_tags_and
 
 
 @pytest.mark.parametrize("flow", [batch, chunks, rlm, sequence, sweep], ids=lambda flow: flow.name)
-def test_parameters_have_descriptions_for_the_form_in_the_ui(flow):
+def test_parameters_have_descriptions_for_the_ui(flow):
     schema = flow.parameters.model_dump()["properties"]
     assert [name for name in schema if not schema[name].get("description")] == []
     assert flow is not batch or schema["max_workers"]["minimum"] == 1
 
 
-async def test_cancelling_the_flow_ends_its_executions_and_their_task_runs_are_cancelled(results, caplog):
+async def test_cancelling_the_flow_ends_executions_and_cancels_task_runs(results, caplog):
     code, output = "import time; print('begun', flush=True); time.sleep(1000)", OutputListener()
     flow = asyncio.create_task(run_with_listener(batch, output, code, [{"i": i} for i in range(6)], max_workers=2))
     await output.wait_for(2)
@@ -243,7 +243,7 @@ async def test_cancelling_the_flow_ends_its_executions_and_their_task_runs_are_c
     assert "Finished in state Cancelled" not in caplog.text
 
 
-async def test_settings_of_the_provider_are_given_for_a_run_without_a_saved_block():
+async def test_provider_options_apply_without_a_saved_block():
     code = "import resource\nSUBMIT(mib=resource.getrlimit(resource.RLIMIT_AS)[0] >> 20, volume=VOLUME is not None)"
     options = {"memory_mib": "300", "volume_name": "notes"}
     (result,) = await batch([code], provider_options=options)
@@ -263,13 +263,13 @@ async def test_settings_of_the_provider_are_given_for_a_run_without_a_saved_bloc
         ({"isolation": "none"}, "isolation is no option of a single run"),
     ],
 )
-async def test_settings_that_the_provider_has_not_are_one_sentence(options, message):
+async def test_unknown_provider_options_are_refused_with_one_sentence(options, message):
     with pytest.raises(ConfigurationError, match=re.escape(message)) as caught:
         await batch(["SUBMIT()"], provider_options=options)
     assert "hidden" not in str(caught.value)
 
 
-async def test_where_a_blocks_secrets_go_is_no_option_of_a_run():
+async def test_a_run_cannot_change_the_address_that_gets_secrets():
     secret = SecretStr("hidden")
     with_token = LocalSandbox(repo_url="https://host/r.git", repo_token=secret)
     await with_token.save("with-token", overwrite=True)  # type: ignore[misc]
@@ -283,7 +283,7 @@ async def test_where_a_blocks_secrets_go_is_no_option_of_a_run():
             await batch(["SUBMIT()"], provider=provider, provider_options=options)
 
 
-async def test_a_file_of_json_lines_may_have_nan_and_what_prepares_a_fence(tmp_path):
+async def test_json_lines_may_contain_nan_and_prepare_may_be_fenced(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"x": NaN}\n{"x": -Infinity}\n')
     prepare = "```python\nlabel = 'x is'\n```"
     found = await batch("SUBMIT(y=f'{label} {x}')", str(tmp_path / "in.jsonl"), prepare=prepare)

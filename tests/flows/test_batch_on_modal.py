@@ -41,7 +41,7 @@ async def block(modal_standin: Any) -> str:
 @pytest.mark.parametrize(
     ("size", "options"), [(24, {"max_workers": 6}), (12, {"max_workers": 3, "reuse_sandboxes": True})]
 )
-async def test_a_batch_among_faults_is_right_and_runs_each_once(
+async def test_a_batch_among_faults_runs_each_execution_once(
     block: str, modal_standin: Any, size: int, options: dict[str, Any]
 ) -> None:
     await batch("SUBMIT(1)", provider=block, inputs=[{}])  # create the image and the volume
@@ -57,7 +57,7 @@ async def test_a_batch_among_faults_is_right_and_runs_each_once(
     assert faults
 
 
-async def test_the_name_alone_takes_the_token_of_the_environment(
+async def test_the_provider_name_uses_the_token_of_the_environment(
     modal_standin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MODAL_TOKEN_ID", modal_standin.hello["token_id"])

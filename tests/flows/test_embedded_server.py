@@ -31,7 +31,7 @@ print(asyncio.run(batch(["wait_for_line(); SUBMIT(seen=True)"], tools={"wait_for
 
 # tests/deployments/test_server.py tests this in detail, on the server of `rlm-batch up`.
 @pytest.mark.full
-def test_it_is_closed_to_web_pages_but_those_that_a_person_allows(tmp_path: Path) -> None:
+def test_the_embedded_server_accepts_only_allowed_web_pages(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     environment |= {
         "PREFECT_HOME": str(make_prefect_home(tmp_path / "home")),
@@ -67,9 +67,7 @@ def test_it_is_closed_to_web_pages_but_those_that_a_person_allows(tmp_path: Path
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_first_runs_at_the_same_time_succeed_although_the_one_that_creates_the_database_is_killed(
-    tmp_path: Path, no_process_left: None
-) -> None:
+def test_simultaneous_first_runs_survive_a_killed_database_creation(tmp_path: Path, no_process_left: None) -> None:
     home = tmp_path / "home"
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     environment |= {"PREFECT_HOME": str(home), "RLM_BATCH_RESULTS": str(tmp_path / "results")}

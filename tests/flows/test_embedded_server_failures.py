@@ -91,7 +91,7 @@ def read_sentence(program: subprocess.Popen[str]) -> str:
     return sentences[0]
 
 
-def test_a_server_that_is_killed_ends_the_flow_with_a_sentence_and_what_was_done_is_kept(
+def test_killing_the_server_ends_the_flow_with_a_sentence_and_keeps_results(
     home: Path, tmp_path: Path, run: Run, processes: Callable[[], dict[int, str]]
 ) -> None:
     program = run(home)
@@ -107,7 +107,7 @@ def test_a_server_that_is_killed_ends_the_flow_with_a_sentence_and_what_was_done
     assert (again.returncode, read_results(tmp_path)) == (0, 4)
 
 
-def test_a_database_that_can_no_longer_be_written_is_a_sentence_when_the_executions_are_done(
+def test_a_database_that_becomes_unwritable_is_reported_after_the_executions(
     home: Path, tmp_path: Path, run: Run, processes: Callable[[], dict[int, str]]
 ) -> None:
     program = run(home)
@@ -122,7 +122,7 @@ def test_a_database_that_can_no_longer_be_written_is_a_sentence_when_the_executi
     assert read_results(tmp_path) == 4
 
 
-def test_a_database_that_is_none_is_a_sentence_at_the_start(home: Path, run: Run) -> None:
+def test_an_invalid_database_is_reported_at_the_start(home: Path, run: Run) -> None:
     (home / "prefect.db").write_bytes(b"no database at all" * 1000)
     sentence = read_sentence(run(home))
     assert "Prefect's embedded server did not start: sqlalchemy.exc.DatabaseError" in sentence
@@ -130,7 +130,7 @@ def test_a_database_that_is_none_is_a_sentence_at_the_start(home: Path, run: Run
     assert f"its log is {home}/embedded-server.log). Nothing was run: look at PREFECT_HOME" in sentence
 
 
-def test_a_program_that_is_killed_leaves_no_server_behind(
+def test_a_killed_program_leaves_no_server(
     home: Path, tmp_path: Path, run: Run, processes: Callable[[], dict[int, str]]
 ) -> None:
     program = run(home)

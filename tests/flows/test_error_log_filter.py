@@ -13,7 +13,7 @@ def read_log(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-def test_what_a_person_can_mend_is_a_sentence_and_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_user_error_is_a_sentence_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigurationError):
         sweep.sync("SUBMIT(x=x)", grid={"x": [1]}, objective="loss", on_failure="return")
     with pytest.raises(ExecutionsFailed):
@@ -24,7 +24,7 @@ def test_what_a_person_can_mend_is_a_sentence_and_no_traceback(caplog: pytest.Lo
     assert "Traceback" not in wrong + failed
 
 
-def test_what_is_refused_before_it_runs_is_no_flow_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_parameters_start_no_flow_run(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigurationError, match="the space was given twice: pass grid or points, not both"):
         sweep.sync("SUBMIT(x=x)", grid={"x": [1]}, points=[{"x": 1}])
     assert [logged for logged in caplog.records if logged.name.startswith("prefect.flow_runs")] == []

@@ -62,7 +62,7 @@ def begin_and_kill(place: str, results: int, folder: Path, counter: ExecutionCou
 
 
 @pytest.mark.full
-async def test_a_batch_that_is_killed_goes_on_from_the_bucket_and_is_reported_from_there(
+async def test_a_killed_batch_resumes_and_reports_from_the_bucket(
     s3: Any, counter: ExecutionCounter, tmp_path: Path
 ) -> None:
     inputs = [{"x": x, "address": counter.address} for x in range(6)]
@@ -80,7 +80,7 @@ async def test_a_batch_that_is_killed_goes_on_from_the_bucket_and_is_reported_fr
     assert [(record.results_path, record.ended is None) for record in found.records] == [(place, True), (place, False)]
 
 
-async def test_a_block_leads_to_the_bucket_and_its_secret_is_nowhere(
+async def test_a_storage_block_opens_the_bucket_without_showing_its_secret(
     block: str, s3: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)  # botocore's DEBUG log has the key's id, but never the secret
@@ -111,7 +111,7 @@ async def test_a_block_leads_to_the_bucket_and_its_secret_is_nowhere(
 
 
 @pytest.mark.full
-async def test_a_run_whose_last_results_cannot_be_sent_fails(
+async def test_a_run_whose_last_results_cannot_be_uploaded_fails(
     s3: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlm_batch.tasks.ledger.ledger.RETRY_PATIENCE_SECONDS", 0.5)
@@ -127,7 +127,7 @@ async def test_a_run_whose_last_results_cannot_be_sent_fails(
     assert Ledger("s3://results/job").load_latest_lines() == {}
 
 
-async def test_a_block_of_a_directory_is_that_directory(server: str, tmp_path: Path) -> None:
+async def test_a_block_of_a_directory_stores_results_there(server: str, tmp_path: Path) -> None:
     name = f"share-{uuid.uuid4().hex[:8]}"
     await LocalFileSystem(basepath=str(tmp_path / "share")).save(name)  # type: ignore[misc]
     (result,) = await batch(["SUBMIT(1)"], provider="local:none", results_path=f"block://local-file-system/{name}/a/b")
@@ -149,16 +149,14 @@ async def test_a_block_of_a_directory_is_that_directory(server: str, tmp_path: P
         ({"code": "@s3://results/nosuch.txt", "inputs": None}, "the code in s3://results/nosuch.txt cannot be read"),
     ],
 )
-async def test_a_location_that_is_wrong_is_one_sentence_before_anything_runs(
-    s3: Any, parameters: dict[str, Any], said: str
-) -> None:
+async def test_an_invalid_location_is_refused_with_one_sentence(s3: Any, parameters: dict[str, Any], said: str) -> None:
     given = {"code": "SUBMIT(x)", "inputs": [{"x": 1}], "provider": "local:none", **parameters}
     with pytest.raises(ConfigurationError, match=said) as raised:
         await batch(**given)
     assert "\n" not in str(raised.value)
 
 
-async def test_code_and_inputs_are_read_at_locations(s3: Any, tmp_path: Path) -> None:
+async def test_code_and_inputs_are_read_from_locations(s3: Any, tmp_path: Path) -> None:
     bucket = Ledger("s3://results/in")
     write_file(bucket.path / "code.txt", b"SUBMIT(y=x + 1)")
     write_file(bucket.path / "points.csv", b"x\n1\n2\n")

@@ -39,7 +39,7 @@ async def test_each_worker_prepares_once_and_keeps_its_sandbox(tmp_path):
 
 
 @pytest.mark.full
-async def test_a_sweep_and_a_chunked_job_prepare_too(volumes, tmp_path):
+async def test_a_sweep_and_a_chunked_job_run_prepare(volumes, tmp_path):
     prepare = "import json\nweights = [3, 1, 2]"
     report = await sweep("SUBMIT(loss=weights[i])", grid={"i": [0, 1, 2]}, objective="loss", prepare=prepare)
     assert report.best is not None
@@ -59,7 +59,7 @@ async def test_a_sweep_and_a_chunked_job_prepare_too(volumes, tmp_path):
     assert count_preparations(prepared) == count
 
 
-async def test_what_it_prints_is_in_the_runs_log(results):
+async def test_output_of_prepare_is_in_the_runs_log(results):
     found = await batch("print('of the code'); SUBMIT()", prepare="print('loading')\nprint('loaded', end='')")
     assert found[0].meta.stdout == "of the code\n"
     await APILogHandler.aflush()
@@ -70,7 +70,7 @@ async def test_what_it_prints_is_in_the_runs_log(results):
     assert {line.task_run_id for line in logs} == {None}
 
 
-async def test_what_it_raises_ends_the_run_before_any_code_and_is_not_tried_again(results, tmp_path):
+async def test_an_error_in_prepare_ends_the_run_without_a_retry(results, tmp_path):
     prepare = f"{prepare_counted(tmp_path / 'prepared')}\nimport nowhere_at_all"
     code = f"open({str(tmp_path / 'ran')!r}, 'w'); SUBMIT()"
     with pytest.raises(PrepareError, match=r"prepare raised ModuleNotFoundError \(line 5\): No module named"):
@@ -84,7 +84,7 @@ async def test_what_it_raises_ends_the_run_before_any_code_and_is_not_tried_agai
 
 
 @pytest.mark.usefixtures("short_delays")
-async def test_a_prepared_process_that_is_lost_is_made_again_in_a_new_sandbox(tmp_path):
+async def test_a_lost_prepared_process_is_replaced_in_a_new_sandbox(tmp_path):
     code = """
 import signal
 if x == 2 and attempts == "x":
@@ -100,7 +100,7 @@ SUBMIT(y=base + x)
 
 
 @pytest.mark.full
-async def test_it_is_in_the_key_and_so_is_its_seed_and_its_timeout_is_not():
+async def test_prepare_and_its_seed_are_in_the_key_and_its_timeout_is_not():
     async def list_sandboxes(**options: Any) -> set[str]:
         return {result.meta.sandbox_id for result in await batch(["SUBMIT()"], cache_results=True, **options)}
 
@@ -110,7 +110,7 @@ async def test_it_is_in_the_key_and_so_is_its_seed_and_its_timeout_is_not():
         assert not await list_sandboxes(**options) & first
 
 
-async def test_with_a_seed_each_execution_draws_by_its_number_whoever_runs_it(tmp_path):
+async def test_with_a_seed_random_numbers_depend_only_on_the_executions_number(tmp_path):
     async def draw(count: int, **options: Any) -> list[float]:
         inputs = [{"x": x} for x in range(count)]
         results = await batch("SUBMIT(drawn=random.random())", inputs=inputs, prepare="import random", **options)
@@ -121,7 +121,7 @@ async def test_with_a_seed_each_execution_draws_by_its_number_whoever_runs_it(tm
     assert await draw(8, prepare_seed=5, max_workers=1, executions_per_task=3) == first
 
 
-async def test_what_cannot_be_is_refused_in_a_sentence_before_anything_runs(results):
+async def test_an_invalid_prepare_is_refused_with_a_sentence(results):
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"prepare_seed": 1}, "prepare_seed goes with prepare"),
         ({"prepare": "  \n"}, "prepare is empty"),
@@ -133,9 +133,7 @@ async def test_what_cannot_be_is_refused_in_a_sentence_before_anything_runs(resu
 
 
 @pytest.mark.full
-async def test_a_chunk_whose_prepared_process_is_lost_once_it_has_run_is_complete_and_does_not_run_again(
-    volumes, tmp_path
-):
+async def test_a_chunk_stays_complete_after_the_prepared_process_is_lost(volumes, tmp_path):
     code = """
 import os, signal
 with open(ran, "a") as file:
@@ -155,7 +153,7 @@ SUBMIT(total=sum(data))
 
 
 @pytest.mark.full
-async def test_sandboxes_that_cannot_hold_what_is_prepared_are_refused_before_anything_runs(results):
+async def test_sandboxes_too_small_for_prepare_are_refused(results):
     refused: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
         ({"processes": 2}, {}, "processes is 2, and prepare takes 3"),
         (

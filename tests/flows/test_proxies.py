@@ -80,7 +80,7 @@ def run_command(tmp_path: Path, settings: Mapping[str, str], *words: str) -> sub
         pytest.param({"all_proxy": "socks://PROXY/", "no_proxy": "", "NO_PROXY": "*.example.org"}, id="socks"),
     ],
 )
-def test_a_proxy_is_asked_for_nothing_on_this_machine_and_code_sees_none_of_it(
+def test_local_servers_bypass_the_proxy_and_code_sees_no_proxy(
     tmp_path: Path, proxy: Proxy, settings: dict[str, str]
 ) -> None:
     make_prefect_home(tmp_path / "home")
@@ -92,7 +92,7 @@ def test_a_proxy_is_asked_for_nothing_on_this_machine_and_code_sees_none_of_it(
     assert proxy.connections == 0, proxy.requests
 
 
-def test_a_remote_server_is_asked_through_the_proxy(tmp_path: Path, proxy: Proxy) -> None:
+def test_a_remote_server_is_reached_through_the_proxy(tmp_path: Path, proxy: Proxy) -> None:
     settings = {"http_proxy": f"http://{proxy.address}", "PREFECT_API_URL": "http://prefect.invalid:4200/api"}
     settings["PREFECT_CLIENT_MAX_RETRIES"] = "0"
     done = run_command(tmp_path, settings, "deploy")
@@ -120,7 +120,7 @@ def test_a_remote_server_is_asked_through_the_proxy(tmp_path: Path, proxy: Proxy
         ),
     ],
 )
-def test_a_value_that_is_no_proxy_is_one_sentence_whose_remedy_works(
+def test_an_invalid_proxy_is_a_one_sentence_error_with_a_working_fix(
     tmp_path: Path, server: str, name: str, value: str, told: str, remedy: str
 ) -> None:
     refused = run_command(tmp_path, {name: value, "PREFECT_API_URL": server}, "deploy")

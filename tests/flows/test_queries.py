@@ -63,7 +63,7 @@ async def save_model(chat: ChatServer, **settings: Any) -> str:
     return "language-model/chat"
 
 
-async def test_ten_calls_reach_the_model_and_not_one_more_and_the_sum_is_what_the_server_counted(chat, caplog):
+async def test_exactly_ten_calls_reach_the_model_and_their_usage_is_counted(chat, caplog):
     first, second = await batch([TWENTY, TWENTY], language_model=NAME, max_llm_calls=10, batch_concurrency=8)
     for result in (first, second):
         assert [answer is None for answer in result.answers].count(True) == 10
@@ -113,7 +113,7 @@ except BudgetExceeded as error:
 
 
 @pytest.mark.parametrize("limits", [{"max_cost": 2.0}, {"max_llm_tokens": 150_000}])
-async def test_parallel_queries_do_not_fail_on_a_budget_that_is_not_used(chat, limits):
+async def test_parallel_queries_do_not_fail_on_an_unused_budget(chat, limits):
     """One answer of gpt-5 may have 128,000 tokens, which cost $1.28."""
     model = await save_model(chat, model="openai/gpt-5")
     code = "SUBMIT(answers=llm_query_batched([f'q{i}' for i in range(16)]))"
@@ -130,22 +130,20 @@ async def test_parallel_queries_do_not_fail_on_a_budget_that_is_not_used(chat, l
         ({"language_model": NAME, "max_cost": 0.005}, r"could cost \$0.009830, and of \$0.005 .* raise max_cost"),
     ],
 )
-async def test_a_model_that_cannot_be_asked_within_the_limits_is_refused_before_anything_runs(
-    parameters, message, results
-):
+async def test_a_model_too_expensive_for_the_limits_is_refused(parameters, message, results):
     with pytest.raises(ConfigurationError, match=message):
         await batch(["SUBMIT(1)"], **parameters)
     assert not list(results.glob("*"))
 
 
-async def test_a_budget_for_one_of_two_models_is_one(chat):
+async def test_a_cost_limit_works_with_two_models(chat):
     model = await save_model(chat, model="openai/gpt-4", sub_model=NAME, max_tokens=1000)
     (result,) = await batch(["SUBMIT(answer=llm_query('q'))"], language_model=model, max_cost=0.001)
     assert result.answer == "answer to: q"
 
 
 @pytest.mark.full
-async def test_the_model_is_part_of_an_executions_key_and_its_credentials_and_limits_are_not(chat):
+async def test_the_model_is_in_the_key_and_credentials_and_limits_are_not(chat):
     code = ["SUBMIT(answer=llm_query('q'))"]
     cases: list[tuple[dict[str, Any], dict[str, Any], int]] = [
         ({}, {}, 1),
@@ -162,7 +160,7 @@ async def read_task_runs(run_id: uuid.UUID) -> list[TaskRun]:
         return await client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run_id])))
 
 
-async def test_each_query_is_a_task_run_below_its_execution_that_says_what_it_cost(chat, results):
+async def test_each_query_is_a_child_task_run_with_its_cost(chat, results):
     chat.rule("refused", Reply("refused", status=400))
     chat.script = make_script(("", "SUBMIT(answer=llm_query('deeper'))"))
     code = """
@@ -194,7 +192,7 @@ SUBMIT(answer=rlm_query("think"))
 
 
 @pytest.mark.full
-async def test_beyond_a_few_hundred_queries_are_summed_up_and_not_tracked(chat, results, monkeypatch):
+async def test_queries_beyond_a_few_hundred_are_summarized(chat, results, monkeypatch):
     monkeypatch.setattr("rlm_batch.tasks.query.MAX_TRACKED_QUERIES", 3)
     (result,) = await batch(["SUBMIT(n=len(llm_query_batched([str(i) for i in range(40)])))"], language_model=NAME)
     assert (result.n, result.meta.queries.asked, len(result.meta.queries.tree)) == (40, 40, 40)
@@ -208,7 +206,7 @@ async def test_beyond_a_few_hundred_queries_are_summed_up_and_not_tracked(chat, 
 
 
 @pytest.mark.full
-async def test_the_key_is_in_no_log_result_ledger_database_or_error(chat, caplog, results):
+async def test_the_key_is_never_logged_stored_or_shown(chat, caplog, results):
     caplog.set_level("DEBUG")
     chat.rule("refuse", Reply(f"Incorrect API key provided: {KEY}. You can find yours elsewhere.", status=401))
     chat.script = make_script(
@@ -235,7 +233,7 @@ async def test_the_key_is_in_no_log_result_ledger_database_or_error(chat, caplog
 
 
 @pytest.mark.usefixtures("short_delays")
-async def test_a_retried_execution_has_a_budget_of_its_own_and_every_call_is_in_the_log(chat, caplog):
+async def test_a_retry_has_a_new_budget_and_every_call_is_logged(chat, caplog):
     code = "llm_query('q')\n1 / 0"
     (failure,) = await batch([code], language_model=NAME, retries=1, retry_code_errors=True, max_llm_calls=1,
                              on_failure="return")  # fmt: skip
@@ -247,7 +245,7 @@ async def test_a_retried_execution_has_a_budget_of_its_own_and_every_call_is_in_
 
 
 @pytest.mark.full
-def test_without_the_extra_the_error_says_what_to_install(chat, tmp_path, server):
+def test_a_missing_extra_names_the_package_to_install(chat, tmp_path, server):
     """Run a new process that cannot find LiteLLM."""
     program = """
 import asyncio, importlib.abc, sys
@@ -276,7 +274,7 @@ print(asyncio.run(batch(["SUBMIT(1)"]))[0].output)
     assert done.stdout.rstrip().endswith("1")
 
 
-async def test_steps_chunks_and_trials_ask_too_and_an_error_that_the_code_does_not_catch_is_its_failure(chat):
+async def test_steps_chunks_and_trials_can_query_and_uncaught_errors_fail_them(chat):
     first, second = await sequence(
         ["answer = llm_query('one')", "SUBMIT(both=[answer, llm_query('two')])"], language_model=NAME, max_llm_calls=1
     )

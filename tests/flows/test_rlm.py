@@ -46,7 +46,7 @@ def read(path):
     return [json.loads(line) for part in Path(path).glob("part-*.jsonl") for line in part.read_text().splitlines()]
 
 
-async def test_a_question_over_a_text_is_answered_with_its_trajectory_its_queries_as_a_tree_and_a_report(chat):
+async def test_a_question_about_a_text_returns_answer_trajectory_and_query_tree(chat):
     chat.rule("Which number", "forty-two")
     chat.script = make_script(
         ("Turns left: 19.", "SUBMIT(answer=llm_query('Which number? ' + line))"),
@@ -83,7 +83,7 @@ async def test_a_question_over_a_text_is_answered_with_its_trajectory_its_querie
     assert f"{chat.stats.prompt_tokens:,} + {chat.stats.completion_tokens:,} tokens" in said
 
 
-async def test_a_question_without_a_context_and_one_over_a_file(chat, tmp_path):
+async def test_questions_work_without_a_context_and_about_a_file(chat, tmp_path):
     chat.script = make_script(
         ("how long", "SUBMIT(answer=str(len(context)) + context[-1])"),
         ("", "SUBMIT(answer=str('context' in globals()))"),
@@ -107,7 +107,7 @@ async def test_a_context_on_the_volume_is_read_from_there(chat, tmp_path, monkey
         await rlm("how long", NAME, context_volume_path="nosuch.txt", provider=provider)
 
 
-async def test_the_same_question_over_the_same_text_is_answered_from_the_ledger_and_over_another_is_not(chat, tmp_path):
+async def test_a_repeated_question_is_answered_from_the_ledger(chat, tmp_path):
     chat.script = make_script(("", "SUBMIT(answer=context)"))
     path = tmp_path / "text.txt"
     for text, requests in (("one", 1), ("one", 1), ("two", 2)):
@@ -118,7 +118,7 @@ async def test_the_same_question_over_the_same_text_is_answered_from_the_ledger_
         assert chat.stats.requests == requests
 
 
-async def test_an_answer_that_no_budget_allows_is_refused_before_a_sandbox_is_opened(chat, results):
+async def test_a_question_beyond_the_budget_is_refused_before_a_sandbox_opens(chat, results):
     model = LanguageModel(model="openai/gpt-4", sub_model=NAME, api_base=chat.url, max_tokens=1000)
     await model.save("dear", overwrite=True)  # type: ignore[misc]
     cases: list[tuple[dict[str, Any], str]] = [
@@ -131,7 +131,7 @@ async def test_an_answer_that_no_budget_allows_is_refused_before_a_sandbox_is_op
     assert not list(results.glob("*"))
 
 
-async def test_what_was_paid_for_is_there_when_the_budget_is_used_up(chat):
+async def test_the_partial_answer_is_kept_when_the_budget_is_used_up(chat):
     """The result has the model's last printed output, its turns and its cost."""
     turns = itertools.count(1)
     chat.script = lambda _: format_turn("print('found', 1)" if next(turns) == 1 else "print('lost')\n1 / 0")
@@ -196,13 +196,13 @@ def test_turns_calls_and_cost_are_kept_when_the_run_is_interrupted(chat, server,
     ("submitted", "value", "text"),
     [("42", 42, "42"), ("['a', None]", ["a", None], '["a", null]'), ("{1: True}", {"1": True}, '{"1": true}')],
 )
-async def test_an_answer_of_any_type_is_given_as_text_and_as_its_value(chat, submitted, value, text):
+async def test_an_answer_of_any_type_has_a_text_and_a_value(chat, submitted, value, text):
     chat.script = make_script(("", f"SUBMIT({submitted})"))
     found = await rlm("q", NAME)
     assert (found.answer, found.value) == (text, value)
 
 
-async def test_a_reply_without_code_is_told_to_the_model_which_goes_on(chat):
+async def test_the_model_continues_after_a_reply_without_code(chat):
     chat.script = make_script(("no block of Python", "SUBMIT(answer='well')"), ("", Reply("I would rather not.")))
     found = await rlm("q", NAME)
     assert found.answer == "well"
@@ -210,7 +210,7 @@ async def test_a_reply_without_code_is_told_to_the_model_which_goes_on(chat):
     assert found.trajectory[0]["failed"]
 
 
-async def test_a_session_goes_on_after_its_process_ended(chat):
+async def test_a_session_continues_after_its_process_ended(chat):
     chat.script = make_script(
         ("its names are gone", "SUBMIT(answer=context[:4])"),
         ("Turns left: 19.", "import os; os._exit(1)"),
@@ -219,7 +219,7 @@ async def test_a_session_goes_on_after_its_process_ended(chat):
     assert (await rlm("q", NAME, "text " * 10_000)).answer == "text"
 
 
-async def test_the_model_is_told_the_type_and_size_of_its_context_and_that_it_has_no_network(chat):
+async def test_the_prompt_has_the_contexts_type_and_size_and_no_network(chat):
     chat.script = make_script(("", "SUBMIT(answer='x')"))
     await rlm("q", NAME, "word " * 1_000_000)
     prompt = chat.requests[-1].text
@@ -228,7 +228,7 @@ async def test_the_model_is_told_the_type_and_size_of_its_context_and_that_it_ha
 
 
 @pytest.mark.full
-async def test_a_question_that_takes_too_long_names_the_timeout(chat):
+async def test_a_question_that_times_out_names_the_timeout(chat):
     chat.script = lambda _: Reply(format_turn("print(1)"), delay=1000)
     found = await rlm("how many?", NAME, on_failure="return", timeout=15)
     assert isinstance(found.error, CodeError)
@@ -237,7 +237,7 @@ async def test_a_question_that_takes_too_long_names_the_timeout(chat):
 
 
 @pytest.mark.full
-async def test_a_model_that_never_answers_well_fails_the_flow_with_the_reason(chat):
+async def test_a_model_without_a_valid_answer_fails_the_flow_with_the_reason(chat):
     chat.script = lambda _: "I would rather not write code."
     with pytest.raises(ExecutionsFailed, match="has no block of Python") as failed:
         await rlm("q", NAME)
@@ -248,7 +248,7 @@ async def test_a_model_that_never_answers_well_fails_the_flow_with_the_reason(ch
         await rlm("q", NAME)
 
 
-async def test_bad_input_is_one_sentence_before_anything_runs():
+async def test_invalid_input_is_refused_with_one_sentence():
     cases: list[tuple[dict[str, Any], str]] = [
         ({"context": "a", "context_file": "b"}, "given twice"),
         ({"context_file": "/nosuch/file"}, "No such file"),
@@ -279,7 +279,7 @@ asyncio.run(main())
 
 
 @pytest.mark.full
-def test_ten_million_characters_are_answered_about_in_a_few_times_their_memory(chat, server, tmp_path):
+def test_a_context_of_ten_million_characters_uses_bounded_memory(chat, server, tmp_path):
     chat.script = make_script(("", "SUBMIT(answer=str(len(context)))"))
     path = tmp_path / "long.txt"
     path.write_text("x" * 10_000_000)
@@ -293,7 +293,7 @@ def test_ten_million_characters_are_answered_about_in_a_few_times_their_memory(c
 
 
 @pytest.mark.full
-def test_the_example_finds_its_needle_with_the_stand_in(server, tmp_path):
+def test_the_example_finds_its_needle_with_the_fake_model(server, tmp_path):
     example = Path(__file__).resolve().parents[2] / "examples" / "needle.py"
     command = [sys.executable, str(example), "--stand-in"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)

@@ -22,7 +22,7 @@ FACTORIALS = ["import math\nbase = 10\nSUBMIT(task=0, value=math.factorial(base)
 ]
 
 
-async def test_five_steps_share_one_interpreter_and_what_the_first_defines_is_there_in_the_fifth():
+async def test_the_fifth_step_sees_definitions_of_the_first():
     results = await sequence(FACTORIALS)
     assert [result.value for result in results] == [math.factorial(n) for n in range(10, 15)]
     assert [result.task for result in results] == [0, 1, 2, 3, 4]
@@ -30,7 +30,7 @@ async def test_five_steps_share_one_interpreter_and_what_the_first_defines_is_th
     assert [result.meta.index for result in results] == [0, 1, 2, 3, 4]
 
 
-async def test_no_step_is_run_once_one_has_failed():
+async def test_no_step_runs_after_a_failed_one():
     steps = ["x = 1", "raise ValueError('broken')", "open('/dev/null').read(); SUBMIT(x=x)", "SUBMIT(x=x)"]
     with pytest.raises(
         ExecutionsFailed, match="1 of 4 steps failed and 2 not run, first number 1 with CodeError"
@@ -43,7 +43,7 @@ async def test_no_step_is_run_once_one_has_failed():
     assert "step 1 failed" in str(rest[0].error)
 
 
-async def test_with_stop_on_error_off_the_next_step_goes_on_from_what_there_is():
+async def test_without_stop_on_error_the_next_step_continues_with_the_state():
     steps = ["x = [1]", "x.append(2); raise ValueError('broken')", "SUBMIT(x=x)"]
     _, failed, last = await sequence(steps, stop_on_error=False, on_failure="return")
     assert isinstance(failed.error, CodeError)
@@ -51,7 +51,7 @@ async def test_with_stop_on_error_off_the_next_step_goes_on_from_what_there_is()
 
 
 @pytest.mark.parametrize("stop_on_error", [True, False])
-async def test_a_step_that_kills_the_interpreter_says_that_the_state_is_lost(stop_on_error):
+async def test_a_step_that_kills_the_interpreter_reports_lost_state(stop_on_error):
     steps = ["x = 1", "import os; os._exit(3)", "SUBMIT(x=x)", "SUBMIT(x=x)"]
     outcomes = await sequence(steps, stop_on_error=stop_on_error, on_failure="return")
     assert isinstance(outcomes[1].error, CodeCrashed)
@@ -61,7 +61,7 @@ async def test_a_step_that_kills_the_interpreter_says_that_the_state_is_lost(sto
 
 
 @pytest.mark.usefixtures("short_delays")
-async def test_a_sandbox_that_is_lost_takes_the_state_and_no_later_step_runs_in_a_new_one():
+async def test_no_later_step_runs_after_the_sandbox_is_lost():
     kill = "import os, signal, time; os.kill(os.getppid(), signal.SIGKILL); time.sleep(1000)"
     _, lost, after = await sequence(
         ["x = 1", kill, "SUBMIT(y=2)"],
@@ -74,13 +74,13 @@ async def test_a_sandbox_that_is_lost_takes_the_state_and_no_later_step_runs_in_
     assert isinstance(after.error, StateLost)
 
 
-async def test_a_deadline_is_for_the_whole_sequence():
+async def test_a_deadline_applies_to_the_whole_sequence():
     late = await sequence(["import time; time.sleep(1000)", "SUBMIT(x=3)"], deadline=1, on_failure="return")
     assert [type(failure.error) for failure in late] == [DeadlineExceeded, DeadlineExceeded]
 
 
 @pytest.mark.full
-async def test_a_failed_step_is_tried_again_on_the_same_state_only_if_asked():
+async def test_a_failed_step_is_retried_on_the_same_state_only_on_request():
     steps = ["tries = []", "tries.append(1)\nassert len(tries) == 2\nSUBMIT(tries=len(tries))"]
     _, failed = await sequence(steps, on_failure="return")
     assert isinstance(failed.error, CodeError)
@@ -89,7 +89,7 @@ async def test_a_failed_step_is_tried_again_on_the_same_state_only_if_asked():
 
 
 @pytest.mark.full
-async def test_a_sequence_that_is_resumed_begins_again_unless_all_of_it_is_done(tmp_path):
+async def test_a_resumed_sequence_restarts_unless_it_is_complete(tmp_path):
     ledger, mark = str(tmp_path / "ledger"), tmp_path / "mark"
     steps = [
         "import os; name = os.urandom(8).hex(); SUBMIT(name=name)",
@@ -106,6 +106,6 @@ async def test_a_sequence_that_is_resumed_begins_again_unless_all_of_it_is_done(
     assert [again[0].name, again[2].name] == [whole[0].name, whole[2].name]
 
 
-async def test_no_steps_are_refused():
+async def test_an_empty_sequence_is_refused():
     with pytest.raises(ConfigurationError, match="empty"):
         await sequence([])

@@ -23,7 +23,7 @@ GRID = {"lr": [0.001, 0.01], "batch_size": [32, 64]}
 LOSSES = {(0.001, 32): 23.8735, (0.01, 32): 3.0942, (0.001, 64): 13.5775, (0.01, 64): 1.6024}
 
 
-async def test_a_grid_gives_its_losses_and_the_best_trial():
+async def test_a_grid_returns_its_losses_and_the_best_trial():
     report = await sweep(CODE, GRID, objective="loss")
     found = {(trial.lr, trial.batch_size): round(trial.loss, 4) for trial in report.trials}
     assert found == pytest.approx(LOSSES, abs=1e-4)
@@ -34,7 +34,7 @@ async def test_a_grid_gives_its_losses_and_the_best_trial():
     assert [row[-1] == "best" for row in rows[1:]] == [False, False, False, True]
 
 
-async def test_failed_trials_stand_in_the_report_beside_the_best():
+async def test_the_report_lists_failed_trials_and_the_best_trial():
     report = await sweep("SUBMIT(y=1 / x)", {"x": [0, 1, 2]}, objective="y", on_failure="return")
     assert report.best.y == 0.5
     assert "ZeroDivisionError" in str(report.trials[0].error)
@@ -50,14 +50,14 @@ async def test_failed_trials_stand_in_the_report_beside_the_best():
         ({"points": "nosuch.csv"}, "No such file"),
     ],
 )
-async def test_a_space_that_is_none_is_one_sentence(space, message):
+async def test_an_invalid_space_is_refused_with_one_sentence(space, message):
     with pytest.raises(ConfigurationError, match=message) as raised:
         await sweep(CODE, **space)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.full
-async def test_an_objective_that_no_trial_submitted_says_what_they_did_submit():
+async def test_a_missing_objective_lists_the_submitted_fields():
     with pytest.raises(ConfigurationError, match="none submitted it: they submitted lr, batch_size, loss"):
         await sweep(CODE, GRID, objective="los")
     with pytest.raises(ConfigurationError, match="none of them called SUBMIT"):
@@ -72,7 +72,7 @@ async def test_an_objective_that_no_trial_submitted_says_what_they_did_submit():
             await sweep(f"SUBMIT(loss={value})", {"x": [1]}, objective="loss")
 
 
-async def test_a_trial_that_diverged_is_a_result_after_every_other_and_is_not_run_again(tmp_path):
+async def test_a_diverged_trial_ranks_last_and_is_not_rerun(tmp_path):
     """A learning rate that is too large gives NaN, which is a useful result and not a failure."""
     code = "loss = {1: 2.5, 2: float('nan'), 3: float('inf'), 4: -float('inf'), 5: 7.5, 6: 10**400}[x]\n"
     code += "SUBMIT(loss=loss, curve=[1, loss])"
@@ -93,7 +93,7 @@ async def test_a_trial_that_diverged_is_a_result_after_every_other_and_is_not_ru
     assert (none.best.loss, none.best.meta.index) == (math.inf, 0)
 
 
-async def test_a_grid_may_have_infinity_and_a_key_tells_nan_from_none(tmp_path):
+async def test_a_grid_may_contain_infinity_and_nan(tmp_path):
     path = tmp_path / "run"
     values = [math.inf, math.nan, None]
     found = await sweep("SUBMIT(y=str(x), z=x)", {"x": values}, results_path=path)
@@ -103,7 +103,7 @@ async def test_a_grid_may_have_infinity_and_a_key_tells_nan_from_none(tmp_path):
     assert {trial.meta.sandbox_id for trial in again.trials} == {trial.meta.sandbox_id for trial in found.trials}
 
 
-async def test_a_printed_report_has_no_command_to_a_terminal():
+async def test_a_printed_report_contains_no_terminal_command():
     evil = "\x1b]0;owned\x07\x9b2J\u202e\n"
     code = "if x:\n    raise ValueError(text)\nSUBMIT(**{text: text, 'y': [text]})"
     found = await sweep(code, points=[{"x": x, "text": evil} for x in (0, 1)], on_failure="return")
@@ -114,7 +114,7 @@ async def test_a_printed_report_has_no_command_to_a_terminal():
     assert evil in found.trials[1].error.text
 
 
-def test_the_names_of_task_runs_are_a_line_that_a_log_can_show():
+def test_names_of_task_runs_are_one_printable_line():
     evil = "\x1b]0;owned\x07\u202e\n"
     for make_label, variables in ((trial_label, {"x": evil, evil: 1}), (chunk_label, {"chunk_id": evil})):
         label = make_label(Execution(0, "", variables, ""))

@@ -54,7 +54,7 @@ asyncio.run(main())
 
 
 @pytest.mark.full
-def test_nothing_that_code_chose_is_a_command_to_a_terminal(tmp_path: Path, volumes: Path) -> None:
+def test_text_from_code_is_never_a_terminal_command(tmp_path: Path, volumes: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, CODE, EVIL, str(tmp_path / "ledger")]
     done = subprocess.run(command, env={**os.environ}, capture_output=True, check=False, timeout=250)
     out, err = done.stdout.decode(), done.stderr.decode()

@@ -95,7 +95,7 @@ def assert_refused(read: Callable[[str], Any], path: str) -> None:
 # --------------------------------------------------------------------------------------------------------- no isolation
 
 
-async def test_a_deployments_run_has_no_isolation_only_where_its_worker_allows_it(
+async def test_a_deployments_run_needs_its_workers_consent_to_disable_isolation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = await Deployed.made(code=["SUBMIT(y=1)"], provider="local:none")
@@ -111,7 +111,7 @@ async def test_a_deployments_run_has_no_isolation_only_where_its_worker_allows_i
 
 
 @pytest.mark.usefixtures("as_worker")
-async def test_neither_a_saved_block_nor_an_interpreter_gives_a_deployments_run_no_isolation() -> None:
+async def test_saved_blocks_and_interpreters_cannot_disable_a_deployments_isolation() -> None:
     await LocalSandbox(isolation="none").save("consent-none", overwrite=True)  # type: ignore[misc]
     block = await resolve_provider("local-sandbox/consent-none")
     with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOW_NO_ISOLATION=1"):
@@ -127,9 +127,7 @@ async def test_neither_a_saved_block_nor_an_interpreter_gives_a_deployments_run_
 
 
 @pytest.mark.usefixtures("as_worker")
-def test_a_path_outside_of_what_the_worker_allows_is_refused_and_one_below_is_read(
-    outside: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_files_below_the_allowed_paths_are_read(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = outside.with_suffix(".txt")
     text.write_text(SECRET)
     paths = {name: str(text if name in ("code", "steps") else outside) for name in READERS}
@@ -142,7 +140,7 @@ def test_a_path_outside_of_what_the_worker_allows_is_refused_and_one_below_is_re
 
 
 @pytest.mark.usefixtures("as_worker")
-def test_a_pipe_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_does_not_block_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code may leave a pipe on a volume."""
     monkeypatch.setenv(ALLOWED, str(tmp_path))
     for name in ("inputs.jsonl", "inputs.csv"):
@@ -152,7 +150,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("as_worker")
-def test_links_and_dots_are_resolved_before_a_path_is_judged(
+def test_links_and_dots_are_resolved_before_a_path_is_checked(
     outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allowed = tmp_path / "allowed"
@@ -184,7 +182,7 @@ def test_links_and_dots_are_resolved_before_a_path_is_judged(
 
 @pytest.mark.usefixtures("as_worker")
 @pytest.mark.parametrize("name", ["inputs", "code"])
-def test_a_directory_that_becomes_a_link_once_it_was_judged_leads_nowhere(
+def test_a_directory_replaced_by_a_link_after_its_check_is_refused(
     name: str, outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Code can swap a directory for a link in this way on a volume, while a run reads it."""
@@ -210,7 +208,7 @@ def test_a_directory_that_becomes_a_link_once_it_was_judged_leads_nowhere(
 
 
 @pytest.mark.usefixtures("as_worker")
-def test_what_our_own_command_spilled_is_let_through() -> None:
+def test_files_spilled_by_our_command_are_allowed() -> None:
     lines = [{"x": "x" * 1000, "number": number} for number in range(400)]
     code = "#" * 300_000
     short = spill_long_parameters({"code": code, "inputs": lines}, find_contents(BatchParameters))
@@ -224,7 +222,7 @@ def test_what_our_own_command_spilled_is_let_through() -> None:
 
 
 @pytest.mark.usefixtures("as_worker")
-def test_nothing_else_passes_for_what_was_spilled(outside: Path, results: Path) -> None:
+def test_other_files_are_not_taken_for_spilled_ones(outside: Path, results: Path) -> None:
     inputs = [{"x": "x" * 300_000}]
     spilled = Path(spill_long_parameters({"inputs": inputs}, find_contents(BatchParameters))["inputs"])
     assert spilled.parent == results / "inputs"
@@ -244,7 +242,7 @@ def test_nothing_else_passes_for_what_was_spilled(outside: Path, results: Path) 
 
 
 @pytest.mark.usefixtures("as_worker")
-def test_no_location_leads_to_a_file_of_the_host_or_to_an_address_of_its_network(outside: Path) -> None:
+def test_a_location_cannot_reach_the_hosts_files_or_network(outside: Path) -> None:
     for url in (
         "file://{path}",
         "FILE://{path}",
@@ -267,7 +265,7 @@ def test_no_location_leads_to_a_file_of_the_host_or_to_an_address_of_its_network
 
 
 @pytest.mark.usefixtures("as_worker")
-def test_a_store_is_no_path_of_the_host() -> None:
+def test_a_store_is_not_a_path_of_the_host() -> None:
     with fsspec.open("memory://bucket/x.jsonl", "w") as file:
         file.write('{"id": 1}')  # type: ignore[union-attr]
     assert READERS["inputs"]("memory://bucket/x.jsonl") == [("SUBMIT(id)", {"id": 1})]
@@ -276,7 +274,7 @@ def test_a_store_is_no_path_of_the_host() -> None:
 
 
 @pytest.mark.usefixtures("as_worker", "server")
-async def test_a_storage_block_leads_no_further(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_storage_block_cannot_bypass_the_allowed_paths(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"consent-{uuid.uuid4().hex[:8]}"
     folder = str(outside.parent)
     blocks: dict[str, Any] = {
@@ -300,7 +298,7 @@ async def test_a_storage_block_leads_no_further(outside: Path, monkeypatch: pyte
 # ----------------------------------------------------------------------------------------------------- results, volumes
 
 
-async def test_a_deployments_run_writes_no_results_elsewhere(results: Path, tmp_path: Path) -> None:
+async def test_a_deployments_run_writes_results_only_where_allowed(results: Path, tmp_path: Path) -> None:
     run = await Deployed.made(code=["SUBMIT(y=1)"], results_path=str(tmp_path / "elsewhere"))
     state = await run.execute()
     assert state.is_failed()
@@ -325,7 +323,7 @@ async def test_a_deployments_run_writes_no_results_elsewhere(results: Path, tmp_
 
 
 @pytest.mark.usefixtures("as_worker")
-def test_results_are_written_below_the_results_root_or_where_the_worker_allows_it(
+def test_results_are_written_below_the_results_root_or_allowed_paths(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results.mkdir()
@@ -340,7 +338,7 @@ def test_results_are_written_below_the_results_root_or_where_the_worker_allows_i
 
 
 @pytest.mark.usefixtures("as_worker")
-async def test_a_block_has_volumes_where_the_worker_has_its_own_or_allows_it(
+async def test_volumes_are_below_the_workers_root_or_allowed_paths(
     tmp_path: Path, volumes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "elsewhere"
@@ -367,7 +365,7 @@ async def test_a_block_has_volumes_where_the_worker_has_its_own_or_allows_it(
 
 
 @pytest.mark.usefixtures("as_worker")
-async def test_a_link_that_code_left_on_a_volume_is_no_volume(tmp_path: Path, volumes: Path) -> None:
+async def test_a_link_that_code_left_is_not_a_volume(tmp_path: Path, volumes: Path) -> None:
     host = tmp_path / "host"
     host.mkdir(mode=0o755)
     (volumes / "v").mkdir(parents=True)
@@ -381,7 +379,7 @@ async def test_a_link_that_code_left_on_a_volume_is_no_volume(tmp_path: Path, vo
 
 
 @pytest.mark.usefixtures("as_worker")
-async def test_a_block_has_a_repository_of_the_host_only_where_the_worker_allows_it(
+async def test_a_repository_on_the_host_needs_the_workers_consent(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLM_BATCH_CACHE", str(tmp_path / "cache"))
@@ -422,7 +420,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.full
-async def test_a_flow_of_ones_own_that_is_served_uses_ours_and_needs_consent_too(tmp_path: Path) -> None:
+async def test_a_served_user_flow_can_call_ours_and_needs_consent(tmp_path: Path) -> None:
     program, name = tmp_path / "served.py", f"served-{uuid.uuid4().hex[:8]}"
     program.write_text(SERVED)
     environment = {**os.environ, "RLM_BATCH_ALLOW_NO_ISOLATION": "", "PREFECT_RUNNER_POLL_FREQUENCY": "1"}

@@ -29,7 +29,7 @@ from .job import DOUBLE, SUM, THREE
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("volumes")]
 
 
-async def test_three_chunks_are_doubled_onto_a_volume_by_three_workers():
+async def test_three_workers_write_three_chunks_to_a_volume():
     report = await chunks(DOUBLE, THREE, volume_name="doubled", max_workers=3, reduce=SUM)
     assert [report[number].count for number in THREE] == [3, 3, 3]
     assert [report.results[name].chunk_id for name in ("0", "1", "2")] == ["0", "1", "2"]
@@ -57,7 +57,7 @@ async def remote(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.full
-async def test_a_chunked_job_is_the_same_elsewhere_and_is_not_run_again(remote, tmp_path):
+async def test_a_chunked_job_on_any_provider_skips_complete_chunks(remote, tmp_path):
     name = f"chunks-{uuid.uuid4().hex[:8]}"
     jobs = {**THREE, "large": [0] * 200_000}
     options: dict[str, Any] = {"volume_name": name, "provider": remote, "max_workers": 3, "reduce": SUM}
@@ -77,7 +77,7 @@ async def test_a_chunked_job_is_the_same_elsewhere_and_is_not_run_again(remote, 
     assert again.reduction.total == 44
 
 
-async def test_data_is_cut_into_chunks_from_a_list_and_from_a_file(tmp_path):
+async def test_a_list_and_a_file_are_split_into_chunks(tmp_path):
     rows = [1, "two", {"x": 3}, [4], 5.5]
     lines = tmp_path / "rows.jsonl"
     lines.write_text("\n\n".join(map(json.dumps, rows)))
@@ -90,7 +90,7 @@ async def test_data_is_cut_into_chunks_from_a_list_and_from_a_file(tmp_path):
         }
 
 
-async def test_chunks_come_from_files_of_ids_and_data(tmp_path):
+async def test_chunks_are_read_from_files_of_ids_and_data(tmp_path):
     lines, cells = tmp_path / "chunks.jsonl", tmp_path / "chunks.csv"
     lines.write_text('{"id": "first", "data": [1, 2]}\n{"id": 7, "data": "text"}\n')
     cells.write_text('id,data\nfirst,"[1, 2]"\n7,text\n')
@@ -102,7 +102,7 @@ async def test_chunks_come_from_files_of_ids_and_data(tmp_path):
         }
 
 
-async def test_large_chunks_and_results_go_as_files_and_the_code_sees_the_same_names():
+async def test_large_chunks_and_results_use_files_and_the_same_names():
     code = "import os\nSUBMIT(size=len(data[0]), end=data[0][-1], left=os.listdir('.'), text=data[0][:150_000])"
     reduce = "SUBMIT(sizes={name: len(fields['text']) for name, fields in results.items()})"
     sizes = {"small": 10, "just under": 250_000, "over": 300_000, "large": 5_000_000}
@@ -132,7 +132,7 @@ async def test_large_chunks_and_results_go_as_files_and_the_code_sees_the_same_n
         ({"chunks": {"a": 1}, "volume_name": "../x"}, "no name of a volume"),
     ],
 )
-async def test_bad_input_is_one_sentence_before_anything_runs(tmp_path, parameters, message):
+async def test_invalid_input_is_refused_with_one_sentence(tmp_path, parameters, message):
     (tmp_path / "rows.jsonl").write_text('{"x": 1}\n')
     (tmp_path / "twice.jsonl").write_text('{"id": 1, "data": 1}\n{"id": "1", "data": 2}\n')
     (tmp_path / "null.jsonl").write_text('{"id": null, "data": 1}\n')
@@ -160,7 +160,7 @@ save_to_volume(f"own/{chunk_id}", "x")
     )
 
 
-async def test_a_chunk_that_fails_keeps_the_reduction_from_running_on_a_part():
+async def test_a_failed_chunk_prevents_the_reduction():
     code = "if not data: load_from_volume('x')\nSUBMIT(y=1 / (data - 1))"
     jobs = {"a": 2, "b": 1, "c": 0}
     with pytest.raises(ExecutionsFailed, match="2 of 4 executions failed and 1 not run, first number 1") as caught:
@@ -182,7 +182,7 @@ async def test_a_deadline_ends_the_whole_job():
 
 
 @pytest.mark.requires("root")
-async def test_what_chunks_write_belongs_to_the_volumes_group_and_to_nobody_else(volumes):
+async def test_chunk_files_are_accessible_only_to_the_volumes_group(volumes):
     await chunks(DOUBLE, THREE, volume_name="owned", provider="local:landlock")
     top = (volumes / "owned").stat()
     assert stat.S_IMODE(top.st_mode) == 0o2770
@@ -192,7 +192,7 @@ async def test_what_chunks_write_belongs_to_the_volumes_group_and_to_nobody_else
 
 
 @pytest.mark.full
-def test_a_large_file_is_streamed_and_never_in_memory_as_a_whole(tmp_path):
+def test_a_large_file_is_streamed_in_bounded_memory(tmp_path):
     """Stream 200 MB in 40 chunks, each into a sandbox as a file; the host's memory stays under 300 MB."""
     data: Path = tmp_path / "rows.jsonl"
     line = json.dumps({"n": 1, "text": "word " * 2000}) + "\n"

@@ -35,7 +35,7 @@ def draws(report: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("volume_name", [None, "once"])
-async def test_a_job_that_is_complete_runs_nothing_and_its_reduction_is_taken_from_the_ledger(tmp_path, volume_name):
+async def test_a_complete_job_runs_nothing_and_reads_its_reduction(tmp_path, volume_name):
     options: dict[str, Any] = {"volume_name": volume_name, "reduce": DRAW, "results_path": str(tmp_path / "ledger")}
     first = await chunks(WRITE_AND_DRAW, THREE, **options)
     again = await chunks(WRITE_AND_DRAW, THREE, **options)
@@ -47,7 +47,7 @@ async def test_a_job_that_is_complete_runs_nothing_and_its_reduction_is_taken_fr
 
 
 @pytest.mark.full
-async def test_a_ledger_in_a_bucket_says_what_is_complete_as_well(s3):
+async def test_a_ledger_in_a_bucket_records_complete_chunks(s3):
     options: dict[str, Any] = {"volume_name": "bucket", "reduce": DRAW, "results_path": "s3://results/chunks"}
     first = await chunks(WRITE_AND_DRAW, THREE, **options)
     again = await chunks(WRITE_AND_DRAW, {**THREE, 3: [1]}, **options)
@@ -58,7 +58,7 @@ async def test_a_ledger_in_a_bucket_says_what_is_complete_as_well(s3):
     assert last.reduction.outputs == again.reduction.outputs
 
 
-async def test_a_chunk_whose_data_or_code_has_changed_is_run_again_and_so_is_the_reduction(tmp_path):
+async def test_changed_chunks_and_their_reduction_are_rerun(tmp_path):
     options: dict[str, Any] = {"volume_name": "changed", "reduce": DRAW, "results_path": str(tmp_path / "ledger")}
     first = await chunks(WRITE_AND_DRAW, THREE, **options)
     again = await chunks(WRITE_AND_DRAW, {**THREE, 1: [4, 5, 7]}, **options)
@@ -69,7 +69,7 @@ async def test_a_chunk_whose_data_or_code_has_changed_is_run_again_and_so_is_the
     assert not set(draws(other).values()) & set(draws(again).values())
 
 
-async def test_only_a_chunk_that_failed_is_run_again(tmp_path):
+async def test_only_failed_chunks_are_rerun(tmp_path):
     code = "if data == 2 and not list_volume('go'): raise ValueError\n" + WRITE_AND_DRAW
     jobs = {"a": 1, "b": 2, "c": 3}
     options: dict[str, Any] = {"volume_name": "failed", "reduce": DRAW, "results_path": str(tmp_path / "ledger")}
@@ -92,7 +92,7 @@ def small_volume(volumes: Path) -> Iterator[Path]:
 
 
 @pytest.mark.full
-async def test_a_full_volume_is_a_volume_error_and_nothing_half_written_is_left(small_volume):
+async def test_a_full_volume_raises_volume_error_and_leaves_no_partial_file(small_volume):
     code = "save_to_volume(f'{chunk_id}.bin', b'x' * data)\nSUBMIT(fine=True)"
     given = {"fits": 1000, "too large": 2_000_000}
     report = await chunks(code, given, volume_name="small", on_failure="return", max_workers=1)
@@ -107,7 +107,7 @@ async def test_a_full_volume_is_a_volume_error_and_nothing_half_written_is_left(
 
 
 @pytest.mark.full
-def test_a_host_that_is_killed_half_way_runs_only_what_was_not_complete(tmp_path, server, volumes):
+def test_a_killed_job_resumes_only_incomplete_chunks(tmp_path, server, volumes):
     """Kill the host with SIGKILL in the middle, and run its program again."""
     data, ledger = tmp_path / "rows.jsonl", tmp_path / "ledger"
     data.write_text("".join(json.dumps({"n": n, "text": "word " * (n % 7)}) + "\n" for n in range(400)))
@@ -150,7 +150,7 @@ print(report.reduction.words, report.reduction.rows, len(report.results))
     assert count_lines() == 12 + 28 + 1
 
 
-async def test_whatever_a_chunk_may_submit_comes_back_from_the_ledger_and_goes_to_the_reduction(tmp_path):
+async def test_any_chunk_result_is_read_from_the_ledger_and_reduced(tmp_path):
     code = """
 import math, os
 value = 1.0
@@ -175,7 +175,7 @@ SUBMIT(value=value if chunk_id == "deep" else data, random=os.urandom(8).hex(), 
         assert report["large"].outputs == first["large"].outputs
 
 
-def test_an_id_may_have_any_letters():
+def test_an_id_may_contain_any_characters():
     names = ["../up", "a/b", "ü" * 300, " ", "\n"]
     report = asyncio.run(chunks("SUBMIT(same=chunk_id)", dict.fromkeys(names, 1), volume_name="letters"))
     assert [report[name].same for name in names] == names

@@ -61,7 +61,7 @@ asyncio.run(batch(["SUBMIT()"] * 20, provider="local:none", max_workers=2, log_o
 
 
 @pytest.mark.usefixtures("server")
-def test_a_script_that_is_told_to_end_while_it_removes_a_sandbox_removes_it(tmp_path: Path) -> None:
+def test_a_script_terminated_during_a_deletion_completes_it(tmp_path: Path) -> None:
     """Prefect's signal handler raises an exception at any line of the program."""
     command = [sys.executable, "-c", TOLD_TO_END]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
@@ -71,7 +71,7 @@ def test_a_script_that_is_told_to_end_while_it_removes_a_sandbox_removes_it(tmp_
 
 
 @pytest.mark.full
-async def test_a_deadline_leaves_no_sandbox_at_its_provider(daytona: Any) -> None:
+async def test_a_deadline_leaves_no_sandbox(daytona: Any) -> None:
     code = ["import time; time.sleep(1000)"] * 3
     outcomes = await batch(code, provider="daytona", timeout=1000, deadline=10, on_failure="return")
     assert all(isinstance(outcome, Failure) for outcome in outcomes)
@@ -106,7 +106,7 @@ def engines(processes: dict[int, str], run: FlowRun) -> list[int]:
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-async def test_runs_of_a_deployment_leave_nothing_when_they_are_cancelled_or_killed_or_their_worker_is(
+async def test_cancelled_or_killed_deployment_runs_leave_no_sandbox(
     worker: Any,
     daytona: Any,
     processes: Callable[[], dict[int, str]],
@@ -174,7 +174,7 @@ async def test_runs_of_a_deployment_leave_nothing_when_they_are_cancelled_or_kil
 
 
 @pytest.mark.full
-async def test_a_batch_goes_on_when_the_server_does_not_answer_for_some_seconds(
+async def test_a_batch_survives_some_seconds_without_the_server(
     server: str, processes: Callable[[], dict[int, str]], results: Path
 ) -> None:
     port = server.split(":")[2].partition("/")[0]
@@ -194,7 +194,7 @@ async def test_a_batch_goes_on_when_the_server_does_not_answer_for_some_seconds(
 
 
 @pytest.mark.full
-def test_a_server_that_stays_away_ends_the_command_with_a_sentence_and_what_was_done_is_kept(
+def test_losing_the_server_ends_the_command_and_keeps_results(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "code.py").write_text(
@@ -242,7 +242,7 @@ async def small_disk(tmp_path: Path) -> AsyncIterator[Path]:
 
 
 @pytest.mark.full
-async def test_a_batch_whose_disk_fills_up_says_so_and_keeps_each_line_and_goes_on_when_there_is_room(
+async def test_a_full_disk_is_reported_and_the_batch_can_resume(
     small_disk: Path,
 ) -> None:
     code, inputs = "SUBMIT(x=x, text='y' * 20_000)", [{"x": x} for x in range(20)]
@@ -277,7 +277,7 @@ async def test_a_batch_whose_disk_fills_up_says_so_and_keeps_each_line_and_goes_
 
 
 @pytest.mark.full
-async def test_the_second_of_two_runs_on_one_ledger_is_told(
+async def test_a_second_run_on_one_ledger_gets_a_warning(
     results: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     place, go, output = str(results / "shared"), tmp_path / "go", OutputListener()

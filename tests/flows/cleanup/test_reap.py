@@ -116,7 +116,7 @@ def told(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(record.getMessage() for record in caplog.records)
 
 
-async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
+async def test_reap_deletes_ended_sandboxes_and_keeps_live_or_foreign_ones(
     provider: tuple[str, SandboxProvider], client: PrefectClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     name, block = provider
@@ -209,7 +209,7 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
         await asyncio.gather(*(box.remove() for box in boxes.values()))
 
 
-async def test_the_hook_takes_what_the_parameters_say_and_leaves_a_run_of_its_own_process_alone(
+async def test_the_hook_deletes_by_parameters_and_spares_the_same_process(
     client: PrefectClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     block = LocalSandbox(isolation="none")
@@ -234,9 +234,7 @@ async def test_the_hook_takes_what_the_parameters_say_and_leaves_a_run_of_its_ow
 
 
 @pytest.mark.parametrize("name", CLOUDS)
-async def test_a_strangers_sandbox_in_the_same_account_is_not_touched(
-    name: str, request: pytest.FixtureRequest
-) -> None:
+async def test_a_foreign_sandbox_in_the_same_account_is_not_touched(name: str, request: pytest.FixtureRequest) -> None:
     called, block = await place(name, request)
     theirs = {"managed-by": "them", "rlm-batch-run": str(uuid.uuid4()), "rlm-batch-server": await get_server_id()}
     if isinstance(block, DaytonaSandbox):
@@ -259,7 +257,7 @@ async def test_a_strangers_sandbox_in_the_same_account_is_not_touched(
         await box.detach.aio()
 
 
-async def test_a_local_folder_is_taken_only_where_its_host_is_known_to_have_died() -> None:
+async def test_a_local_folder_is_deleted_only_after_its_host_died() -> None:
     top, long_ago = Path(tempfile.gettempdir()), time.time() - CREATION_GRACE_SECONDS - 10
 
     def folder(name: str, *, old: bool) -> Path:
@@ -323,7 +321,7 @@ async def wait_until_open(*blocks: SandboxProvider) -> None:
 
 
 @pytest.mark.full
-async def test_reap_beside_a_live_run_takes_nothing_and_after_its_process_is_killed_all_of_it(
+async def test_reap_spares_a_live_run_and_deletes_a_killed_one(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks, begun = dict([await place(name, request) for name in PROVIDERS]), time.time()
@@ -355,7 +353,7 @@ async def test_reap_beside_a_live_run_takes_nothing_and_after_its_process_is_kil
 
 
 @pytest.mark.full
-async def test_a_script_that_is_told_to_end_leaves_nothing_at_any_provider(request: pytest.FixtureRequest) -> None:
+async def test_a_terminated_script_leaves_nothing_at_any_provider(request: pytest.FixtureRequest) -> None:
     """Prefect raises outside the event loop, which then cancels every task, not only the flow's."""
     blocks = dict([await place(name, request) for name in PROVIDERS])
     for name in blocks:
@@ -371,7 +369,7 @@ async def test_a_script_that_is_told_to_end_leaves_nothing_at_any_provider(reque
 
 
 @pytest.mark.full
-async def test_a_run_that_is_silent_for_long_is_taken_only_where_that_was_asked_for(client: PrefectClient) -> None:
+async def test_a_silent_runs_sandboxes_are_deleted_only_on_request(client: PrefectClient) -> None:
     block = LocalSandbox(isolation="none")
     server, later = await get_server_id(), time.time() + 3000  # the time at which `reap` inspects the sandboxes
     silent, speaking, busy = [await client.create_flow_run(somebodys, state=Running()) for _ in range(3)]
@@ -403,7 +401,7 @@ async def test_a_run_that_is_silent_for_long_is_taken_only_where_that_was_asked_
             await box.remove()
 
 
-async def test_an_id_that_another_process_makes_meanwhile_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_id_created_by_a_concurrent_process_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orphans, "VARIABLE_NAME", f"test_{uuid.uuid4().hex[:12]}")
     read = PrefectClient.read_variable_by_name
     others: list[str] = []
@@ -419,7 +417,7 @@ async def test_an_id_that_another_process_makes_meanwhile_is_taken(monkeypatch: 
     assert [await get_server_id()] == others
 
 
-async def test_one_that_cannot_be_removed_keeps_no_other_and_is_told_at_the_end(
+async def test_a_failed_deletion_does_not_stop_reap_and_is_reported(
     daytona: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rlm_batch.blocks.daytona import deletion, errors

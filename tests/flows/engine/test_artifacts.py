@@ -51,7 +51,7 @@ async def logs(run_id: str) -> list[Any]:
         return [record for record in found if record.name == "prefect.task_runs.output"]
 
 
-async def test_a_sweep_ends_with_a_report_the_best_first_with_charts_and_failures():
+async def test_a_sweeps_report_shows_the_best_trials_charts_and_failures():
     code = "if x == 3: raise ValueError('no <b>bold</b> | here')\nSUBMIT(loss=(x - 1) ** 2 + y)"
     grid = {"x": [0, 1, 2, 3], "y": [0.5, 1]}
     report = await sweep(code, grid, objective="loss", on_failure="return", reuse_sandboxes=True)
@@ -75,7 +75,7 @@ async def test_a_sweep_ends_with_a_report_the_best_first_with_charts_and_failure
     assert r"ValueError (line 1\)\: no \<b\>bold\</b\> \| here" in table[-1]["outcome"]
 
 
-async def test_every_flow_ends_with_one(results: Path):
+async def test_every_flow_ends_with_a_report(results: Path):
     await batch(["SUBMIT(a=1)", "SUBMIT(a=2)"])
     await chunks("SUBMIT(n=len(data))", data=[1, 2, 3], chunk_size=2, reduce="SUBMIT(n=len(results))")
     await sequence(["a = 1", "SUBMIT(a=a)"])
@@ -86,7 +86,7 @@ async def test_every_flow_ends_with_one(results: Path):
     assert "2 of 2 steps succeeded" in said["sequence-report"]
 
 
-async def test_progress_is_told_while_a_run_lasts_and_ends_at_all(tmp_path: Path, results: Path):
+async def test_progress_is_published_during_a_run_and_ends_complete(tmp_path: Path, results: Path):
     """The last execution waits until the server has the progress of the others."""
     seen = tmp_path / "seen"
     code = f"import os, time\nwhile last and not os.path.exists({str(seen)!r}):\n    time.sleep(0.05)\nSUBMIT()"
@@ -106,7 +106,7 @@ async def test_progress_is_told_while_a_run_lasts_and_ends_at_all(tmp_path: Path
     assert (await artifacts(run_id))["progress"].data == 100
 
 
-async def test_a_server_that_is_away_fails_no_run_and_is_one_warning(
+async def test_a_missing_server_causes_one_warning_and_fails_no_run(
     closed_address: str, caplog: pytest.LogCaptureFixture
 ):
     record = RunRecord("sweep", "/a/ledger", total=2)
@@ -121,7 +121,7 @@ async def test_a_server_that_is_away_fails_no_run_and_is_one_warning(
     assert "\n" not in said
 
 
-async def test_what_code_writes_is_in_its_task_runs_log_as_it_comes(tmp_path: Path, results: Path):
+async def test_output_is_streamed_to_the_log_of_its_task_run(tmp_path: Path, results: Path):
     """The code continues only after its first line has been logged."""
     heard = tmp_path / "heard"
 
@@ -155,7 +155,7 @@ async def test_what_code_writes_is_in_its_task_runs_log_as_it_comes(tmp_path: Pa
 
 
 @pytest.mark.full
-async def test_a_flood_is_cut_with_a_line_that_says_so_and_it_can_be_switched_off(results: Path):
+async def test_long_output_is_truncated_in_the_log_and_logging_can_be_disabled(results: Path):
     code = "print('x' * 3000)\nfor number in range(5000): print(number)"
     await batch([code])
     run_id = str(find_run_id(results))

@@ -23,7 +23,7 @@ def model_server(openai: ChatServer) -> ChatServer:
     return openai
 
 
-async def test_two_executions_and_a_later_run_have_one_answer_and_the_report_says_so(
+async def test_executions_and_later_runs_share_one_cached_answer(
     chat: ChatServer, results: Path, capsys: pytest.CaptureFixture[str]
 ):
     chat.rule("refused", Reply("refused", status=400))
@@ -69,7 +69,7 @@ SUBMIT(answers=sorted(answers), failed=type(failed).__name__)
 
 
 @pytest.mark.full
-async def test_the_turns_of_a_recursive_query_are_asked_once_too(chat: ChatServer, tmp_path: Path):
+async def test_turns_of_a_recursive_query_are_cached(chat: ChatServer, tmp_path: Path):
     chat.script = make_script(("", "SUBMIT(answer=llm_query('deeper'))"))
     first = await rlm("think", NAME, cache_queries=True)
     assert (first.answer, chat.stats.requests) == ("answer to: deeper", 2)
@@ -81,7 +81,7 @@ async def test_the_turns_of_a_recursive_query_are_asked_once_too(chat: ChatServe
 
 
 @pytest.mark.full
-def test_an_interpreter_asks_once_for_as_long_as_it_exists(chat: ChatServer):
+def test_an_interpreter_caches_answers_while_it_is_open(chat: ChatServer):
     with LocalInterpreter(language_model=NAME, cache_queries=True, max_llm_calls=1) as interpreter:
         for _ in range(3):
             assert interpreter.execute("SUBMIT(a=llm_query('q'))").a == "answer to: q"

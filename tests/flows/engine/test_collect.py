@@ -28,7 +28,7 @@ def list_files(ledger: Path) -> list[str]:
     return sorted(path.relative_to(ledger).as_posix() for path in ledger.glob("files/**/*") if path.is_file())
 
 
-async def test_files_are_beside_the_ledger_by_their_execution_and_in_its_report(
+async def test_collected_files_are_stored_beside_the_ledger_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ledger, inputs = tmp_path / "ledger", [{"x": 1}, {"x": 2}]
@@ -54,7 +54,7 @@ async def test_files_are_beside_the_ledger_by_their_execution_and_in_its_report(
 
 
 @pytest.mark.full
-async def test_a_failed_attempt_leaves_no_files_once_another_has_succeeded(tmp_path: Path) -> None:
+async def test_a_successful_retry_removes_files_of_failed_attempts(tmp_path: Path) -> None:
     ledger, volume = tmp_path / "ledger", {"volume_name": f"v-{uuid.uuid4().hex[:8]}"}
     (result,) = await batch(
         [FAIL_ONCE],
@@ -74,7 +74,7 @@ async def test_a_failed_attempt_leaves_no_files_once_another_has_succeeded(tmp_p
     assert [Path(path).parts[-2:] for step in steps for path in step.meta.collected] == [("0", "a.txt"), ("1", "b.txt")]
 
 
-async def test_files_go_where_the_results_go_and_a_result_is_kept_where_they_cannot(tmp_path: Path) -> None:
+async def test_collected_files_go_to_the_results_and_a_failed_copy_keeps_the_result(tmp_path: Path) -> None:
     place = f"memory://{uuid.uuid4().hex}/job"
     (result,) = await batch([WRITE.replace("x)", "1)")], collect=["out/**"], results_path=place)
     assert result.meta.collected == (f"{place}/files/0/out/x.txt",)
@@ -87,7 +87,7 @@ async def test_files_go_where_the_results_go_and_a_result_is_kept_where_they_can
     assert "a.txt could not be written to" in result.meta.not_collected[0]
 
 
-async def test_run_code_brings_files_home_and_a_pattern_that_leads_out_is_refused(tmp_path: Path) -> None:
+async def test_run_code_collects_files_and_refuses_patterns_outside_the_folder(tmp_path: Path) -> None:
     @flow
     async def own() -> list[str]:
         results = [await run_code("open('a.txt', 'w').close()", collect=["*.txt"]) for _ in range(2)]

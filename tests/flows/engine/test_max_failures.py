@@ -29,7 +29,7 @@ def inputs(count: int) -> list[dict[str, int]]:
 
 
 @pytest.mark.parametrize(("max_failures", "per_task"), [(0.15, 1), pytest.param(3, 50, marks=pytest.mark.full)])
-async def test_no_execution_is_begun_once_as_many_have_failed_and_the_next_run_begins_them(
+async def test_no_execution_starts_after_max_failures_and_the_next_run_resumes(
     max_failures: float, per_task: int
 ) -> None:
     with pytest.raises(ExecutionsFailed, match=r"3 of 20 executions failed and 14 not run") as caught:
@@ -46,7 +46,7 @@ async def test_no_execution_is_begun_once_as_many_have_failed_and_the_next_run_b
     assert [type(outcome.error) for outcome in again[1::2]] == [CodeError] * 10
 
 
-async def test_what_is_under_way_is_finished(tmp_path: Path) -> None:
+async def test_running_executions_finish_after_max_failures(tmp_path: Path) -> None:
     """The first execution fails once two others have started; these end after the run has seen the failure."""
     code = f"""
 import os, time
@@ -70,7 +70,7 @@ SUBMIT(x=x)
 
 
 @pytest.mark.full
-async def test_results_of_an_earlier_run_are_there_although_the_run_ends_early(results) -> None:
+async def test_earlier_results_are_returned_although_the_run_ends_early(results) -> None:
     with pytest.raises(ExecutionsFailed):
         await batch(ODD_FAILS, inputs(8), results_path=str(results / "job"))
     outcomes = await batch(
@@ -81,7 +81,7 @@ async def test_results_of_an_earlier_run_are_there_although_the_run_ends_early(r
 
 
 @pytest.mark.full
-async def test_a_sweep_and_a_chunked_job_end_early_too(volumes) -> None:
+async def test_a_sweep_and_a_chunked_job_stop_at_max_failures(volumes) -> None:
     report = await sweep(
         "if lr > 1: raise ValueError('diverged')\nSUBMIT(loss=lr)",
         grid={"lr": [1, 2, 3, 4]},
@@ -107,7 +107,7 @@ async def test_a_sweep_and_a_chunked_job_end_early_too(volumes) -> None:
 
 
 @pytest.mark.full
-async def test_a_word_comes_at_once_where_the_first_executions_all_fail_alike(caplog) -> None:
+async def test_identical_first_failures_cause_an_early_warning(caplog) -> None:
     heard = Warnings()
     await run_with_listener(batch, heard, "import nosuch", inputs(30), on_failure="return")
     (warning,) = heard.texts
@@ -127,7 +127,7 @@ async def test_a_word_comes_at_once_where_the_first_executions_all_fail_alike(ca
     assert heard.texts == []
 
 
-async def test_what_was_not_run_is_one_line_and_a_count(caplog: pytest.LogCaptureFixture) -> None:
+async def test_executions_that_did_not_run_are_counted_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ExecutionsFailed):
         await batch("raise KeyError(x)", inputs(30), max_failures=2, max_workers=1)
     lines = [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
@@ -143,6 +143,6 @@ async def test_what_was_not_run_is_one_line_and_a_count(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("max_failures", [0, -1, "some"])
-async def test_a_limit_that_is_none_is_one_sentence(max_failures: Any) -> None:
+async def test_an_invalid_max_failures_is_refused_with_one_sentence(max_failures: Any) -> None:
     with pytest.raises(ConfigurationError, match="max_failures"):
         await batch("SUBMIT()", inputs(1), max_failures=max_failures)

@@ -67,7 +67,7 @@ def check_what_was_kept(
 
 @pytest.mark.full
 @pytest.mark.parametrize("status", ["400", "401"])
-async def test_refusals_take_nothing_from_what_runs_and_end_the_rest(
+async def test_refusals_keep_running_executions_and_end_the_others(
     status: str, daytona: Any, counter: ExecutionCounter, ledger: Path
 ) -> None:
     provider = await save_block(20)  # seconds, also for the first sandboxes to start
@@ -84,7 +84,7 @@ async def test_refusals_take_nothing_from_what_runs_and_end_the_rest(
 
 
 @pytest.mark.full
-async def test_refusals_that_pass_cost_no_attempt(daytona: Any, counter: ExecutionCounter, ledger: Path) -> None:
+async def test_transient_refusals_use_no_attempt(daytona: Any, counter: ExecutionCounter, ledger: Path) -> None:
     results = await run_and_refuse(daytona, "daytona", counter, ledger, "401", times=2)
     assert daytona.state()["faults"] == {"401": 2}
     assert [result.y for result in results] == [x * x for x in range(TOTAL)]
@@ -93,9 +93,7 @@ async def test_refusals_that_pass_cost_no_attempt(daytona: Any, counter: Executi
 
 
 @pytest.mark.full
-async def test_a_provider_that_is_away_from_the_start_does_not_cost_a_start_timeout_for_each_execution(
-    daytona: Any, counter: ExecutionCounter
-) -> None:
+async def test_an_unreachable_provider_costs_one_start_timeout(daytona: Any, counter: ExecutionCounter) -> None:
     daytona.set(fault_rate=1.0, faults=["502"], fault_where=CREATE)
     provider, inputs = await save_block(5), [{"x": x, "address": counter.address} for x in range(40)]
     results = await batch(SQUARE, inputs, provider=provider, max_workers=8, retries=1, on_failure="return")

@@ -29,7 +29,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for part in path.glob("part-*.jsonl") for line in part.read_text().splitlines()]
 
 
-async def test_prefects_retry_executes_only_what_has_no_result(
+async def test_prefects_retry_runs_only_executions_without_a_result(
     counter: ExecutionCounter,
     results: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -57,9 +57,7 @@ async def test_prefects_retry_executes_only_what_has_no_result(
 
 
 @pytest.mark.full
-async def test_a_run_that_has_no_deployment_says_how_it_is_resumed_for_prefect_cannot_retry_it(
-    counter: ExecutionCounter, tmp_path: Path
-) -> None:
+async def test_a_run_without_a_deployment_says_how_to_resume_it(counter: ExecutionCounter, tmp_path: Path) -> None:
     inputs = [{"x": x, "address": counter.address} for x in range(4)]
     with pytest.raises(ExecutionsFailed, match="run it again with the same results_path") as raised:
         await batch(LATER, inputs, provider="local:none")
@@ -72,7 +70,7 @@ async def test_a_run_that_has_no_deployment_says_how_it_is_resumed_for_prefect_c
 
 
 @pytest.mark.full
-async def test_results_serve_later_runs_until_the_code_a_variable_or_the_commit_changes_and_not_a_secret(
+async def test_results_are_reused_until_code_variables_or_commit_change(
     counter: ExecutionCounter, tmp_path: Path
 ) -> None:
     folder = tmp_path / "repository"
@@ -104,7 +102,7 @@ async def test_results_serve_later_runs_until_the_code_a_variable_or_the_commit_
     assert await run() == {"1": 4, "2": 4}
 
 
-async def test_the_image_changes_the_key_of_a_result_and_the_account_does_not() -> None:
+async def test_the_image_is_in_the_key_and_the_account_is_not() -> None:
     async def key(block: Any) -> str:
         (execution,) = assign_keys([("SUBMIT(1)", {"x": 1})], await block.fingerprint())
         return execution.key

@@ -48,7 +48,7 @@ def inputs(counter: ExecutionCounter, size: int = 1) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("asked", [False, pytest.param(True, marks=pytest.mark.full)])
-async def test_code_that_fails_is_tried_again_only_if_asked_and_what_it_submits_wrongly_never(
+async def test_failing_code_is_retried_only_on_request_and_submit_errors_never(
     counter: ExecutionCounter, asked: bool
 ) -> None:
     code = [
@@ -72,7 +72,7 @@ async def test_code_that_fails_is_tried_again_only_if_asked_and_what_it_submits_
         assert all(text.startswith(type(outcome.error).__name__) for text in outcome.meta.earlier_errors)
 
 
-async def test_a_sandbox_that_does_not_open_is_tried_again_and_the_result_and_the_ledger_say_how_it_went(
+async def test_failed_openings_are_retried_and_recorded_in_result_and_ledger(
     daytona: Any, hasty: str, counter: ExecutionCounter, tmp_path: Path
 ) -> None:
     daytona.set(fault_rate=1.0, faults=["500"], fault_times=1, fault_where=CREATE)
@@ -86,7 +86,7 @@ async def test_a_sandbox_that_does_not_open_is_tried_again_and_the_result_and_th
 
 
 @pytest.mark.parametrize("call", [pytest.param("exec", marks=pytest.mark.full), "input"])
-async def test_a_sandbox_that_is_lost_before_the_code_was_sent_is_replaced(
+async def test_a_sandbox_lost_before_code_was_sent_is_replaced(
     daytona: Any, counter: ExecutionCounter, call: str
 ) -> None:
     daytona.set(
@@ -102,7 +102,7 @@ async def test_a_sandbox_that_is_lost_before_the_code_was_sent_is_replaced(
 
 
 @pytest.mark.parametrize("idempotent", [pytest.param(False, marks=pytest.mark.full), True])
-async def test_code_that_may_have_run_is_repeated_only_if_it_may_run_twice(
+async def test_code_with_an_unknown_outcome_is_retried_only_if_idempotent(
     daytona: Any, counter: ExecutionCounter, idempotent: bool
 ) -> None:
     """The code kills its sandbox's driver the first time that it runs."""
@@ -121,7 +121,7 @@ async def test_code_that_may_have_run_is_repeated_only_if_it_may_run_twice(
     assert counter.counts == {"0": 2 if idempotent else 1}
 
 
-async def test_wrong_settings_end_the_flow_at_once(daytona: Any, counter: ExecutionCounter) -> None:
+async def test_invalid_settings_end_the_flow_at_once(daytona: Any, counter: ExecutionCounter) -> None:
     await DaytonaSandbox(snapshot="none-of-that-name").save("wrong", overwrite=True)  # type: ignore[misc]
     with pytest.raises(ConfigurationError, match="none-of-that-name"):
         await batch(SQUARE, inputs(counter, 6), provider="daytona-sandbox/wrong", max_workers=2)
@@ -129,7 +129,7 @@ async def test_wrong_settings_end_the_flow_at_once(daytona: Any, counter: Execut
     assert counter.counts == {}
 
 
-async def test_a_run_that_a_workspace_has_no_room_for_at_all_fails_after_its_retries(
+async def test_a_run_fails_after_its_retries_when_the_workspace_stays_full(
     daytona: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlm_batch.tasks.capacity.admission.REFUSAL_PATIENCE_SECONDS", 0.0)
@@ -144,7 +144,7 @@ async def test_a_run_that_a_workspace_has_no_room_for_at_all_fails_after_its_ret
     assert daytona.state()["counts"]["POST /api/sandbox"] == 9
 
 
-async def test_a_provider_that_asks_for_more_time_than_there_is_ends_the_flow_now_and_what_runs_is_kept(
+async def test_a_retry_delay_beyond_the_deadline_ends_the_flow_and_keeps_results(
     daytona: Any, counter: ExecutionCounter
 ) -> None:
     daytona.set(minute=3600.0, creates_per_minute=1)
@@ -161,7 +161,7 @@ async def test_a_provider_that_asks_for_more_time_than_there_is_ends_the_flow_no
 
 
 @pytest.mark.full
-async def test_a_deadline_ends_the_wait_for_a_retry_and_says_what_was_waited_for(
+async def test_a_deadline_ends_a_retrys_wait_and_names_its_reason(
     daytona: Any, hasty: str, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlm_batch.tasks.retry.BACKOFF_SECONDS", (3600.0,))
@@ -174,7 +174,7 @@ async def test_a_deadline_ends_the_wait_for_a_retry_and_says_what_was_waited_for
 
 
 @pytest.mark.full
-async def test_a_worker_that_waits_long_for_a_retry_gives_its_sandbox_back_meanwhile(
+async def test_a_worker_releases_its_sandbox_during_a_long_retry_delay(
     daytona: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second execution waits for the first one's retry, so a sandbox kept for both would idle for an hour."""
@@ -196,9 +196,7 @@ async def test_a_worker_that_waits_long_for_a_retry_gives_its_sandbox_back_meanw
 
 
 @pytest.mark.full
-async def test_of_executions_that_share_a_task_run_each_has_its_own_retries_and_a_failure_shows_in_its_state(
-    counter: ExecutionCounter, results: Path
-) -> None:
+async def test_executions_in_one_task_run_are_retried_separately(counter: ExecutionCounter, results: Path) -> None:
     """The first fails permanently at once, the second after its retries; the third succeeds at its second attempt."""
     code = COUNT_EXECUTION + (
         "times = count_execution(x)\n"
@@ -224,7 +222,7 @@ async def test_of_executions_that_share_a_task_run_each_has_its_own_retries_and_
         await wait_until_async(has_failed)
 
 
-async def test_the_delay_doubles_up_to_a_minute_and_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_retry_delay_doubles_up_to_a_minute_with_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     task = await configure_task(execute, RetryPolicy(retries=9), "local", 1)
     assert task.retry_delay_seconds == [1, 2, 4, 8, 16, 32, 60]  # Prefect repeats the last delay

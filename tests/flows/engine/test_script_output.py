@@ -11,9 +11,7 @@ asyncio.run(batch(["print('hello')\\nraise ValueError('x')", "print('two')"], ma
 """
 
 
-def test_a_failure_is_told_once_output_with_its_number_and_the_end_without_frames_of_prefect(
-    server: str, results: Path
-) -> None:
+def test_a_script_prints_each_failure_once_without_frames_of_prefect(server: str, results: Path) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 1
     lines = (done.stdout + done.stderr).splitlines()

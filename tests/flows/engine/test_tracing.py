@@ -107,7 +107,7 @@ def exported(chat: ChatServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Expo
     provider.shutdown()
 
 
-async def test_a_batch_is_a_trace_of_its_executions_and_their_queries_with_tokens_and_cost(chat, exported, monkeypatch):
+async def test_a_batchs_trace_has_executions_and_queries_with_their_cost(chat, exported, monkeypatch):
     with pytest.raises(ExecutionsFailed):
         await batch(CODE, inputs=[{"x": x} for x in range(4)], language_model=NAME, max_workers=2, reuse_sandboxes=True)
     (run,) = exported.find("invoke_workflow batch")
@@ -151,7 +151,7 @@ async def test_a_batch_is_a_trace_of_its_executions_and_their_queries_with_token
     }  # fmt: skip
 
 
-async def test_a_recursive_query_is_an_agent_with_the_calls_of_its_turns_and_of_its_code_below_it(chat, exported):
+async def test_a_recursive_query_is_an_agent_span_with_its_calls(chat, exported):
     chat.rule("flat", "forty-two")
     chat.script = make_script(
         ("Turns left: 19.", "SUBMIT(answer=rlm_query('the deeper one'))"),
@@ -179,7 +179,7 @@ async def test_a_recursive_query_is_an_agent_with_the_calls_of_its_turns_and_of_
     assert below["turn"] == 2
 
 
-async def test_executions_that_are_cancelled_have_ended_with_an_error_when_the_run_is_over(exported):
+async def test_spans_of_cancelled_executions_end_with_an_error(exported):
     code, output = "import time; print('started', flush=True); time.sleep(1000)", OutputListener()
     run = asyncio.create_task(run_with_listener(batch, output, [code] * 2, max_workers=2))
     await output.wait_for(2)
@@ -191,7 +191,7 @@ async def test_executions_that_are_cancelled_have_ended_with_an_error_when_the_r
     assert all(span.is_error for span in [*ended, *exported.find("invoke_workflow batch")])
 
 
-async def test_the_runs_of_shards_are_in_the_trace_of_their_job(exported, server, tmp_path, monkeypatch):
+async def test_shard_runs_are_in_the_trace_of_their_job(exported, server, tmp_path, monkeypatch):
     await deploy()
     (tmp_path / "sitecustomize.py").write_text(SET_UP)
     file = tmp_path / "spans"
@@ -243,9 +243,7 @@ def read_lineage(spans: list[dict[str, Any]]) -> list[str]:
     return lineage
 
 
-def test_a_program_that_sets_up_opentelemetry_itself_has_spans_without_prefects_too(
-    server: str, tmp_path: Path
-) -> None:
+def test_a_program_with_its_own_opentelemetry_setup_gets_spans(server: str, tmp_path: Path) -> None:
     for is_on, levels in (("true", 4), ("false", 2)):
         file = tmp_path / is_on
         environment = os.environ | {"SPANS": str(file), "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": is_on}
@@ -285,7 +283,7 @@ def test_opentelemetry_instrument_records_the_spans_of_the_command(server: str, 
     assert (len(lineage), lineage[::2]) == (4, ["execute_tool python", "invoke_workflow batch"])
 
 
-def test_without_an_sdk_set_up_none_is_imported() -> None:
+def test_tracing_without_a_configured_sdk_imports_no_sdk() -> None:
     code = (
         "import sys, rlm_batch.flows.batch\n"
         "from rlm_batch.tasks.tracing import trace_flow_run\n"

@@ -38,9 +38,7 @@ def no_server(closed_address: str) -> Iterator[None]:
     ],
     ids=["batch", "one of several", "prepare", "sweep", "reduce", "sequence"],
 )
-def test_a_files_name_in_the_place_of_code_is_refused_before_a_server_is_needed(
-    flow: Any, parameters: dict[str, Any]
-) -> None:
+def test_a_file_name_instead_of_code_is_refused_without_a_server(flow: Any, parameters: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError) as caught:
         flow.sync(**parameters)
     assert str(caught.value) == (
@@ -79,7 +77,7 @@ def test_a_files_name_in_the_place_of_code_is_refused_before_a_server_is_needed(
         ),
     ],
 )
-def test_a_value_of_a_wrong_type_or_out_of_bounds_is_refused_before_a_server_is_needed(
+def test_a_wrong_type_or_value_is_refused_without_a_server(
     flow: Any, parameters: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConfigurationError, match=words) as caught:
@@ -119,7 +117,7 @@ REMEDIED: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("flow", "name", "text"), REMEDIED)
-def test_the_remedy_for_a_value_is_taken_when_it_is_followed(flow: Any, name: str, text: str) -> None:
+def test_the_suggested_fix_for_a_value_works(flow: Any, name: str, text: str) -> None:
     options: dict[str, Any] = {"code": "SUBMIT()", **({"chunk_size": 1} if name == "data" else {})}
     options |= {"trials": 1, "objective": "loss"} if name == "space" else {}
     names: dict[str, Any] = {}
@@ -138,7 +136,7 @@ def test_the_remedy_for_a_value_is_taken_when_it_is_followed(flow: Any, name: st
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("value", [10**30, "a\0b", {"\0": 1}], ids=["integer", "NUL", "name"])
-async def test_what_the_server_cannot_hold_goes_by_a_file(value: Any, server: str, results: Path) -> None:
+async def test_values_that_the_server_cannot_store_use_a_file(value: Any, server: str, results: Path) -> None:
     """Prefect's server fails to list runs if one has an integer over 64 bits, and Postgres cannot store NUL."""
     with temporary_settings({PREFECT_API_URL: server}):
         found = await batch("SUBMIT(x=x)", [{"x": value}, {"x": [value]}])
@@ -148,13 +146,13 @@ async def test_what_the_server_cannot_hold_goes_by_a_file(value: Any, server: st
             assert await client.read_flow_runs(limit=1)
 
 
-def test_a_later_step_may_look_like_a_files_name(server: str) -> None:
+def test_a_later_step_may_look_like_a_file_name(server: str) -> None:
     steps = ["class particle: py = 2.0", "particle.py", "SUBMIT(momentum=particle.py)"]
     with temporary_settings({PREFECT_API_URL: server}):
         assert sequence.sync(steps)[2].momentum == 2.0
 
 
-def test_code_is_any_file_of_text_by_its_absolute_path_alone_or_in_a_list(
+def test_a_deployments_run_reads_code_from_allowed_absolute_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))  # a worker sets this variable
@@ -193,7 +191,7 @@ def test_code_is_any_file_of_text_by_its_absolute_path_alone_or_in_a_list(
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.requires("postgres")
-def test_values_names_code_and_what_code_says_may_have_a_nul(
+def test_values_names_code_and_output_may_contain_nul(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prefect may use Postgres, which cannot store a NUL character."""

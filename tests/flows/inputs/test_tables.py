@@ -80,18 +80,18 @@ TEXTS = [
 ]
 
 
-def test_cells_of_a_column_have_the_one_type_that_all_of_them_fit(tmp_path: Path) -> None:
+def test_a_column_has_the_one_type_that_fits_all_cells(tmp_path: Path) -> None:
     for cells, values in (*CELLS, *((cells, [cell.strip('"') or None for cell in cells]) for cells in TEXTS)):
         assert repr(column(tmp_path, cells)) == repr(values)
 
 
-def test_the_type_of_a_column_is_decided_by_its_last_cell_too_and_its_rows_are_read_one_by_one(tmp_path: Path) -> None:
+def test_the_last_cell_can_change_a_columns_type_in_a_streamed_file(tmp_path: Path) -> None:
     rows = "".join(f"{number},{'x' * 1000}\n" for number in range(9000))  # more than stays in memory
     first, *_, last = read(tmp_path, f"n,x\n{rows}many,y\n")
     assert (first["n"], last["n"]) == ("0", "many")
 
 
-def test_a_type_that_was_given_is_the_columns(tmp_path: Path) -> None:
+def test_a_requested_type_applies_to_the_column(tmp_path: Path) -> None:
     assert column(tmp_path, ["1", "", "01"], {"x": "str"}) == ["1", None, "01"]
     assert column(tmp_path, ["007", "", "NA", "+2", "1" * 30], {"x": "int"}) == [7, None, None, 2, int("1" * 30)]
     found = column(tmp_path, ["1", "9007199254740993", "inf", "nan"], {"x": "float"})
@@ -100,7 +100,7 @@ def test_a_type_that_was_given_is_the_columns(tmp_path: Path) -> None:
     assert column(tmp_path, ["1", "0", "True", ""], {"x": "bool"}) == [True, False, True, None]
 
 
-def test_with_json_each_cell_is_read_by_itself_as_a_word_of_the_command_line(tmp_path: Path) -> None:
+def test_json_cells_are_parsed_like_command_line_words(tmp_path: Path) -> None:
     cells = ["1", "01", "2.0", "true", "True", "", "null", '"[1, ""a""]"', '"[1,"', '"""1"""', "x"]
     values = [1, "01", 2.0, True, True, None, None, [1, "a"], "[1,", "1", "x"]
     for types in ("json", {"x": "json"}):
@@ -125,14 +125,14 @@ MISFITS: list[tuple[str | bytes, Any, list[str]]] = [
 ]
 
 
-def test_what_does_not_fit_is_refused_with_its_line_and_column(tmp_path: Path) -> None:
+def test_a_misfit_is_refused_with_its_line_and_column(tmp_path: Path) -> None:
     for data, types, words in MISFITS:
         with pytest.raises(ConfigurationError) as raised:
             read(tmp_path, data, types)
         assert [word for word in words if word not in str(raised.value)] == []
 
 
-def test_marks_of_encodings_line_ends_blank_lines_and_quoted_lines_are_as_elsewhere(tmp_path: Path) -> None:
+def test_byte_order_marks_line_ends_and_quoted_lines_are_supported(tmp_path: Path) -> None:
     for end in ("\n", "\r\n", "\r"):
         text = 'n,x\n1,a\n\n2,"b,\né"\n3,d'.replace("\n", end)
         for data in (text.encode(), text.encode("utf-8-sig"), text.encode("utf-16")):
@@ -144,7 +144,7 @@ def test_marks_of_encodings_line_ends_blank_lines_and_quoted_lines_are_as_elsewh
         assert list(read_points(str(tmp_path / "in.jsonl"))) == [{"x": "é"}]
 
 
-def test_rows_without_values_below_a_table_are_no_executions_and_within_it_they_are(tmp_path: Path) -> None:
+def test_trailing_empty_rows_are_ignored_and_inner_ones_are_executions(tmp_path: Path) -> None:
     assert read(tmp_path, 'x,y\n1,2\n,\n3,4\n,\n" ",""\n') == [
         {"x": 1, "y": 2},
         {"x": None, "y": None},
@@ -155,7 +155,7 @@ def test_rows_without_values_below_a_table_are_no_executions_and_within_it_they_
         read_inputs(str(tmp_path / "in.csv"))
 
 
-def test_names_in_a_list_are_checked_before_anything_runs_and_a_text_is_a_path(tmp_path: Path) -> None:
+def test_variable_names_in_a_list_are_checked_and_a_text_is_a_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"inputs: the variable '0' is no name .*: rename it"):
         read_inputs([{"x": 1}, {"0": 1}])
     for text in ('[{"x":0.5}]', "x=1,2", str(tmp_path / "data.txt")):
@@ -196,7 +196,7 @@ LIKELY_CAUSES: list[tuple[str, bytes, str]] = [
 ]
 
 
-def test_a_file_that_is_none_is_refused_with_its_likely_cause(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused_with_its_likely_cause(tmp_path: Path) -> None:
     for name, data, words in LIKELY_CAUSES:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ConfigurationError, match=words) as raised:
@@ -226,7 +226,7 @@ REMEDIES: list[tuple[str, bytes, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "data", "values"), REMEDIES)
-def test_the_command_that_a_refusal_names_makes_a_file_that_is_read(
+def test_the_suggested_command_creates_a_readable_file(
     tmp_path: Path, name: str, data: bytes, values: list[Any]
 ) -> None:
     (tmp_path / name).write_bytes(data)
@@ -240,7 +240,7 @@ def test_the_command_that_a_refusal_names_makes_a_file_that_is_read(
     assert list(read_inputs(str(tmp_path / made))) == values
 
 
-def test_what_pythons_and_pandas_writers_write_comes_back(tmp_path: Path) -> None:
+def test_files_written_by_python_and_pandas_are_read_correctly(tmp_path: Path) -> None:
     rows = [{"a": 'x,"\n', "n": 1, "f": 0.1, "b": True}, {"a": "é;\t", "n": -7, "f": 1e-12, "b": False}]
     with (tmp_path / "in.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -252,7 +252,7 @@ def test_what_pythons_and_pandas_writers_write_comes_back(tmp_path: Path) -> Non
     assert repr(list(read_points(str(tmp_path / "in.csv")))) == repr(rows)
 
 
-def test_types_are_of_csv_alone_and_need_a_file(tmp_path: Path) -> None:
+def test_types_need_a_csv_file(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
     with pytest.raises(ConfigurationError, match="leave them out"):
         read_points(str(tmp_path / "in.jsonl"), {"x": "int"})
@@ -260,13 +260,13 @@ def test_types_are_of_csv_alone_and_need_a_file(tmp_path: Path) -> None:
         read_points([{"x": 1}], "json")
 
 
-def test_chunks_from_csv_have_their_ids_as_they_are_written(tmp_path: Path) -> None:
+def test_chunks_from_csv_keep_their_ids_as_written(tmp_path: Path) -> None:
     file = tmp_path / "in.csv"
     file.write_text("id,data\n1E5,1\n2E5,2\n")
     assert list(build_chunks(str(file), None, None)) == [("1E5", 1), ("2E5", 2)]
 
 
-def test_parquet_is_read_with_its_own_types_and_what_is_no_json_is_refused_by_name(tmp_path: Path) -> None:
+def test_parquet_keeps_its_types_and_values_beyond_json_are_refused(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     file = tmp_path / "in.parquet"
@@ -287,14 +287,14 @@ def test_parquet_is_read_with_its_own_types_and_what_is_no_json_is_refused_by_na
         read_points(str(file))
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'rlm-batch\[parquet\]'"):
         read_points(str(tmp_path / "in.parquet"))
 
 
-def test_a_large_file_says_that_it_is_being_read(tmp_path: Path) -> None:
+def test_reading_a_large_file_shows_a_notice(tmp_path: Path) -> None:
     file = tmp_path / "in.csv"
     file.write_text("x,y\n" + f"1,{'y' * 1000}\n" * 5000)
     lines: list[str] = []
@@ -303,7 +303,7 @@ def test_a_large_file_says_that_it_is_being_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("filler", [1, 10_000_000], ids=["in memory", "on disk"])
-def test_a_pipe_that_is_checked_and_then_run_is_read_once(tmp_path: Path, filler: int) -> None:
+def test_a_pipe_is_read_once_for_check_and_run(tmp_path: Path, filler: int) -> None:
     lines, cells = tmp_path / "in.jsonl", tmp_path / "in.csv"
     for pipe, text in ((lines, '{"x": 1}\n{"x": 2}\n'), (cells, "x\n1\n2\nthree\n")):
         os.mkfifo(pipe)
@@ -316,7 +316,7 @@ def test_a_pipe_that_is_checked_and_then_run_is_read_once(tmp_path: Path, filler
     assert plan_points(str(cells)) == [{"x": "1"}, {"x": "2"}, {"x": "three"}]
 
 
-def test_a_file_that_has_changed_is_read_again_and_who_has_read_it_keeps_what_was_there(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again_and_earlier_readers_keep_their_data(tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     file.write_text("".join(json.dumps({"id": n, "data": n}) + "\n" for n in range(5)))
     held, whole, cut = (

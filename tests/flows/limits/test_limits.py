@@ -96,7 +96,7 @@ async def test_three_flow_runs_share_the_slots_of_one_block(block, quick):
 @pytest.mark.parametrize(
     "options", [{"reuse_sandboxes": True}, {"executions_per_task": 200}], ids=["sandboxes", "executions of a task run"]
 )
-async def test_a_run_that_holds_all_slots_hands_one_over_to_one_that_has_none(block, quick, options):
+async def test_a_run_with_all_slots_gives_one_to_a_run_without_any(block, quick, options):
     long = asyncio.create_task(naps(5000, 0.15, max_workers=2, **options))  # more executions than the test has time for
     await wait_until_async(lambda: hold_slots(2))
     assert len(await naps(2, 0.05)) == 2
@@ -108,7 +108,7 @@ async def test_a_run_that_holds_all_slots_hands_one_over_to_one_that_has_none(bl
 
 
 @pytest.mark.full
-async def test_a_run_that_gets_fewer_slots_than_workers_goes_on_with_those(block, quick):
+async def test_a_run_continues_with_fewer_slots_than_workers(block, quick):
     async with get_client() as client:
         await reconcile_limits(block)
         answer = await client.increment_concurrency_slots_with_lease([LIMIT], 1, "concurrency", 3600)
@@ -120,7 +120,7 @@ async def test_a_run_that_gets_fewer_slots_than_workers_goes_on_with_those(block
 
 
 @pytest.mark.full
-async def test_nothing_waits_for_a_slot_where_nothing_is_to_be_run(block, quick, tmp_path):
+async def test_a_run_without_work_waits_for_no_slot(block, quick, tmp_path):
     first = await naps(3, 0.0, results_path=str(tmp_path / "ledger"))
     async with get_client() as client:
         answer = await client.increment_concurrency_slots_with_lease([LIMIT], 2, "concurrency", 3600)
@@ -132,7 +132,7 @@ async def test_nothing_waits_for_a_slot_where_nothing_is_to_be_run(block, quick,
 
 
 @pytest.mark.full
-async def test_a_sequence_and_a_reduction_hold_a_slot_too(block, quick):
+async def test_a_sequence_and_a_reduction_hold_a_slot(block, quick):
     steps, report, others = await asyncio.gather(
         sequence([f"nap = 0.2; {NAP}"] * 3, provider="local-sandbox/limited"),
         chunks(
@@ -171,7 +171,7 @@ async def test_blocks_with_one_limit_name_share_a_limit(quick):
 
 
 @pytest.mark.full
-async def test_a_limit_that_someone_removes_meanwhile_is_made_again(block, quick):
+async def test_a_deleted_limit_is_created_again(block, quick):
     running = asyncio.create_task(naps(12, 0.15, max_workers=4))
     await wait_until_async(lambda: hold_slots(1))
     async with get_client() as client:
@@ -197,7 +197,7 @@ class Refusing(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["refuses", "is away"])
-async def test_limits_that_the_server_does_not_make_are_one_sentence(there):
+async def test_limits_that_the_server_refuses_are_a_one_sentence_error(there):
     limited = LocalSandbox(isolation="none", max_sandboxes=2, limit_name="nobody-makes-me")
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # no listen()
@@ -218,7 +218,7 @@ async def test_limits_that_the_server_does_not_make_are_one_sentence(there):
 
 
 @pytest.mark.full
-async def test_creations_keep_to_their_rate_over_several_runs(daytona, quick):
+async def test_several_runs_share_the_rate_limit_of_creations(daytona, quick):
     rate = 4
     await DaytonaSandbox(creations_per_second=rate).save("paced", overwrite=True)  # type: ignore[misc]
     began = time.monotonic()
@@ -227,7 +227,7 @@ async def test_creations_keep_to_their_rate_over_several_runs(daytona, quick):
     assert time.monotonic() - began >= (12 - 2) / rate  # the first two are created at once
 
 
-async def test_without_a_shared_server_the_limits_hold_in_the_process(caplog):
+async def test_without_a_shared_server_limits_apply_within_the_process(caplog):
     block = LocalSandbox(isolation="none", max_sandboxes=2, creations_per_second=20, limit_name="here")
     peak = held = 0
 

@@ -87,7 +87,7 @@ async def slots_in_use() -> int:
         return sum(limit.active_slots for limit in limits if limit.name.startswith("rlm-batch."))
 
 
-def test_three_processes_keep_to_the_sandboxes_and_the_rate_of_creations_that_the_block_allows(database, daytona):
+def test_three_processes_share_the_blocks_sandbox_and_creation_limits(database, daytona):
     saved(max_sandboxes=3, creations_per_second=5)
     began = time.monotonic()
     with runs(*[(8, 0.3, 4)] * 3) as running:
@@ -99,7 +99,7 @@ def test_three_processes_keep_to_the_sandboxes_and_the_rate_of_creations_that_th
     assert asyncio.run(slots_in_use()) == 0
 
 
-def test_the_slot_of_a_killed_process_comes_back_by_itself(database, daytona):
+def test_the_slot_of_a_killed_process_is_released_automatically(database, daytona):
     saved(max_sandboxes=1, lifetime=60)
     with runs((1, 1000, 1)) as (holder,):
         wait_until(lambda: daytona.state()["created"])

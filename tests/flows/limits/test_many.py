@@ -27,7 +27,7 @@ def inputs(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.full
-async def test_a_workspace_with_room_for_few_of_the_workers_finishes_the_job_and_no_execution_is_charged(
+async def test_a_small_workspace_finishes_the_job_without_using_up_retries(
     daytona: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     daytona.set(max_sandboxes=5)
@@ -40,7 +40,7 @@ async def test_a_workspace_with_room_for_few_of_the_workers_finishes_the_job_and
 
 
 @pytest.mark.full
-async def test_a_run_that_is_stopped_while_it_opens_its_sandboxes_leaves_none_and_opens_no_more(daytona: Any) -> None:
+async def test_stopping_a_run_while_sandboxes_open_leaves_no_sandbox(daytona: Any) -> None:
     daytona.set(boot_s=3600)
     flow = asyncio.create_task(batch(CODE, inputs(100), provider="daytona", max_workers=100))
     await wait_until_async(lambda: daytona.state()["created"] >= 12)
@@ -61,7 +61,7 @@ async def take_descriptors(taken: list[int]) -> None:
 
 
 @pytest.mark.full
-async def test_a_process_that_can_open_no_more_connections_is_told_what_to_do(daytona: Any) -> None:
+async def test_a_process_without_free_connections_gets_an_error_with_the_fix(daytona: Any) -> None:
     import daytona as _sdk  # the import opens files too
 
     assert _sdk.AsyncDaytona

@@ -35,7 +35,7 @@ def go_on(state: int) -> int:
     return state + 1
 
 
-async def test_a_function_is_a_batch_of_its_inputs_and_the_same_one_has_its_results_already(tmp_path: Path):
+async def test_a_function_runs_as_a_batch_and_reuses_its_results(tmp_path: Path):
     (tmp_path / "inputs.csv").write_text("rate,layers\n4,1\n9,3\n")
     ledger = tmp_path / "ledger"
     first = await batch(train, tmp_path / "inputs.csv", results_path=ledger)
@@ -46,7 +46,7 @@ async def test_a_function_is_a_batch_of_its_inputs_and_the_same_one_has_its_resu
     assert sorted(ledger.glob("part-*")) == before
 
 
-async def test_variables_that_do_not_fit_the_function_are_named_before_anything_runs(tmp_path: Path):
+async def test_variables_that_do_not_match_the_function_are_refused(tmp_path: Path):
     ledger = tmp_path / "ledger"
     not_text: Any = train
     wrong: list[tuple[Any, str]] = [
@@ -67,7 +67,7 @@ async def test_variables_that_do_not_fit_the_function_are_named_before_anything_
 
 
 @pytest.mark.full
-async def test_each_flow_and_the_task_take_functions():
+async def test_every_flow_and_the_task_accept_functions():
     report = await sweep(train, {"rate": [1, 4]}, objective="loss")
     assert report.best.loss == 3
     drawn = await sweep(train, space={"rate": [1, 4]}, trials=2, sampler="random", objective="loss")

@@ -28,7 +28,7 @@ look_up_on_host = look_up
 del look_up
 
 
-async def test_code_calls_functions_of_the_host_and_the_calls_are_counted(tmp_path: Path):
+async def test_code_calls_host_tools_and_the_calls_are_counted(tmp_path: Path):
     ledger = tmp_path / "ledger"
     tools = {"look_up": look_up_on_host, "get_size": "os.path:basename"}
     inputs = [{"city": "Ghent"}, {"city": "Bruges"}]
@@ -44,16 +44,14 @@ async def test_code_calls_functions_of_the_host_and_the_calls_are_counted(tmp_pa
     assert "tool_calls" not in outcome_to_json(steps[1])["meta"]
 
 
-async def test_a_tool_that_takes_too_long_is_an_error_in_the_code(monkeypatch: pytest.MonkeyPatch):
+async def test_a_tool_timeout_raises_in_the_code(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(host_tools, "TOOL_TIMEOUT_SECONDS", 0.1)
     code = "try:\n    wait()\nexcept TimeoutError as error:\n    SUBMIT(str(error))"
     (result,) = await batch([code], tools={"wait": asyncio.Event().wait})
     assert result.output == "wait took more than 0.1 s: ask it for less"
 
 
-async def test_tools_that_cannot_be_called_are_refused_before_a_sandbox_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_invalid_tools_are_refused_before_a_sandbox_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     wrong: list[tuple[dict[Any, Any], str]] = [
         ({"look up": len}, "no name that Python code could use"),
         ({"SUBMIT": len}, "would hide a function"),

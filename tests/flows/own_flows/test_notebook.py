@@ -20,7 +20,7 @@ def area(width, height):
 
 
 @pytest.mark.full
-def test_a_cell_awaits_a_sweep_shows_how_far_it_is_in_one_display_has_a_table_a_data_frame_and_runs_its_functions(
+def test_a_notebook_cell_awaits_a_sweep_and_shows_progress_and_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):

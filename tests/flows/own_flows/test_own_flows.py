@@ -36,7 +36,7 @@ LOSS = "SUBMIT(loss=(x - 1) ** 2)"
 GRID = {"x": [0, 1, 2]}
 
 
-def test_a_sync_flow_and_a_sync_task_get_the_report():
+def test_sync_flows_and_tasks_get_the_report():
     @task
     def run_in_a_task() -> int:
         return batch.sync(["SUBMIT(y=2)"])[0].y
@@ -49,12 +49,12 @@ def test_a_sync_flow_and_a_sync_task_get_the_report():
 
 
 @pytest.mark.anyio
-async def test_in_a_running_loop_sync_is_refused_in_a_sentence_that_names_await():
+async def test_sync_in_a_running_loop_is_refused_with_a_hint_to_await():
     with pytest.raises(ConfigurationError, match=r"write `await sweep\(\.\.\.\)` instead"):
         sweep.sync(LOSS, GRID)
 
 
-def test_a_call_that_nobody_awaits_is_told_of_with_both_ways():
+def test_an_unawaited_call_warns_and_names_await_and_sync():
     call = sweep(LOSS, GRID)
     with pytest.warns(RuntimeWarning, match=r"write await sweep\(\.\.\.\), or sweep\.sync\(\.\.\.\)"):
         del call
@@ -69,7 +69,7 @@ def test_a_flow_is_pickled_by_its_name_and_keeps_its_options():
     assert loaded.sync(["SUBMIT(y=1)"])[0].y == 1
 
 
-def test_a_block_is_a_provider_once_it_is_saved_and_before_that_with_its_settings_but_for_secrets():
+def test_saved_and_unsaved_blocks_are_providers():
     LocalSandbox(memory_mib=512).save("narrow", overwrite=True)
     code = "import resource\nSUBMIT(mib=resource.getrlimit(resource.RLIMIT_AS)[0] >> 20)"
     saved: Any = LocalSandbox.load("narrow")
@@ -80,7 +80,7 @@ def test_a_block_is_a_provider_once_it_is_saved_and_before_that_with_its_setting
         batch.sync(["SUBMIT(y=1)"], provider=secret)
 
 
-def test_reports_become_data_frames_and_tables_of_a_notebook():
+def test_reports_convert_to_data_frames_and_notebook_tables():
     report = sweep.sync("SUBMIT(loss=1 / x, note='<b>')", {"x": [0, 1, 2]}, objective="loss", on_failure="return")
     frame = report.to_dataframe()
     assert list(frame["x"]) == [0, 1, 2]
@@ -100,7 +100,7 @@ def test_reports_become_data_frames_and_tables_of_a_notebook():
 
 
 @pytest.mark.parametrize(("direction", "best"), [("minimize", 1), ("maximize", 0)])
-def test_an_objective_that_is_called_as_a_variable_is_the_field_in_every_form_of_a_report(direction: Any, best: int):
+def test_an_objective_named_like_a_variable_is_the_field_everywhere(direction: Any, best: int):
     report = sweep.sync("SUBMIT(loss=-loss)", {"loss": [1, 3]}, objective="loss", direction=direction)
     assert report.best.loss == [-1, -3][best]
     row = [str(best), ["1", "3"][best], ["-1", "-3"][best], "best"]
@@ -112,7 +112,7 @@ def test_an_objective_that_is_called_as_a_variable_is_the_field_in_every_form_of
         assert list(found.to_dataframe()["outputs.loss"]) == [-1, -3]
 
 
-def test_a_finished_run_is_read_by_id_name_and_path(results: Path):
+def test_a_finished_run_is_read_by_id_name_or_path(results: Path):
     report = sweep.sync(LOSS, GRID, objective="loss")
     by_path = load_report(report.results_path)
     by_id = load_report(Path(report.results_path).name)
@@ -128,7 +128,7 @@ def test_a_finished_run_is_read_by_id_name_and_path(results: Path):
 
 
 @pytest.mark.anyio
-async def test_a_run_says_what_it_has_come_to_in_its_state_and_in_an_event(results: Path):
+async def test_a_run_reports_its_results_in_its_state_and_an_event(results: Path):
     state: Any = await sweep(LOSS, GRID, objective="loss", return_state=True)  # type: ignore[reportCallIssue]
     path = state.message.rpartition("results in ")[2]
     assert state.message == f"3 of 3 trials succeeded; best loss 0 in trial 1 with x=1; results in {path}"
@@ -149,7 +149,7 @@ async def find_event(name: str, run: str) -> Any:
     return event
 
 
-def test_one_task_runs_one_piece_of_code_and_many_wait_for_each_other_in_no_loop(results: Path, tmp_path: Path):
+def test_tasks_run_concurrently_without_blocking_the_event_loop(results: Path, tmp_path: Path):
     (meeting := tmp_path / "meeting").mkdir()
     # Each execution waits for all others, so a blocked event loop would hang the test.
     code = f"""
@@ -173,7 +173,7 @@ SUBMIT(n=n)
     assert report.flow == "ask"
 
 
-def test_the_task_is_mapped_and_submitted_in_a_sync_flow_and_equal_code_draws_anew():
+def test_the_task_can_be_mapped_and_submitted_in_a_sync_flow():
     @flow
     def draw() -> list[float]:
         futures: Any = run_code.map(["import random\nSUBMIT(x=random.random())"] * 3)
@@ -182,7 +182,7 @@ def test_the_task_is_mapped_and_submitted_in_a_sync_flow_and_equal_code_draws_an
     assert len(set(draw())) == 3
 
 
-def test_the_task_tries_again_what_the_table_says_and_code_only_where_asked(tmp_path: Path):
+def test_the_task_retries_listed_errors_and_code_only_on_request(tmp_path: Path):
     tries: list[str] = []
     attempt = LocalSandbox.open
 
@@ -243,7 +243,7 @@ POOLED = """
 
 @pytest.mark.full
 @pytest.mark.parametrize("runner", ["processes", "dask", pytest.param("ray", marks=pytest.mark.requires("ray"))])
-def test_tasks_of_other_task_runners_use_our_flows_and_results(
+def test_tasks_of_other_task_runners_can_use_our_flows_and_results(
     runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "pooled.py").write_text(dedent(POOLED))
@@ -262,7 +262,7 @@ def test_tasks_of_other_task_runners_use_our_flows_and_results(
     assert "([0, 0], {'y': 4})" in done.stdout.splitlines()
 
 
-def test_a_pytest_session_that_runs_a_flow_ends_without_an_error_of_logging(tmp_path: Path):
+def test_a_pytest_session_with_a_flow_ends_without_logging_errors(tmp_path: Path):
     file = tmp_path / "test_mine.py"
     file.write_text("import rlm_batch\ndef test_mine():\n    assert rlm_batch.batch.sync(['SUBMIT(y=1)'])[0].y == 1\n")
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}

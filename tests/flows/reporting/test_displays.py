@@ -60,7 +60,7 @@ SHOWN = Meta(
 )
 
 
-def test_a_page_has_pictures_beside_their_execution_and_markdown_a_mention() -> None:
+def test_a_page_shows_pictures_and_markdown_mentions_them() -> None:
     page, markdown = build([SHOWN, Meta(index=0, value=[1.5, "é"]), *(Meta(index=n, value=n) for n in range(2, 150))])
     assert (
         page.index("<h3>Execution 0</h3>") < page.index("[1.5, &#34;é&#34;]") < page.index("<h3>Execution 1 with x=7")
@@ -125,7 +125,7 @@ SVG_FETCHING = (
 
 @pytest.mark.full
 @pytest.mark.requires("chromium")
-def test_nothing_that_code_displayed_runs_or_is_fetched_in_a_browser(tmp_path: Path) -> None:
+def test_displays_run_and_load_nothing_in_a_browser(tmp_path: Path) -> None:
     hosts = iter(f"{number}.leak.test" for number in range(1000))
     fetching = [text.replace("HOST", next(hosts)) for text in (*FETCHING, *SVG_FETCHING)]
     displays = [{"text/html": text} for text in fetching[: len(FETCHING)]]
@@ -154,7 +154,7 @@ def test_nothing_that_code_displayed_runs_or_is_fetched_in_a_browser(tmp_path: P
 
 
 @pytest.mark.parametrize("form", ["to_html", "style"])
-def test_a_table_of_pandas_looks_as_before(form: str) -> None:
+def test_a_pandas_table_keeps_its_look(form: str) -> None:
     frame = pandas.DataFrame({"a": [1, 2.5], "b": ["x < y", "y & z"]}, index=[["i", "i"], ["j", "k"]])
     style: Any = (
         frame.style.bar(subset="a").highlight_max(props="color: white; background-color: pink").set_caption("c")
@@ -168,7 +168,7 @@ def test_a_table_of_pandas_looks_as_before(form: str) -> None:
     assert read_events(rebuild_html(embedded)) == read_events(embedded)
 
 
-def test_html_that_is_made_to_take_long_takes_no_longer_than_its_size() -> None:
+def test_hostile_html_is_processed_in_linear_time() -> None:
     """A parser that builds a tree would take gigabytes of memory, or hours, for each of these."""
     clones = "<p>" + "".join(f"<b id={number}>" for number in range(50_000)) + "<p>x" * 50_000
     for text in (
@@ -207,7 +207,7 @@ WITHOUT_LINK = (
 )
 
 
-def test_a_collected_file_that_could_run_scripts_has_no_link_and_the_others_move_with_the_page() -> None:
+def test_scriptable_collected_files_get_no_link_and_others_get_relative_links() -> None:
     names = [f"/results/files/1/{name}" for name in (*LINKED, *WITHOUT_LINK)]
     names += ["/elsewhere/a.txt", "s3://bucket/a.png", "javascript:alert(1)//.png", "/\ud800.png"]
     page, _ = build([Meta(index=1, collected=tuple(names), not_collected=("<i> is a link",))])
@@ -225,7 +225,7 @@ def test_a_collected_file_that_could_run_scripts_has_no_link_and_the_others_move
 
 @pytest.mark.full
 @pytest.mark.requires("chromium")
-def test_a_collected_file_that_a_page_links_to_runs_nothing_when_it_is_opened(tmp_path: Path) -> None:
+def test_opening_a_linked_collected_file_runs_nothing(tmp_path: Path) -> None:
     for name in LINKED:
         (tmp_path / name).write_text(RUNNING)
     file = tmp_path / "report.html"

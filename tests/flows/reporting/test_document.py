@@ -62,7 +62,7 @@ def build_parts(text: str) -> list[Part]:
     return [Heading(text), Text(text), Table([text, "b"], [[text, "x"], ["y", text]]), Verbatim(text)]
 
 
-def test_what_code_chose_is_text_wherever_it_stands_and_no_address_that_a_reader_would_make_a_link_of() -> None:
+def test_text_from_code_becomes_neither_markup_nor_a_link() -> None:
     # Prefect's UI renders in this way: it passes HTML through, and has tables and links.
     reader = MarkdownIt("commonmark", {"html": True, "linkify": False}).enable(["table", "strikethrough"])
     ours = {"h2", "p", "table", "thead", "tbody", "tr", "th", "td", "pre", "code"}
@@ -81,19 +81,19 @@ def test_what_code_chose_is_text_wherever_it_stands_and_no_address_that_a_reader
             assert not re.search(r"https?://|www\.[a-z]|[^\\]@", plain)
 
 
-def test_commands_for_a_terminal_and_signs_that_turn_text_around_are_shown_or_gone() -> None:
+def test_terminal_commands_and_bidirectional_characters_are_escaped_or_removed() -> None:
     parts = build_parts("a\x1b[31mb\u202egnp.exe")
     for page in (render_markdown(parts), render_html(parts, "t")):
         assert "\x1b" not in page
         assert "\u202e" not in page
 
 
-def test_a_long_verbatim_text_is_cut() -> None:
+def test_a_long_verbatim_text_is_truncated() -> None:
     assert len(render_markdown([Verbatim("x" * 100_000)])) < 5000
     assert render_markdown([Verbatim("x\n" * 100_000)]).count("x\n") <= 41
 
 
-def test_a_picture_is_in_the_page_itself_which_lets_nothing_be_fetched() -> None:
+def test_a_page_embeds_its_pictures_and_forbids_loading_anything() -> None:
     page = render_html([Picture.from_svg("<svg xmlns='http://www.w3.org/2000/svg'/>", "nothing")], "t")
     assert "default-src 'none'" in page
     assert not re.search(r"(src|href)=.?(?!data:)[a-z]+:", page)
@@ -107,7 +107,7 @@ def parse_svg(svg: str) -> tuple[ET.Element, str]:
     return root, " ".join(text for element in root.iter() if (text := element.text))
 
 
-def test_a_chart_is_xml_whatever_its_names() -> None:
+def test_a_chart_is_valid_xml_for_any_names() -> None:
     points = [(number, float(number)) for number in range(5)]
     for text in (*HOSTILE, "\x00\x1b\ud800\ufffe", "x" * 10_000):
         root, _ = parse_svg(draw_series(points, title=text, across=text, up=text, failed=[7], best="minimize"))
@@ -129,7 +129,7 @@ def test_a_chart_has_every_point_inside_its_frame() -> None:
         assert all(0 < float(c.attrib["cx"]) < 760 and 0 < float(c.attrib["cy"]) < 400 for c in circles), values
 
 
-def test_a_report_is_made_whatever_numbers_the_code_submits() -> None:
+def test_a_report_accepts_any_submitted_numbers() -> None:
     for values in ((1.7e308, -1.7e308), (1.79e308, 1.79e308), (10**308, 5e-324), (10**400, 1.0, 2.0)):
         summary = RunSummary(ReportSpec("trial", "loss"))
         for index, value in enumerate(values):
@@ -139,7 +139,7 @@ def test_a_report_is_made_whatever_numbers_the_code_submits() -> None:
         assert "trials succeeded" in render_html(parts, "page")
 
 
-def test_the_summary_counts_what_never_called_submit() -> None:
+def test_the_summary_counts_executions_without_submit() -> None:
     summary = RunSummary(ReportSpec("execution"))
     for index in range(3):
         summary.add(Result({}, Meta(index=index, submitted=index == 0)))
@@ -147,7 +147,7 @@ def test_the_summary_counts_what_never_called_submit() -> None:
     assert "3 of 3 executions succeeded; 2 did not call SUBMIT" in text
 
 
-def test_a_heat_map_has_a_cell_for_each_pair_and_says_its_values() -> None:
+def test_a_heat_map_has_a_labelled_cell_for_each_pair() -> None:
     points = [(lr, size, lr * size) for lr in (0.1, 0.01) for size in (32, 64, 128)]
     svg = draw_heat_map(points, title="loss", across="lr", up="size", value="loss", best="minimize")
     assert svg is not None
@@ -155,14 +155,14 @@ def test_a_heat_map_has_a_cell_for_each_pair_and_says_its_values() -> None:
     assert {f"{value:.4g}" for _, _, value in points} <= set(text.split())
 
 
-def test_many_values_of_numbers_are_put_together_and_of_text_are_no_heat_map() -> None:
+def test_a_heat_map_groups_many_numbers_and_omits_many_texts() -> None:
     many = [(number / 7, number * 3.0, float(number)) for number in range(500)]
     assert draw_heat_map(many, title="t", across="a", up="b", value="v", best="minimize") is not None
     names = [(f"name {number}", number, float(number)) for number in range(500)]
     assert draw_heat_map(names, title="t", across="a", up="b", value="v", best="minimize") is None
 
 
-def test_every_chart_is_xml_and_has_colours_for_light_and_dark() -> None:
+def test_every_chart_is_valid_xml_with_light_and_dark_colours() -> None:
     charts = {
         "curves": draw_curves(
             [([(0, 1.0), (1, 0.5)], False, True), ([(0, 2.0)], True, False)], title="t", across="a", up="u"
@@ -186,7 +186,7 @@ def test_every_chart_is_xml_and_has_colours_for_light_and_dark() -> None:
     assert "&lt;opt&gt;" in charts["importances"]
 
 
-def test_a_search_has_its_curves_its_importances_and_its_variables_in_the_report() -> None:
+def test_a_searchs_report_shows_curves_importances_and_variables() -> None:
     space = {"lr": {"low": 0.0, "high": 1.0}, "units": {"low": 1, "high": 64}}
     summary = RunSummary(ReportSpec.for_trials([Objective("loss")], space))
     for index in range(20):
@@ -211,7 +211,7 @@ def test_a_search_has_its_curves_its_importances_and_its_variables_in_the_report
     assert "20 of 20 trials succeeded, 5 of them pruned" in str(parts[1])
 
 
-def test_several_objectives_have_their_front_in_the_report() -> None:
+def test_a_report_of_several_objectives_shows_the_pareto_front() -> None:
     summary = RunSummary(ReportSpec.for_trials([Objective("loss"), Objective("accuracy", "maximize")]))
     for index, scores in enumerate([(3, 1), (2, 2), (1, 1), (3, 3), (2, float("nan"))]):
         summary.add(

@@ -86,7 +86,7 @@ def tell_plainly(job: Path) -> Any:
 
 
 @pytest.mark.full
-async def test_killed_at_any_moment_it_goes_on_with_the_trials_that_it_had(
+async def test_a_search_killed_at_any_moment_resumes_its_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, code, trials = tmp_path / "job", f"folder = {str(tmp_path)!r}\n{CODE}", 20

@@ -33,7 +33,7 @@ def list_points(report: Any) -> list[dict[str, Any]]:
     return [trial.meta.variables for trial in report.trials]
 
 
-async def test_with_one_worker_the_points_are_optunas() -> None:
+async def test_with_one_worker_the_points_equal_optunas() -> None:
     space: dict[str, Any] = {
         "lr": {"low": 1e-5, "high": 0.1, "log": True},
         "units": {"low": 16, "high": 256, "step": 16},
@@ -63,7 +63,7 @@ async def test_with_one_worker_the_points_are_optunas() -> None:
 
 
 @pytest.mark.full
-async def test_random_draws_the_same_points_with_any_number_of_workers_and_others_with_another_seed() -> None:
+async def test_random_points_depend_on_the_seed_and_not_on_the_workers() -> None:
     parameters: dict[str, Any] = {"space": SPACE, "trials": 8, "sampler": "random", **OPTIONS}
     first = await run_sweep(CODE, max_workers=1, **parameters)
     second = await run_sweep(CODE, max_workers=4, objective="loss", **parameters)
@@ -74,7 +74,7 @@ async def test_random_draws_the_same_points_with_any_number_of_workers_and_other
     assert list(DrawnPoints(plan)) == list_points(first), "as shards are given them"
 
 
-async def test_a_search_goes_on_and_a_pruned_trial_is_a_result_with_its_curve_and_never_the_best(
+async def test_a_search_resumes_and_pruned_trials_keep_their_curves(
     tmp_path: Path,
 ) -> None:
     parameters: dict[str, Any] = {
@@ -109,7 +109,7 @@ async def test_a_search_goes_on_and_a_pruned_trial_is_a_result_with_its_curve_an
     assert states == {"COMPLETE", "PRUNED"}
 
 
-async def test_a_point_and_each_report_are_in_the_ledger_before_what_follows_from_them() -> None:
+async def test_points_and_reports_are_written_to_the_ledger_first() -> None:
     # The pruner needs five complete trials, so it prunes none of these.
     report = await run_sweep(
         TRAINING, space=ONE, trials=5, sampler="random", pruner="median", objective="loss", max_workers=2, **OPTIONS
@@ -132,7 +132,7 @@ async def test_a_point_and_each_report_are_in_the_ledger_before_what_follows_fro
 
 
 @pytest.mark.full
-async def test_a_trial_that_failed_is_run_again_with_its_point(tmp_path: Path) -> None:
+async def test_a_failed_trial_is_rerun_with_the_same_point(tmp_path: Path) -> None:
     (tmp_path / "marks").mkdir()
     marks = str(tmp_path / "marks")
     code = f"""
@@ -153,7 +153,7 @@ SUBMIT(loss=x)
 
 
 @pytest.mark.full
-async def test_other_code_or_another_space_begins_anew_on_the_same_ledger(tmp_path: Path) -> None:
+async def test_changed_code_or_space_starts_a_new_search_on_the_ledger(tmp_path: Path) -> None:
     parameters: dict[str, Any] = {"trials": 3, "objective": "loss", "results_path": tmp_path / "job", **OPTIONS}
     await run_sweep("SUBMIT(loss=x)", space=ONE, **parameters)
     other = await run_sweep("SUBMIT(loss=-x)", space=ONE, **parameters)
@@ -163,7 +163,7 @@ async def test_other_code_or_another_space_begins_anew_on_the_same_ledger(tmp_pa
 
 
 @pytest.mark.full
-async def test_a_result_of_the_same_trial_elsewhere_is_taken_but_not_a_pruned_one(tmp_path: Path) -> None:
+async def test_a_cached_result_is_reused_unless_the_trial_was_pruned(tmp_path: Path) -> None:
     code = f"open({str(tmp_path / 'count')!r}, 'a').write('.')\n" + TRAINING
     parameters: dict[str, Any] = {
         "space": ONE, "trials": 12, "sampler": "random", "objective": "loss", "max_workers": 1, **OPTIONS
@@ -178,7 +178,7 @@ async def test_a_result_of_the_same_trial_elsewhere_is_taken_but_not_a_pruned_on
     assert [len(result.meta.reports) for result in results] == [9] * 12, "a batch has no pruned results"
 
 
-async def test_several_objectives_have_a_front_in_the_place_of_a_best_trial() -> None:
+async def test_several_objectives_give_a_front_instead_of_a_best_trial() -> None:
     code = "SUBMIT(error=1 / units, seconds=units if opt == 'a' else 2 * units)"
     space = {"units": {"low": 1, "high": 50}, "opt": ["a", "b"]}
     report = await run_sweep(
@@ -207,7 +207,7 @@ async def test_a_grid_may_have_several_objectives_too() -> None:
 
 
 @pytest.mark.full
-async def test_a_study_goes_to_a_storage_for_optunas_own_tools(tmp_path: Path) -> None:
+async def test_a_study_is_saved_to_storage_for_optunas_tools(tmp_path: Path) -> None:
     report = await run_sweep(CODE, space=SPACE, trials=5, objective="loss", **OPTIONS)
     url = f"sqlite:///{tmp_path}/study.db"
     report.study(url, "first")
@@ -220,7 +220,7 @@ async def test_a_study_goes_to_a_storage_for_optunas_own_tools(tmp_path: Path) -
 
 
 @pytest.mark.full
-async def test_a_deadline_leaves_what_was_not_asked_for_without_a_point(tmp_path: Path) -> None:
+async def test_trials_after_the_deadline_have_no_point(tmp_path: Path) -> None:
     report = await run_sweep(
         "import time\ntime.sleep(1000)", space=ONE, trials=40, objective="loss", deadline=10, max_workers=2,
         on_failure="return", results_path=tmp_path / "job", **OPTIONS,
@@ -247,7 +247,7 @@ async def test_a_second_run_on_the_ledger_of_a_search_is_refused(tmp_path: Path)
         ({"space": {"x": {"low": 2, "high": 1}}, "trials": 3}, "low 2 above high 1"),
     ],
 )
-async def test_what_does_not_go_together_is_one_sentence(
+async def test_incompatible_parameters_are_refused_with_one_sentence(
     parameters: dict[str, Any], message: str, results: Path
 ) -> None:
     given: dict[str, Any] = {"code": TRAINING, "objective": "loss", **OPTIONS, **parameters}
@@ -257,7 +257,7 @@ async def test_what_does_not_go_together_is_one_sentence(
     assert not list(results.glob("*/part-*")), "and nothing has run"
 
 
-async def test_a_trial_whose_sandbox_was_lost_is_run_again_and_its_first_reports_stand(tmp_path: Path) -> None:
+async def test_a_trial_rerun_after_a_lost_sandbox_keeps_its_first_reports(tmp_path: Path) -> None:
     code = f"""
 import os, pathlib, time
 mark = pathlib.Path({str(tmp_path / "mark")!r})

@@ -39,13 +39,13 @@ CODE = "report(x, 0)\nSUBMIT(y=x)"
         ({"x": ["\ud800"]}, "choices that are no UTF-8"),
     ],
 )
-def test_a_space_that_is_none_is_one_sentence(space: Any, message: str) -> None:
+def test_an_invalid_space_is_refused_with_one_sentence(space: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as raised:
         parse_space(space)
     assert "\n" not in str(raised.value)
 
 
-def test_numbers_are_whole_where_all_that_is_given_is_whole_or_it_is_said() -> None:
+def test_a_range_is_integer_if_its_bounds_are_or_on_request() -> None:
     (space,) = parse_space(
         {
             "units": {"low": 16, "high": 64, "step": 16},
@@ -78,7 +78,7 @@ def test_numbers_are_whole_where_all_that_is_given_is_whole_or_it_is_said() -> N
         ({"is_sharded": True, "sampler": "random", "pruner": "asha"}, "the pruner asha goes by what other trials"),
     ],
 )
-def test_a_search_that_cannot_be_is_one_sentence(more: dict[str, Any], message: str) -> None:
+def test_an_impossible_search_is_refused_with_one_sentence(more: dict[str, Any], message: str) -> None:
     objectives = parse_objectives("y", "minimize")
     parameters = {"space": SPACE, "trials": 3, "objectives": objectives, "sampler": "tpe", "seed": 0, "pruner": None}
     with pytest.raises(ConfigurationError, match=message) as raised:
@@ -86,7 +86,7 @@ def test_a_search_that_cannot_be_is_one_sentence(more: dict[str, Any], message: 
     assert "\n" not in str(raised.value)
 
 
-def test_a_run_of_a_deployment_imports_no_sampler_but_optunas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deployments_run_imports_only_optunas_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "of a worker")
     objectives = parse_objectives("y", "minimize")
     parameters = {"trials": 3, "objectives": objectives, "seed": 0, "pruner": None, "code": CODE}
@@ -95,7 +95,7 @@ def test_a_run_of_a_deployment_imports_no_sampler_but_optunas(monkeypatch: pytes
     assert plan_search(SPACE, **parameters, sampler="optuna.samplers:QMCSampler").is_adaptive
 
 
-def test_without_optuna_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_optuna_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'rlm-batch\[search\]'"):
         plan_search(
@@ -111,12 +111,12 @@ def test_without_optuna_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyP
         ("", "minimize", "an objective has no name"),
     ],
 )
-def test_objectives_that_are_none_are_one_sentence(objective: Any, direction: Any, message: str) -> None:
+def test_invalid_objectives_are_refused_with_one_sentence(objective: Any, direction: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         parse_objectives(objective, direction)
 
 
-def test_a_space_is_made_of_points_where_none_was_given() -> None:
+def test_a_missing_space_is_inferred_from_the_points() -> None:
     space = infer_space([{"x": 1, "opt": "a"}, {"x": 4, "opt": "b"}, {"x": 2.5, "opt": "a"}])
     assert space.alternatives == ({"x": Range(1, 4, log=False, step=None, is_whole=False), "opt": Choices(("a", "b"))},)
     assert space.find_alternative({"x": 3, "opt": "b"}) == 0

@@ -19,7 +19,7 @@ def make_study(space: Any, sampler: str = "tpe", objective: Any = "loss", **more
     return TrialStudy(SearchPlan(parse_space(space), 100, parse_objectives(objective, "minimize"), sampler, **more))
 
 
-def test_alternatives_have_their_own_variables_and_share_those_that_are_alike() -> None:
+def test_alternatives_share_only_identical_variables() -> None:
     lr, wide = {"low": 0.001, "high": 0.1, "log": True}, {"low": 0.0, "high": 9.0}
     study = make_study(
         [{"kind": ["a"], "lr": lr, "p": [1, 2]}, {"kind": ["b"], "lr": lr, "p": wide, "layers": [[1], [2, 2]]}]
@@ -35,13 +35,13 @@ def test_alternatives_have_their_own_variables_and_share_those_that_are_alike() 
     assert {"lr", "p in space 0", "p in space 1", "layers"} <= names
 
 
-def test_choices_that_are_alike_to_python_are_told_apart() -> None:
+def test_choices_that_compare_equal_in_python_stay_distinct() -> None:
     study = make_study({"flag": [1, True, None, "1", [1]]}, "random")
     found = [study.ask().variables["flag"] for _ in range(60)]
     assert {repr(value) for value in found} == {"1", "True", "None", "'1'", "[1]"}
 
 
-def test_what_became_of_a_trial_is_what_optuna_knows_of_it() -> None:
+def test_optuna_knows_the_state_of_each_trial() -> None:
     study, states = make_study({"x": [1, 2]}, pruner="median"), optuna.trial.TrialState
     for _ in range(6):
         study.ask()
@@ -66,7 +66,7 @@ def test_a_sampler_by_its_import_path_is_seeded_once() -> None:
     assert first == [known.ask({"x": optuna.distributions.FloatDistribution(0.0, 1.0)}).params["x"] for _ in range(8)]
 
 
-def test_optuna_says_nothing_on_its_own(capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
+def test_optuna_prints_nothing(capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
     verbosity = optuna.logging.get_verbosity()
     study = make_study([{"x": [1, 2]}, {"y": [1, 2]}])
     for number in range(14):
@@ -78,7 +78,7 @@ def test_optuna_says_nothing_on_its_own(capfd: pytest.CaptureFixture[str], recwa
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_pruner_takes_values_that_are_no_finite_numbers_without_a_warning() -> None:
+def test_a_pruner_accepts_nonfinite_values_without_a_warning() -> None:
     values = [float("nan"), 1e308, float("inf"), -1e308, float("-inf")]
     study = make_study({"x": {"low": 0.0, "high": 1.0}}, "random", pruner="median")
     for number in range(8):
@@ -104,7 +104,7 @@ class LateImportSampler(optuna.samplers.RandomSampler):
         (f"{__name__}:LateImportSampler", "cannot be used: No module named 'nosuch'"),
     ],
 )
-def test_a_sampler_that_lacks_something_is_a_sentence_before_anything_runs(sampler: str, message: str) -> None:
+def test_a_sampler_with_a_missing_dependency_is_refused_before_the_run(sampler: str, message: str) -> None:
     plan = SearchPlan(parse_space(SPACE), 9, parse_objectives("y", "minimize"), sampler)
     with pytest.raises(ConfigurationError, match=message):
         check_sampler(plan)

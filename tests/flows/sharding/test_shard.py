@@ -51,7 +51,7 @@ def values(files: ShardFiles) -> dict[int, Any]:
     return {line.data["index"]: line.data["outputs"]["y"] for line in found}
 
 
-async def test_a_shard_writes_the_outcomes_of_its_numbers_to_the_ledger_of_its_job(results):
+async def test_a_shard_writes_its_outcomes_to_the_jobs_ledger(results):
     files = files_of(results, "SUBMIT(y=1 // (x - 12))")
     await run(files)
     assert values(files) == {10: -1, 11: -1, 13: 1, 14: 0, 15: 0}
@@ -63,7 +63,7 @@ async def test_a_shard_writes_the_outcomes_of_its_numbers_to_the_ledger_of_its_j
     assert list_names(files.ledger, "run-*.json") == []  # only jobs write run records
 
 
-async def test_what_an_attempt_has_a_result_of_is_not_run_when_it_is_run_again(results, tmp_path):
+async def test_a_retried_shard_skips_executions_with_results(results, tmp_path):
     """Prefect's Retry repeats an attempt, for example. The job itself skips the results of earlier attempts."""
     code = f"open({str(tmp_path / 'ran')!r}, 'a').write('x'); SUBMIT(y=x)"
     files = files_of(results, code)
@@ -75,7 +75,7 @@ async def test_what_an_attempt_has_a_result_of_is_not_run_when_it_is_run_again(r
     assert (tmp_path / "ran").read_text() == "x" * 12
 
 
-async def test_a_shard_that_was_begun_anew_elsewhere_ends_and_leaves_no_sandbox(results, monkeypatch):
+async def test_a_shard_restarted_elsewhere_ends_and_leaves_no_sandbox(results, monkeypatch):
     monkeypatch.setattr(heartbeat_task, "HEARTBEAT_INTERVAL_SECONDS", 0.2)
     files = files_of(results, "import time; time.sleep(1000)")
     running = asyncio.create_task(run(files, timeout=1000))
@@ -86,9 +86,7 @@ async def test_a_shard_that_was_begun_anew_elsewhere_ends_and_leaves_no_sandbox(
     assert values(files) == {}
 
 
-async def test_a_shard_that_its_job_has_cancelled_ends_also_where_its_process_starts_later(
-    results, tmp_path, monkeypatch
-):
+async def test_a_cancelled_shard_ends_even_if_its_process_starts_later(results, tmp_path, monkeypatch):
     monkeypatch.setattr(heartbeat_task, "HEARTBEAT_INTERVAL_SECONDS", 0.2)
     files = files_of(results, f"open({str(tmp_path / 'begun')!r}, 'w'); import time; time.sleep(1000)")
     running = asyncio.create_task(run(files, timeout=1000))
@@ -106,7 +104,7 @@ async def test_a_shard_that_its_job_has_cancelled_ends_also_where_its_process_st
     assert values(files) == {}
 
 
-async def test_what_a_deadline_leaves_undone_is_told_to_its_job(results):
+async def test_a_shard_reports_executions_that_a_deadline_left_undone(results):
     files = files_of(results, "import time; time.sleep(1000)")
     await run(files, deadline=1, timeout=1000)
     heartbeat = files.read_heartbeat()
@@ -114,7 +112,7 @@ async def test_what_a_deadline_leaves_undone_is_told_to_its_job(results):
     assert (heartbeat.done, heartbeat.late) == (0, 6)
 
 
-async def test_why_a_shard_cannot_be_run_is_told_to_its_job(results):
+async def test_a_shard_reports_to_its_job_why_it_cannot_run(results):
     files = files_of(results, "SUBMIT(y=1)")
     with pytest.raises(PrepareError):
         await run(files, prepare="1 / 0")
@@ -126,7 +124,7 @@ async def test_why_a_shard_cannot_be_run_is_told_to_its_job(results):
 
 
 @pytest.mark.full
-async def test_a_shard_has_the_modules_data_tools_and_files_of_its_job_or_does_not_begin(results, tmp_path):
+async def test_a_shard_gets_its_jobs_modules_data_and_tools_or_refuses_to_start(results, tmp_path):
     source = tmp_path / "src"
     source.mkdir()
     (source / "mine.py").write_text("VALUE = 2\n")
@@ -155,16 +153,14 @@ async def test_a_shard_has_the_modules_data_tools_and_files_of_its_job_or_does_n
     assert (results / "job/files/12/x.txt").read_text() == "12"
 
 
-async def test_a_shard_on_a_worker_that_does_not_reach_the_ledger_says_so(results):
+async def test_a_shard_that_cannot_reach_the_ledger_says_so(results):
     files = files_of(results, "SUBMIT(y=1)")
     os.remove(str(files.work_path))
     with pytest.raises(ConfigurationError, match="every worker reaches by the same name"):
         await run(files)
 
 
-async def test_a_shards_work_and_its_ledger_are_where_the_worker_has_results_or_allows_it(
-    results, tmp_path, monkeypatch
-):
+async def test_a_shards_paths_need_the_workers_consent(results, tmp_path, monkeypatch):
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))  # a worker sets this variable
     monkeypatch.setenv("RLM_BATCH_ALLOW_NO_ISOLATION", "1")
     elsewhere, here = (files_of(folder, "SUBMIT(y=x)") for folder in (tmp_path / "elsewhere", results))

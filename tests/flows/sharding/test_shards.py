@@ -72,7 +72,7 @@ async def are_over(run_id: str) -> bool:
 
 
 @pytest.mark.full
-async def test_a_job_in_which_too_many_fail_ends_its_shards(shared, tmp_path):
+async def test_a_job_with_too_many_failures_ends_its_shards(shared, tmp_path):
     # The first shard fails after the second has started, because Prefect may miss the cancellation of a starting run.
     code = f"""
 import os, time
@@ -97,7 +97,7 @@ raise ValueError(x)
 
 
 @pytest.mark.full
-async def test_results_come_in_order_and_a_job_that_is_run_again_runs_only_what_failed(shared, tmp_path):
+async def test_results_keep_their_order_and_a_resumed_job_runs_only_failures(shared, tmp_path):
     inputs: list[dict[str, Any]] = [{"x": x} for x in range(12)]
     code = f"""
 if x == 7 and not __import__("os").path.exists({str(tmp_path)!r} + "/mended"):
@@ -123,7 +123,7 @@ SUBMIT(y=x * x)
 
 
 @pytest.mark.full
-async def test_a_random_search_in_shards_tries_the_points_that_it_tries_without(shared, tmp_path):
+async def test_a_random_search_draws_the_same_points_with_shards(shared, tmp_path):
     parameters = {"space": {"x": {"low": 0.0, "high": 1.0}}, "trials": 6, "sampler": "random", "objective": "loss"}
     options = {"provider": "local:none", **parameters}
     sharded = await sweep("SUBMIT(loss=x)", shards=2, results_path=str(shared), **options)
@@ -134,7 +134,7 @@ async def test_a_random_search_in_shards_tries_the_points_that_it_tries_without(
 
 
 @pytest.mark.full
-async def test_shards_prepare_their_sandboxes_and_what_that_raises_ends_the_job(shared):
+async def test_shards_run_prepare_and_its_error_ends_the_job(shared):
     parameters: dict[str, Any] = {"inputs": [{"x": x} for x in range(6)], "shards": 2, "provider": "local:none"}
     code = "SUBMIT(y=base + x)"
     results = await batch(code, prepare="base = 100", results_path=str(shared), **parameters)
@@ -160,7 +160,7 @@ async def test_chunks_in_shards_are_reduced_once_and_a_complete_job_runs_nothing
 
 
 @pytest.mark.full
-async def test_shards_meet_in_a_bucket_with_the_credentials_of_a_block(server, worker, s3, tmp_path):
+async def test_shards_share_a_bucket_with_a_blocks_credentials(server, worker, s3, tmp_path):
     settings = {"key": "of-the-block", "secret": "of-the-block", "client_kwargs": {"endpoint_url": s3.hello["url"]}}
     block = RemoteFileSystem(basepath="s3://results/jobs", settings=settings)
     await block.save("bucket", overwrite=True)  # type: ignore[misc]
@@ -184,7 +184,7 @@ async def test_shards_meet_in_a_bucket_with_the_credentials_of_a_block(server, w
 
 
 @pytest.mark.full
-async def test_a_shard_whose_process_is_killed_is_begun_again_with_the_rest(worker, shared, tmp_path):
+async def test_a_killed_shard_restarts_with_its_remaining_executions(worker, shared, tmp_path):
     job = asyncio.create_task(
         batch(
             wait_for_file(tmp_path / "go"),
@@ -211,7 +211,7 @@ async def test_a_shard_whose_process_is_killed_is_begun_again_with_the_rest(work
 
 
 @pytest.mark.full
-async def test_a_job_that_is_cancelled_while_its_shards_start_leaves_none_of_them_running(worker, shared):
+async def test_cancelling_a_job_while_shards_start_leaves_no_shard(worker, shared):
     parameters: dict[str, Any] = {"inputs": [{"x": x} for x in range(2)], "shards": 2, "results_path": str(shared)}
     job = asyncio.create_task(batch("import time; time.sleep(1000)", provider="local:none", timeout=1000, **parameters))
 
@@ -232,7 +232,7 @@ async def test_a_job_that_is_cancelled_while_its_shards_start_leaves_none_of_the
 
 
 @pytest.mark.full
-async def test_a_job_that_is_killed_and_run_again_takes_over_its_shards(server, shared, tmp_path):
+async def test_a_resumed_job_takes_over_its_running_shards(server, shared, tmp_path):
     program = tmp_path / "job.py"
     program.write_text(
         "import asyncio\n"

@@ -49,7 +49,7 @@ async def refusal(**parameters: Any) -> str:
 
 
 @pytest.mark.full
-async def test_shards_that_could_not_run_are_refused(client, monkeypatch, tmp_path):
+async def test_shards_that_cannot_run_are_refused(client, monkeypatch, tmp_path):
     assert "the work pool of-no-machine has no worker" in await refusal()
     await client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=0))
     assert "raise its concurrency limit" in await refusal()
@@ -76,13 +76,13 @@ async def test_shards_that_could_not_run_are_refused(client, monkeypatch, tmp_pa
 async def _nothing(*_: Any) -> None: ...
 
 
-async def test_no_server():
+async def test_shards_without_a_server_are_refused():
     with temporary_settings({PREFECT_API_URL: ""}):
         assert "shards run on the workers of a Prefect server, and none is configured" in await refusal()
 
 
 @pytest.mark.parametrize("shards", [0, "many"])
-async def test_a_number_of_shards_that_is_none(shards):
+async def test_an_invalid_number_of_shards_is_refused(shards):
     with pytest.raises(ConfigurationError, match="shards"):
         await batch("SUBMIT(y=1)", inputs=[{}], shards=shards)
 
@@ -95,7 +95,7 @@ def pool(*, free_places: int | None = None, runs_in_worker: bool = True) -> work
     ("asked", "total", "online", "shards"),
     [("auto", 25_000, 2, 3), ("auto", 100, 4, 4), ("auto", 3, 4, 3), (8, 100, 2, 8), (8, 5, 2, 5)],
 )
-def test_a_job_has_the_shards_that_were_asked_for_or_enough_for_its_size_and_the_workers(asked, total, online, shards):
+def test_a_job_has_the_requested_shards_or_enough_for_all_workers(asked, total, online, shards):
     assert work_pool.compute_shard_count(asked, total, online) == shards
     assert f"in {shards} shards" in work_pool.ShardPlan(pool(), online, shards).description
 
@@ -104,5 +104,5 @@ def test_a_job_has_the_shards_that_were_asked_for_or_enough_for_its_size_and_the
     ("shard_pool", "online", "limit"),
     [(pool(), 1, 2), (pool(), 4, 8), (pool(free_places=3), 4, 3), (pool(runs_in_worker=False), 1, 32)],
 )
-def test_no_more_shards_are_active_at_one_time_than_workers_or_their_pool_can_take(shard_pool, online, limit):
+def test_active_shards_stay_within_worker_and_pool_limits(shard_pool, online, limit):
     assert work_pool.ShardPlan(shard_pool, online, 100).compute_max_active() == limit
