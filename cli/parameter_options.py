@@ -32,11 +32,12 @@ OPTION_NAMES = {"cache_results": "resume"}  # options that are not called as the
 # provider has a separate option.
 LEFT_OUT = ("on_failure", "provider_options")
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
-# Groups of the help beside those of the shared parameters. The first ten common options are not shown in their groups.
+# Groups of the help besides those of the shared parameters. The first ten common options have a separate group.
 DEPLOYMENT, COMMON_OPTIONS = "Deployment", "Common options"
 MAX_COMMON_OPTIONS = 10
-# The first words of descriptions that are units, and the names of such values in the help.
+# Names of values in the help, by the units with which descriptions start.
 UNITS = {"Seconds": "SECONDS", "MiB": "MIB", "GiB": "GIB"}
+NO_DEFAULTS = (None, False, "", PydanticUndefined)  # defaults of settings that the help does not show
 
 Isolation = Annotated[
     Literal["bubblewrap", "landlock", "none"] | None,
@@ -112,9 +113,10 @@ OBJECTIVES = {
 def make_provider_options(taken: Collection[str]) -> list[Option]:
     """Return an option for each setting that a run may have, of any provider, unless its name is `taken`.
 
-    A setting of one provider is in that provider's group. Of the others, numbers are limits.
+    A setting of one provider is in that provider's group. A setting of several is in the group of limits if it is a
+    number, and otherwise in that of the sandbox.
     """
-    fields: dict[str, dict[str, FieldInfo]] = {}  # by setting and provider
+    fields: dict[str, dict[str, FieldInfo]] = {}  # fields by setting and provider
     for entry in PROVIDERS.values():
         for name, field in entry.load_settings().list_run_settings().items():
             if name not in taken:
@@ -129,7 +131,7 @@ def make_provider_options(taken: Collection[str]) -> list[Option]:
         group = (LIMITS if is_number else SANDBOX) if is_shared else next(iter(by_provider)).title()
         notes = [*by_provider] if is_shared and len(by_provider) < len(PROVIDERS) else []
         defaults = [field.default for field in by_provider.values()]
-        is_shown = all(default == defaults[0] for default in defaults) and defaults[0] not in _NO_DEFAULTS
+        is_shown = all(default == defaults[0] for default in defaults) and defaults[0] not in NO_DEFAULTS
         details = Parameter(
             help=_write_help(field.description or "", is_list, notes),
             negative=() if is_list else None,
@@ -139,8 +141,6 @@ def make_provider_options(taken: Collection[str]) -> list[Option]:
         options.append(Option(_make_option(name, kind | None, details), group, COMMON in field.metadata))
     return options
 
-
-_NO_DEFAULTS = (None, False, "", PydanticUndefined)  # defaults that the help does not show
 
 OUTPUT_OPTIONS = [
     Option(inspect.Parameter("show_output", KEYWORD_ONLY, default=False, annotation=ShowOutput), RESULTS, True),

@@ -287,7 +287,9 @@ class Options(CodeParameters):
     ] = None
     shards: Annotated[
         Annotated[int, Field(ge=1)] | Literal["auto"] | None,
-        Field(description="Flow runs on workers that share the work, or auto. By default there are none."),
+        Field(
+            description="Flow runs on workers that share the work, or auto. By default the flow run does all the work."
+        ),
         CommandLineForm(metavar="N|auto"),
     ] = None
     max_failures: Annotated[
