@@ -119,7 +119,7 @@ async def _find_work_pool(client: PrefectClient, log: Log) -> WorkPool:
     name = deployment.work_pool_name
     if name is None:
         raise ConfigurationError(
-            f"the deployment {SHARD_DEPLOYMENT} has no work pool: `rlm-batch deploy --reset` gives it one"
+            f"the deployment {SHARD_DEPLOYMENT} has no work pool: delete it, and `rlm-batch deploy` makes it again"
         )
     pool = await client.read_work_pool(name)
     if pool.is_paused:
