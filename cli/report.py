@@ -113,8 +113,8 @@ def _write_page(reader: LedgerReader, summary: RunSummary, html: str | None) -> 
     record = reader.records[-1]
     page = parse_location(html) if html else reader.ledger.path / "report.html"
     folder = str(page).rpartition("/")[0] if isinstance(page, Location) else str(page.absolute().parent)
-    importances = compute_importances(summary.list_trials(), summary.spec)
-    text = render_html(build_report(summary, reader.records, importances), record.name or record.flow, folder)
+    parts = build_report(summary, reader.records, compute_importances(summary))
+    text = render_html(parts, record.name or record.flow, folder)
     data = text.encode("utf-8", "replace")
     if isinstance(page, Path):
         _write(page, lambda path: path.write_bytes(data))

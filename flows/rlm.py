@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -15,7 +14,6 @@ from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.meta import QuerySummary
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
 from ..sandbox.result import Outcome, Result
-from ..tasks.execution import Execution
 from ..tasks.ledger.run_record import ReportSpec
 from .inputs.conversion import LongText, PathText
 from .inputs.host_paths import check_input_path
@@ -154,7 +152,7 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
             options=self.make_options(),
             total=1,
             items=[(code, variables)],
-            label=partial(_label_question, title),
+            label=lambda _execution: f"rlm: {title}",
             noun="questions",
             report_spec=ReportSpec("question"),
             uploads=uploads,
@@ -188,10 +186,6 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
         """Return the answer."""
         (outcome,) = outcomes.results
         return RlmAnswer.from_outcome(outcome, outcomes.results_path)
-
-
-def _label_question(title: str, _execution: Execution) -> str:
-    return f"rlm: {title}"
 
 
 if TYPE_CHECKING:

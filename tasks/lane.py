@@ -24,7 +24,7 @@ from ..sandbox.interpreter import Interpreter
 from ..sandbox.meta import Meta
 from ..sandbox.queries.session import Query
 from ..sandbox.result import Result
-from .capacity.admission import Permit
+from .capacity.admission import REFUSAL_PATIENCE_SECONDS, Permit
 from .capacity.slots import Slot, Slots
 from .execution import Execution, build_pruned_result
 from .host_tools import Tool
@@ -305,7 +305,7 @@ class Lane:
         if self._permit is not None or admission.error is not None:
             return False
         if isinstance(error, QuotaExceeded):
-            return admission.has_recent_sandbox
+            return admission.had_sandbox_within(REFUSAL_PATIENCE_SECONDS)
         return isinstance(error, ProviderUnusable) and admission.has_opened_sandbox and not self.is_start_timeout_over
 
     @property

@@ -8,6 +8,7 @@ database; hence the bounds. The result's `meta.stdout` and `meta.stderr`, and th
 import logging
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,11 +28,11 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 LEVELS = {"stdout": logging.INFO, "stderr": logging.WARNING}
 
 
+@dataclass(slots=True)
 class LineBudget:
-    """The number of lines that a flow run may still log, at first ten thousand."""
+    """The number of lines that a flow run may still log."""
 
-    def __init__(self, remaining_lines: int = 10_000) -> None:
-        self.remaining_lines = remaining_lines
+    remaining_lines: int = 10_000
 
 
 class OutputLog:

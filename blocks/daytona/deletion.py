@@ -16,17 +16,17 @@ log = logging.getLogger("rlm_batch.daytona")
 
 
 async def find_sandbox(
-    client: SharedClient, name: str, looks: int = 1, *, tries: int | None = None, seconds: float = 0.0
+    client: SharedClient, name: str, looks: int = 1, *, seconds: float = 0.0
 ) -> daytona.AsyncSandbox | None:
     """Find the sandbox with that name or id. Look several times if a call that creates it may be running.
 
-    `tries` and `seconds` are passed to `retry_call` for each look. Raise DaytonaError.
+    `seconds` is passed to `retry_call` for each look. Raise DaytonaError.
     """
     for look in range(looks):
         if look:
             await asyncio.sleep(0.5 * 2 ** (look - 1))
         try:
-            return await retry_call(lambda: client.sdk.get(name, CALL_SECONDS), tries, seconds=seconds)
+            return await retry_call(lambda: client.sdk.get(name, CALL_SECONDS), seconds=seconds)
         except daytona.DaytonaNotFoundError:
             continue
     return None

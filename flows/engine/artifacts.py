@@ -97,8 +97,7 @@ class ArtifactPublisher:
     async def _publish_report(self) -> None:
         summary = self.summary
         if summary.done:
-            importances = compute_importances(summary.list_trials(), summary.spec)
-            text = render_markdown(build_report(summary, [self._record], importances))
+            text = render_markdown(build_report(summary, [self._record], compute_importances(summary)))
             # Prefect's UI renders a description as Markdown, and it has values of the best trial.
             about = escape_markdown(describe_run(self._record, summary))
             records = build_table_records(summary, MAX_TABLE_RECORDS)

@@ -44,7 +44,8 @@ def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Con
         problem = _find_unstorable(name, value)
         if problem is not None and not can_spill:
             raise ConfigurationError(f"{name} has {problem}, or give it in inputs, points or data")
-        if can_spill and _needs_file(value):
+        # A character has 4 bytes at most.
+        if can_spill and (len(value) > PARAMETER_LIMIT // 4 or NUL in value):
             if content is Content.TEXT:
                 del short[name]
                 short[f"{name}_file"] = _spill_text(value)
@@ -60,7 +61,7 @@ def _find_unstorable(name: str, value: Any) -> str | None:
     """
     scalars = list(_list_scalars(value))
     texts = [scalar for scalar in scalars if isinstance(scalar, str)]
-    if not all(map(_is_utf8, texts)):
+    if not all(text.isascii() or text == text.encode("utf-8", "replace").decode("utf-8") for text in texts):
         raise ConfigurationError(
             f"{name} has text with a lone surrogate, which is not UTF-8: replace it, as "
             "text.encode('utf-8', 'replace').decode() does"
@@ -81,14 +82,6 @@ def _list_scalars(value: Any) -> Iterator[Any]:
             yield from _list_scalars(item)
     else:
         yield value
-
-
-def _is_utf8(text: str) -> bool:
-    return text.isascii() or text == text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _needs_file(text: str) -> bool:
-    return len(text) > PARAMETER_LIMIT // 4 or NUL in text  # A character has 4 bytes at most.
 
 
 def _spill_long_list(

@@ -61,8 +61,10 @@ class BestTrials:
         """Keep the trial if no other is better. Return its scores, or None if it has not submitted them as numbers."""
         if self.spec.objectives:
             return self._consider_for_front(result)
-        score = None if self.spec.objective is None else result.outputs.get(self.spec.objective)
-        if result.meta.pruned or not (is_score(score) or is_nonfinite(score)):
+        if self.spec.objective is None or result.meta.pruned:
+            return None
+        score = result.outputs.get(self.spec.objective)
+        if not (is_score(score) or is_nonfinite(score)):
             return None
         has_diverged = is_nonfinite(score)
         loss = 0.0 if has_diverged else score if self.spec.direction == "minimize" else -score

@@ -8,18 +8,21 @@ import inspect
 import json
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.meta import Meta
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
-from ...tasks.ledger.run_record import Objective, ReportSpec
+from ...tasks.ledger.run_record import Objective
 from .plan import SAMPLERS, SearchPlan, find_sampler_class, import_optuna
 from .space import Choices, Parameter, SearchSpace, infer_space, parse_space
+
+if TYPE_CHECKING:
+    from ..reporting.summary import RunSummary
 
 ALTERNATIVE = "space number"  # the study's parameter for the alternative; no variable can have this name
 MIN_TRIALS = 4  # trials needed to estimate the importance of variables
@@ -319,16 +322,17 @@ def _freeze_trial(
     )
 
 
-def compute_importances(trials: Sequence[Outcome], spec: ReportSpec) -> dict[str, float]:
+def compute_importances(summary: "RunSummary") -> dict[str, float]:
     """Return the share of the objective that each variable of a search accounts for, by Optuna. They add up to one.
 
     The dict is empty if Optuna finds no shares, for example among equal or too few trials, or is not installed.
     """
-    if spec.space is None or spec.objective is None or len(trials) < MIN_TRIALS:
+    spec = summary.spec
+    if spec.space is None or spec.objective is None or len(summary.points) < MIN_TRIALS:
         return {}
     try:
         optuna = import_optuna()
-        study = build_study(trials, (Objective(spec.objective, spec.direction),), spec.space)
+        study = build_study(summary.list_trials(), (Objective(spec.objective, spec.direction),), spec.space)
         with keep_quiet(optuna):
             shares = optuna.importance.get_param_importances(study)
     except (ConfigurationError, ValueError, RuntimeError):  # The record's space may be damaged.

@@ -167,11 +167,6 @@ class Admission:
         """Return whether this run has a sandbox, or had one or began within the last `seconds`."""
         return self.open_count > 0 or self._clock() - self._last_open_at < seconds
 
-    @property
-    def has_recent_sandbox(self) -> bool:
-        """True if a refusal is waited out, because this run has a sandbox or had one recently."""
-        return self.had_sandbox_within(REFUSAL_PATIENCE_SECONDS)
-
     def _take_back(self, permit: Permit) -> None:
         self.permit_count -= 1
         if permit.is_open:

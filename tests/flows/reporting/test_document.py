@@ -195,7 +195,7 @@ def test_a_searchs_report_shows_curves_importances_and_variables() -> None:
         reports = tuple((step, index + 1 / (step + 1)) for step in range(2 if is_pruned else 5))
         meta = Meta(index, variables, "local", submitted=not is_pruned, reports=reports, pruned=is_pruned)
         summary.add(Result({"loss": float(index)}, meta))
-    importances = compute_importances(summary.list_trials(), summary.spec)
+    importances = compute_importances(summary)
     parts = build_report(summary, [RunRecord("sweep", "/results", total=20)], importances)
     pictures = [part.alt for part in parts if isinstance(part, Picture)]
     assert pictures == [
