@@ -331,15 +331,15 @@ def read_status(pid: int | str) -> list[bytes]:
 def find_zygotes(host: int, children: dict[int, list[int]] | None = None) -> set[int]:
     """Return the ids of a host's zygotes, which live as long as the host, without the forks that became sandboxes."""
     children = list_children() if children is None else children
-    found, below = set[int](), list(children.get(host, ()))
+    descendants, below = set[int](), list(children.get(host, ()))
     while below:
         pid = below.pop()
         with suppress(OSError):
             is_zygote = ZYGOTE in Path(f"/proc/{pid}/cmdline").read_bytes()
             if is_zygote and "Max resident set          unlimited" in Path(f"/proc/{pid}/limits").read_text():
-                found.add(pid)
+                descendants.add(pid)
                 below += children.get(pid, ())
-    return found
+    return descendants
 
 
 def descendants(since: int = 0) -> dict[int, str]:
@@ -348,7 +348,7 @@ def descendants(since: int = 0) -> dict[int, str]:
     Processes that have ended, our own zygotes, and processes older than `since` (kernel ticks since boot) are left out.
     """
     children = list_children()
-    found: dict[int, str] = {}
+    processes: dict[int, str] = {}
     parents = [os.getpid()]
     while parents:
         for pid in children.get(parents.pop(), ()):
@@ -358,7 +358,7 @@ def descendants(since: int = 0) -> dict[int, str]:
                     continue
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
                 if command:  # empty for a zombie
-                    found[pid] = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
-    for pid in find_zygotes(os.getpid(), children) if found else ():
-        found.pop(pid, None)
-    return found
+                    processes[pid] = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    for pid in find_zygotes(os.getpid(), children) if processes else ():
+        processes.pop(pid, None)
+    return processes

@@ -248,10 +248,10 @@ def test_no_file_names_a_registry_or_a_machine_path() -> None:
     # Daytona's own sandboxes have the folder /home/daytona.
     places = r"(?<![\w.])/(root|work|Users|home/(?!daytona\b)\w+)/"
     pattern = re.compile(rf"{hosts}|{places}|{re.escape(str(ROOT))}/")
-    found = [
+    matches = [
         f"{name}:{number}: {line.strip()[:120]}"
         for name in names
         for number, line in enumerate((ROOT / name).read_text(errors="replace").splitlines(), 1)
         if pattern.search(line)
     ]
-    assert found == []
+    assert matches == []

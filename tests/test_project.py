@@ -35,11 +35,11 @@ def test_contributing_names_every_package_and_only_existing_files() -> None:
     rooms = {name.partition(".")[2].replace(".", "/") for name in packages["packages"]} - {""}
     table = "".join(line.partition(" | ")[0] for line in CONTRIBUTING.splitlines() if line.startswith("| "))
     assert [room for room in rooms if f"`{room}/`" not in table] == []
-    named = re.findall(r"`([\w./-]+/[\w.-]*|[\w-]+\.(?:md|toml|txt))`", CONTRIBUTING)
-    assert len(named) > 20
+    names = re.findall(r"`([\w./-]+/[\w.-]*|[\w-]+\.(?:md|toml|txt))`", CONTRIBUTING)
+    assert len(names) > 20
     assert [
         name
-        for name in named
+        for name in names
         if name != "build/" and not (ROOT / name.replace("NAME.py", "__init__.py").replace("NAME", "local")).exists()
     ] == []
 

@@ -265,13 +265,13 @@ def check_findings(findings: list[tuple[str, int, str]]) -> None:
     A finding is a file name, a line number from 1 and a message.
     """
     assert [finding for finding in findings if finding[0] != "wrong.py"] == []
-    told: dict[int, str] = {}
+    line_numbers: dict[int, str] = {}
     for _, line, message in findings:
-        told[line] = told.get(line, "") + message
+        line_numbers[line] = line_numbers.get(line, "") + message
     lines = enumerate(WRONG.split("\n"), 1)
     expected = {number: line.partition("# wrong: ")[2] for number, line in lines if "# wrong: " in line}
-    assert told.keys() == expected.keys(), told
-    assert {line: message for line, message in told.items() if expected[line] not in message} == {}
+    assert line_numbers.keys() == expected.keys(), line_numbers
+    assert {line: message for line, message in line_numbers.items() if expected[line] not in message} == {}
 
 
 @pytest.mark.full
@@ -279,8 +279,8 @@ def test_pyright_reports_exactly_the_wrong_lines(programs: Path) -> None:
     report: dict[str, Any] = json.loads(run_checker(programs, "basedpyright", "--outputjson", "--pythonpath"))
     check_findings(
         [
-            (Path(found["file"]).name, found["range"]["start"]["line"] + 1, found["message"])
-            for found in report["generalDiagnostics"]
+            (Path(diagnostic["file"]).name, diagnostic["range"]["start"]["line"] + 1, diagnostic["message"])
+            for diagnostic in report["generalDiagnostics"]
         ]
     )
 
@@ -289,5 +289,7 @@ def test_pyright_reports_exactly_the_wrong_lines(programs: Path) -> None:
 def test_mypy_reports_exactly_the_wrong_lines(programs: Path) -> None:
     settings = ("--strict", "--config-file=", f"--cache-dir={programs}/cache", "--output=json", "--python-executable")
     printed = run_checker(programs, "mypy", *settings)
-    found: list[dict[str, Any]] = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
-    check_findings([(item["file"], item["line"], item["message"]) for item in found if item["severity"] == "error"])
+    diagnostics: list[dict[str, Any]] = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    check_findings(
+        [(item["file"], item["line"], item["message"]) for item in diagnostics if item["severity"] == "error"]
+    )

@@ -92,8 +92,8 @@ def test_prefect_registers_the_blocks_of_the_package() -> None:
 
 
 def _parts(annotation: object) -> set[object]:
-    found = set(typing.get_args(annotation))
-    return found.union(*(_parts(part) for part in found)) if found else found
+    annotations = set(typing.get_args(annotation))
+    return annotations.union(*(_parts(part) for part in annotations)) if annotations else annotations
 
 
 def widen(hint: Any) -> Any:

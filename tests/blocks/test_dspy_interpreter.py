@@ -207,9 +207,9 @@ def test_dspys_rlm_runs_with_its_model_tools_and_sub_agents(chat, dspy):
         is_dspy=True,
     )
     rlm = dspy.RLM("context, query -> answer", tools=[population], interpreter_factory=factory())
-    found = rlm(context="a text", query="how many?")
-    assert found.answer == "Ghent: 265000"
-    assert len(found.trajectory) == 2
+    answer = rlm(context="a text", query="how many?")
+    assert answer.answer == "Ghent: 265000"
+    assert len(answer.trajectory) == 2
 
 
 @pytest.mark.full
@@ -235,8 +235,8 @@ def test_a_language_model_keeps_our_queries_and_refuses_calls_outside_the_budget
     )  # fmt: skip
     model = LanguageModel(model="openai/gpt-4o", api_key=SecretStr("sk-ours"), api_base=chat.url)
     rlm = dspy.RLM("query -> answer", interpreter_factory=factory(language_model=model, max_llm_calls=2))
-    found = rlm(query="what?")
-    assert found.answer == str(["answer to: one", ["answer to: two"], "budget", "no dspy", False, False])
+    answer = rlm(query="what?")
+    assert answer.answer == str(["answer to: one", ["answer to: two"], "budget", "no dspy", False, False])
     ours = [request for request in chat.requests if request.model == "gpt-4o"]
     assert [request.messages for request in ours] == [["one"], ["two"]]
     assert {request.headers["authorization"] for request in ours} == {"Bearer sk-ours"}

@@ -166,9 +166,9 @@ class Chromium:
 
     def js(self, expression: str) -> Any:
         """Return the value of an expression on the page."""
-        found = self.command("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, f"{expression}: {found['exceptionDetails']}"
-        return found["result"].get("value")
+        evaluation = self.command("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in evaluation, f"{expression}: {evaluation['exceptionDetails']}"
+        return evaluation["result"].get("value")
 
     def until(self, what: Callable[[], Any], said: str) -> Any:
         """Wait until a condition holds and return its value; raise AssertionError with the page's text if it fails."""

@@ -64,8 +64,8 @@ def submit(page: Chromium, form: str, fields: dict[str, str], button: str, has_c
             return has_come() or is_busy(page.refused[seen:])
 
         page.until(look, f"what {button} makes")
-        if found := has_come():
-            return found
+        if outcome := has_come():
+            return outcome
 
 
 def is_busy(refused: list[str]) -> bool:
@@ -84,9 +84,9 @@ def test_the_ui_shows_a_runs_report_and_chart_without_running_scripts(
     grid = {"x": [0, 1, 2], "y": [1, 2], "z": ["![](http://127.0.0.1:9/variable)"]}
     report = asyncio.run(sweep(code, grid, objective="loss", on_failure="return"))
     artifacts = {
-        found["type"]: f"{ui}/artifacts/artifact/{found['id']}"
-        for found in ask(ui, "artifacts/filter", sort="CREATED_DESC")
-        if (found["flow_run_id"] or "none") in report.results_path
+        artifact["type"]: f"{ui}/artifacts/artifact/{artifact['id']}"
+        for artifact in ask(ui, "artifacts/filter", sort="CREATED_DESC")
+        if (artifact["flow_run_id"] or "none") in report.results_path
     }
     page.goto(artifacts["markdown"])
     page.see("4 of 6 trials succeeded", "Trials, the best first", "succeeded; best loss 1 in trial 2 with x=1")

@@ -56,20 +56,20 @@ class Batch:
 
     def results(self) -> dict[int, Result]:
         """Return the results in the ledger. Fails if one is wrong, lost, or was started again after it had a result."""
-        found: dict[int, Result] = {}
+        recorded: dict[int, Result] = {}
         for line in self._ledger.load_latest_lines().values():
             outcome = line.to_outcome()
             if isinstance(outcome, Result):
                 x = outcome.meta.variables["x"]
-                assert x not in found, f"two results of {x} count"
+                assert x not in recorded, f"two results of {x} count"
                 assert outcome.outputs == {"y": x * x}
-                found[x] = outcome
+                recorded[x] = outcome
         starts = self.count_starts()
         for x in self._done:
-            assert x in found, f"the result of {x} is lost"
+            assert x in recorded, f"the result of {x} is lost"
             assert starts[x] == self._done[x], f"{x} had a result and was begun again"
-        self._done = Counter({x: starts[x] for x in found})
-        return found
+        self._done = Counter({x: starts[x] for x in recorded})
+        return recorded
 
     def complete(self) -> None:
         """Fail unless every execution has its result."""

@@ -55,8 +55,8 @@ def test_a_code_file_is_read_in_its_declared_encoding(run, tmp_path):
     (tmp_path / "first.py").write_bytes(b"# coding: latin-1\nword = '\xe8'\n")
     done = run("batch", "mark.py", "latin.py", "windows.py", "--prepare", "first.py", "--json")
     assert done.returncode == 0, done.stderr
-    found = [json.loads(line)["outputs"] for line in done.stdout.splitlines()]
-    assert found == [{"x": letter, "y": "è"} for letter in "éé€"]
+    outputs = [json.loads(line)["outputs"] for line in done.stdout.splitlines()]
+    assert outputs == [{"x": letter, "y": "è"} for letter in "éé€"]
 
 
 def test_options_reach_the_code_and_its_output_is_streamed(run, tmp_path):

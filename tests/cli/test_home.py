@@ -47,10 +47,10 @@ def test_a_missing_home_is_a_one_sentence_error_with_working_fixes(tmp_path: Pat
     batch = ("batch", "one.py", "--provider", "local:none", "--json")
     refused = run(*batch)
     assert refused.returncode == 2
-    told = refused.stderr.splitlines()
-    assert told[-1].startswith("rlm-batch: PREFECT_HOME is /")
-    assert told[-1].endswith("set HOME to a directory where it can, or PREFECT_HOME and RLM_BATCH_RESULTS")
-    assert len(told) == 2, told  # the other line is the progress
+    error_lines = refused.stderr.splitlines()
+    assert error_lines[-1].startswith("rlm-batch: PREFECT_HOME is /")
+    assert error_lines[-1].endswith("set HOME to a directory where it can, or PREFECT_HOME and RLM_BATCH_RESULTS")
+    assert len(error_lines) == 2, error_lines  # the other line is the progress
     made = make_prefect_home(tmp_path / "home" / ".prefect")
     for remedy in ({"HOME": str(made.parent)}, {"PREFECT_HOME": str(made), "RLM_BATCH_RESULTS": str(tmp_path / "r")}):
         done = run(*batch, **remedy)

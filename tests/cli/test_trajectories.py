@@ -39,12 +39,12 @@ def test_an_answers_trajectory_has_turns_usage_and_queries(root: Path, run: Run)
     write_run(root / "run", [Result({"answer": "it is a"}, build_meta(0, record, query=QUESTION))])
     assert run("report", "quick-fox", "--atif", root / "out").returncode == 0
     (path,) = (root / "out").iterdir()
-    found = json.loads(path.read_text("utf-8"))
-    assert (path.name, found["schema_version"]) == ("trajectory-0.json", "ATIF-v1.7")
-    assert (found["session_id"], found["agent"]["name"]) == ("id-of-run", "rlm-batch")
-    assert (found["agent"]["model_name"], "notes" in found) == ("large", False)
-    user, failed, asked, last = found["steps"]
-    assert [step["step_id"] for step in found["steps"]] == [1, 2, 3, 4]
+    trajectory = json.loads(path.read_text("utf-8"))
+    assert (path.name, trajectory["schema_version"]) == ("trajectory-0.json", "ATIF-v1.7")
+    assert (trajectory["session_id"], trajectory["agent"]["name"]) == ("id-of-run", "rlm-batch")
+    assert (trajectory["agent"]["model_name"], "notes" in trajectory) == ("large", False)
+    user, failed, asked, last = trajectory["steps"]
+    assert [step["step_id"] for step in trajectory["steps"]] == [1, 2, 3, 4]
     # The message is complete, although the query's record has only its beginning.
     assert (user["source"], user["message"]) == ("user", QUESTION)
     assert failed["reasoning_content"] == "I do 1 / 0."
@@ -55,14 +55,14 @@ def test_an_answers_trajectory_has_turns_usage_and_queries(root: Path, run: Run)
     assert (result["content"], result["extra"]["llm_queries"]) == (
         "a b", [{key: value for key, value in {**FLAT, **USED}.items() if key not in ("kind", "depth")}]
     )  # fmt: skip
-    (subagent,) = found["subagent_trajectories"]
+    (subagent,) = trajectory["subagent_trajectories"]
     assert result["subagent_trajectory_ref"] == [{"trajectory_id": subagent["trajectory_id"]}]
     assert subagent["steps"][0]["message"] == "What of this part?"
     metrics = {"prompt_tokens": 100, "completion_tokens": 10, "cost_usd": 0.5}
     assert [step["metrics"] for step in (failed, asked, last)] == [metrics] * 3
     assert (last["source"], last["message"]) == ("agent", "it is a")  # the model was asked once again at the end
-    assert found["final_metrics"]["total_prompt_tokens"] == 300
-    assert found["final_metrics"]["total_cost_usd"] == 2.5  # includes the subagent's and the flat query's cost
+    assert trajectory["final_metrics"]["total_prompt_tokens"] == 300
+    assert trajectory["final_metrics"]["total_cost_usd"] == 2.5  # includes the subagent's and the flat query's cost
 
 
 def test_unusual_answers_still_become_a_trajectory(root: Path, run: Run) -> None:
@@ -80,11 +80,11 @@ def test_unusual_answers_still_become_a_trajectory(root: Path, run: Run) -> None
     )
     (root / "out").mkdir()
     assert run("report", "quick-fox", "--atif", root / "out").returncode == 0
-    found = {path.name: json.loads(path.read_text("utf-8")) for path in (root / "out").iterdir()}
-    assert sorted(found) == ["trajectory-0.json", "trajectory-1-1.json", "trajectory-1-2.json"]
-    assert [step["source"] for step in found["trajectory-0.json"]["steps"]] == ["user", "system"]
-    assert "all used up" in found["trajectory-0.json"]["steps"][1]["message"]
-    odd = found["trajectory-1-1.json"]
+    trajectories = {path.name: json.loads(path.read_text("utf-8")) for path in (root / "out").iterdir()}
+    assert sorted(trajectories) == ["trajectory-0.json", "trajectory-1-1.json", "trajectory-1-2.json"]
+    assert [step["source"] for step in trajectories["trajectory-0.json"]["steps"]] == ["user", "system"]
+    assert "all used up" in trajectories["trajectory-0.json"]["steps"][1]["message"]
+    odd = trajectories["trajectory-1-1.json"]
     assert "cut after 200 characters" in odd["notes"]
     assert len(odd["steps"][1]["observation"]["results"][0]["extra"]["llm_queries"]) == 1
     assert "metrics" not in odd["steps"][1]

@@ -148,9 +148,9 @@ def test_an_ambiguous_word_is_refused_with_spellings_that_work(word: str, meant:
 def test_misplaced_bounds_are_refused_with_the_right_option_and_spelling(word: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         parse_grid([f"x={word}"])
-    found = re.search(r"--space (\S+)", str(raised.value))
-    assert found is not None
-    assert parse_space([found[1]]) == {"x": BOUNDS[word]}
+    match = re.search(r"--space (\S+)", str(raised.value))
+    assert match is not None
+    assert parse_space([match[1]]) == {"x": BOUNDS[word]}
     try:
         space = parse_space([f"x={word}"])
     except ConfigurationError as error:

@@ -50,9 +50,9 @@ async def test_five_sandboxes_run_concurrently(provider: SandboxProvider) -> Non
             result = await interpreter.execute("SUBMIT(i=i)", {"i": i})
             return result.i, result.meta.sandbox_id
 
-    found = await asyncio.gather(*(run(i) for i in range(5)))
-    assert [i for i, _ in found] == list(range(5))
-    assert len({name for _, name in found}) == 5
+    results = await asyncio.gather(*(run(i) for i in range(5)))
+    assert [i for i, _ in results] == list(range(5))
+    assert len({name for _, name in results}) == 5
 
 
 @pytest.mark.local_first

@@ -55,11 +55,11 @@ answer = f"{mine.VALUE} {sys.version_info[:2]} {sys.executable.rpartition('/')[0
 async def test_child_processes_import_the_same_modules_as_code(provider: SandboxProvider, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "mine.py").write_text("VALUE = 42\ndef double(x):\n    return 2 * x\n")
-    given = provider.with_files(python_path=[str(tmp_path)])
+    changed_provider = provider.with_files(python_path=[str(tmp_path)])
     code = f"QUESTION = {IMPORTS!r}\n{ASK_CHILDREN}\nSUBMIT(different=different, own=own)"
     prepare = Preparation("import mine")
     for options in ({}, {"prepare": prepare}):
-        async with given.interpreter(timeout=HANG_SECONDS, **options) as interpreter:  # type: ignore[arg-type]
+        async with changed_provider.interpreter(timeout=HANG_SECONDS, **options) as interpreter:  # type: ignore[arg-type]
             result = await interpreter.execute(code)
         assert result.different == {}
         assert result.own.startswith("42 ")
@@ -122,9 +122,11 @@ child = ast.literal_eval(asked.stdout)
 own = ast.literal_eval(answer)
 SUBMIT(different={{name: [own[name], child[name]] for name in own if own[name] != child[name]}}, own=own)
 """
-    given = provider.model_copy(update={"environment": {key: SecretStr(value) for key, value in ENVIRONMENT.items()}})
+    changed_provider = provider.model_copy(
+        update={"environment": {key: SecretStr(value) for key, value in ENVIRONMENT.items()}}
+    )
     for prepare in (None, Preparation("import json")):
-        async with given.interpreter(timeout=HANG_SECONDS, prepare=prepare) as interpreter:
+        async with changed_provider.interpreter(timeout=HANG_SECONDS, prepare=prepare) as interpreter:
             for _ in range(2):
                 result = await interpreter.execute(code)
                 assert result.different == {}
@@ -132,19 +134,19 @@ SUBMIT(different={{name: [own[name], child[name]] for name in own if own[name] !
 
 
 async def test_an_error_names_the_variable_that_python_cannot_start_with(provider: SandboxProvider) -> None:
-    given = provider.model_copy(update={"environment": {"PYTHONHASHSEED": SecretStr("banana")}})
+    changed_provider = provider.model_copy(update={"environment": {"PYTHONHASHSEED": SecretStr("banana")}})
     reason = "could not start with this environment: .*PYTHONHASHSEED"
-    async with given.interpreter(timeout=HANG_SECONDS) as interpreter:
+    async with changed_provider.interpreter(timeout=HANG_SECONDS) as interpreter:
         with pytest.raises(CodeCrashed, match=reason):
             await interpreter.execute("SUBMIT()")
     with pytest.raises(PrepareError, match=reason):
-        async with given.interpreter(timeout=HANG_SECONDS, prepare=Preparation("import json")):
+        async with changed_provider.interpreter(timeout=HANG_SECONDS, prepare=Preparation("import json")):
             pass
 
 
 async def test_a_time_zone_takes_effect_without_a_new_python(provider: SandboxProvider) -> None:
-    given = provider.model_copy(update={"environment": {"TZ": SecretStr("JST-9")}})
-    async with given.interpreter(timeout=HANG_SECONDS) as interpreter:
+    changed_provider = provider.model_copy(update={"environment": {"TZ": SecretStr("JST-9")}})
+    async with changed_provider.interpreter(timeout=HANG_SECONDS) as interpreter:
         result = await interpreter.execute(
             "import datetime\nSUBMIT(zone=datetime.datetime.now().astimezone().tzname())"
         )

@@ -56,11 +56,11 @@ async def test_three_prompts_run_concurrently_and_answers_keep_their_order(provi
         SUBMIT(summaries=summaries)
         """
     chat.script = make_script(*((prompt, f"SUBMIT(answer=llm_query({prompt!r}))") for prompt in THREE))
-    found = await ask(provider, chat, code, {"prompts": THREE}, batch_concurrency=3)
-    assert found.summaries == ["summary of one", "summary of two", "summary of three"]
+    result = await ask(provider, chat, code, {"prompts": THREE}, batch_concurrency=3)
+    assert result.summaries == ["summary of one", "summary of two", "summary of three"]
     assert chat.stats.most_at_once == 3
     flat = await ask(provider, chat, code.replace("rlm", "llm"), {"prompts": THREE}, batch_concurrency=3)
-    assert flat.summaries == found.summaries
+    assert flat.summaries == result.summaries
 
 
 async def test_concurrent_queries_stay_within_the_limits_of_code_and_host(provider: SandboxProvider, chat: ChatServer):
@@ -69,8 +69,8 @@ async def test_concurrent_queries_stay_within_the_limits_of_code_and_host(provid
         for asked, cap, seen in ((16, 2, 2), (3, 8, 3), (None, 4, 4)):
             chat.script = lambda request, seen=seen: Reply(request.messages[-1], delay=0.05, gate=seen)
             queries = ModelAccess(model=model(chat), batch_concurrency=cap).queries(interpreter)
-            found = await interpreter.execute(code, {"asked": asked}, queries=queries)
-            assert found.answers == [str(i) for i in range(8)]
+            result = await interpreter.execute(code, {"asked": asked}, queries=queries)
+            assert result.answers == [str(i) for i in range(8)]
             assert chat.stats.most_at_once == seen
 
 
@@ -92,14 +92,16 @@ async def test_six_of_eight_answers_are_kept_when_two_prompts_fail(provider: San
             objects={str(i): [type(a).__name__, str(a)] for i, a in enumerate(returned) if not isinstance(a, str)},
         )
         """
-    found = await ask(provider, chat, code)
+    result = await ask(provider, chat, code)
     six = {i: "Error: this is what I answer" if i == 3 else f"answer to: prompt {i}" for i in (0, 1, 3, 4, 6, 7)}
-    assert dict(map(tuple, found.results)) == six
-    assert [index for index, _ in found.errors] == [2, 5]
-    assert all("QueryError" in text and "this prompt is refused" in text for _, text in found.errors)
-    assert found.raised.startswith("2 of 8 queries failed, first number 2: the model openai/gpt-4o-mini did not answer")
-    assert found.answers == {str(i): text for i, text in six.items()}
-    assert {index: kind for index, (kind, _) in found.objects.items()} == {"2": "QueryError", "5": "QueryError"}
+    assert dict(map(tuple, result.results)) == six
+    assert [index for index, _ in result.errors] == [2, 5]
+    assert all("QueryError" in text and "this prompt is refused" in text for _, text in result.errors)
+    assert result.raised.startswith(
+        "2 of 8 queries failed, first number 2: the model openai/gpt-4o-mini did not answer"
+    )
+    assert result.answers == {str(i): text for i, text in six.items()}
+    assert {index: kind for index, (kind, _) in result.objects.items()} == {"2": "QueryError", "5": "QueryError"}
 
 
 async def test_wrong_arguments_raise_in_the_code_and_reach_no_model(provider: SandboxProvider, chat: ChatServer):
@@ -142,17 +144,17 @@ async def test_a_query_below_the_deepest_level_raises_depth_exceeded(provider: S
         ("level one", "SUBMIT(answer='one ' + rlm_query('level two', context=context.upper()))"),
     )
     code = "SUBMIT(answer=rlm_query('level one', context='a text'))"
-    found = await ask(provider, chat, code, batch_concurrency=1, max_depth=3)
-    assert found.answer.startswith("one two three answer to: flat a recursive query here would run at depth 4")
+    result = await ask(provider, chat, code, batch_concurrency=1, max_depth=3)
+    assert result.answer.startswith("one two three answer to: flat a recursive query here would run at depth 4")
     assert chat.stats.requests == 4
     assert chat.stats.most_at_once == 1
-    (one,) = found.meta.queries.tree
+    (one,) = result.meta.queries.tree
     (two,) = one["queries"]
     (three,) = two["queries"]
     four, flat = three["queries"]
     assert [query["depth"] for query in (one, two, three, flat)] == [1, 2, 3, 4]
     assert four["error"].startswith("DepthExceeded")
-    assert (four["calls"], flat["calls"], found.meta.queries.failed) == (0, 1, 1)
+    assert (four["calls"], flat["calls"], result.meta.queries.failed) == (0, 1, 1)
 
 
 async def test_turns_share_state_and_the_model_sees_errors(provider: SandboxProvider, chat: ChatServer):
@@ -161,9 +163,9 @@ async def test_turns_share_state_and_the_model_sees_errors(provider: SandboxProv
         ("Turns left: 19.", "print('n is', n)\n1 / 0"),
         ("", "n = 7"),
     )
-    found = await ask(provider, chat, "n = 1; SUBMIT(answer=rlm_query('how many?', context='x' * 100_000), n=n)")
-    assert (found.answer, found.n) == ("100007", 1)
-    (query,) = found.meta.queries.tree
+    result = await ask(provider, chat, "n = 1; SUBMIT(answer=rlm_query('how many?', context='x' * 100_000), n=n)")
+    assert (result.answer, result.n) == ("100007", 1)
+    (query,) = result.meta.queries.tree
     assert [turn["code"].splitlines()[0] for turn in query["trajectory"]] == [
         "n = 7", "print('n is', n)", "SUBMIT(answer=str(n + len(context)))"
     ]  # fmt: skip
@@ -178,8 +180,8 @@ async def test_code_gets_the_whole_context_and_prompts_do_not_contain_it(provide
         context = "a\\r\\nb" + "é\\u2028" * 50_000 + "line\\r\\n" * 300_000
         SUBMIT(sum=hashlib.sha256(context.encode()).hexdigest(), answer=rlm_query("sum?", context=context))
         """
-    found = await ask(provider, chat, code)
-    assert found.answer == found.sum
+    result = await ask(provider, chat, code)
+    assert result.answer == result.sum
     assert chat.stats.longest_prompt < 20_000
 
 
@@ -195,17 +197,20 @@ async def test_concurrent_threads_stay_within_the_call_limit(provider: SandboxPr
         with ThreadPoolExecutor(20) as pool:
             SUBMIT(answers=list(pool.map(one, range(20))))
         """
-    found = await ask(provider, chat, code, max_llm_calls=10)
-    answered = [answer for answer in found.answers if isinstance(answer, str)]
-    refused = [answer for answer in found.answers if not isinstance(answer, str)]
+    result = await ask(provider, chat, code, max_llm_calls=10)
+    answered = [answer for answer in result.answers if isinstance(answer, str)]
+    refused = [answer for answer in result.answers if not isinstance(answer, str)]
     assert (len(answered), len(refused)) == (10, 10)
     assert "all 10 calls" in refused[0][0]
     assert chat.stats.requests == 10
     assert chat.stats.most_at_once >= 3
-    told = found.meta.queries
-    assert (told.asked, told.failed, told.calls) == (20, 10, 10)
-    assert (told.prompt_tokens, told.completion_tokens) == (chat.stats.prompt_tokens, chat.stats.completion_tokens)
-    assert told.cost == pytest.approx(chat.stats.prompt_tokens * 1.5e-7 + chat.stats.completion_tokens * 6e-7)
+    queries = result.meta.queries
+    assert (queries.asked, queries.failed, queries.calls) == (20, 10, 10)
+    assert (queries.prompt_tokens, queries.completion_tokens) == (
+        chat.stats.prompt_tokens,
+        chat.stats.completion_tokens,
+    )
+    assert queries.cost == pytest.approx(chat.stats.prompt_tokens * 1.5e-7 + chat.stats.completion_tokens * 6e-7)
 
 
 async def test_a_failed_call_releases_its_unused_budget(provider: SandboxProvider, chat: ChatServer):
@@ -216,10 +221,10 @@ async def test_a_failed_call_releases_its_unused_budget(provider: SandboxProvide
         SUBMIT(answers=llm_query_batched(["a", "b", "c"], on_error="return")[:2], left=str(
             llm_query_batched(["d"], on_error="return")[0]))
         """
-    found = await ask(provider, chat, code, max_llm_calls=3)
-    assert found.answers == ["answer to: a", "answer to: b"]
-    assert "all 3 calls" in found.left
-    assert (found.meta.queries.calls, found.meta.queries.failed) == (3, 6)
+    result = await ask(provider, chat, code, max_llm_calls=3)
+    assert result.answers == ["answer to: a", "answer to: b"]
+    assert "all 3 calls" in result.left
+    assert (result.meta.queries.calls, result.meta.queries.failed) == (3, 6)
 
 
 async def test_turns_of_a_recursive_model_count_towards_the_call_limit(provider: SandboxProvider, chat: ChatServer):
@@ -230,10 +235,10 @@ async def test_turns_of_a_recursive_model_count_towards_the_call_limit(provider:
         except BudgetExceeded as error:
             SUBMIT(said=str(error))
         """
-    found = await ask(provider, chat, code, max_llm_calls=4)
-    assert "all 4 calls" in found.said
+    result = await ask(provider, chat, code, max_llm_calls=4)
+    assert "all 4 calls" in result.said
     assert chat.stats.requests == 4
-    assert len(found.meta.queries.tree[0]["trajectory"]) == 4
+    assert len(result.meta.queries.tree[0]["trajectory"]) == 4
 
 
 @pytest.mark.full
@@ -255,9 +260,9 @@ async def test_a_query_ends_before_the_codes_timeout_so_code_can_submit(provider
         """
     access = ModelAccess(model=model(chat))
     async with provider.interpreter(timeout=20) as interpreter:  # seconds, of which the last one is the code's alone
-        found = await interpreter.execute(dedent(code), queries=access.queries(interpreter))
-        assert found.answers == ["answer to: quick", "DeadlineExceeded"]
-        assert found.late
+        result = await interpreter.execute(dedent(code), queries=access.queries(interpreter))
+        assert result.answers == ["answer to: quick", "DeadlineExceeded"]
+        assert result.late
 
 
 async def test_no_query_is_sent_after_the_code_has_ended(provider: SandboxProvider, chat: ChatServer):
@@ -340,12 +345,12 @@ async def test_the_key_is_nowhere_in_the_sandbox(provider: SandboxProvider, chat
         SUBMIT(answer=answer, said=said, found=found, looked=looked)
         """
     variables = {"digest": hashlib.sha256(KEY.encode()).hexdigest(), "length": len(KEY)}
-    found = await ask(provider, chat, code, variables)
-    assert found.answer == "answer to: a question"
-    assert "AuthenticationError" in found.said
-    assert found.found == []
-    assert found.looked is None or found.looked > 1_000_000
-    assert KEY not in json.dumps(found.outputs)
+    result = await ask(provider, chat, code, variables)
+    assert result.answer == "answer to: a question"
+    assert "AuthenticationError" in result.said
+    assert result.found == []
+    assert result.looked is None or result.looked > 1_000_000
+    assert KEY not in json.dumps(result.outputs)
     assert chat.requests[0].headers["authorization"] == f"Bearer {KEY}"
 
 
@@ -354,8 +359,8 @@ async def test_tools_and_queries_work_together_and_queries_need_a_model(provider
     tools = {"double": lambda n: 2 * n, "llm_query": lambda _: "not this one"}
     async with provider.interpreter(tools=tools) as interpreter:
         code = "SUBMIT(double=double(4), answer=llm_query('x'))"
-        found = await interpreter.execute(code, queries=access.queries(interpreter))
-        assert found.outputs == {"double": 8, "answer": "answer to: x"}
+        result = await interpreter.execute(code, queries=access.queries(interpreter))
+        assert result.outputs == {"double": 8, "answer": "answer to: x"}
         with pytest.raises(ConfigurationError, match="would hide a function"):
             await interpreter.execute("1", {"llm_query": 1}, queries=access.queries(interpreter))
         interpreter.tools.clear()
@@ -380,6 +385,6 @@ async def test_code_that_sends_invalid_queries_gets_an_error(provider: SandboxPr
         SUBMIT(count=len(said), answer=llm_query("still there"))
         """
     chat.script = make_script(("", "SUBMIT(answer='x')"))
-    found = await ask(provider, chat, code)
-    assert found.answer == "answer to: still there"
-    assert found.count > 50
+    result = await ask(provider, chat, code)
+    assert result.answer == "answer to: still there"
+    assert result.count > 50

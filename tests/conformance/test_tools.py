@@ -33,7 +33,7 @@ async def test_sync_and_async_tools_return_values(provider: SandboxProvider) -> 
         async def __call__(self, x: float) -> float:
             return 10 * x
 
-    found = await run(
+    result = await run(
         provider,
         "SUBMIT(sum=add(1, b=2), loud=greet('zoë', loud=True), three=add3(4), ten=scale(0.5), nothing=nothing())",
         add=lambda a, b: a + b,
@@ -42,16 +42,16 @@ async def test_sync_and_async_tools_return_values(provider: SandboxProvider) -> 
         scale=Scale(),
         nothing=lambda: None,
     )
-    assert found == {"sum": 3, "loud": "ZOË", "three": 7, "ten": 5.0, "nothing": None}
+    assert result == {"sum": 3, "loud": "ZOË", "three": 7, "ten": 5.0, "nothing": None}
 
 
 async def test_tools_take_and_return_every_json_value(provider: SandboxProvider) -> None:
     values = [None, True, 0, -(2**70), 0.1, "", 'q"\\\n\0\u2028😀', [], {}, {"a": [{"b": [1.5]}]}]
-    found = await run(
+    result = await run(
         provider, "SUBMIT(back=[same(v) for v in values], tuple=same((1, 2)))", {"values": values}, same=lambda v: v
     )
-    assert repr(found["back"]) == repr(values)
-    assert found["tuple"] == [1, 2]
+    assert repr(result["back"]) == repr(values)
+    assert result["tuple"] == [1, 2]
 
 
 @pytest.mark.every_provider
@@ -65,9 +65,9 @@ async def test_tools_take_and_return_large_values(provider: SandboxProvider) -> 
         except ValueError as error:
             SUBMIT(received=len(text), length=length, said=str(error))
         """
-    found = await run(provider, code, repeat=lambda text, n: text * n, measure=len)
-    assert (found["received"], found["length"]) == (10_000_000, 2_000_000)
-    assert "pass a path" in found["said"]
+    result = await run(provider, code, repeat=lambda text, n: text * n, measure=len)
+    assert (result["received"], result["length"]) == (10_000_000, 2_000_000)
+    assert "pass a path" in result["said"]
 
 
 class ModelOverloaded(Exception):
@@ -104,19 +104,19 @@ async def test_an_error_in_a_tool_is_raised_in_the_code(provider: SandboxProvide
                 return [type(error).__name__, isinstance(error, RuntimeError), str(error)]
         SUBMIT(cancelled=said(cancel), left=said(leave), **{kind: said(fail, kind) for kind in kinds})
         """
-    found = await run(provider, code, {"kinds": list(raised)}, fail=fail, cancel=cancel, leave=leave)
-    assert found["value"] == ["ValueError", False, "bad value"]
-    assert found["timeout"] == ["TimeoutError", False, "too slow"]
-    assert found["assert"] == ["AssertionError", False, ""]
-    assert found["key"][0] == "KeyError"
-    assert found["file"][0] == "FileNotFoundError"
-    assert "no file" in found["file"][2]
-    assert found["own"] == ["ToolError", True, "ModelOverloaded: try later"]
-    assert "bad" in found["unicode"][2]
-    assert found["surrogate"][0] == "ValueError"
-    assert found["text"][2].startswith("Unprintable")
-    assert "ancel" in found["cancelled"][2]
-    assert found["left"][2]
+    result = await run(provider, code, {"kinds": list(raised)}, fail=fail, cancel=cancel, leave=leave)
+    assert result["value"] == ["ValueError", False, "bad value"]
+    assert result["timeout"] == ["TimeoutError", False, "too slow"]
+    assert result["assert"] == ["AssertionError", False, ""]
+    assert result["key"][0] == "KeyError"
+    assert result["file"][0] == "FileNotFoundError"
+    assert "no file" in result["file"][2]
+    assert result["own"] == ["ToolError", True, "ModelOverloaded: try later"]
+    assert "bad" in result["unicode"][2]
+    assert result["surrogate"][0] == "ValueError"
+    assert result["text"][2].startswith("Unprintable")
+    assert "ancel" in result["cancelled"][2]
+    assert result["left"][2]
     with pytest.raises(CodeError, match=r"raised ToolError \(line 2\): ModelOverloaded: try later") as caught:
         await run(provider, "x = 1\nfail('own')", fail=fail)
     assert "driver" not in str(caught.value)
@@ -143,12 +143,12 @@ async def test_an_invalid_argument_raises_an_error_that_names_the_tool(provider:
     def take(*args: Any, **kwargs: Any) -> int:
         return len(args) + len(kwargs)
 
-    found = await run(provider, code, take=take, give=lambda i: values[i])
-    assert all("take" in text for text in found["given"])
-    assert all("give" in text for text in found["returned"])
-    assert all("more than 1,000 arguments" in text for text in found["many"])
-    assert "missing" in found["wrong"]
-    assert found["count"] == 1000
+    result = await run(provider, code, take=take, give=lambda i: values[i])
+    assert all("take" in text for text in result["given"])
+    assert all("give" in text for text in result["returned"])
+    assert all("more than 1,000 arguments" in text for text in result["many"])
+    assert "missing" in result["wrong"]
+    assert result["count"] == 1000
 
 
 async def test_sync_and_async_tools_of_many_threads_run_concurrently(provider: SandboxProvider) -> None:
@@ -169,9 +169,9 @@ async def test_sync_and_async_tools_of_many_threads_run_concurrently(provider: S
             met = sorted(pool.map(lambda _: meet(), range(40)))
             SUBMIT(met=met, answers=list(pool.map(lambda i: [call(i) for _ in range(20 if i else 1)], range(16))))
         """
-    found = await run(provider, code, meet=lambda: barrier.wait(HANG_SECONDS), call=call)
-    assert found["met"] == list(range(40))
-    assert found["answers"] == [[0], *([i] * 20 for i in range(1, 16))]
+    result = await run(provider, code, meet=lambda: barrier.wait(HANG_SECONDS), call=call)
+    assert result["met"] == list(range(40))
+    assert result["answers"] == [[0], *([i] * 20 for i in range(1, 16))]
 
 
 async def test_a_tool_works_from_a_coroutine_and_during_a_submit(provider: SandboxProvider) -> None:
@@ -201,9 +201,9 @@ async def test_a_forked_process_cannot_call_tools(provider: SandboxProvider) -> 
         os.wait()
         SUBMIT(said=os.read(reads, 1000).decode(), still=double(2))
         """
-    found = await run(provider, code, double=lambda n: 2 * n)
-    assert "own process" in found["said"]
-    assert found["still"] == 4
+    result = await run(provider, code, double=lambda n: 2 * n)
+    assert "own process" in result["said"]
+    assert result["still"] == 4
 
 
 async def test_tools_can_be_added_and_removed_while_the_sandbox_is_open(interpreter: Interpreter) -> None:

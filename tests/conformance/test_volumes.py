@@ -302,8 +302,8 @@ async def test_the_host_lists_gets_puts_and_deletes_files(
     try:
         await volume.put("host/c.bin", large)
         await volume.put("host/c.bin", large + b"!")
-        found = [(file.path, file.size) for file in await volume.ls()]
-        assert found == [("b.bin", len(large)), ("code/a.txt", 9), ("host/c.bin", len(large) + 1)]
+        files = [(file.path, file.size) for file in await volume.ls()]
+        assert files == [("b.bin", len(large)), ("code/a.txt", 9), ("host/c.bin", len(large) + 1)]
         assert [file.path for file in await volume.ls("code")] == ["code/a.txt"]
         assert await volume.get("code/a.txt") == b"from code"
         assert await volume.get("b.bin") == large

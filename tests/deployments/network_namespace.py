@@ -59,10 +59,10 @@ def leave_network() -> None:
 def count_refusals() -> int:
     """Return how often the kernel found no route, for IPv4 and IPv6."""
     names, values = (line.split() for line in Path("/proc/self/net/snmp").read_text().splitlines()[:2])
-    found = int(values[names.index("OutNoRoutes")])
+    count = int(values[names.index("OutNoRoutes")])
     version_6 = Path("/proc/self/net/snmp6")
     lines = version_6.read_text().splitlines() if version_6.exists() else []
-    return found + sum(int(line.split()[1]) for line in lines if line.startswith("Ip6OutNoRoutes"))
+    return count + sum(int(line.split()[1]) for line in lines if line.startswith("Ip6OutNoRoutes"))
 
 
 def main() -> None:

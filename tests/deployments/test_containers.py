@@ -152,9 +152,9 @@ def test_ports_names_and_volumes_match() -> None:
     for name in ("deploy", "worker"):
         assert SERVICES[name]["environment"]["PREFECT_API_URL"] == f"http://api:{port}/api"
     url = COMPOSE["x-server"]["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
-    found = re.fullmatch(r"postgresql\+asyncpg://(\w+):(\$\{[^}]+\})@(\w+):5432/(\w+)", url)
-    assert found
-    user, password, host, database = found.groups()
+    match = re.fullmatch(r"postgresql\+asyncpg://(\w+):(\$\{[^}]+\})@(\w+):5432/(\w+)", url)
+    assert match
+    user, password, host, database = match.groups()
     postgres = SERVICES[host]["environment"]
     assert (user, password, database) == tuple(postgres[f"POSTGRES_{part}"] for part in ("USER", "PASSWORD", "DB"))
     for service in SERVICES.values():

@@ -49,15 +49,15 @@ def on_server() -> dict[str, dict[str, Any]]:
     """Return each deployment, without the fields that change each time it is created."""
 
     async def read(client: PrefectClient) -> dict[str, dict[str, Any]]:
-        found = {name: (await client.read_deployment_by_name(name)).model_dump(mode="json") for name in NAMES}
-        for deployment in found.values():
+        deployments = {name: (await client.read_deployment_by_name(name)).model_dump(mode="json") for name in NAMES}
+        for deployment in deployments.values():
             for name in ("updated", "version", "version_id", "version_info", "last_polled", "status"):
                 deployment.pop(name, None)
             deployment["global_concurrency_limit"] = (deployment["global_concurrency_limit"] or {}).get("limit")
             for schedule in deployment["schedules"]:
                 for name in ("id", "created", "updated"):
                     del schedule[name]
-        return found
+        return deployments
 
     return ask(read)
 
@@ -76,18 +76,18 @@ def test_every_flow_has_a_deployment_for_this_machine(deployed: list[str]) -> No
     assert deployed == NAMES
     assert len(set(NAMES)) == len(NAMES)
     assert {f"{flow}/local" for flow in FLOWS} <= set(NAMES)
-    found = on_server()
-    for name, deployment in found.items():
+    deployments = on_server()
+    for name, deployment in deployments.items():
         assert deployment["description"], name
         assert "rlm-batch" in deployment["tags"], name
         assert deployment["enforce_parameter_schema"], name
         assert deployment["work_pool_name"] == WORK_POOL
-    nightly = found["sweep/nightly"]["schedules"]
+    nightly = deployments["sweep/nightly"]["schedules"]
     assert [(schedule["active"], schedule["schedule"]["timezone"]) for schedule in nightly] == [(False, "Etc/UTC")]
-    (reaping,) = found["reap/local"]["schedules"]
+    (reaping,) = deployments["reap/local"]["schedules"]
     assert (reaping["active"], reaping["schedule"]["cron"]) == (True, "*/15 * * * *")
-    assert {name for name in found if "internal" in found[name]["tags"]} == {"reap/local", "shard/shards"}
-    assert found["sweep/nightly"]["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
+    assert {name for name in deployments if "internal" in deployments[name]["tags"]} == {"reap/local", "shard/shards"}
+    assert deployments["sweep/nightly"]["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
 
 
 @pytest.mark.full
@@ -104,18 +104,18 @@ def test_prefects_deploy_command_creates_the_same_deployments(deployed: list[str
 @pytest.mark.full
 def test_a_users_changes_are_kept_until_the_deployment_is_deleted(deployed: list[str]) -> None:
     async def change(client: PrefectClient) -> UUID:
-        found = await client.read_deployment_by_name("sweep/nightly")
+        deployment = await client.read_deployment_by_name("sweep/nightly")
         await client.update_deployment(
-            found.id,
+            deployment.id,
             DeploymentUpdate(
-                parameters={**found.parameters, "max_workers": 7},
+                parameters={**deployment.parameters, "max_workers": 7},
                 tags=["mine"],
                 concurrency_limit=3,
                 entrypoint="rlm_batch.flows.of_an_old_version",
                 schedules=[DeploymentScheduleUpdate(slug="nightly", active=True)],
             ),
         )
-        return found.id
+        return deployment.id
 
     deployed_id = ask(change)
     asyncio.run(deploy())
@@ -153,9 +153,9 @@ def test_an_invalid_value_starts_no_run_of_a_deployment(deployed: list[str]) -> 
 
     async def create(client: PrefectClient) -> None:
         for flow, parameters in wrong.items():
-            found = await client.read_deployment_by_name(f"{flow}/local")
+            deployment = await client.read_deployment_by_name(f"{flow}/local")
             with pytest.raises(PrefectHTTPStatusError, match=next(iter(parameters))):
-                await client.create_flow_run_from_deployment(found.id, parameters=parameters)
+                await client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
 
     ask(create)
 

@@ -133,15 +133,15 @@ def test_every_flow_can_be_deployed_with_its_code(command: Callable[..., Answer]
         status, _, err = command(flow, *words, "--name", "of-a-test")
         assert status == 0, err
         delete.append(f"{flow}/of-a-test")
-        found = read(f"{flow}/of-a-test")
-        assert {name: found.parameters[name] for name in expected} == expected
-        assert (found.schedules, found.concurrency_options.collision_strategy) == ([], "ENQUEUE")
+        deployment = read(f"{flow}/of-a-test")
+        assert {name: deployment.parameters[name] for name in expected} == expected
+        assert (deployment.schedules, deployment.concurrency_options.collision_strategy) == ([], "ENQUEUE")
     assert read("batch/of-a-test").parameters["provider_options"] == {"memory_mib": "512"}
 
 
 def test_wrong_usage_is_one_sentence_and_creates_nothing(command: Callable[..., Answer]) -> None:
     Path("big.py").write_text(f"text = {json.dumps('x' * 600_000)}\n")
-    named = (*SWEEP, "--name", "x")
+    named_sweep = (*SWEEP, "--name", "x")
     cases: dict[tuple[str, ...], str] = {
         ("swep", "train.py", "--grid", "lr=1"): "'swep' is no flow: give batch, ",
         ("--name", "x", "sweep", "train.py"): "'--name' is no flow",
@@ -151,12 +151,12 @@ def test_wrong_usage_is_one_sentence_and_creates_nothing(command: Callable[..., 
         SWEEP: "--name",
         **{(*SWEEP, "--name", name): "is not a name of letters, digits" for name in ("a/b", "x?y", "..", " x", "")},
         (*SWEEP, "--name", "local"): "sweep/local is a deployment of rlm-batch's own: give another --name",
-        (*named, "--cron", "0 2 * *"): "--cron '0 2 * *' is no schedule: give minute, hour",
-        (*named, "--timezone", "Europe/Berlin"): "is no schedule",
-        (*named, "--cron", "0 2 * * *", "--timezone", "Berlin"): "with --timezone 'Berlin' is no schedule",
-        (*named, "--work-pool", "nosuch"): "nosuch",
-        (*named, "--provider", "moon"): "unknown provider 'moon'",
-        (*named, "--max-workers", "0"): "max_workers",
+        (*named_sweep, "--cron", "0 2 * *"): "--cron '0 2 * *' is no schedule: give minute, hour",
+        (*named_sweep, "--timezone", "Europe/Berlin"): "is no schedule",
+        (*named_sweep, "--cron", "0 2 * * *", "--timezone", "Berlin"): "with --timezone 'Berlin' is no schedule",
+        (*named_sweep, "--work-pool", "nosuch"): "nosuch",
+        (*named_sweep, "--provider", "moon"): "unknown provider 'moon'",
+        (*named_sweep, "--max-workers", "0"): "max_workers",
         ("batch", "big.py", "--name", "x"): "and Prefect takes 524,288 for a run",
     }
     for words, reason in cases.items():

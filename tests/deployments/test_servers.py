@@ -50,7 +50,7 @@ def worker(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Start a worker with the command of compose.yaml and a new home; return the path of its log."""
     home = tmp_path_factory.mktemp("worker")
     port = choose_port()
-    given = {
+    environment = {
         "PREFECT_HOME": str(home),
         "PREFECT_API_URL": servers.url or servers.urls[1],
         "PREFECT_API_AUTH_STRING": AUTH,
@@ -63,7 +63,7 @@ def worker(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with (home / "log").open("ab") as log:
         process = subprocess.Popen(
             build_module_command(program, *arguments),
-            env={**os.environ, **given},
+            env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -113,8 +113,8 @@ def run(url: str, **parameters: Any) -> str:
 
 def state(url: str, flow_run: str) -> str:
     answer = httpx.get(f"{url}/flow_runs/{flow_run}", auth=PASSWORD, timeout=60).raise_for_status()
-    found = answer.json()
-    return f"{found['state_type']}: {found['state']['message']}"
+    run = answer.json()
+    return f"{run['state_type']}: {run['state']['message']}"
 
 
 def has_ended(url: str, flow_run: str) -> bool:

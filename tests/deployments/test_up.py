@@ -103,12 +103,12 @@ class Up:
     def run_of(self, *words: str) -> str:
         """Start a run of sweep/local and return its id."""
         done = self.type(*shlex.split(self.next.removesuffix(" --watch")), *words)
-        (found,) = re.findall(r"UUID: (\S+)", done.stdout)
-        return found
+        (run_id,) = re.findall(r"UUID: (\S+)", done.stdout)
+        return run_id
 
     def log_of(self, flow_run: str) -> str:
-        found = self.api("logs/filter", logs={"flow_run_id": {"any_": [flow_run]}}, sort="TIMESTAMP_ASC")
-        return "\n".join(line["message"] for line in found)
+        records = self.api("logs/filter", logs={"flow_run_id": {"any_": [flow_run]}}, sort="TIMESTAMP_ASC")
+        return "\n".join(line["message"] for line in records)
 
     def wait_for_result(self, flow_run: str) -> None:
         """Wait until the run's first result exists, so that its other executions are running."""
@@ -220,8 +220,8 @@ def test_ending_up_ends_flow_runs_and_sandboxes_and_keeps_results(home: Path) ->
     wait_until(lambda: not list_local_sandboxes(), "no sandbox")
     with Up(home) as up:
         up.there()
-        (found,) = up.api("flow_runs/filter", flow_runs={"id": {"any_": [flow_run]}})
-        assert found["state_type"] == "CRASHED"
+        (finished_run,) = up.api("flow_runs/filter", flow_runs={"id": {"any_": [flow_run]}})
+        assert finished_run["state_type"] == "CRASHED"
         assert up.end(signal.SIGTERM) == 0
 
 
@@ -302,8 +302,8 @@ def test_runs_need_the_password_and_stay_within_the_allowed_paths(home: Path) ->
         for text, parameters in runs.items():
             done = up.type(prefect, "deployment", "run", "batch/local", "--watch", "-p", code, *parameters)
             (flow_run,) = re.findall(r"UUID: (\S+)", done.stdout)
-            (found,) = up.api("flow_runs/filter", flow_runs={"id": {"any_": [flow_run]}})
-            assert text in f"{found['state']['name']}: {found['state']['message']}"
+            (finished_run,) = up.api("flow_runs/filter", flow_runs={"id": {"any_": [flow_run]}})
+            assert text in f"{finished_run['state']['name']}: {finished_run['state']['message']}"
         for pid in up.read_children():
             assert "not-told" not in Path(f"/proc/{pid}/cmdline").read_text()
         assert up.end() == 0

@@ -31,10 +31,10 @@ def read_prose(page: str) -> str:
 def blocks(language: str) -> list[Block]:
     """Return all blocks in that language, in the order of the pages."""
     return [
-        Block(page, found, text)
+        Block(page, fence_language, text)
         for page in PAGES
-        for found, text in FENCE.findall(read_page(page))
-        if found == language
+        for fence_language, text in FENCE.findall(read_page(page))
+        if fence_language == language
     ]
 
 

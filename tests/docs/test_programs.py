@@ -150,7 +150,7 @@ def test_names_in_the_pages_exist() -> None:
     from rlm_batch.cli.commands import app
 
     made: dict[str, Any] = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())
-    deployments = {f"{found['entrypoint'].rpartition('.')[2]}/{found['name']}" for found in made["deployments"]}
+    deployments = {f"{entry['entrypoint'].rpartition('.')[2]}/{entry['name']}" for entry in made["deployments"]}
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     rooms = "cli|flows|tasks|blocks|sandbox|deployments|tests|benchmarks|examples|docs"
     missing: list[str] = []
@@ -161,14 +161,14 @@ def test_names_in_the_pages_exist() -> None:
         files = re.findall(rf"(?<![\w/.])((?:{rooms})/[\w./-]*\w\.\w+)", text)
         files += re.findall(rf"`((?:{rooms})/[\w./-]*)`", text)
         files += re.findall(rf" ((?:{rooms})/[\w./-]*)", lines)
-        named = [name for name in re.findall(r"`rlm-batch ([a-z]+)", text) if name not in app]
-        named += [name for name in re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE) if name not in targets]
-        named += [name for name in re.findall(r"deployment run (\S+)", lines) if name not in deployments]
-        named += [name for name in files if not (ROOT / name).exists()]
-        missing += [f"{page}: {name}" for name in named]
+        unknown = [name for name in re.findall(r"`rlm-batch ([a-z]+)", text) if name not in app]
+        unknown += [name for name in re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE) if name not in targets]
+        unknown += [name for name in re.findall(r"deployment run (\S+)", lines) if name not in deployments]
+        unknown += [name for name in files if not (ROOT / name).exists()]
+        missing += [f"{page}: {name}" for name in unknown]
     assert missing == []
 
 
 def test_every_extra_is_in_the_documentation() -> None:
-    named = {name for page in PAGES for name in re.findall(r"pip install '\.\[(\w+)\]'", read_page(page))}
-    assert named == {*PROJECT["optional-dependencies"]} - {"dev", "ray"}
+    extras = {name for page in PAGES for name in re.findall(r"pip install '\.\[(\w+)\]'", read_page(page))}
+    assert extras == {*PROJECT["optional-dependencies"]} - {"dev", "ray"}

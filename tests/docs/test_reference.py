@@ -43,13 +43,13 @@ def says(cell: str, description: str) -> bool:
 
 def parameters() -> dict[tuple[str, str], tuple[str, str]]:
     """Return the default and description of every flow's parameters, by flow and name."""
-    found: dict[tuple[str, str], tuple[str, str]] = {}
+    rows: dict[tuple[str, str], tuple[str, str]] = {}
     for flow in FLOWS:
         for parameter in inspect.signature(getattr(rlm_batch, flow).fn).parameters.values():
             (text,) = [item.description for item in get_args(parameter.annotation) if isinstance(item, FieldInfo)]
             assert text is not None
-            found[flow, parameter.name] = (written(parameter.default), text)
-    return found
+            rows[flow, parameter.name] = (written(parameter.default), text)
+    return rows
 
 
 def test_the_table_of_parameters_matches_the_flows() -> None:
@@ -74,11 +74,11 @@ def test_the_table_of_settings_matches_the_block(block: str) -> None:
     tables = dict(zip(below[1::2], below[2::2], strict=True))
     common = {} if block == "LanguageModel" else {name: rest for name, *rest in table_rows(tables["Every provider"])}
     documented = {**common, **{name: rest for name, *rest in table_rows(tables[block])}}
-    found = {
+    expected = {
         f"`{name}`": [written(field.get_default(call_default_factory=True)), field.description]
         for name, field in getattr(rlm_batch, block).model_fields.items()
     }
-    assert documented == found
+    assert documented == expected
 
 
 def test_the_table_of_errors_lists_every_error_and_its_retry() -> None:

@@ -113,9 +113,9 @@ async def test_parameters_too_long_for_prefect_are_stored_in_files(results):
     """Code, inputs and prepare are too long for parameters; the code has unusual letters."""
     inputs = [{"text": str(number) * 200_000} for number in range(3)]
     code = f"# {'x' * 300_000}\nSUBMIT(size=len(text), first=text[0], letters='a\u2028b\x85c', base=base)"
-    found = await batch(code, inputs, prepare=f"# {'x' * 600_000}\nbase = 7")
-    assert [(result.size, result.first) for result in found] == [(200_000, str(number)) for number in range(3)]
-    assert {(result.letters, result.base) for result in found} == {("a\u2028b\x85c", 7)}
+    outcomes = await batch(code, inputs, prepare=f"# {'x' * 600_000}\nbase = 7")
+    assert [(result.size, result.first) for result in outcomes] == [(200_000, str(number)) for number in range(3)]
+    assert {(result.letters, result.base) for result in outcomes} == {("a\u2028b\x85c", 7)}
     async with get_client() as client:
         parameters = (await client.read_flow_run(find_run_id(results))).parameters
     assert [parameters[name][:2] for name in ("code", "prepare")] == ["@/", "@/"]
@@ -158,8 +158,8 @@ async def test_an_invalid_variable_name_is_refused_before_the_run(tmp_path):
 async def test_an_execution_with_a_damaged_ledger_line_is_rerun(tmp_path):
     async def run() -> list[str]:
         code, inputs = "import os\nSUBMIT(random=os.urandom(8).hex() if 1 // x else 0)", [{"x": 1}, {"x": 0}, {"x": 1}]
-        found = await batch(code, inputs, results_path=str(tmp_path), on_failure="return", max_workers=1)
-        return [found[0].random, found[2].random]
+        results = await batch(code, inputs, results_path=str(tmp_path), on_failure="return", max_workers=1)
+        return [results[0].random, results[2].random]
 
     first = await run()
     (part,) = tmp_path.glob("part-*.jsonl")
@@ -286,5 +286,5 @@ async def test_a_run_cannot_change_the_address_that_gets_secrets():
 async def test_json_lines_may_contain_nan_and_prepare_may_be_fenced(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"x": NaN}\n{"x": -Infinity}\n')
     prepare = "```python\nlabel = 'x is'\n```"
-    found = await batch("SUBMIT(y=f'{label} {x}')", str(tmp_path / "in.jsonl"), prepare=prepare)
-    assert [result.y for result in found] == ["x is nan", "x is -inf"]
+    results = await batch("SUBMIT(y=f'{label} {x}')", str(tmp_path / "in.jsonl"), prepare=prepare)
+    assert [result.y for result in results] == ["x is nan", "x is -inf"]

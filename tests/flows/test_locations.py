@@ -75,9 +75,9 @@ async def test_a_killed_batch_resumes_and_reports_from_the_bucket(
     assert [result.y for result in results] == [x * x for x in range(6)]
     assert {x: counter.counts[x] for x in "012"} == {"0": 1, "1": 1, "2": 1}
     assert done > {"0", "1", "2"}
-    found = open_run_ledger(place)
-    assert [outcome.y for outcome in found.read_outcomes()] == [x * x for x in range(6)]
-    assert [(record.results_path, record.ended is None) for record in found.records] == [(place, True), (place, False)]
+    ledger = open_run_ledger(place)
+    assert [outcome.y for outcome in ledger.read_outcomes()] == [x * x for x in range(6)]
+    assert [(record.results_path, record.ended is None) for record in ledger.records] == [(place, True), (place, False)]
 
 
 async def test_a_storage_block_opens_the_bucket_without_showing_its_secret(
@@ -103,9 +103,9 @@ async def test_a_storage_block_opens_the_bucket_without_showing_its_secret(
     kept = [(ledger / name).read_bytes().decode() for name in ledger.list_sizes()]  # type: ignore[union-attr]
     assert len(kept) >= 2  # the run's record, and one part per upload
     assert len(artifacts) > 0
-    told = [str(run.parameters), str(raised.value), repr(raised.value.__cause__), caplog.text, *kept, *artifacts]
+    texts = [str(run.parameters), str(raised.value), repr(raised.value.__cause__), caplog.text, *kept, *artifacts]
     assert any(place in text for text in (*logs, caplog.text))
-    for text in (*told, *logs):
+    for text in (*texts, *logs):
         assert SECRET not in text
         assert "key-of-the-block" not in text
 
@@ -150,9 +150,9 @@ async def test_a_block_of_a_directory_stores_results_there(server: str, tmp_path
     ],
 )
 async def test_an_invalid_location_is_refused_with_one_sentence(s3: Any, parameters: dict[str, Any], said: str) -> None:
-    given = {"code": "SUBMIT(x)", "inputs": [{"x": 1}], "provider": "local:none", **parameters}
+    arguments = {"code": "SUBMIT(x)", "inputs": [{"x": 1}], "provider": "local:none", **parameters}
     with pytest.raises(ConfigurationError, match=said) as raised:
-        await batch(**given)
+        await batch(**arguments)
     assert "\n" not in str(raised.value)
 
 

@@ -60,8 +60,8 @@ async def test_a_sweep_and_a_chunked_job_run_prepare(volumes, tmp_path):
 
 
 async def test_output_of_prepare_is_in_the_runs_log(results):
-    found = await batch("print('of the code'); SUBMIT()", prepare="print('loading')\nprint('loaded', end='')")
-    assert found[0].meta.stdout == "of the code\n"
+    outcomes = await batch("print('of the code'); SUBMIT()", prepare="print('loading')\nprint('loaded', end='')")
+    assert outcomes[0].meta.stdout == "of the code\n"
     await APILogHandler.aflush()
     async with get_client() as client:
         wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[find_run_id(results)]))

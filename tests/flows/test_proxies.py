@@ -85,8 +85,8 @@ def test_local_servers_bypass_the_proxy_and_code_sees_no_proxy(
 ) -> None:
     make_prefect_home(tmp_path / "home")
     (tmp_path / "one.py").write_text(CODE)
-    given = {name: value.replace("PROXY", proxy.address) for name, value in settings.items()}
-    done = run_command(tmp_path, given, "batch", "one.py", "--json")
+    variables = {name: value.replace("PROXY", proxy.address) for name, value in settings.items()}
+    done = run_command(tmp_path, variables, "batch", "one.py", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["outputs"] == {"proxies": []}
     assert proxy.connections == 0, proxy.requests

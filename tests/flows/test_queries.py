@@ -67,14 +67,14 @@ async def test_exactly_ten_calls_reach_the_model_and_their_usage_is_counted(chat
     first, second = await batch([TWENTY, TWENTY], language_model=NAME, max_llm_calls=10, batch_concurrency=8)
     for result in (first, second):
         assert [answer is None for answer in result.answers].count(True) == 10
-        told = result.meta.queries
-        assert (told.asked, told.failed, told.calls) == (20, 10, 10)
+        queries = result.meta.queries
+        assert (queries.asked, queries.failed, queries.calls) == (20, 10, 10)
     assert chat.stats.requests == 20
-    told = [result.meta.queries for result in (first, second)]
-    assert sum(one.prompt_tokens for one in told) == chat.stats.prompt_tokens
-    assert sum(one.completion_tokens for one in told) == chat.stats.completion_tokens
+    queries = [result.meta.queries for result in (first, second)]
+    assert sum(one.prompt_tokens for one in queries) == chat.stats.prompt_tokens
+    assert sum(one.completion_tokens for one in queries) == chat.stats.completion_tokens
     cost = chat.stats.prompt_tokens * PRICE_IN + chat.stats.completion_tokens * PRICE_OUT
-    assert sum(one.cost or 0 for one in told) == pytest.approx(cost)
+    assert sum(one.cost or 0 for one in queries) == pytest.approx(cost)
     said = f"called 20 times: {chat.stats.prompt_tokens} + {chat.stats.completion_tokens} tokens, for ${cost:.6f}"
     assert said in caplog.text
 
@@ -172,8 +172,8 @@ SUBMIT(answer=rlm_query("think"))
     run_id = find_run_id(results)
 
     async def find_five_that_are_over() -> list[TaskRun]:
-        found = await read_task_runs(run_id)
-        return found if len(found) == 5 and all(run.state and run.state.is_final() for run in found) else []
+        task_runs = await read_task_runs(run_id)
+        return task_runs if len(task_runs) == 5 and all(run.state and run.state.is_final() for run in task_runs) else []
 
     runs = sorted(await wait_until_async(find_five_that_are_over), key=lambda run: (run.name, run.state_name))
     assert [(run.name, run.state_name) for run in runs] == [

@@ -53,14 +53,14 @@ async def test_a_question_about_a_text_returns_answer_trajectory_and_query_tree(
         ("", "line = [l for l in context.splitlines() if 'magic' in l][0]\nprint(line)"),
     )
     text = "\n".join(f"line {i}" for i in range(2000)) + "\nthe magic number is 42\n"
-    found = await rlm("What is the magic number?", NAME, text)
-    assert (found.answer, str(found)) == ("forty-two", "forty-two")
-    assert [turn["output"] for turn in found.trajectory] == [
+    answer = await rlm("What is the magic number?", NAME, text)
+    assert (answer.answer, str(answer)) == ("forty-two", "forty-two")
+    assert [turn["output"] for turn in answer.trajectory] == [
         "the magic number is 42",
         "FINAL: 'forty-two'",
     ]
-    assert found.queries.calls == 3 == chat.stats.requests
-    *turns, line = read(found.results_path)
+    assert answer.queries.calls == 3 == chat.stats.requests
+    *turns, line = read(answer.results_path)
     assert [(turn["status"], turn["number"]) for turn in turns] == [("turn", 1), ("turn", 2)]
     (root,) = line["meta"]["queries"]["tree"]
     assert line["outputs"] == {"answer": "forty-two"}
@@ -75,7 +75,7 @@ async def test_a_question_about_a_text_returns_answer_trajectory_and_query_tree(
     )  # fmt: skip
     assert summed["cost"] == pytest.approx(chat.stats.prompt_tokens * 1.5e-7 + chat.stats.completion_tokens * 6e-7)
     async with get_client() as client:
-        flow_run = ArtifactFilterFlowRunId(any_=[uuid.UUID(Path(found.results_path).name)])
+        flow_run = ArtifactFilterFlowRunId(any_=[uuid.UUID(Path(answer.results_path).name)])
         report = ArtifactFilter(flow_run_id=flow_run, key=ArtifactFilterKey(any_=["rlm-report"]))
         (artifact,) = await client.read_artifacts(artifact_filter=report)
     said = str(artifact.data).replace("\\", "")
@@ -101,8 +101,8 @@ async def test_a_context_on_the_volume_is_read_from_there(chat, tmp_path, monkey
     provider = "local-sandbox/with-texts"
     await batch(["save_to_volume('deep/long.txt', 'é' * 50_000)"], provider=provider)
     chat.script = make_script(("", "SUBMIT(answer=str(len(context)))"))
-    found = await rlm("how long", NAME, context_volume_path="deep/long.txt", provider=provider)
-    assert found.answer == "50000"
+    answer = await rlm("how long", NAME, context_volume_path="deep/long.txt", provider=provider)
+    assert answer.answer == "50000"
     with pytest.raises(ExecutionsFailed, match=r"no 'nosuch.txt' on the volume"):
         await rlm("how long", NAME, context_volume_path="nosuch.txt", provider=provider)
 
@@ -112,9 +112,9 @@ async def test_a_repeated_question_is_answered_from_the_ledger(chat, tmp_path):
     path = tmp_path / "text.txt"
     for text, requests in (("one", 1), ("one", 1), ("two", 2)):
         path.write_text(text)
-        found = await rlm("what?", NAME, context_file=str(path), cache_results=True)
-        assert found.answer == text
-        assert len(found.trajectory) == 1
+        answer = await rlm("what?", NAME, context_file=str(path), cache_results=True)
+        assert answer.answer == text
+        assert len(answer.trajectory) == 1
         assert chat.stats.requests == requests
 
 
@@ -135,16 +135,16 @@ async def test_the_partial_answer_is_kept_when_the_budget_is_used_up(chat):
     """The result has the model's last printed output, its turns and its cost."""
     turns = itertools.count(1)
     chat.script = lambda _: format_turn("print('found', 1)" if next(turns) == 1 else "print('lost')\n1 / 0")
-    found = await rlm("how many?", NAME, on_failure="return", max_llm_calls=2)
-    assert not found.answered
-    assert isinstance(found.error, CodeError)
-    assert found.error.type == "BudgetExceeded"
-    assert "raise max_llm_calls" in str(found.error)
+    answer = await rlm("how many?", NAME, on_failure="return", max_llm_calls=2)
+    assert not answer.answered
+    assert isinstance(answer.error, CodeError)
+    assert answer.error.type == "BudgetExceeded"
+    assert "raise max_llm_calls" in str(answer.error)
     # The output, not the text of the error.
-    assert found.answer == str(found) == found.trajectory[0]["output"] == "found 1"
-    assert "ZeroDivisionError" in found.trajectory[1]["output"]
-    assert found.queries.calls == len(found.trajectory) == 2
-    assert (found.queries.cost or 0) > 0
+    assert answer.answer == str(answer) == answer.trajectory[0]["output"] == "found 1"
+    assert "ZeroDivisionError" in answer.trajectory[1]["output"]
+    assert answer.queries.calls == len(answer.trajectory) == 2
+    assert (answer.queries.cost or 0) > 0
     with pytest.raises(ExecutionsFailed, match="raise max_llm_calls"):
         await rlm("how many?", NAME, max_llm_calls=2)
 
@@ -154,11 +154,11 @@ async def test_turns_calls_and_cost_are_kept_when_the_deadline_ends_the_run(chat
     chat.script = lambda _: (
         format_turn("print('partial')") if next(turns) <= 2 else Reply(format_turn("print(1)"), delay=1000)
     )
-    found = await rlm("how many?", NAME, on_failure="return", deadline=8)
-    assert isinstance(found.error, DeadlineExceeded)
-    assert found.answer == "partial"
-    assert len(found.trajectory) == found.queries.calls == 2
-    (*lines, last) = read(found.results_path)
+    answer = await rlm("how many?", NAME, on_failure="return", deadline=8)
+    assert isinstance(answer.error, DeadlineExceeded)
+    assert answer.answer == "partial"
+    assert len(answer.trajectory) == answer.queries.calls == 2
+    (*lines, last) = read(answer.results_path)
     assert [(line["status"], line["number"]) for line in lines] == [("turn", 1), ("turn", 2)]
     assert lines[0]["turn"]["output"] == "partial"
     assert last["meta"]["queries"]["calls"] == 2
@@ -198,16 +198,16 @@ def test_turns_calls_and_cost_are_kept_when_the_run_is_interrupted(chat, server,
 )
 async def test_an_answer_of_any_type_has_a_text_and_a_value(chat, submitted, value, text):
     chat.script = make_script(("", f"SUBMIT({submitted})"))
-    found = await rlm("q", NAME)
-    assert (found.answer, found.value) == (text, value)
+    answer = await rlm("q", NAME)
+    assert (answer.answer, answer.value) == (text, value)
 
 
 async def test_the_model_continues_after_a_reply_without_code(chat):
     chat.script = make_script(("no block of Python", "SUBMIT(answer='well')"), ("", Reply("I would rather not.")))
-    found = await rlm("q", NAME)
-    assert found.answer == "well"
-    assert found.trajectory[0]["reasoning"] == "I would rather not."
-    assert found.trajectory[0]["failed"]
+    answer = await rlm("q", NAME)
+    assert answer.answer == "well"
+    assert answer.trajectory[0]["reasoning"] == "I would rather not."
+    assert answer.trajectory[0]["failed"]
 
 
 async def test_a_session_continues_after_its_process_ended(chat):
@@ -230,10 +230,10 @@ async def test_the_prompt_has_the_contexts_type_and_size_and_no_network(chat):
 @pytest.mark.full
 async def test_a_question_that_times_out_names_the_timeout(chat):
     chat.script = lambda _: Reply(format_turn("print(1)"), delay=1000)
-    found = await rlm("how many?", NAME, on_failure="return", timeout=15)
-    assert isinstance(found.error, CodeError)
-    assert (found.answered, found.error.type) == (False, "DeadlineExceeded")
-    assert "longer timeout" in str(found.error)
+    answer = await rlm("how many?", NAME, on_failure="return", timeout=15)
+    assert isinstance(answer.error, CodeError)
+    assert (answer.answered, answer.error.type) == (False, "DeadlineExceeded")
+    assert "longer timeout" in str(answer.error)
 
 
 @pytest.mark.full

@@ -25,8 +25,8 @@ LOSSES = {(0.001, 32): 23.8735, (0.01, 32): 3.0942, (0.001, 64): 13.5775, (0.01,
 
 async def test_a_grid_returns_its_losses_and_the_best_trial():
     report = await sweep(CODE, GRID, objective="loss")
-    found = {(trial.lr, trial.batch_size): round(trial.loss, 4) for trial in report.trials}
-    assert found == pytest.approx(LOSSES, abs=1e-4)
+    losses = {(trial.lr, trial.batch_size): round(trial.loss, 4) for trial in report.trials}
+    assert losses == pytest.approx(LOSSES, abs=1e-4)
     assert (report.best.lr, report.best.batch_size) == (0.01, 64)
     assert [trial.meta.variables for trial in report.trials][1] == {"lr": 0.001, "batch_size": 64}
     rows = [line.split() for line in str(report).splitlines()]
@@ -77,14 +77,14 @@ async def test_a_diverged_trial_ranks_last_and_is_not_rerun(tmp_path):
     code = "loss = {1: 2.5, 2: float('nan'), 3: float('inf'), 4: -float('inf'), 5: 7.5, 6: 10**400}[x]\n"
     code += "SUBMIT(loss=loss, curve=[1, loss])"
     grid = {"x": [2, 3, 4, 5, 1, 6]}
-    found = await sweep(code, grid, objective="loss", direction="maximize", results_path=tmp_path)
-    assert [str(trial.loss)[:9] for trial in found.trials] == ["nan", "inf", "-inf", "7.5", "2.5", "1" + "0" * 8]
-    assert found.best.loss == 7.5
+    report = await sweep(code, grid, objective="loss", direction="maximize", results_path=tmp_path)
+    assert [str(trial.loss)[:9] for trial in report.trials] == ["nan", "inf", "-inf", "7.5", "2.5", "1" + "0" * 8]
+    assert report.best.loss == 7.5
     again = await sweep(code, grid, objective="loss", results_path=tmp_path)
-    assert [trial.meta.sandbox_id for trial in again.trials] == [trial.meta.sandbox_id for trial in found.trials]
+    assert [trial.meta.sandbox_id for trial in again.trials] == [trial.meta.sandbox_id for trial in report.trials]
     assert again.best.loss == 2.5
     assert [str(trial.curve) for trial in again.trials][:3] == ["[1, nan]", "[1, inf]", "[1, -inf]"]
-    write_csv(open_run_ledger(found.results_path), tmp_path / "trials.csv")
+    write_csv(open_run_ledger(report.results_path), tmp_path / "trials.csv")
     rows = (tmp_path / "trials.csv").read_text().splitlines()
     assert [row.split(",")[2][:9] for row in rows] == [
         "loss", "NaN", "Infinity", "-Infinity", "7.5", "2.5", "1" + "0" * 8
@@ -96,22 +96,22 @@ async def test_a_diverged_trial_ranks_last_and_is_not_rerun(tmp_path):
 async def test_a_grid_may_contain_infinity_and_nan(tmp_path):
     path = tmp_path / "run"
     values = [math.inf, math.nan, None]
-    found = await sweep("SUBMIT(y=str(x), z=x)", {"x": values}, results_path=path)
-    assert [trial.y for trial in found.trials] == ["inf", "nan", "None"]
+    report = await sweep("SUBMIT(y=str(x), z=x)", {"x": values}, results_path=path)
+    assert [trial.y for trial in report.trials] == ["inf", "nan", "None"]
     again = await sweep("SUBMIT(y=str(x), z=x)", {"x": values[::-1]}, results_path=path)
     assert [trial.y for trial in again.trials] == ["None", "nan", "inf"]
-    assert {trial.meta.sandbox_id for trial in again.trials} == {trial.meta.sandbox_id for trial in found.trials}
+    assert {trial.meta.sandbox_id for trial in again.trials} == {trial.meta.sandbox_id for trial in report.trials}
 
 
 async def test_a_printed_report_contains_no_terminal_command():
     evil = "\x1b]0;owned\x07\x9b2J\u202e\n"
     code = "if x:\n    raise ValueError(text)\nSUBMIT(**{text: text, 'y': [text]})"
-    found = await sweep(code, points=[{"x": x, "text": evil} for x in (0, 1)], on_failure="return")
-    shown = str(found)
+    report = await sweep(code, points=[{"x": x, "text": evil} for x in (0, 1)], on_failure="return")
+    shown = str(report)
     assert shown == escape_text(shown, keep="\n")
     assert len(shown.splitlines()) == 3
-    assert found.trials[0].y == [evil]
-    assert evil in found.trials[1].error.text
+    assert report.trials[0].y == [evil]
+    assert evil in report.trials[1].error.text
 
 
 def test_names_of_task_runs_are_one_printable_line():

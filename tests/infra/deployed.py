@@ -69,6 +69,6 @@ class Deployed:
         """List keys and descriptions of the run's artifacts of that type, oldest first."""
         async with get_client() as client:
             wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[self.run.id]))
-            found = await client.read_artifacts(artifact_filter=wanted)
-        found.sort(key=lambda artifact: artifact.created or datetime.min.replace(tzinfo=UTC))
-        return [(artifact.key, artifact.description) for artifact in found if artifact.type == kind]
+            artifacts = await client.read_artifacts(artifact_filter=wanted)
+        artifacts.sort(key=lambda artifact: artifact.created or datetime.min.replace(tzinfo=UTC))
+        return [(artifact.key, artifact.description) for artifact in artifacts if artifact.type == kind]

@@ -161,13 +161,13 @@ def end_with_parent(number: int) -> None:
 
 def list_descendants(pid: int) -> list[int]:
     """List the ids of all descendants of a process, parents first."""
-    found = [pid]
-    for parent in found:
+    pids = [pid]
+    for parent in pids:
         with contextlib.suppress(OSError):  # the process ended meanwhile
             for thread in os.listdir(f"/proc/{parent}/task"):
                 with contextlib.suppress(OSError):  # the thread ended meanwhile
-                    found += map(int, Path(f"/proc/{parent}/task/{thread}/children").read_text().split())
-    return found[1:]
+                    pids += map(int, Path(f"/proc/{parent}/task/{thread}/children").read_text().split())
+    return pids[1:]
 
 
 def read_parent(pid: int) -> int:

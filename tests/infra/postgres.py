@@ -21,10 +21,10 @@ def find_programs() -> Path | None:
 
     Debian installs them outside PATH. If RLM_BATCH_TESTS_PATH_ONLY is set, as .ci/hide-programs does, only PATH counts.
     """
-    found = [Path(path).resolve() for path in [shutil.which("initdb")] if path]
+    programs = [Path(path).resolve() for path in [shutil.which("initdb")] if path]
     if not os.environ.get("RLM_BATCH_TESTS_PATH_ONLY"):
-        found += sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
-    return next((path.parent for path in found if (path.parent / "postgres").exists()), None)
+        programs += sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
+    return next((path.parent for path in programs if (path.parent / "postgres").exists()), None)
 
 
 class Postgres:
@@ -34,10 +34,10 @@ class Postgres:
     """
 
     def __init__(self) -> None:
-        found = find_programs()
-        if found is None:
+        programs = find_programs()
+        if programs is None:
             raise RuntimeError("no initdb here: install Debian's package postgresql")
-        self._programs = found
+        self._programs = programs
         self._process: subprocess.Popen[bytes] | None = None
         self._user = pwd.getpwnam("nobody") if os.getuid() == 0 else pwd.getpwuid(os.getuid())
         self._port = choose_port()

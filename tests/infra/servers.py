@@ -94,20 +94,20 @@ class Servers:
         """Start a process with the command and environment of that service."""
         there = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         redis = f"redis://127.0.0.1:{self.redis.port}/0"
-        given = {
+        environment = {
             setting: re.sub(r"\$\{\w+:-(.*)\}", r"\1", value).replace("redis://redis:6379/0", redis)
             for setting, value in SERVICES[service]["environment"].items()
             if value is not None and ":?" not in value  # settings that a user must provide
         }
         # Each container has its own home.
-        given["PREFECT_HOME"] = str(self._home / name)
-        given["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = self.postgres.url
-        given |= self._settings
+        environment["PREFECT_HOME"] = str(self._home / name)
+        environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = self.postgres.url
+        environment |= self._settings
         program, *arguments = SERVICES[service]["command"]
         if port is not None:
             arguments[arguments.index("--host") + 1] = "127.0.0.1"
             arguments[arguments.index("--port") + 1] = str(port)
-        return self._spawn(name, [sys.executable, "-m", program, *arguments], {**there, **given})
+        return self._spawn(name, [sys.executable, "-m", program, *arguments], {**there, **environment})
 
     def _balance(self) -> None:
         """Start the balancer with its own file, but with loopback addresses instead of the container engine's names."""

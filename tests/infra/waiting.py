@@ -67,9 +67,9 @@ def wait_until_empty(find: Callable[[], C], *, timeout: float = 90.0) -> C:
         timeout: Seconds after which the remaining items count as left behind; at least 30.
     """
     deadline = time.monotonic() + timeout
-    while (found := find()) and time.monotonic() < deadline:
+    while (value := find()) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-    return found
+    return value
 
 
 def _describe(condition: Callable[[], object], description: str, value: object, timeout: float) -> str:

@@ -147,15 +147,15 @@ class Worker(Machine):
 
     def flow_runs(self) -> dict[int, str]:
         """Map process ids to the ids of the flow runs that the worker runs now."""
-        found: dict[int, str] = {}
+        processes: dict[int, str] = {}
         for worker in list_descendants(self.pid)[:1]:
             for pid in list_descendants(worker):
                 with suppress(OSError):
                     environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                     for item in environment:
-                        if item.startswith(b"PREFECT__FLOW_RUN_ID=") and item[21:].decode() not in found.values():
-                            found[pid] = item[21:].decode()
-        return found
+                        if item.startswith(b"PREFECT__FLOW_RUN_ID=") and item[21:].decode() not in processes.values():
+                            processes[pid] = item[21:].decode()
+        return processes
 
 
 def its_own(folder: Path, api_url: str) -> dict[str, str]:

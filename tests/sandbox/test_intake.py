@@ -155,8 +155,8 @@ with ThreadPoolExecutor(12) as pool:
     SUBMIT(sizes=list(pool.map(lambda size: ask([[]] * size), [40_000] * 6 + [90_000] * 2 + [1] * 4)))
 """
     async with LocalSandbox(isolation="none").interpreter(tools={"ask": ask}) as interpreter:
-        found = await interpreter.execute(code)
-    assert found.sizes == [40_000] * 6 + [90_000] * 2 + [1] * 4
+        result = await interpreter.execute(code)
+    assert result.sizes == [40_000] * 6 + [90_000] * 2 + [1] * 4
     assert most <= MAX_CONTAINERS
 
 

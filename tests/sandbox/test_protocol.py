@@ -22,12 +22,12 @@ RUBBISH = [
 def test_frames_are_decoded_from_any_stream_pieces() -> None:
     stream = b"".join(encode_frame(dict(header), body) for header, body in FRAMES)
     for seed in range(100):
-        chance, frames, found, begin = random.Random(seed), FrameReader(), [], 0
+        chance, frames, decoded, begin = random.Random(seed), FrameReader(), [], 0
         while begin < len(stream):
             end = begin + chance.choice([1, 2, 7, 50, 1000, 70_000, 400_000])
-            found += frames.feed(stream[begin:end])
+            decoded += frames.feed(stream[begin:end])
             begin = end
-        for (header, body), (expected, expected_body) in zip(found, FRAMES, strict=True):
+        for (header, body), (expected, expected_body) in zip(decoded, FRAMES, strict=True):
             header.pop("body", None)
             assert (header, body) == (expected, expected_body)
 
@@ -36,10 +36,10 @@ def test_the_longest_output_is_decoded_in_pieces() -> None:
     text = "\x01" * 50_000  # six bytes of JSON each; this half of the output limit is streamed
     data = encode_frame({"op": "output", "id": 1, "stream": "stdout"}, dumps(text).encode())
     for size in (len(data), 4096):
-        frames, found = FrameReader(), []
+        frames, decoded = FrameReader(), []
         for begin in range(0, len(data), size):
-            found += frames.feed(data[begin : begin + size])
-        assert loads((found[0][1] or b"").decode()) == text
+            decoded += frames.feed(data[begin : begin + size])
+        assert loads((decoded[0][1] or b"").decode()) == text
 
 
 @pytest.mark.parametrize("data", RUBBISH, ids=lambda data: repr(data[:15]))

@@ -329,9 +329,9 @@ def test_a_killed_host_leaves_no_process(
 
     async def remove_folders() -> None:
         """Remove the folders of the two sandboxes, as a user does after a host was killed."""
-        found = await local.list_sandboxes()
-        assert len(found) == 2
-        for info in found:
+        sandboxes = await local.list_sandboxes()
+        assert len(sandboxes) == 2
+        for info in sandboxes:
             await local.delete_sandbox(info.id)
 
     asyncio.run(remove_folders())

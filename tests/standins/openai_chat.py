@@ -80,8 +80,8 @@ Script = Callable[[Request], Reply | str | None]
 
 def content(message: dict[str, Any]) -> str:
     """Return a message's text; a list of parts is joined."""
-    found = message.get("content") or ""
-    return found if isinstance(found, str) else "".join(part.get("text", "") for part in found)
+    text = message.get("content") or ""
+    return text if isinstance(text, str) else "".join(part.get("text", "") for part in text)
 
 
 class ChatServer:

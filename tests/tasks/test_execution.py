@@ -16,14 +16,14 @@ def test_equal_code_variables_and_provider_have_one_key_in_every_run():
 
 
 def test_every_setting_that_a_result_depends_on_changes_the_key():
-    found = [
+    all_keys = [
         *keys(("a", {"x": 1})),
         *keys(("b", {"x": 1})),
         *keys(("a", {"x": 2})),
         *keys(("a", {"x": "1"})),
         *keys(("a", {"x": 1}), fingerprint={"provider": "local", "image": "b"}),
     ]
-    assert len(set(found)) == len(found)
+    assert len(set(all_keys)) == len(all_keys)
 
 
 def test_replicates_have_different_keys_in_any_order():

@@ -72,14 +72,14 @@ async def test_mounted_data_is_read_only_and_replaced_data_is_refused(
         (folder / "rows.csv").write_text(folder.name)
         for path in (tmp_path, folder, folder / "rows.csv"):
             path.chmod(0o777)
-    given = container.with_files(mounts={"/data": data})
+    with_data = container.with_files(mounts={"/data": data})
     code = """
 try:
     open("/data/rows.csv", "a").write("x")
 except OSError as error:
     SUBMIT(error=error.strerror, text=open("/data/rows.csv").read())
 """
-    async with given.interpreter() as interpreter:
+    async with with_data.interpreter() as interpreter:
         assert (await interpreter.execute(code)).outputs == {"error": "Read-only file system", "text": "data"}
     for place in ("/data,x", '/"data'):
         with pytest.raises(ConfigurationError, match="an engine mounts none such"):
@@ -93,7 +93,7 @@ except OSError as error:
 
     monkeypatch.setattr(HostMount, "check_source", exchange_after)
     with pytest.raises(SandboxStartError, match="exchanged for something else"):
-        await given.interpreter().start()
+        await with_data.interpreter().start()
 
 
 async def test_paths_that_cannot_be_read_or_written_are_errors(container: ContainerSandbox) -> None:
@@ -198,8 +198,8 @@ async def test_packages_are_built_into_an_image_once_without_a_password(containe
         async with provider.interpreter() as interpreter:
             assert (await interpreter.execute("import a_shape; SUBMIT(area=a_shape.AREA)")).area == 7
     (built,) = list_built_images() - before
-    told = run_podman("image", "inspect", built) + run_podman("history", "--no-trunc", built)
-    assert "not-for-layers" not in told
+    image_records = run_podman("image", "inspect", built) + run_podman("history", "--no-trunc", built)
+    assert "not-for-layers" not in image_records
     code = "import glob; SUBMIT(text=[open(path).read() for path in glob.glob('/etc/pip*')])"
     async with provider.interpreter() as interpreter:
         assert "not-for-layers" not in str((await interpreter.execute(code)).text)

@@ -66,30 +66,30 @@ async def test_the_promises_of_the_documentation_hold_in_a_container(
     host, port = server.sockets[0].getsockname()
     variables = {"secret": str(secret), "pid": os.getpid(), "host": host, "port": port}
     async with server, container.interpreter() as interpreter:
-        found = await interpreter.execute(PROBE, variables)
+        result = await interpreter.execute(PROBE, variables)
         assert interpreter.sandbox.isolation == "podman"
         assert {"namespaces", "seccomp", "user"} <= {*interpreter.sandbox.layers}
     # 1. No network.
-    assert found.interfaces == ["lo"]
-    assert "connected" not in found.outside
-    assert "gaierror" in found.names
+    assert result.interfaces == ["lo"]
+    assert "connected" not in result.outside
+    assert "gaierror" in result.names
     # 2. None of the host's environment variables.
-    assert "told" not in str(found.environment)
-    assert "proxy" not in str(found.environment).lower()
+    assert "told" not in str(result.environment)
+    assert "proxy" not in str(result.environment).lower()
     # 3. The system's files are read only. 4. Code can write to one place, which is in memory.
-    assert {place: text for place, text in found.refused.items() if "written" in text} == {}
-    assert {*found.own.values()} == {"written"}
+    assert {place: text for place, text in result.refused.items() if "written" in text} == {}
+    assert {*result.own.values()} == {"written"}
     # 5. No file and no process of the host.
-    assert "told" not in found.secret
-    assert len(found.processes) < 6
-    assert found.signal != "None" or os.getpid() < 10
-    assert found.hostname == "sandbox"
+    assert "told" not in result.secret
+    assert len(result.processes) < 6
+    assert result.signal != "None" or os.getpid() < 10
+    assert result.hostname == "sandbox"
     # 6. Not root, and no way to become root.
-    assert 0 not in found.uid
-    assert {*found.capabilities} == {"0" * 16}
-    assert found.no_new_privileges == "1"
-    assert found.seccomp == "2"
-    assert "Error" in found.mount or found.mount == "no unshare"
+    assert 0 not in result.uid
+    assert {*result.capabilities} == {"0" * 16}
+    assert result.no_new_privileges == "1"
+    assert result.seccomp == "2"
+    assert "Error" in result.mount or result.mount == "no unshare"
 
 
 READ_FIRST_PROCESS = """

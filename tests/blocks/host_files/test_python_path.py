@@ -78,10 +78,10 @@ def test_code_cannot_change_its_modules_and_equal_modules_are_stored_once(
     for _ in range(2):
         with LocalInterpreter(**fields) as interpreter:
             kept = describe(cache)
-            found = interpreter.execute(WRITE)
+            result = interpreter.execute(WRITE)
             assert describe(cache) == kept
             path = interpreter.execute("import mine, numpy, sys\nSUBMIT(y=numpy.int64(mine.VALUE), first=sys.path[0])")
-        assert found.outputs == {"value": 42, "done": [], "beside": ["mine.py"]}
+        assert result.outputs == {"value": 42, "done": [], "beside": ["mine.py"]}
         assert path.y == 42
         assert path.first.startswith("/python-path" if level == "bubblewrap" else "/")
     assert describe(source) == before
@@ -147,11 +147,11 @@ async def test_a_flow_takes_relative_paths_and_reruns_after_an_edit(
     monkeypatch.chdir(source.parent)
     data = source.parent / "rows.csv"
     data.write_text("1,2")
-    given: Any = {"provider": "local:none", "python_path": [Path("src")], "mounts": {str(data): Path("rows.csv")}}
+    parameters: Any = {"provider": "local:none", "python_path": [Path("src")], "mounts": {str(data): Path("rows.csv")}}
     code = f"import mine, os\nSUBMIT(y=mine.VALUE, rows=open('{data}').read(), pid=os.getpid())"
 
     async def run() -> dict[str, Any]:
-        return (await batch([code], cache_results=True, **given))[0].outputs
+        return (await batch([code], cache_results=True, **parameters))[0].outputs
 
     first = await run()
     assert (first["y"], first["rows"]) == (42, "1,2")

@@ -291,10 +291,10 @@ def test_a_billed_call_without_text_counts(chat):
         result = interpreter.execute(dedent(code))
     assert [kind for kind, _ in result.errors] == ["QueryError", "QueryError", "BudgetExceeded"]
     assert f"{NAME} answered without a text (finish_reason: stop)" in result.errors[0][1]
-    told = result.meta.queries
-    assert (told.calls, told.prompt_tokens, told.completion_tokens) == (2, 80, 120)
-    assert told.cost == pytest.approx(80 * 1.5e-7 + 120 * 6e-7)
-    assert told.tree[0]["calls"] == 1
+    queries = result.meta.queries
+    assert (queries.calls, queries.prompt_tokens, queries.completion_tokens) == (2, 80, 120)
+    assert queries.cost == pytest.approx(80 * 1.5e-7 + 120 * 6e-7)
+    assert queries.tree[0]["calls"] == 1
     assert chat.stats.requests == 2
 
 

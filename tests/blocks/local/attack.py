@@ -37,9 +37,9 @@ def checked(result):
 
 def call(name, *arguments):
     """Make a system call by its name, with arguments that are integers, bytes or ctypes values."""
-    given = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    converted = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
     ctypes.set_errno(0)
-    return checked(libc.syscall(ctypes.c_long(globals()["numbers"][name]), *given))
+    return checked(libc.syscall(ctypes.c_long(globals()["numbers"][name]), *converted))
 
 
 def read(path):

@@ -36,8 +36,8 @@ def wait_for_file(name: str = "go") -> str:
 def numbers() -> dict[str, int]:
     """Return this machine's numbers of the system calls that the attacks use."""
     column = MACHINES.get(platform.machine(), (0, 0))[0]
-    found = {name: pair[column] for name, pair in (CALLS | MORE_CALLS).items()}
-    return {name: number for name, number in found.items() if number is not None}
+    by_name = {name: pair[column] for name, pair in (CALLS | MORE_CALLS).items()}
+    return {name: number for name, number in by_name.items() if number is not None}
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class Box:
 
     def tried(self, code: str, **more: Any) -> Tried:
         """Run code and return the outcomes of its attempts; fail if it made none."""
-        found = self.outputs(f"{code}\nSUBMIT(done=done, refused=refused)", **more)
-        assert found["done"] or found["refused"]
-        return Tried(found["done"], found["refused"])
+        outputs = self.outputs(f"{code}\nSUBMIT(done=done, refused=refused)", **more)
+        assert outputs["done"] or outputs["refused"]
+        return Tried(outputs["done"], outputs["refused"])
 
     def let_go(self, name: str = "go") -> None:
         """End the wait of code from `wait_for_file`, without another execution."""

@@ -142,23 +142,23 @@ def own_box(hosts: Hosts, request: pytest.FixtureRequest) -> Iterator[Boxes]:
 
     def make(**fields: Any) -> Box:
         # A unique lifetime keeps tests from sharing a sandbox that an attack has broken.
-        found = make_box(hosts, request.param, lifetime=80_000 + next(LIFETIMES), **fields)
-        made.append(found)
-        return found
+        new_box = make_box(hosts, request.param, lifetime=80_000 + next(LIFETIMES), **fields)
+        made.append(new_box)
+        return new_box
 
     yield make
-    for found in made:
-        found.close()
+    for made_box in made:
+        made_box.close()
 
 
 @pytest.fixture
 def marked() -> Iterator[Marked]:
     """Return a mark, and end every process that carries it after the test."""
-    found = Marked()
-    yield found
+    processes = Marked()
+    yield processes
 
     def kill() -> bool:
-        pids = found.pids()
+        pids = processes.pids()
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -185,16 +185,16 @@ def files(box: Box, open_folder: Path) -> Iterator[Files]:
 
 @pytest.fixture
 def victim(box: Box) -> Iterator[Victim]:
-    found = Victim(box.host)
-    yield found
-    found.end()
+    victim_process = Victim(box.host)
+    yield victim_process
+    victim_process.end()
 
 
 @pytest.fixture
 def servers() -> Iterator[Servers]:
     folder = Path(tempfile.mkdtemp(prefix="servers-"))  # a Unix socket's path has at most 107 bytes
     folder.chmod(0o755)
-    found = Servers(folder)
-    yield found
-    found.close()
+    running_servers = Servers(folder)
+    yield running_servers
+    running_servers.close()
     shutil.rmtree(folder, ignore_errors=True)

@@ -25,7 +25,7 @@ class Marked:
 
     def pids(self) -> list[int]:
         """List the live processes with the mark, in every namespace."""
-        found: list[int] = []
+        living: list[int] = []
         for name in os.listdir("/proc"):
             if name.isdigit():
                 try:
@@ -37,8 +37,8 @@ class Marked:
                 # A process with other threads looks like a zombie when its first thread has ended.
                 has_ended = "\nState:\tZ" in status and re.search("\nThreads:\t[01]\n", status)
                 if not has_ended:
-                    found.append(int(name))
-        return found
+                    living.append(int(name))
+        return living
 
     def wait_for(self, count: int = 1) -> None:
         """Wait until this many processes carry the mark at one moment; some fork and end."""
@@ -126,17 +126,17 @@ class Servers:
 
     def reached(self) -> set[str]:
         """Return the names of the servers that were reached."""
-        found: set[str] = set()
+        names: set[str] = set()
         for name, server in self._sockets.items():
             try:
                 if server.type == socket.SOCK_STREAM:
                     server.accept()[0].close()
                 else:
                     server.recv(100)
-                found.add(name)
+                names.add(name)
             except BlockingIOError:
                 pass
-        return found
+        return names
 
     def close(self) -> None:
         """Stop serving."""

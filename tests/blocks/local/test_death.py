@@ -61,17 +61,17 @@ def below(pid: int) -> dict[int, str]:
                 continue  # the process ended meanwhile
             if words[0] not in "ZX":
                 parents[int(name)] = int(words[1]), words[19]
-    found: dict[int, str] = {}
+    descendants: dict[int, str] = {}
     new = {pid}
     while new:
         new = {child for child, (parent, _) in parents.items() if parent in new}
-        found |= {child: parents[child][1] for child in new}
-    return found
+        descendants |= {child: parents[child][1] for child in new}
+    return descendants
 
 
 def still_there(known: dict[int, str]) -> dict[int, str]:
     """Return the command lines, by id, of known processes that still run."""
-    found: dict[int, str] = {}
+    descendants: dict[int, str] = {}
     for pid, started in known.items():
         try:
             words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -79,8 +79,8 @@ def still_there(known: dict[int, str]) -> dict[int, str]:
         except OSError:
             continue
         if words[19] == started and words[0] not in "ZX":
-            found[pid] = command
-    return found
+            descendants[pid] = command
+    return descendants
 
 
 @pytest.fixture
@@ -101,14 +101,14 @@ as_each_user = pytest.mark.parametrize("own_host", [ROOT, "user"], indirect=True
 
 def boxes_of(host: Host, levels: tuple[str, ...] = RUNGS) -> dict[str, Box]:
     """Return a sandbox, by its id, on each level that this host supports."""
-    found: dict[str, Box] = {}
+    boxes: dict[str, Box] = {}
     for level in levels:
         if not find_missing_support(level, host.uid):
             box = Box(host, level)
             answer = box.run("open('left', 'w').write('x')")
             assert "error" not in answer, answer
-            found[answer["sandbox"]] = box
-    return found
+            boxes[answer["sandbox"]] = box
+    return boxes
 
 
 def below_zygotes(host: Host) -> dict[int, str]:

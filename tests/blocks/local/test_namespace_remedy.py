@@ -34,9 +34,9 @@ except ConfigurationError as error:
 @pytest.mark.requires("bubblewrap")
 def test_the_error_names_the_kernel_setting_that_forbids_namespaces(tmp_path: Path) -> None:
     words = ["unshare", "--user", "--map-user=1000", "--map-group=1000", "--keep-caps"]
-    tried = subprocess.run([*words, "true"], capture_output=True, check=False)
-    if tried.returncode:
-        pytest.skip(f"no user namespace for the test: {tried.stderr.decode()}")
+    unshare = subprocess.run([*words, "true"], capture_output=True, check=False)
+    if unshare.returncode:
+        pytest.skip(f"no user namespace for the test: {unshare.stderr.decode()}")
     command = [*words, "sh", "-c", FOLLOW_THE_REMEDY, "sh", sys.executable, "-c", CHECK]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env={**os.environ, "TMPDIR": str(tmp_path)}
@@ -63,5 +63,5 @@ def test_a_failed_namespace_suggests_the_kernel_setting_to_change(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     (tmp_path / name).parent.mkdir()
     (tmp_path / name).write_text(f"{value}\n")
-    found = find_namespace_remedy(failure, tmp_path)
-    assert re.search(remedy, found), found
+    suggestion = find_namespace_remedy(failure, tmp_path)
+    assert re.search(remedy, suggestion), suggestion

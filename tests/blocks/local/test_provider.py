@@ -145,11 +145,11 @@ async def test_a_sandbox_is_listed_with_its_labels_while_it_is_open(level: str) 
     block = LocalSandbox(isolation=level, lifetime=600)  # type: ignore[arg-type]
     async with block.interpreter(run="run-1") as interpreter:
         sandbox = (await interpreter.execute("pass")).meta.sandbox_id
-        (found,) = [info for info in await block.list_sandboxes() if info.id == sandbox]
-        assert found.labels["managed-by"] == "rlm-batch"
-        assert found.labels["rlm-batch-run"] == "run-1"
-        assert found.labels["rlm-batch-host"]
-        assert found.expires > 0
+        (listed,) = [info for info in await block.list_sandboxes() if info.id == sandbox]
+        assert listed.labels["managed-by"] == "rlm-batch"
+        assert listed.labels["rlm-batch-run"] == "run-1"
+        assert listed.labels["rlm-batch-host"]
+        assert listed.expires > 0
     assert sandbox not in {info.id for info in await block.list_sandboxes()}
 
 
@@ -390,7 +390,7 @@ def test_a_sandbox_outlives_the_thread_that_started_it(level: Any) -> None:
 def test_one_sandbox_cannot_reach_into_another(box: Box) -> None:
     other = type(box)(box.host, box.level, fields={"lifetime": 70_000})
     sandbox = other.run("open('secret', 'w').write('x')")["sandbox"]
-    found = box.tried(
+    attempts = box.tried(
         """
 for part in (".", "work", "tmp", os.path.join("work", "secret"), "sandbox.json"):
     path = os.path.join(folder, part)
@@ -400,7 +400,7 @@ for part in (".", "work", "tmp", os.path.join("work", "secret"), "sandbox.json")
 """,
         folder=str(box.host.folders / sandbox),
     )
-    assert found.done == {}
+    assert attempts.done == {}
     assert other.outputs("SUBMIT(files=os.listdir())") == {"files": ["secret"]}
     other.close()
 

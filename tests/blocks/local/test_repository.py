@@ -137,8 +137,8 @@ def test_a_server_that_serves_only_branches_works_after_a_forced_push(
 ) -> None:
     def check_out(ref: str) -> str:
         async def main() -> Path:
-            found = await LocalSandbox(repo_url=branches_only, repo_ref=ref).commit()
-            return await check_out_repository(branches_only, found or "", None)
+            commit_id = await LocalSandbox(repo_url=branches_only, repo_ref=ref).commit()
+            return await check_out_repository(branches_only, commit_id or "", None)
 
         return (asyncio.run(main()) / "answers.py").read_text()
 

@@ -148,11 +148,11 @@ for name in ("statistics", "random", "csv", "subprocess"):
     with open(f"{name}.py", "w") as file:
         file.write("mean = lambda values: 666\\nplanted = True")
 """)
-    found = box.outputs("""
+    outputs = box.outputs("""
 import csv, random, statistics, subprocess
 SUBMIT(planted=[m.__name__ for m in (csv, random, statistics, subprocess) if hasattr(m, "planted")])
 """)
-    assert found == {"planted": []}
+    assert outputs == {"planted": []}
 
 
 # ------------------------------------------------------------------------------------------------------ the supervisor
@@ -408,6 +408,6 @@ time.sleep(1000)
     marked.wait_for(3)
     assert box.host.wait(running)["error"]["error"] == "ExecutionTimeout"
     marked.wait_until_gone()
-    found = box.outputs("SUBMIT(before=before.poll(), after=after.wait(60))", context="c")
-    assert found == {"before": None, "after": -9}
+    outputs = box.outputs("SUBMIT(before=before.poll(), after=after.wait(60))", context="c")
+    assert outputs == {"before": None, "after": -9}
     box.close()

@@ -75,8 +75,8 @@ for place in places:
     places = [str(root / "secret")]
     for fields in ({}, {"volume_name": "other", "volume_root": str(root)}):
         box = own_box(**fields)
-        tried = box.tried(attempts, places=[*places, *([mount] if not fields else [])])
-        assert tried.done == {}
+        outcomes = box.tried(attempts, places=[*places, *([mount] if not fields else [])])
+        assert outcomes.done == {}
         box.close()
     assert writer.outputs("SUBMIT(text=load_from_volume('key.txt'), all=list_volume())") == {
         "text": "secret",
@@ -88,7 +88,7 @@ def test_a_volume_makes_no_other_path_writable(own_box: Boxes, root: Path) -> No
     (root / "beside").mkdir(mode=0o777)
     (root / "beside").chmod(0o777)
     box = own_box(volume_name="mine", volume_root=str(root))
-    tried = box.tried(
+    attempts = box.tried(
         """
 attempt("beside", lambda: write(root + "/beside/x", b"x", os.O_WRONLY | os.O_CREAT))
 attempt("root", lambda: write(root + "/x", b"x", os.O_WRONLY | os.O_CREAT))
@@ -98,7 +98,7 @@ attempt("link", lambda: write(VOLUME + "/out/x", b"x", os.O_WRONLY | os.O_CREAT)
 """,
         root=str(root),
     )
-    assert tried.done == {}
+    assert attempts.done == {}
     assert list((root / "beside").iterdir()) == []
 
 
@@ -149,8 +149,8 @@ def test_a_volume_is_mounted_where_the_block_says(root: Path) -> None:
         place = path.rstrip("/")
         with LocalInterpreter(isolation="bubblewrap", volume_name="a", volume_mount_path=path) as interpreter:
             interpreter.execute(f"open({place + '/direct.txt'!r}, 'w').write({path!r})")
-            found = interpreter.execute("SUBMIT(where=VOLUME, all=list_volume())")
-            assert found.outputs == {"where": place, "all": ["direct.txt"]}
+            result = interpreter.execute("SUBMIT(where=VOLUME, all=list_volume())")
+            assert result.outputs == {"where": place, "all": ["direct.txt"]}
         assert Volume("a").get("direct.txt") == path.encode()
 
 

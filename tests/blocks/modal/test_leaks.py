@@ -42,10 +42,10 @@ async def test_a_sandbox_is_created_with_labels_name_and_limits(modal_sandbox: M
     block = modal_sandbox(lifetime=100)
     labels = block.labels("run-1")
     sandbox = await block.open(labels)
-    found = find_sandboxes(modal_standin)[sandbox.id]
-    assert found["tags"] == labels
-    assert found["name"].startswith("rlm-batch-")
-    assert (found["timeout"], found["idle_timeout"]) == (100, 60)
+    record = find_sandboxes(modal_standin)[sandbox.id]
+    assert record["tags"] == labels
+    assert record["name"].startswith("rlm-batch-")
+    assert (record["timeout"], record["idle_timeout"]) == (100, 60)
     assert not modal_standin.ask("state")["counts"].get("SandboxTagsSetV2")
     await sandbox.remove()
     check_that_nothing_is_left(modal_standin)
@@ -70,8 +70,8 @@ async def test_cancelled_creations_are_awaited_and_deleted_and_the_log_warns(
     await wait_until_async(lambda: sum(task.done() for task in opening) == 3, "three are heard of")
     for task in opening:
         task.cancel()
-    told = "3 sandboxes are still starting; removing them"
-    await wait_until_async(lambda: told in caplog.text, "whoever waits is told")
+    warning = "3 sandboxes are still starting; removing them"
+    await wait_until_async(lambda: warning in caplog.text, "whoever waits is told")
     modal_standin.ask("faults", rules=[])
     ends = await asyncio.gather(*opening, return_exceptions=True)
     opened = [end for end in ends if not isinstance(end, BaseException)]
@@ -80,7 +80,7 @@ async def test_cancelled_creations_are_awaited_and_deleted_and_the_log_warns(
     assert modal_standin.ask("state")["peak"] > 3
     await asyncio.gather(*(sandbox.remove() for sandbox in opened))
     assert not find_sandboxes(modal_standin)
-    assert [record.getMessage() for record in caplog.records if record.name == "rlm_batch.modal"] == [told]
+    assert [record.getMessage() for record in caplog.records if record.name == "rlm_batch.modal"] == [warning]
 
 
 async def test_cancelling_starting_interpreters_leaves_no_sandbox(modal_sandbox: Make, modal_standin: Any) -> None:

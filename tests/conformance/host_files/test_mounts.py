@@ -34,10 +34,10 @@ async def test_code_and_its_preparation_read_files_and_directories(
     is_own_path = provider_name in ("local-landlock", "local-none")
     root = "/home/daytona" if provider_name == "daytona" else ""  # the sandbox's user may not write to the root
     targets = (str(folder), str(one)) if is_own_path else (f"{root}/data/the set", f"{root}/data/one")
-    given = provider.with_files(mounts=dict(zip(targets, (folder, one), strict=True)))
-    assert (await given.fingerprint())["mounts"].keys() == set(targets)
+    changed_provider = provider.with_files(mounts=dict(zip(targets, (folder, one), strict=True)))
+    assert (await changed_provider.fingerprint())["mounts"].keys() == set(targets)
     prepare = f"ROWS, ONE = (sum(open(path, 'rb').read()) for path in ({targets[0] + '/rows.bin'!r}, {targets[1]!r}))"
-    async with given.interpreter(prepare=Preparation(prepare)) as interpreter:
+    async with changed_provider.interpreter(prepare=Preparation(prepare)) as interpreter:
         result = await interpreter.execute(CODE, {"folder": targets[0]})
     assert result.outputs == {"rows": sum(data), "one": sum(data), "below": []}
     if provider_name != "local-none":

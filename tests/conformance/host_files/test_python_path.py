@@ -32,8 +32,10 @@ async def test_modules_bring_their_data_and_precede_all_others_in_order(
     (second / "shapes").mkdir(parents=True)
     (second / "shapes" / "__init__.py").write_text("AREA = 'of the second'\n")
     (second / "this.py").write_text("WHOSE = 'mine'\n")  # the standard library has a module of that name
-    found = provider.with_files([str(source), str(second)])
-    async with found.interpreter(prepare=Preparation("import shapes\nPREPARED = shapes.AREA")) as interpreter:
+    changed_provider = provider.with_files([str(source), str(second)])
+    async with changed_provider.interpreter(
+        prepare=Preparation("import shapes\nPREPARED = shapes.AREA")
+    ) as interpreter:
         result = await interpreter.execute("""
 import os, shapes.circle, this
 data = os.path.join(os.path.dirname(shapes.__file__), "data", "names.txt")
@@ -45,17 +47,17 @@ SUBMIT(area=shapes.circle.AREA, prepared=PREPARED, text=text, whose=this.WHOSE)
 
 @pytest.mark.local_first
 async def test_an_edit_during_the_run_changes_nothing(provider: SandboxProvider, source: Path) -> None:
-    found = provider.with_files([str(source)])
-    before = (await found.fingerprint())["python_path"]
+    changed_provider = provider.with_files([str(source)])
+    before = (await changed_provider.fingerprint())["python_path"]
     (source / "shapes" / "circle.py").write_text("AREA = 4\n")
     (source / "later.py").write_text("")
     code = (
         "import importlib.util, shapes\nSUBMIT(area=shapes.AREA, later=importlib.util.find_spec('later') is not None)"
     )
     for _ in range(2):
-        async with found.interpreter() as interpreter:
+        async with changed_provider.interpreter() as interpreter:
             assert (await interpreter.execute(code)).outputs == {"area": 3, "later": False}
-    assert (await found.fingerprint())["python_path"] == before
+    assert (await changed_provider.fingerprint())["python_path"] == before
     anew = provider.with_files([str(source)])
     assert (await anew.fingerprint())["python_path"] != before
     async with anew.interpreter() as interpreter:

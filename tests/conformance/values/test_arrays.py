@@ -169,10 +169,10 @@ def test_typed_fields_accept_numbers_of_arrays(scientist: LocalInterpreter) -> N
 def test_variables_tool_arguments_and_tool_results_may_be_arrays(scientist: LocalInterpreter) -> None:
     import numpy
 
-    given: list[Any] = []
+    received: list[Any] = []
 
     def double(values: list[int]) -> Any:
-        given.append(values)
+        received.append(values)
         return 2 * numpy.array(values)
 
     scientist.tools["double"] = double
@@ -180,8 +180,8 @@ def test_variables_tool_arguments_and_tool_results_may_be_arrays(scientist: Loca
     result = scientist.execute("SUBMIT(x=double(np.array(x)), y=y)", variables)
     assert result.outputs == {"x": [0, 2, 4], "y": {"z": [0.1]}}
     assert result.meta.variables == {"x": [0, 1, 2], "y": {"z": [0.1]}}
-    assert given == [[0, 1, 2]]
-    assert type(given[0]) is list
+    assert received == [[0, 1, 2]]
+    assert type(received[0]) is list
 
 
 @pytest.mark.anyio

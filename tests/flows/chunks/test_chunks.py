@@ -35,8 +35,8 @@ async def test_three_workers_write_three_chunks_to_a_volume():
     assert [report.results[name].chunk_id for name in ("0", "1", "2")] == ["0", "1", "2"]
     volume = Volume("doubled")
     assert [file.path for file in volume.ls()] == [f"results/chunk_{number}.json" for number in range(3)]
-    found = [json.loads(volume.get(f"results/chunk_{number}.json")) for number in range(3)]
-    assert found == [[2, 4, 6], [8, 10, 12], [14, 16, 18]]
+    doubled = [json.loads(volume.get(f"results/chunk_{number}.json")) for number in range(3)]
+    assert doubled == [[2, 4, 6], [8, 10, 12], [14, 16, 18]]
     assert report.reduction.outputs == {"total": 90, "files": 3, "counts": {"0": 3, "1": 3, "2": 3}}
     assert report.overlaps == {}
     assert len({outcome.meta.sandbox_id for outcome in (*report.results.values(), report.reduction)}) == 4
@@ -67,10 +67,10 @@ async def test_a_chunked_job_on_any_provider_skips_complete_chunks(remote, tmp_p
     assert report.reduction.outputs == {"total": 90, "files": 4, "counts": {"0": 3, "1": 3, "2": 3, "large": 200_000}}
     volume = await (await resolve_provider(remote)).volume(name)
     try:
-        found = [json.loads(await volume.get(f"results/chunk_{number}.json")) for number in range(3)]
+        doubled = [json.loads(await volume.get(f"results/chunk_{number}.json")) for number in range(3)]
     finally:
         await volume.close()
-    assert found == [[2, 4, 6], [8, 10, 12], [14, 16, 18]]
+    assert doubled == [[2, 4, 6], [8, 10, 12], [14, 16, 18]]
     again = await chunks(DOUBLE, {**jobs, 2: [1]}, **options)
     before, after = ({name: outcome.meta.sandbox_id for name, outcome in r.results.items()} for r in (report, again))
     assert [name for name in after if after[name] != before[name]] == ["2"]
@@ -136,11 +136,11 @@ async def test_invalid_input_is_refused_with_one_sentence(tmp_path, parameters, 
     (tmp_path / "rows.jsonl").write_text('{"x": 1}\n')
     (tmp_path / "twice.jsonl").write_text('{"id": 1, "data": 1}\n{"id": "1", "data": 2}\n')
     (tmp_path / "null.jsonl").write_text('{"id": null, "data": 1}\n')
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         name: v.format(here=tmp_path) if isinstance(v, str) else v for name, v in parameters.items()
     }
     with pytest.raises(ConfigurationError, match=message):
-        await chunks("SUBMIT(x=1)", **given)
+        await chunks("SUBMIT(x=1)", **arguments)
 
 
 async def test_two_chunks_that_write_the_same_file_are_reported(caplog):

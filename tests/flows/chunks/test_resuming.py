@@ -94,8 +94,8 @@ def small_volume(volumes: Path) -> Iterator[Path]:
 @pytest.mark.full
 async def test_a_full_volume_raises_volume_error_and_leaves_no_partial_file(small_volume):
     code = "save_to_volume(f'{chunk_id}.bin', b'x' * data)\nSUBMIT(fine=True)"
-    given = {"fits": 1000, "too large": 2_000_000}
-    report = await chunks(code, given, volume_name="small", on_failure="return", max_workers=1)
+    sizes = {"fits": 1000, "too large": 2_000_000}
+    report = await chunks(code, sizes, volume_name="small", on_failure="return", max_workers=1)
     assert report["fits"].fine
     assert isinstance(report["too large"].error, VolumeError)
     assert "the volume is full: 'too large.bin' was not saved" in str(report["too large"].error)

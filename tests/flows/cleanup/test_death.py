@@ -95,9 +95,9 @@ def worker(server: str, daytona: Any, tmp_path: Path) -> Iterator[subprocess.Pop
 def engines(processes: dict[int, str], run: FlowRun) -> list[int]:
     """Return the ids of a flow run's processes."""
     wanted = str(run.id).encode()
-    found = [pid for pid, command in processes.items() if "prefect.engine" in command]
+    engine_pids = [pid for pid, command in processes.items() if "prefect.engine" in command]
     of_run: list[int] = []
-    for pid in found:
+    for pid in engine_pids:
         with suppress(OSError):  # the process ended meanwhile
             if wanted in Path(f"/proc/{pid}/environ").read_bytes():
                 of_run.append(pid)
@@ -289,8 +289,8 @@ async def test_a_second_run_on_one_ledger_gets_a_warning(
     await batch(["SUBMIT(1)"], provider="local:none", results_path=place)
     go.touch()
     await first
-    told = [record.getMessage() for record in caplog.records if "another run is writing" in record.getMessage()]
-    assert len(told) == 1
+    warnings = [record.getMessage() for record in caplog.records if "another run is writing" in record.getMessage()]
+    assert len(warnings) == 1
     caplog.clear()
     await batch(["SUBMIT(2)"], provider="local:none", results_path=place)
     assert "another run" not in caplog.text

@@ -202,8 +202,8 @@ async def test_reap_deletes_ended_sandboxes_and_keeps_live_or_foreign_ones(
         assert 0 <= int(silence[1]) <= time.monotonic() - begun + 1
         assert await reap(name) == []
         # Prefect calls the hook with keywords, in a worker whose run's process has ended.
-        named = live.model_copy(update={"parameters": {"provider": name}})
-        await remove_sandboxes(flow=somebodys, flow_run=named, state=Cancelling())
+        named_run = live.model_copy(update={"parameters": {"provider": name}})
+        await remove_sandboxes(flow=somebodys, flow_run=named_run, state=Cancelling())
         assert await ids(block) == {box.id for box in boxes.values()} - gone - {boxes["of a live run"].id}
     finally:
         await asyncio.gather(*(box.remove() for box in boxes.values()))
@@ -243,7 +243,7 @@ async def test_a_foreign_sandbox_in_the_same_account_is_not_touched(name: str, r
         async with AsyncDaytona() as sdk:
             box = await sdk.create(CreateSandboxFromSnapshotParams(name="a stranger's", labels=theirs))
             assert await reap(called) == []
-            assert [found["name"] for found in request.getfixturevalue("daytona").state()["sandboxes"]] == [box.name]
+            assert [listed["name"] for listed in request.getfixturevalue("daytona").state()["sandboxes"]] == [box.name]
             await box.delete()
     else:
         assert isinstance(block, ModalSandbox)
@@ -331,10 +331,10 @@ async def test_reap_spares_a_live_run_and_deletes_a_killed_one(
         server = await get_server_id()
         for name, block in blocks.items():
             assert await reap(name) == []
-            found = await block.list_sandboxes()
-            assert {info.server for info in found} == {server}
-            assert len({info.run for info in found}) == 1
-            assert all(begun - 1 < info.began <= time.time() < info.expires for info in found)
+            sandboxes = await block.list_sandboxes()
+            assert {info.server for info in sandboxes} == {server}
+            assert len({info.run for info in sandboxes}) == 1
+            assert all(begun - 1 < info.began <= time.time() < info.expires for info in sandboxes)
             assert len(await ids(block)) == 2
     finally:
         host.kill()

@@ -45,10 +45,10 @@ async def logs(run_id: str) -> list[Any]:
     await APILogHandler.aflush()
     async with get_client() as client:
         wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run_id]))  # type: ignore[arg-type]
-        found: list[Any] = []
-        while page := await client.read_logs(wanted, offset=len(found)):
-            found += page
-        return [record for record in found if record.name == "prefect.task_runs.output"]
+        records: list[Any] = []
+        while page := await client.read_logs(wanted, offset=len(records)):
+            records += page
+        return [record for record in records if record.name == "prefect.task_runs.output"]
 
 
 async def test_a_sweeps_report_shows_the_best_trials_charts_and_failures():
@@ -56,8 +56,8 @@ async def test_a_sweeps_report_shows_the_best_trials_charts_and_failures():
     grid = {"x": [0, 1, 2, 3], "y": [0.5, 1]}
     report = await sweep(code, grid, objective="loss", on_failure="return", reuse_sandboxes=True)
     run_id = Path(report.results_path).name
-    found = await artifacts(run_id)
-    text = found["markdown"].data
+    run_artifacts = await artifacts(run_id)
+    text = run_artifacts["markdown"].data
     rows = re.findall(r"^\| (\d+) \| (\d) \| ([\d.]+) \| ([\d.]*) \|", text, re.MULTILINE)
     assert [row[0] for row in rows] == ["2", "3", "0", "4", "1", "5", "6", "7"]
     assert rows[0][3] == "0.5"
@@ -68,7 +68,7 @@ async def test_a_sweeps_report_shows_the_best_trials_charts_and_failures():
     assert [b"loss over trials" in picture for picture in pictures] == [True, False, False]
     assert b"loss over x and y" in pictures[1]
     assert re.search(r"4 opened|3 opened|2 opened|1 opened", text)
-    table = json.loads(found["table"].data)
+    table = json.loads(run_artifacts["table"].data)
     assert [row["number"] for row in table] == [2, 3, 0, 4, 1, 5, 6, 7]
     assert {**table[0], "seconds": 0} == {"number": 2, "x": 1, "y": 0.5, "loss": 0.5, "seconds": 0, "outcome": "best"}
     # The text is escaped, so that Prefect's UI shows it as text.
@@ -79,8 +79,8 @@ async def test_every_flow_ends_with_a_report(results: Path):
     await batch(["SUBMIT(a=1)", "SUBMIT(a=2)"])
     await chunks("SUBMIT(n=len(data))", data=[1, 2, 3], chunk_size=2, reduce="SUBMIT(n=len(results))")
     await sequence(["a = 1", "SUBMIT(a=a)"])
-    found = [await artifacts(folder.name) for folder in results.iterdir()]
-    said = {kinds["markdown"].key: kinds["markdown"].data for kinds in found}
+    run_artifacts = [await artifacts(folder.name) for folder in results.iterdir()]
+    said = {kinds["markdown"].key: kinds["markdown"].data for kinds in run_artifacts}
     assert set(said) == {"batch-report", "chunks-report", "sequence-report"}
     assert "3 of 3 executions succeeded" in said["chunks-report"]
     assert "2 of 2 steps succeeded" in said["sequence-report"]
@@ -142,8 +142,8 @@ async def test_output_is_streamed_to_the_log_of_its_task_run(tmp_path: Path, res
     finally:
         logger.removeHandler(handler)
     run_id = str(find_run_id(results))
-    found = await logs(run_id)
-    assert sorted((record.level, record.message) for record in found) == [
+    records = await logs(run_id)
+    assert sorted((record.level, record.message) for record in records) == [
         (logging.INFO, "0: first"),
         (logging.INFO, "0: half"),
         (logging.WARNING, "0: a\\x1b[31m red"),
@@ -151,7 +151,7 @@ async def test_output_is_streamed_to_the_log_of_its_task_run(tmp_path: Path, res
     async with get_client() as client:
         wanted = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[run_id]))  # type: ignore[arg-type]
         (task_run,) = await wait_until_async(lambda: client.read_task_runs(task_run_filter=wanted), "the task run")
-    assert {record.task_run_id for record in found} == {task_run.id}
+    assert {record.task_run_id for record in records} == {task_run.id}
 
 
 @pytest.mark.full
@@ -159,10 +159,10 @@ async def test_long_output_is_truncated_in_the_log_and_logging_can_be_disabled(r
     code = "print('x' * 3000)\nfor number in range(5000): print(number)"
     await batch([code])
     run_id = str(find_run_id(results))
-    found = [record.message for record in await logs(run_id)]
-    assert len(found) == 201
-    assert max(map(len, found)) < 1100
-    assert any(re.search(r"\d+ more lines are not in this log", message) for message in found)
+    messages = [record.message for record in await logs(run_id)]
+    assert len(messages) == 201
+    assert max(map(len, messages)) < 1100
+    assert any(re.search(r"\d+ more lines are not in this log", message) for message in messages)
     await batch([code], log_output=False)
     (other,) = [folder.name for folder in results.iterdir() if folder.name != run_id]
     assert await logs(other) == []

@@ -38,10 +38,10 @@ SUBMIT(answers=sorted(answers), failed=type(failed).__name__)
     assert [outcome.outputs for outcome in outcomes] == [
         {"answers": ["answer to: the same"], "failed": "QueryError"}
     ] * 2  # fmt: skip
-    told = [outcome.meta.queries for outcome in outcomes]
-    assert sum(one.asked for one in told) == 10
-    assert (sum(one.calls for one in told), sum(one.cached for one in told)) == (1, 7)
-    assert sum(one.prompt_tokens for one in told) == chat.stats.prompt_tokens
+    queries = [outcome.meta.queries for outcome in outcomes]
+    assert sum(one.asked for one in queries) == 10
+    assert (sum(one.calls for one in queries), sum(one.cached for one in queries)) == (1, 7)
+    assert sum(one.prompt_tokens for one in queries) == chat.stats.prompt_tokens
     requests = chat.stats.requests
     assert requests - sum("refused" in request.text for request in chat.requests) == 1
     (ledger,) = results.glob("*/")

@@ -15,9 +15,11 @@ def test_a_script_prints_each_failure_once_without_frames_of_prefect(server: str
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 1
     lines = (done.stdout + done.stderr).splitlines()
-    told = [line for line in lines if "raised ValueError (line 2): x" in line and "ExecutionsFailed" not in line]
-    assert len(told) == 1
-    assert "execution 0 failed: CodeError" in told[0]
+    failure_lines = [
+        line for line in lines if "raised ValueError (line 2): x" in line and "ExecutionsFailed" not in line
+    ]
+    assert len(failure_lines) == 1
+    assert "execution 0 failed: CodeError" in failure_lines[0]
     assert any(line.endswith(" - 0: hello") for line in lines)
     assert any(line.endswith(" - 1: two") for line in lines)
     assert not [line for line in lines if line.lstrip().startswith("File ") and "/prefect/" in line]

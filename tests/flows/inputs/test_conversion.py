@@ -139,8 +139,8 @@ def test_the_suggested_fix_for_a_value_works(flow: Any, name: str, text: str) ->
 async def test_values_that_the_server_cannot_store_use_a_file(value: Any, server: str, results: Path) -> None:
     """Prefect's server fails to list runs if one has an integer over 64 bits, and Postgres cannot store NUL."""
     with temporary_settings({PREFECT_API_URL: server}):
-        found = await batch("SUBMIT(x=x)", [{"x": value}, {"x": [value]}])
-        assert [result.x for result in found] == [value, [value]]
+        outcomes = await batch("SUBMIT(x=x)", [{"x": value}, {"x": [value]}])
+        assert [result.x for result in outcomes] == [value, [value]]
         async with get_client() as client:
             assert (await client.read_flow_run(find_run_id(results))).parameters["inputs"].startswith("/")
             assert await client.read_flow_runs(limit=1)
@@ -204,8 +204,8 @@ def test_values_names_code_and_output_may_contain_nul(
 
 def check_values() -> None:
     inputs = [{"x": "a\0b"}, {"x": {"\0": "\ud7ff"}}]
-    found = batch.sync("print(x)\nSUBMIT(y=x, **{'a\\0': 1})", inputs, provider="local:none")
-    assert [result.outputs for result in found] == [{"y": item["x"], "a\0": 1} for item in inputs]
+    results = batch.sync("print(x)\nSUBMIT(y=x, **{'a\\0': 1})", inputs, provider="local:none")
+    assert [result.outputs for result in results] == [{"y": item["x"], "a\0": 1} for item in inputs]
     trials = sweep.sync(
         "SUBMIT(loss=len(x))", points=[{"x": "\0"}, {"x": "a"}], objective="loss", provider="local:none"
     )

@@ -94,9 +94,9 @@ def test_the_last_cell_can_change_a_columns_type_in_a_streamed_file(tmp_path: Pa
 def test_a_requested_type_applies_to_the_column(tmp_path: Path) -> None:
     assert column(tmp_path, ["1", "", "01"], {"x": "str"}) == ["1", None, "01"]
     assert column(tmp_path, ["007", "", "NA", "+2", "1" * 30], {"x": "int"}) == [7, None, None, 2, int("1" * 30)]
-    found = column(tmp_path, ["1", "9007199254740993", "inf", "nan"], {"x": "float"})
-    assert found[:3] == [1.0, 9007199254740992.0, math.inf]
-    assert math.isnan(found[3])
+    values = column(tmp_path, ["1", "9007199254740993", "inf", "nan"], {"x": "float"})
+    assert values[:3] == [1.0, 9007199254740992.0, math.inf]
+    assert math.isnan(values[3])
     assert column(tmp_path, ["1", "0", "True", ""], {"x": "bool"}) == [True, False, True, None]
 
 

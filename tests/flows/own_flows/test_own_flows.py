@@ -104,12 +104,12 @@ def test_an_objective_named_like_a_variable_is_the_field_everywhere(direction: A
     report = sweep.sync("SUBMIT(loss=-loss)", {"loss": [1, 3]}, objective="loss", direction=direction)
     assert report.best.loss == [-1, -3][best]
     row = [str(best), ["1", "3"][best], ["-1", "-3"][best], "best"]
-    for found in (report, load_report(report.results_path)):
-        lines = [line.split() for line in str(found).splitlines()]
+    for each_report in (report, load_report(report.results_path)):
+        lines = [line.split() for line in str(each_report).splitlines()]
         assert lines[0] == ["loss", "outputs.loss"]
         assert lines[1 + best] == row
-        assert "".join(f"<td>{cell}</td>" for cell in row) in found._repr_html_()
-        assert list(found.to_dataframe()["outputs.loss"]) == [-1, -3]
+        assert "".join(f"<td>{cell}</td>" for cell in row) in each_report._repr_html_()
+        assert list(each_report.to_dataframe()["outputs.loss"]) == [-1, -3]
 
 
 def test_a_finished_run_is_read_by_id_name_or_path(results: Path):
@@ -117,11 +117,11 @@ def test_a_finished_run_is_read_by_id_name_or_path(results: Path):
     by_path = load_report(report.results_path)
     by_id = load_report(Path(report.results_path).name)
     by_name = load_report(by_path.name)
-    for found in (by_path, by_id, by_name):
-        assert isinstance(found, RunReport)
-        assert (found.flow, found.objective, found.best.meta.variables) == ("sweep", "loss", {"x": 1})
-        assert [outcome.meta.index for outcome in found.results] == [0, 1, 2]
-        assert found.to_dataframe().shape[0] == 3
+    for each_report in (by_path, by_id, by_name):
+        assert isinstance(each_report, RunReport)
+        assert (each_report.flow, each_report.objective, each_report.best.meta.variables) == ("sweep", "loss", {"x": 1})
+        assert [outcome.meta.index for outcome in each_report.results] == [0, 1, 2]
+        assert each_report.to_dataframe().shape[0] == 3
     assert str(by_path).splitlines()[2].endswith("best")
     with pytest.raises(ConfigurationError, match="there is no run 'nobody'"):
         load_report("nobody")

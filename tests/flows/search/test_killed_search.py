@@ -107,9 +107,9 @@ async def test_a_search_killed_at_any_moment_resumes_its_trials(
     assert asked == list(range(trials)), "every trial is asked for once"
     ended = [line.data["index"] for line in lines if isinstance(line, LedgerLine)]
     assert sorted(ended) == list(range(trials)), "every trial has one result"
-    told = tell_plainly(job)
+    plain_study = tell_plainly(job)
     assert [(t.state, t.params, t.values) for t in report.study().trials] == [
-        (t.state, t.params, t.values) for t in told.trials
+        (t.state, t.params, t.values) for t in plain_study.trials
     ]
     # A process killed before it wrote a folder's labels left a folder without labels; no live host is about to add
     # them.

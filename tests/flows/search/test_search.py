@@ -250,9 +250,9 @@ async def test_a_second_run_on_the_ledger_of_a_search_is_refused(tmp_path: Path)
 async def test_incompatible_parameters_are_refused_with_one_sentence(
     parameters: dict[str, Any], message: str, results: Path
 ) -> None:
-    given: dict[str, Any] = {"code": TRAINING, "objective": "loss", **OPTIONS, **parameters}
+    arguments: dict[str, Any] = {"code": TRAINING, "objective": "loss", **OPTIONS, **parameters}
     with pytest.raises(ConfigurationError, match=message) as raised:
-        await run_sweep(**given)
+        await run_sweep(**arguments)
     assert "\n" not in str(raised.value)
     assert not list(results.glob("*/part-*")), "and nothing has run"
 

@@ -37,8 +37,8 @@ def test_alternatives_share_only_identical_variables() -> None:
 
 def test_choices_that_compare_equal_in_python_stay_distinct() -> None:
     study = make_study({"flag": [1, True, None, "1", [1]]}, "random")
-    found = [study.ask().variables["flag"] for _ in range(60)]
-    assert {repr(value) for value in found} == {"1", "True", "None", "'1'", "[1]"}
+    flags = [study.ask().variables["flag"] for _ in range(60)]
+    assert {repr(value) for value in flags} == {"1", "True", "None", "'1'", "[1]"}
 
 
 def test_optuna_knows_the_state_of_each_trial() -> None:
@@ -51,15 +51,15 @@ def test_optuna_knows_the_state_of_each_trial() -> None:
     study.tell(3, Failure(CodeError("it failed"), Meta()))
     study.report(4, 3, 0.5)
     study.tell(4, Result({"loss": 0.5}, Meta(pruned=True)))
-    found = [trial.state for trial in study.study.trials]
-    assert found == [states.COMPLETE, states.FAIL, states.FAIL, states.FAIL, states.PRUNED, states.RUNNING]
+    trial_states = [trial.state for trial in study.study.trials]
+    assert trial_states == [states.COMPLETE, states.FAIL, states.FAIL, states.FAIL, states.PRUNED, states.RUNNING]
     assert (study.study.trials[4].value, study.study.best_value) == (0.5, 2)
     assert [study.is_running(number) for number in (4, 5, 6)] == [False, True, False]
 
 
 def test_a_sampler_by_its_import_path_is_seeded_once() -> None:
-    found = [make_study({"x": {"low": 0.0, "high": 1.0}}, "optuna.samplers:NSGAIISampler") for _ in range(2)]
-    first, second = ([study.ask().variables["x"] for _ in range(8)] for study in found)
+    studies = [make_study({"x": {"low": 0.0, "high": 1.0}}, "optuna.samplers:NSGAIISampler") for _ in range(2)]
+    first, second = ([study.ask().variables["x"] for _ in range(8)] for study in studies)
     assert first == second
     assert len(set(first)) == 8
     known = optuna.create_study(sampler=optuna.samplers.NSGAIISampler(seed=derive_seed(0, 0)))

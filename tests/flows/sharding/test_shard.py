@@ -35,8 +35,8 @@ def files_of(results: Path, code: str, count: int = 6, attempt: int = 1) -> Shar
 
 def options_of(files: ShardFiles, **parameters: Any) -> Options:
     """Return the options that a job passes to its shards."""
-    given = {"provider": "local:none", "max_workers": 2, "results_path": str(files.ledger), **parameters}
-    options = Options(**given, executions_per_task=3, reuse_sandboxes=True, on_failure="return")
+    arguments = {"provider": "local:none", "max_workers": 2, "results_path": str(files.ledger), **parameters}
+    options = Options(**arguments, executions_per_task=3, reuse_sandboxes=True, on_failure="return")
     return options.make_options()
 
 
@@ -46,9 +46,9 @@ async def run(files: ShardFiles, **parameters: Any) -> None:
 
 def values(files: ShardFiles) -> dict[int, Any]:
     """Return the submitted `y` of every successful line by number; fail if a key is there twice."""
-    found = [line for line in Ledger(files.ledger).read_lines() if line.is_success]
-    assert len({line.key for line in found}) == len(found)
-    return {line.data["index"]: line.data["outputs"]["y"] for line in found}
+    successes = [line for line in Ledger(files.ledger).read_lines() if line.is_success]
+    assert len({line.key for line in successes}) == len(successes)
+    return {line.data["index"]: line.data["outputs"]["y"] for line in successes}
 
 
 async def test_a_shard_writes_its_outcomes_to_the_jobs_ledger(results):
@@ -132,11 +132,11 @@ async def test_a_shard_gets_its_jobs_modules_data_and_tools_or_refuses_to_start(
     data.write_text("2")
     value = f"x * mine.VALUE * int(open({str(data)!r}).read()) // count('ab')"
     files = files_of(results, f"import mine\nopen('x.txt', 'w').write(str(x))\nSUBMIT(y={value})")
-    named = {"python_path": [str(source)], "mounts": {str(data): str(data)}}
+    host_files = {"python_path": [str(source)], "mounts": {str(data): str(data)}}
     tools = {"count": "builtins:len"}
     more = {"tools": tools, "collect": ["*.txt"]}
-    options = options_of(files, **named, **more)
-    digest = await LocalSandbox().with_files(**named).compute_files_digest()
+    options = options_of(files, **host_files, **more)
+    digest = await LocalSandbox().with_files(**host_files).compute_files_digest()
     before = data.stat()
     for path, other in ((source / "mine.py", "VALUE = 3\n"), (data, "12")):
         was = path.read_text()

@@ -38,9 +38,11 @@ def worker(server: str, s3_process: Any, tmp_path_factory: pytest.TempPathFactor
         "RLM_BATCH_ALLOW_NO_ISOLATION": "1",
         "RLM_BATCH_ALLOWED_PATHS": str(tmp_path_factory.getbasetemp()),
     }
-    with Worker(folder / "machine", server, "worker-of-shards", limit=3, ports=ports, environment=consent) as found:
-        asyncio.run(wait_until_online(found.name))
-        yield found
+    with Worker(
+        folder / "machine", server, "worker-of-shards", limit=3, ports=ports, environment=consent
+    ) as shard_worker:
+        asyncio.run(wait_until_online(shard_worker.name))
+        yield shard_worker
 
 
 @pytest.fixture
@@ -151,11 +153,11 @@ async def test_chunks_in_shards_are_reduced_once_and_a_complete_job_runs_nothing
     reduce = "SUBMIT(total=sum(fields['total'] for fields in results.values()))"
     options: dict[str, Any] = {"shards": 2, "results_path": str(shared), "provider": "local:none"}
     for _ in range(2):
-        found = await chunks(code, data=str(data), chunk_size=3, reduce=reduce, **options)
-        assert found.reduction is not None
-        assert found.reduction["total"] == sum(range(20))
-        assert found["6"]["total"] == 18 + 19
-        assert list(found.results) == [str(number) for number in range(7)]
+        report = await chunks(code, data=str(data), chunk_size=3, reduce=reduce, **options)
+        assert report.reduction is not None
+        assert report.reduction["total"] == sum(range(20))
+        assert report["6"]["total"] == 18 + 19
+        assert list(report.results) == [str(number) for number in range(7)]
     assert set(counted(shared).values()) == {1}
 
 
@@ -178,9 +180,9 @@ async def test_shards_share_a_bucket_with_a_blocks_credentials(server, worker, s
         ran = [sys.executable, str(program)]
         done = await asyncio.to_thread(subprocess.run, ran, env=environment, check=False)
         assert done.returncode == 0
-    found = Counter(line.key for line in Ledger(place).read_lines() if line.is_success)
-    assert len(found) == 10
-    assert set(found.values()) == {1}
+    success_counts = Counter(line.key for line in Ledger(place).read_lines() if line.is_success)
+    assert len(success_counts) == 10
+    assert set(success_counts.values()) == {1}
 
 
 @pytest.mark.full

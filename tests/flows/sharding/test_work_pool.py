@@ -25,12 +25,12 @@ async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """Return the server's client, with deployments on a work pool that has no worker."""
     monkeypatch.setattr(work_pool, "WORKER_TIMEOUT_SECONDS", 0.0)
     await deploy()
-    async with get_client() as found:
-        await _delete_shard_deployment(found)
+    async with get_client() as prefect_client:
+        await _delete_shard_deployment(prefect_client)
         await deploy(work_pool=POOL)
-        yield found
-        await _delete_shard_deployment(found)
-        await found.delete_work_pool(POOL)
+        yield prefect_client
+        await _delete_shard_deployment(prefect_client)
+        await prefect_client.delete_work_pool(POOL)
     await deploy()
 
 

@@ -140,5 +140,5 @@ def _fill_root(root: Path) -> None:
 
 
 def _list_libraries(program: str) -> list[str]:
-    told = subprocess.run(["ldd", program], check=False, capture_output=True, text=True, timeout=20).stdout
-    return re.findall(r"(/\S+) \(0x", told)
+    done = subprocess.run(["ldd", program], check=False, capture_output=True, text=True, timeout=20).stdout
+    return re.findall(r"(/\S+) \(0x", done)

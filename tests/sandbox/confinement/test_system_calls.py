@@ -59,7 +59,7 @@ class Filter:
         program = bytes.fromhex(self.program)
         assert len(program) // 8 <= 4096  # the kernel's limit on instructions
         # The driver writes its id over these bytes, so they may occur only in operands.
-        assert {found.start() % 8 for found in re.finditer(re.escape(struct.pack("<I", OWN_PID)), program)} <= {4}
+        assert {match.start() % 8 for match in re.finditer(re.escape(struct.pack("<I", OWN_PID)), program)} <= {4}
 
     def ask(self, name: str, *arguments: int) -> str:
         """Return the answer to a call; "absent" if the architecture has no such call."""
@@ -117,8 +117,8 @@ def test_setting_a_paths_times_to_now_is_refused(arch: str) -> None:
     filter_ = Filter(arch, **LANDLOCK)
     for path in (1, 1 << 32):
         assert filter_.ask("utimensat", -100, path, 0, 0) == "EACCES"
-        for name, given in {"utime": (path, 0), "utimes": (path, 0), "futimesat": (-100, path, 0)}.items():
-            assert filter_.ask(name, *given) in ("EACCES", "absent")
+        for name, arguments in {"utime": (path, 0), "utimes": (path, 0), "futimesat": (-100, path, 0)}.items():
+            assert filter_.ask(name, *arguments) in ("EACCES", "absent")
         for times in (1, 1 << 32):
             assert filter_.ask("utimensat", -100, path, times, 0) == "ignored"
     assert filter_.ask("utimensat", 3, 0, 0, 0) == "ignored"  # names a descriptor instead of a path

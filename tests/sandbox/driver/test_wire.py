@@ -179,8 +179,8 @@ def find_python(name: str) -> str | None:
 
 
 def test_the_driver_runs_on_the_oldest_and_newest_installed_python(launch: Launch, tmp_path: Path) -> None:
-    found = list(filter(None, (find_python(f"python3.{minor}") for minor in range(9, 15))))
-    for python in {found[0], found[-1]}:
+    pythons = list(filter(None, (find_python(f"python3.{minor}") for minor in range(9, 15))))
+    for python in {pythons[0], pythons[-1]}:
         check(launch(python, "-I", "-S"), tmp_path)
 
 

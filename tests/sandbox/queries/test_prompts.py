@@ -54,9 +54,9 @@ except ValueError as error:
             refused = await interpreter.execute(too_many.format(name, count), queries=make_queries(model))
             assert f"{count:,} prompts, and takes 10,000 at most: ask in several calls" in refused.said
         assert not model.most_tasks
-        found = await interpreter.execute(too_long, queries=make_queries(model))
-    assert found.answers == [str(size) for size in sizes]
-    assert "hand its text to rlm_query as context" in found.said
+        result = await interpreter.execute(too_long, queries=make_queries(model))
+    assert result.answers == [str(size) for size in sizes]
+    assert "hand its text to rlm_query as context" in result.said
 
 
 async def test_the_host_refuses_too_many_prompts() -> None:

@@ -26,10 +26,10 @@ def main() -> None:
         )
     arguments = vars(parser.parse_args())
     port, until_eof = arguments.pop("port"), arguments.pop("until_eof")
-    given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
+    options: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
     # A text is plain, or JSON if `Running` passes it.
-    given = {name: json.loads(v) if isinstance(v, str) and v.startswith('"') else v for name, v in given.items()}
-    settings = Settings(**given)
+    options = {name: json.loads(v) if isinstance(v, str) and v.startswith('"') else v for name, v in options.items()}
+    settings = Settings(**options)
 
     def announce(base: str) -> None:
         print(f"export DAYTONA_API_KEY={settings.key}\nexport DAYTONA_API_URL={base}/api", flush=True)

@@ -82,11 +82,11 @@ class SandboxCalls:
     async def list(self, request: Any) -> Any:
         query = request.query_params
         wanted = json.loads(query.get("labels") or "{}")
-        found = [box for box in self.account.boxes.values() if wanted.items() <= box.labels.items()]
+        boxes = [box for box in self.account.boxes.values() if wanted.items() <= box.labels.items()]
         size = min(int(query.get("limit") or self.account.settings.page), self.account.settings.page)
         begin = int(query.get("cursor") or 0)
-        cursor = str(begin + size) if begin + size < len(found) else None
-        return {"items": [box.dto() for box in found[begin : begin + size]], "nextCursor": cursor}
+        cursor = str(begin + size) if begin + size < len(boxes) else None
+        return {"items": [box.dto() for box in boxes[begin : begin + size]], "nextCursor": cursor}
 
     async def get(self, request: Any) -> Any:
         return self.account.box(request).dto()

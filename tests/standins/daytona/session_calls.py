@@ -139,5 +139,5 @@ class SessionCalls:
 
 def describe(command: Command) -> dict[str, Any]:
     """Return the daemon's description of a command."""
-    found: dict[str, Any] = {"id": command.id, "command": command.text}
-    return found if command.exit_code is None else {**found, "exitCode": command.exit_code}
+    record: dict[str, Any] = {"id": command.id, "command": command.text}
+    return record if command.exit_code is None else {**record, "exitCode": command.exit_code}

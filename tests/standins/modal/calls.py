@@ -36,8 +36,8 @@ def only_what_is_modelled(base: type) -> Any:
         cls.__abstractmethods__ = frozenset()
 
         def mapping(self: Any) -> dict[str, grpclib.const.Handler]:
-            found = base.__mapping__(self)  # type: ignore[attr-defined]
-            return {path: handler for path, handler in found.items() if path.rpartition("/")[2] not in missing}
+            handlers = base.__mapping__(self)  # type: ignore[attr-defined]
+            return {path: handler for path, handler in handlers.items() if path.rpartition("/")[2] not in missing}
 
         cls.__mapping__ = mapping
         return cls

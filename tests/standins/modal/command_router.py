@@ -164,10 +164,10 @@ def open_below(folder: Path) -> list[str]:
     """List open files below a directory."""
     # A descriptor's link names the path in the process's own mount namespace, so compare device and inode instead.
     inside = {(stat.st_dev, stat.st_ino): path.name for path in folder.rglob("*") if (stat := path.lstat())}
-    found: list[str] = []
+    names: list[str] = []
     for link in Path("/proc").glob("[0-9]*/fd/*") if inside else ():
         with contextlib.suppress(OSError):
             stat = link.stat()
             if (stat.st_dev, stat.st_ino) in inside:
-                found.append(inside[stat.st_dev, stat.st_ino])
-    return found
+                names.append(inside[stat.st_dev, stat.st_ino])
+    return names

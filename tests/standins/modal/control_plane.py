@@ -69,9 +69,9 @@ class ControlPlane(ModalClientBase):
     async def VolumeList(self, request: Any) -> Any:
         # The list is sorted by age, newest first, and has pages.
         before = request.pagination.created_before or math.inf
-        found = [volume for volume in reversed(self.standin.volumes.values()) if volume.created_at < before]
+        volumes = [volume for volume in reversed(self.standin.volumes.values()) if volume.created_at < before]
         items = []
-        for volume in found[: request.pagination.max_objects or len(found)]:
+        for volume in volumes[: request.pagination.max_objects or len(volumes)]:
             creation = api_pb2.CreationInfo(created_at=volume.created_at)
             metadata = api_pb2.VolumeMetadata(
                 version=volume.version,  # type: ignore[arg-type]
@@ -190,7 +190,7 @@ class ControlPlane(ModalClientBase):
     @unary
     async def SandboxListV2(self, request: Any) -> Any:
         wanted = {tag.tag_name: tag.tag_value for tag in request.tags}
-        found = [
+        sandboxes = [
             box
             for box in self.standin.boxes.values()
             if not box.ending
@@ -198,7 +198,7 @@ class ControlPlane(ModalClientBase):
             and wanted.items() <= box.tags.items()
             and (not request.before_timestamp or box.created < request.before_timestamp)
         ]
-        found.sort(key=lambda box: -box.created)
+        sandboxes.sort(key=lambda box: -box.created)
         return api_pb2.SandboxListResponse(
             sandboxes=[
                 api_pb2.SandboxInfo(
@@ -208,7 +208,7 @@ class ControlPlane(ModalClientBase):
                     name=box.name,
                     metadata=api_pb2.SandboxHandleMetadata(app_id=box.app),
                 )
-                for box in found[:PAGE]
+                for box in sandboxes[:PAGE]
             ]
         )
 

@@ -108,8 +108,8 @@ class Standin:
 
     def ask_reset(self) -> None:
         """Clear the counts, the events and the rules, and restore the options."""
-        for found in (self.faults.counts, self.faults.faults, self.events):
-            found.clear()
+        for collection in (self.faults.counts, self.faults.faults, self.events):
+            collection.clear()
         self.faults.replace([])
         self.peak = len(self.boxes)
         fresh = Standin(self.root, False).options
@@ -292,6 +292,6 @@ class Standin:
         return await asyncio.shield(self.answers[key])
 
     def authorize(self, metadata: Any) -> None:
-        given = metadata.get("x-modal-token-id"), metadata.get("x-modal-token-secret")
-        if given != (self.token_id, self.token_secret):
+        token = metadata.get("x-modal-token-id"), metadata.get("x-modal-token-secret")
+        if token != (self.token_id, self.token_secret):
             raise GRPCError(Status.UNAUTHENTICATED, "Token ID or secret is invalid.")

@@ -31,13 +31,13 @@ class Mount:
 
     @staticmethod
     def _state(folder: Path) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
+        entries: dict[str, tuple[int, ...]] = {}
         for path in folder.rglob("*"):
             with contextlib.suppress(OSError):
                 stat = path.lstat()
                 if not path.is_dir() or path.is_symlink():
-                    found[str(path.relative_to(folder))] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        return found
+                    entries[str(path.relative_to(folder))] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        return entries
 
     @staticmethod
     def _put(source: Path, folder: Path, name: str) -> None:

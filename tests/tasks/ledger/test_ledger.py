@@ -309,9 +309,9 @@ def test_lines_are_strict_json_and_restore_nonfinite_numbers(ledger):
     assert line["nonfinite"] == {"/curve/1": "nan"}
     assert line["meta"]["nonfinite"] == {"/lr": "-inf"}
     for _ in range(2):
-        found = ledger.load_latest_lines()["a"].to_outcome()
-        assert repr(found.outputs) == "{'curve': [0.5, nan, None]}"
-        assert found.meta.variables == {"lr": -math.inf}
+        read_outcome = ledger.load_latest_lines()["a"].to_outcome()
+        assert repr(read_outcome.outputs) == "{'curve': [0.5, nan, None]}"
+        assert read_outcome.meta.variables == {"lr": -math.inf}
     for damage in ({"/curve/0": "nan"}, {"/curve/9": "nan"}, {"/curve/1": "none"}, ["/curve/1"], "nan"):
         part.write_text(json.dumps(line | {"nonfinite": damage}) + "\n")
         assert ledger.load_latest_lines() == {}

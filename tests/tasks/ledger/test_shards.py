@@ -41,9 +41,9 @@ def files(tmp_path):
 
 
 def write_files(place):
-    found = ShardFiles(parse_location(place), "abc", 3, 1)
-    found.write_work(HEAD, EXECUTIONS)
-    return found
+    shard_files = ShardFiles(parse_location(place), "abc", 3, 1)
+    shard_files.write_work(HEAD, EXECUTIONS)
+    return shard_files
 
 
 def test_shard_files_work_in_a_bucket(s3):
@@ -111,10 +111,10 @@ def test_a_file_that_is_not_shard_work_is_refused(tmp_path):
 
 @pytest.fixture
 def ledger(tmp_path):
-    found = Ledger(tmp_path / "run")
-    found.create()
-    yield found
-    found.close()
+    new_ledger = Ledger(tmp_path / "run")
+    new_ledger.create()
+    yield new_ledger
+    new_ledger.close()
 
 
 def make_store(ledger, executions):
@@ -190,9 +190,9 @@ def test_an_earlier_result_is_found_by_key_and_a_failure_is_not(ledger):
     store = ShardStore(ledger=ledger)
     for line in ledger.read_lines():
         store.add_previous_line(line)
-    found = store.find_previous_line(first.key)
-    assert found is not None
-    assert found.to_outcome()["y"] == 2
+    previous = store.find_previous_line(first.key)
+    assert previous is not None
+    assert previous.to_outcome()["y"] == 2
     assert store.find_previous_line(second.key) is None
 
 

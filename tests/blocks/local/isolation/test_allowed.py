@@ -151,20 +151,22 @@ platform.platform(), mimetypes.guess_type("a.txt"), locale.getlocale(), pathlib.
 
 
 def test_ordinary_operations_keep_working(box: Box) -> None:
-    answers = {what: box.run(f"{code}\nSUBMIT(works=True)") for what, code in WORKS.items()}
-    assert {what: answer for what, answer in answers.items() if answer.get("outputs") != {"works": True}} == {}
+    answers = {operation: box.run(f"{code}\nSUBMIT(works=True)") for operation, code in WORKS.items()}
+    assert {
+        operation: answer for operation, answer in answers.items() if answer.get("outputs") != {"works": True}
+    } == {}
 
 
 @pytest.mark.older_kernels(0, 1, 3)
 def test_a_missing_network_raises_an_ordinary_error(box: Box) -> None:
-    found = box.outputs("""
+    outputs = box.outputs("""
 import urllib.error, urllib.request
 try:
     urllib.request.urlopen("http://127.0.0.1:9/", timeout=60)
 except urllib.error.URLError as error:
     SUBMIT(refused=isinstance(error.reason, OSError))
 """)
-    assert found == {"refused": True}
+    assert outputs == {"refused": True}
 
 
 def test_code_can_signal_the_processes_that_it_starts(box: Box) -> None:
@@ -205,7 +207,7 @@ def test_only_the_code_can_access_its_folder(box: Box) -> None:
     before = folder.stat().st_mode
     assert (folder / "work" / "mine").read_text() == "x"
     assert stat.S_IMODE(before) & 0o007 == 0  # other users cannot enter
-    found = box.tried("""
+    attempts = box.tried("""
 work = os.environ["HOME"]
 attempt("record", lambda: read("../sandbox.json"))
 attempt("record written", lambda: write("../sandbox.json"))
@@ -218,6 +220,6 @@ try:
 except OSError:
     pass
 """)
-    assert found.done == {}
+    assert attempts.done == {}
     assert folder.stat().st_mode == before
     assert sorted(path.name for path in folder.iterdir()) == ["python", "sandbox.json", "tmp", "work"]

@@ -90,10 +90,10 @@ def describe(folder: Path) -> dict[str, Any]:
 
 def test_code_imports_packages_of_the_hosts_environment(level: Any) -> None:
     with LocalInterpreter(isolation=level, packages="environment") as interpreter:
-        found = interpreter.execute("import numpy\nSUBMIT(total=numpy.arange(4).sum(), version=numpy.__version__)")
+        result = interpreter.execute("import numpy\nSUBMIT(total=numpy.arange(4).sum(), version=numpy.__version__)")
     import numpy
 
-    assert found.outputs == {"total": 6, "version": numpy.__version__}
+    assert result.outputs == {"total": 6, "version": numpy.__version__}
 
 
 LOOK_BESIDE = """
@@ -119,11 +119,11 @@ def test_isolated_code_cannot_change_or_leave_the_environment(level: Any, enviro
             before = describe(folder)
             look = LOOK_BESIDE.format(module=f"of_{name}", secret=str(secret))
             assert interpreter.execute(look)["read"] == (["of the host"] * 3 if level == "none" else [])
-            found = interpreter.execute(WRITE.format(module=f"of_{name}"))
-            assert found.value == 42
+            result = interpreter.execute(WRITE.format(module=f"of_{name}"))
+            assert result.value == 42
             assert (describe(folder) == before) == (level != "none")
             # For an ordinary user on landlock, chmod reports success but changes nothing.
-            assert "add" in found.done if level == "none" else {*found.done} <= {"open to all"}
+            assert "add" in result.done if level == "none" else {*result.done} <= {"open to all"}
 
 
 @pytest.mark.usefixtures("environment")
@@ -199,8 +199,8 @@ def test_a_package_named_environment_can_be_requested() -> None:
 async def test_provider_options_accept_environment_packages() -> None:
     provider = await resolve_provider("local:none", {"packages": "environment"})
     async with provider.interpreter() as interpreter:
-        found = await interpreter.execute("import of_purelib, of_platlib\nSUBMIT(of_purelib.VALUE + of_platlib.VALUE)")
-    assert found.output == 84
+        result = await interpreter.execute("import of_purelib, of_platlib\nSUBMIT(of_purelib.VALUE + of_platlib.VALUE)")
+    assert result.output == 84
 
 
 @pytest.mark.anyio

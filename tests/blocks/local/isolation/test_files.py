@@ -51,8 +51,8 @@ def test_files_of_the_host_cannot_be_read(box: Box, files: Files) -> None:
     assert {"home", "home by cat", "home by a symlink", "tmp", "tmp by cat", "tmp mapped"} <= set(open_there)
     files.home.write_text(FILE_SECRET)  # the attempts moved the file
     files.tmp.write_text(FILE_SECRET)
-    found = box.tried(READ, paths=files.paths())
-    assert found.done == {}
+    attempts = box.tried(READ, paths=files.paths())
+    assert attempts.done == {}
     assert files.home.read_text() == files.tmp.read_text() == FILE_SECRET
 
 
@@ -72,14 +72,14 @@ attempt("one that is open", lambda: read("/etc/shadow-that-is-not-there"))
 def test_private_system_files_cannot_be_read(box: Box) -> None:
     places = [str(box.host.home), str(box.host.folders)]
     assert {*places} <= set(unconfined(box).tried(SYSTEM_SECRETS, paths=places).done)
-    found = box.tried(SYSTEM_SECRETS, paths=places).done
+    attempts = box.tried(SYSTEM_SECRETS, paths=places).done
     # For an interpreter below the home directory, its parent folders are visible, but no other entries in them.
     way = Path(box.outputs("SUBMIT(prefix=sys.base_prefix)")["prefix"]).parts
-    assert {path: listed for path, listed in found.items() if listed not in [repr([part]) for part in way]} == {}
+    assert {path: listed for path, listed in attempts.items() if listed not in [repr([part]) for part in way]} == {}
 
 
 def test_the_root_directory_shows_nothing_of_the_host(box: Box, files: Files) -> None:
-    found = box.tried("""
+    attempts = box.tried("""
 attempt("root", lambda: sorted(os.listdir("/")))
 attempt("tmp", lambda: os.listdir("/tmp"))
 attempt("home", lambda: os.listdir("/home"))
@@ -87,11 +87,11 @@ attempt("sys", lambda: os.listdir("/sys"))
 attempt("run", lambda: os.listdir("/run"))
 """)
     if box.level == "landlock":
-        assert found.done == {}
+        assert attempts.done == {}
     else:
-        assert set(found.done) <= {"root", "tmp", "run"}
-        assert not {path.name for path in files.tmp.parents} & set(ast.literal_eval(found.done["tmp"]))
-        assert not {"home", "var", "mnt", "opt", "srv"} & set(ast.literal_eval(found.done.get("root", "[]")))
+        assert set(attempts.done) <= {"root", "tmp", "run"}
+        assert not {path.name for path in files.tmp.parents} & set(ast.literal_eval(attempts.done["tmp"]))
+        assert not {"home", "var", "mnt", "opt", "srv"} & set(ast.literal_eval(attempts.done.get("root", "[]")))
 
 
 WRITE = """
@@ -147,14 +147,14 @@ def failing_as_oserror(*args, **kwargs):
         path.write_text(FILE_SECRET)
         path.chmod(0o666)
         os.chown(path, box.host.uid, box.host.uid)
-    found = box.tried(code, paths=files.paths())
-    assert found.done == {}
+    attempts = box.tried(code, paths=files.paths())
+    assert attempts.done == {}
     assert files.home.read_text() == files.tmp.read_text() == FILE_SECRET
     assert [path.name for path in files.folder.iterdir()] == ["secret"]
 
 
 def test_the_system_cannot_be_written(box: Box) -> None:
-    found = box.tried("""
+    attempts = box.tried("""
 for path in ("/usr", "/usr/bin", "/etc", "/", "/bin", "/lib", "/usr/local/bin", "/var/tmp", "/dev", "/run", "/proc",
              "/sys", "/dev/shm" if not os.path.isdir("/sandbox") else "/etc", os.path.dirname(os.__file__)):
     attempt(path, lambda: os.close(os.open(os.path.join(path, "new"), os.O_CREAT | os.O_WRONLY)))
@@ -165,7 +165,7 @@ for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/pro
              "/proc/self/oom_score_adj", "/proc/self/uid_map", "/sys/kernel/mm/ksm/run", "/dev/kmsg"):
     attempt(path, lambda: os.close(os.open(path, os.O_WRONLY)))
 """)
-    assert found.done == {}
+    assert attempts.done == {}
 
 
 CHANGE = """
@@ -193,21 +193,21 @@ for name, path in paths.items():
 
 def state(path: Path) -> tuple[Any, ...]:
     """Return a file's metadata: mode, owner, times, attributes and flags."""
-    found = path.stat()
+    status = path.stat()
     flags = bytearray(8)
     with path.open("rb") as file, suppress(OSError):  # not every file system has flags
         fcntl.ioctl(file, 0x80086601, flags)  # FS_IOC_GETFLAGS
     marks = os.listxattr(path)
-    return oct(found.st_mode), found.st_uid, found.st_gid, found.st_mtime_ns, marks, bytes(flags)
+    return oct(status.st_mode), status.st_uid, status.st_gid, status.st_mtime_ns, marks, bytes(flags)
 
 
 @pytest.mark.older_kernels(0, 1, 4)
 def test_modes_owners_times_and_attributes_of_the_host_cannot_be_changed(box: Box, files: Files) -> None:
     before = {path: (state(path), path.parent.stat().st_mode) for path in (files.home, files.tmp)}
-    found = box.tried(CHANGE, paths=files.paths())
-    assert {path: (state(path), path.parent.stat().st_mode) for path in (files.home, files.tmp)} == before, found
+    attempts = box.tried(CHANGE, paths=files.paths())
+    assert {path: (state(path), path.parent.stat().st_mode) for path in (files.home, files.tmp)} == before, attempts
     # An open for neither reading nor writing still returns a descriptor that ioctl accepts.
-    assert not [name for name in found.done if "neither" in name or "lease" in name or "flags" in name], found
+    assert not [name for name in attempts.done if "neither" in name or "lease" in name or "flags" in name], attempts
     unconfined(box).tried(CHANGE, paths=files.paths())
     for path in (files.home, files.tmp):
         path.parent.chmod(0o777)
@@ -236,7 +236,7 @@ attempt("watched", lambda: checked(libc.inotify_add_watch(checked(libc.inotify_i
 
 
 def test_devices_cannot_be_used(box: Box) -> None:
-    found = box.tried(
+    attempts = box.tried(
         """
 import glob, stat
 KNOWN = {"null", "zero", "full", "random", "urandom"} | ({"ptmx"} if own_terminals else set())
@@ -260,4 +260,4 @@ attempt("a new character device", lambda: os.mknod("device", stat.S_IFCHR | 0o60
 """,
         own_terminals=box.level == "bubblewrap",
     )
-    assert found.done == {}
+    assert attempts.done == {}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.older_kernels(0, 1)
 def test_code_cannot_create_a_namespace(box: Box) -> None:
-    found = box.tried("""
+    attempts = box.tried("""
 import subprocess
 NEW = {"mount": 0x20000, "cgroup": 0x2000000, "uts": 0x4000000, "ipc": 0x8000000, "user": 0x10000000,
        "pid": 0x20000000, "net": 0x40000000, "time": 0x80}
@@ -39,12 +39,12 @@ def command():
         raise OSError(1, "refused")
 attempt("unshare --user", command)
 """)
-    assert found.done == {}
+    assert attempts.done == {}
 
 
 @pytest.mark.older_kernels(0, 1)
 def test_system_calls_that_bypass_the_policy_are_refused(box: Box) -> None:
-    found = box.tried("""
+    attempts = box.tried("""
 bad = -1
 NAMES = ("io_uring_setup", "io_uring_enter", "io_uring_register", "bpf", "perf_event_open", "userfaultfd", "add_key",
          "request_key", "keyctl", "open_by_handle_at", "name_to_handle_at", "fanotify_init", "mount", "umount2",
@@ -65,9 +65,9 @@ def become_a_sibling():
 attempt("programs laid out as an attacker likes it", lambda: call("personality", 0x40000))  # ADDR_NO_RANDOMIZE
 attempt("a child of the supervisor's", become_a_sibling)
 """)
-    assert found.done == {}
+    assert attempts.done == {}
     # Any other error would mean that the kernel examined the arguments.
-    assert {name: error for name, error in found.refused.items() if error not in ("EPERM", "ENOSYS")} == {}
+    assert {name: error for name, error in attempts.refused.items() if error not in ("EPERM", "ENOSYS")} == {}
 
 
 FLAGS = """
@@ -84,8 +84,8 @@ attempt("a request that nobody knows", lambda: fcntl.ioctl(descriptor, 0x5000940
 @pytest.mark.older_kernels(0, 1, 4)
 def test_an_ioctl_cannot_change_a_file_opened_for_reading(box: Box) -> None:
     """Landlock does not govern ioctl requests, and the interpreter's files may belong to the user."""
-    found = box.tried(FLAGS)
-    assert {name: found.refused.get(name) for name in ("attributes written", "a request that nobody knows")} == {
+    attempts = box.tried(FLAGS)
+    assert {name: attempts.refused.get(name) for name in ("attributes written", "a request that nobody knows")} == {
         "attributes written": "ENOTTY",
         "a request that nobody knows": "ENOTTY",
     }
@@ -102,31 +102,31 @@ attempt("non-blocking", lambda: os.set_blocking(reads, False))
 
 @pytest.mark.older_kernels(0, 1, 5)
 def test_code_cannot_take_names_of_the_hosts_sockets(box: Box) -> None:
-    found = box.tried("""
+    attempts = box.tried("""
 ours, theirs = socket.socketpair()
 attempt("an abstract name", lambda: ours.bind("\\0rlm-batch-" + os.urandom(6).hex()))
 """)
-    assert box.level == "bubblewrap" or found.refused == {"an abstract name": "EPERM"}
+    assert box.level == "bubblewrap" or attempts.refused == {"an abstract name": "EPERM"}
 
 
 @pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="there is no filter for it")
 def test_code_cannot_remove_the_mark_of_its_processes(box: Box) -> None:
-    found = box.tried("""
+    attempts = box.tried("""
 import resource
 soft, hard = resource.getrlimit(resource.RLIMIT_RSS)
 attempt("lowered", lambda: resource.setrlimit(resource.RLIMIT_RSS, (1, 1)))
 attempt("lowered of itself", lambda: resource.prlimit(os.getpid(), resource.RLIMIT_RSS, (soft, hard - 1)))
 attempt("lowered by the old call", lambda: call("setrlimit", 5, struct.pack("QQ", 1, 1)))
 """)
-    assert found.done == {}
-    assert {*found.refused.values()} <= {"EPERM", "not allowed to raise maximum limit"}
+    assert attempts.done == {}
+    assert {*attempts.refused.values()} <= {"EPERM", "not allowed to raise maximum limit"}
 
 
 def test_system_calls_of_another_architecture_are_refused(box: Box) -> None:
     if os.uname().machine != "x86_64":
         pytest.skip("this machine has one set of numbers")
-    found = box.tried('attempt("x32", lambda: checked(libc.syscall(ctypes.c_long(0x40000000 + 39))))')
-    assert found.refused == {"x32": "EPERM"}
+    attempts = box.tried('attempt("x32", lambda: checked(libc.syscall(ctypes.c_long(0x40000000 + 39))))')
+    assert attempts.refused == {"x32": "EPERM"}
     answer = box.run("""
 import mmap
 memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
@@ -139,7 +139,7 @@ SUBMIT(pid=function())
 
 
 def test_code_has_no_privileges_and_cannot_gain_any(box: Box) -> None:
-    found = box.outputs("""
+    outputs = box.outputs("""
 import glob, stat, subprocess
 header = struct.pack("Ii", 0x20080522, 0)
 sets = ctypes.create_string_buffer(24)
@@ -162,18 +162,18 @@ SUBMIT(uid=os.getresuid(), groups=os.getgroups(), no_new=libc.prctl(39, 0, 0, 0,
        became=became, done=done)
 """)
     root = box.host.uid == 0
-    assert (found["uid"][0] > 1000) if root else (found["uid"] == [box.host.uid] * 3)
-    assert len(set(found["uid"])) == 1
-    assert found["no_new"] == 1
+    assert (outputs["uid"][0] > 1000) if root else (outputs["uid"] == [box.host.uid] * 3)
+    assert len(set(outputs["uid"])) == 1
+    assert outputs["no_new"] == 1
     # If the interpreter is in a private directory, root's code keeps the right to search; Landlock still restricts it.
-    assert found["capabilities"] in ((0, 1 << 2) if root and box.level == "landlock" else (0,))
-    assert {name: outcome for name, outcome in found["became"].items() if outcome[0] == 0} == {}
-    assert found["done"] == {}
-    assert root is False or found["groups"] in ([], [found["uid"][0]])
+    assert outputs["capabilities"] in ((0, 1 << 2) if root and box.level == "landlock" else (0,))
+    assert {name: outcome for name, outcome in outputs["became"].items() if outcome[0] == 0} == {}
+    assert outputs["done"] == {}
+    assert root is False or outputs["groups"] in ([], [outputs["uid"][0]])
 
 
 def test_code_has_no_descriptors_of_the_host(box: Box) -> None:
-    found = box.outputs("""
+    outputs = box.outputs("""
 import stat
 kinds = {}
 for fd in range(4096):
@@ -185,4 +185,4 @@ for fd in range(4096):
 SUBMIT(kinds=kinds)
 """)
     # Standard input, output and error, and the channel of the execution.
-    assert found["kinds"] == {"0": "device", "1": "pipe", "2": "pipe", "3": "pipe", "4": "pipe"}
+    assert outputs["kinds"] == {"0": "device", "1": "pipe", "2": "pipe", "3": "pipe", "4": "pipe"}

@@ -30,14 +30,14 @@ raise MemoryError if refused else RuntimeError(done)
 
 
 def test_a_limit_cannot_be_raised(own_box: Boxes) -> None:
-    found = own_box(memory_mib=256, processes=40, file_size_mib=1, cpu_seconds=30).tried("""
+    attempts = own_box(memory_mib=256, processes=40, file_size_mib=1, cpu_seconds=30).tried("""
 import resource
 for name in ("AS", "NPROC", "FSIZE", "CPU", "CORE"):
     which = getattr(resource, "RLIMIT_" + name)
     attempt(name, lambda: resource.setrlimit(which, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)))
     attempt(f"{name} of itself", lambda: resource.prlimit(os.getpid(), which, (1 << 40, 1 << 40)))
 """)
-    assert found.done == {}
+    assert attempts.done == {}
 
 
 FORKS = """
@@ -96,7 +96,7 @@ def test_cpu_time_beyond_the_limit_ends_only_its_execution(hosts: Hosts) -> None
 
 
 def test_a_file_beyond_the_limit_cannot_be_written(own_box: Boxes) -> None:
-    found = own_box(file_size_mib=1).outputs("""
+    outputs = own_box(file_size_mib=1).outputs("""
 import mmap, tempfile
 attempt("small", lambda: open("small", "wb").write(bytes(1 << 20)))
 attempt("large", lambda: open("large", "wb").write(bytes(2 << 20)))
@@ -107,13 +107,13 @@ memory = os.memfd_create("memory")
 attempt("in memory", lambda: os.ftruncate(memory, 2 << 20))
 SUBMIT(done=done, refused=refused, largest=max(os.path.getsize(name) for name in os.listdir()))
 """)
-    assert set(found["done"]) == {"small"}
-    assert found["largest"] <= 1 << 20
+    assert set(outputs["done"]) == {"small"}
+    assert outputs["largest"] <= 1 << 20
 
 
 @pytest.mark.each_once
 def test_open_files_and_processor_seconds_have_limits_by_default(own_box: Boxes) -> None:
-    found = own_box().outputs(
+    outputs = own_box().outputs(
         """
 import resource
 files, seconds = (resource.getrlimit(which) for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU))
@@ -122,6 +122,6 @@ SUBMIT(files=files[1], seconds=seconds[1], done=done)
 """,
         timeout=60,
     )
-    assert found["files"] == 1024
-    assert 60 <= found["seconds"] <= 91 * (os.cpu_count() or 1) + 2
-    assert found["done"] == {}
+    assert outputs["files"] == 1024
+    assert 60 <= outputs["seconds"] <= 91 * (os.cpu_count() or 1) + 2
+    assert outputs["done"] == {}

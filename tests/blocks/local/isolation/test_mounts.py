@@ -69,22 +69,23 @@ def test_code_reads_mounted_data_and_cannot_change_or_leave_it(own_box: Boxes, o
         os.chown(path, box.host.uid, box.host.uid, follow_symlinks=False)
     before = _describe(folder.parent)
     at_folder, at_alone = places
-    tried = box.tried(ATTACK, folder=at_folder, alone=at_alone)
-    assert set(tried.done) == {"read", "read below", "read alone"}, tried
+    attempts = box.tried(ATTACK, folder=at_folder, alone=at_alone)
+    assert set(attempts.done) == {"read", "read below", "read alone"}, attempts
     assert _describe(folder.parent) == before
     with socket.socket(socket.AF_UNIX) as server:  # this socket did not exist when the sandbox opened
         try:
             server.bind(str(folder / "agent"))
             os.chmod(folder / "agent", 0o777)
             server.listen()
-            tried = box.tried(CONNECT, folder=at_folder)
+            attempts = box.tried(CONNECT, folder=at_folder)
         finally:
             (folder / "agent").unlink(missing_ok=True)
-    assert not tried.done, tried
+    assert not attempts.done, attempts
 
 
 def _describe(folder: Path) -> dict[str, Any]:
-    found = {str(path): path.lstat() for path in [folder, *sorted(folder.rglob("*"))]}
+    statuses = {str(path): path.lstat() for path in [folder, *sorted(folder.rglob("*"))]}
     return {
-        path: (item.st_mode, item.st_uid, item.st_mtime_ns, item.st_size, item.st_nlink) for path, item in found.items()
+        path: (item.st_mode, item.st_uid, item.st_mtime_ns, item.st_size, item.st_nlink)
+        for path, item in statuses.items()
     }

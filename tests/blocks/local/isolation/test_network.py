@@ -38,15 +38,15 @@ def test_code_cannot_reach_servers_of_the_host(box: Box, servers: Servers) -> No
     assert servers.reached() == set(servers.names)
     while servers.reached():
         pass
-    found = box.tried(REACH, addresses=servers.names)
-    assert servers.reached() == set(), found
+    attempts = box.tried(REACH, addresses=servers.names)
+    assert servers.reached() == set(), attempts
     # In the sandbox's own network a datagram can be sent, but it reaches no server.
-    assert not [name for name in found.done if box.level == "landlock" or not name.startswith("udp")]
+    assert not [name for name in attempts.done if box.level == "landlock" or not name.startswith("udp")]
 
 
 @pytest.mark.older_kernels(0, 1, 3)
 def test_code_cannot_open_other_kinds_of_sockets(box: Box) -> None:
-    found = box.tried("""
+    attempts = box.tried("""
 KINDS = {"packet": 17, "vsock": 40, "alg": 38, "bluetooth": 31, "can": 29, "key": 15, "tipc": 30, "xdp": 44, "nfc": 39,
          "rxrpc": 33, "rds": 21, "kcm": 41, "qipcrtr": 42, "smc": 43, "ax25": 3, "x25": 9, "appletalk": 5, "mctp": 45}
 for name, family in KINDS.items():
@@ -56,13 +56,13 @@ for name, family in KINDS.items():
 attempt("raw", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP))
 attempt("raw 6", lambda: socket.socket(socket.AF_INET6, socket.SOCK_RAW, 58))
 """)
-    assert found.done == {}
+    assert attempts.done == {}
     # EAFNOSUPPORT would mean that the kernel was asked, and that only its configuration excludes the family.
-    assert {name: error for name, error in found.refused.items() if error not in ("EPERM", "EACCES")} == {}
+    assert {name: error for name, error in attempts.refused.items() if error not in ("EPERM", "EACCES")} == {}
 
 
 def test_the_network_has_no_way_out(box: Box) -> None:
-    found = box.tried("""
+    attempts = box.tried("""
 for name, address in (("test network", ("192.0.2.1", 80)), ("broadcast", ("255.255.255.255", 9))):
     def reach(kind):
         with socket.socket(socket.AF_INET, kind) as ours:
@@ -74,4 +74,4 @@ for name, address in (("test network", ("192.0.2.1", 80)), ("broadcast", ("255.2
     attempt(f"{name} datagram", lambda: reach(socket.SOCK_DGRAM))
 attempt("name", lambda: socket.getaddrinfo("example.org", 80))
 """)
-    assert found.done == {}
+    assert attempts.done == {}

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def test_code_does_not_see_the_hosts_environment(box: Box) -> None:
-    found = box.outputs("""
+    outputs = box.outputs("""
 try:
     initial = open("/proc/self/environ").read()
 except OSError:
     initial = ""
 SUBMIT(names=sorted(os.environ), values=list(os.environ.values()), initial=initial)
 """)
-    assert ENVIRONMENT_SECRET not in str(found)
+    assert ENVIRONMENT_SECRET not in str(outputs)
     known = {
         "LC_CTYPE",
         "PATH",
@@ -38,12 +38,12 @@ SUBMIT(names=sorted(os.environ), values=list(os.environ.values()), initial=initi
         "USER",
         "LOGNAME",
     }
-    assert set(found["names"]) <= known
-    assert str(box.host.home) not in found["values"]
+    assert set(outputs["names"]) <= known
+    assert str(box.host.home) not in outputs["values"]
 
 
 def test_the_codes_user_has_a_name_and_a_home(box: Box) -> None:
-    found = box.outputs("""
+    outputs = box.outputs("""
 import getpass, pathlib, pwd, subprocess
 ask = "import getpass, os; print(getpass.getuser(), os.path.expanduser('~'))"
 child = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True).stdout.split()
@@ -53,9 +53,9 @@ except KeyError:
     entry = False
 SUBMIT(own=[getpass.getuser(), os.path.expanduser("~")], child=child, home=os.environ["HOME"], entry=entry)
 """)
-    assert found["own"] == found["child"] == ["sandbox", found["home"]]
+    assert outputs["own"] == outputs["child"] == ["sandbox", outputs["home"]]
     # Without mounts a sandbox sees the machine's list of users.
-    assert found["entry"] or box.level == "landlock"
+    assert outputs["entry"] or box.level == "landlock"
 
 
 PEEK = """
@@ -94,15 +94,15 @@ for name, pid in pids.items():
 def test_code_cannot_access_memory_and_descriptors_of_other_processes(box: Box, victim: Victim) -> None:
     address = int(Path(f"/proc/{victim.pid}/maps").read_text().split("-")[0], 16)
     pids = {"victim": victim.pid, "host": box.host.pid, "supervisor": 0, "init": 1}
-    found = box.tried(PEEK, pids=pids, address=address)
-    assert found.done == {}
+    attempts = box.tried(PEEK, pids=pids, address=address)
+    assert attempts.done == {}
     open_there = unconfined(box).tried(PEEK, pids={"victim": victim.pid}, address=address).done
     assert {"victim environ", "victim cwd"} <= set(open_there)
     assert ENVIRONMENT_SECRET in open_there["victim environ"]
 
 
 def test_processes_of_the_host_cannot_be_listed(box: Box, victim: Victim) -> None:
-    found = box.tried(
+    attempts = box.tried(
         """
 attempt("listed", lambda: sorted(int(name) for name in os.listdir("/proc") if name.isdigit()))
 attempt("victim", lambda: read(f"/proc/{pid}/cmdline"))
@@ -111,11 +111,11 @@ attempt("victim's state", lambda: read(f"/proc/{pid}/stat"))
         pid=victim.pid,
     )
     if box.level == "landlock":
-        assert found.done == {}
+        assert attempts.done == {}
         return
-    assert set(found.done) == {"listed"}
+    assert set(attempts.done) == {"listed"}
     # The sandbox's own processes, numbered from 1.
-    assert max(map(int, found.done["listed"].strip("[]").split(", "))) < 1000
+    assert max(map(int, attempts.done["listed"].strip("[]").split(", "))) < 1000
 
 
 SIGNAL = """
@@ -149,11 +149,11 @@ except OSError:
 def test_other_processes_cannot_be_signalled(box: Box, victim: Victim) -> None:
     pids = {"victim": victim.pid, "host": box.host.pid, "supervisor": 0}
     victim.stop()
-    found = box.tried(SIGNAL, pids=pids)
+    attempts = box.tried(SIGNAL, pids=pids)
     assert victim.is_untouched
     victim.go_on()
     assert box.host.process.poll() is None
-    assert found.done == {}
+    assert attempts.done == {}
     assert box.outputs("SUBMIT(works=True)") == {"works": True}  # the supervisor works too
     # Without isolation, signalling all of a user's processes would also reach those of other tests.
     alone = SIGNAL.partition("try:\n    os.kill(-1")[0]
@@ -203,9 +203,9 @@ attempt("removed", lambda: checked(libc.shmctl(identifier, 0, None)))
             "found"
             in unconfined(box).tried(code.partition('attempt("removed"')[0], key=key, identifier=identifier).done
         )
-        found = box.tried(code, key=key, identifier=identifier)
-        assert "found" not in found.done
-        assert box.level == "bubblewrap" or found.done == {}
+        attempts = box.tried(code, key=key, identifier=identifier)
+        assert "found" not in attempts.done
+        assert box.level == "bubblewrap" or attempts.done == {}
         assert libc.shmget(key, 4096, 0o600) == identifier
     finally:
         libc.shmctl(identifier, 0, None)

@@ -23,10 +23,10 @@ def zygotes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Zygotes]:
     """End this process's zygotes and return new ones for one test."""
     launcher.zygotes.end()
     wait_until(lambda: not find_zygotes(os.getpid()), "the end of the zygotes before")
-    found = Zygotes()
-    monkeypatch.setattr(launcher, "zygotes", found)
-    yield found
-    found.end()
+    zygote_processes = Zygotes()
+    monkeypatch.setattr(launcher, "zygotes", zygote_processes)
+    yield zygote_processes
+    zygote_processes.end()
 
 
 @pytest.fixture(params=[pytest.param(level, marks=mark_level(level)) for level in ("bubblewrap", "landlock")])
@@ -51,10 +51,10 @@ async def find_ahead(local: LocalSandbox) -> tuple[int, int]:
 
     def find_pair() -> tuple[int, int] | None:
         children = list_children()
-        found = find_zygotes(os.getpid(), children)
-        leaves = [pid for pid in found if not found & set(children.get(pid, ()))]
-        parents = [pid for pid in found if len(leaves) == 1 and leaves[0] in children.get(pid, ())]
-        return (parents[0], leaves[0]) if len(found) == count and len(parents) == 1 else None
+        zygote_pids = find_zygotes(os.getpid(), children)
+        leaves = [pid for pid in zygote_pids if not zygote_pids & set(children.get(pid, ()))]
+        parents = [pid for pid in zygote_pids if len(leaves) == 1 and leaves[0] in children.get(pid, ())]
+        return (parents[0], leaves[0]) if len(zygote_pids) == count and len(parents) == 1 else None
 
     pair = await wait_until_async(find_pair, "a zygote with what it forks ahead")
     assert pair is not None

@@ -67,7 +67,7 @@ SUBMIT(done=done)
 
 def list_marked(pid: int) -> list[int]:
     """Return the descendants of a process that carry a sandbox's mark."""
-    children, found, below = list_children(), list[int](), [pid]
+    children, descendants, below = list_children(), list[int](), [pid]
     for above in below:
         below += children.get(above, ())
         try:
@@ -75,8 +75,8 @@ def list_marked(pid: int) -> list[int]:
         except OSError:
             continue
         if limit != "unlimited" and int(limit) >= MARK_BASE:
-            found.append(above)
-    return found
+            descendants.append(above)
+    return descendants
 
 
 def set_file_limit(pids: set[int], limit: tuple[int, int]) -> None:
@@ -99,8 +99,8 @@ def test_a_sandbox_cannot_reach_its_siblings_or_their_zygote(own_box: Boxes) -> 
         return [*ahead, *supervisors] if len(ahead) > 2 and len(supervisors) >= 2 else []
 
     pids = wait_until(find, "a process ahead, and two sandboxes")
-    tried = box.tried(f"def reach(pid, address=0):\n{REACH_ONE}\n{REACH}", pids=pids)
-    assert tried.done == {}
+    attempts = box.tried(f"def reach(pid, address=0):\n{REACH_ONE}\n{REACH}", pids=pids)
+    assert attempts.done == {}
     assert sibling.outputs("SUBMIT(works=True)") == {"works": True}
     assert own_box().outputs("SUBMIT(works=True)") == {"works": True}
 
@@ -191,8 +191,10 @@ async def test_processes_of_a_killed_supervisor_end_and_other_sandboxes_continue
 
     async with local.interpreter(tools={"ready": ready}) as interpreter:
         await interpreter.execute("pass")
-        children, found = list_children(), find_zygotes(os.getpid())
-        [(zygote, supervisor)] = [(one, pid) for one in found for pid in children.get(one, ()) if pid not in found]
+        children, zygote_pids = list_children(), find_zygotes(os.getpid())
+        [(zygote, supervisor)] = [
+            (one, pid) for one in zygote_pids for pid in children.get(one, ()) if pid not in zygote_pids
+        ]
         async with local.interpreter() as other:
             variables = {"mark": marked.mark, "numbers": {}}
             running = asyncio.create_task(
