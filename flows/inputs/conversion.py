@@ -141,8 +141,9 @@ def _convert_content(name: str, content: Content, value: Any, tools: Collection[
     for text in texts[:1] if content is Content.STEP else texts:  # Later `x.py` may be an attribute of a variable.
         if isinstance(text, str):
             check_code(text)
-    is_by_id = content is Content.DATA_BY_ID and isinstance(value, dict)
-    return normalize_chunk_ids(value) if is_by_id else value
+    if content is Content.DATA_BY_ID and isinstance(value, dict):
+        return normalize_chunk_ids(value)  # type: ignore[reportUnknownArgumentType]
+    return value
 
 
 def _convert_values(name: str, content: Content, value: Any) -> Any:

@@ -241,7 +241,9 @@ class CsvTable:
         self._skips_blanks = any(name.startswith(" ") for name in header)  # The header is like "x, y".
         self.names = [name.strip() for name in header]
         self._check_header()
-        self.types = {name: kind for name in self.names if (kind := types.get(name) or default) is not None}
+        self.types: dict[str, ColumnType] = {
+            name: kind for name in self.names if (kind := types.get(name) or default) is not None
+        }
         fitting: dict[str, list[ColumnType]] = {}
         self._count = 0
         for line, row in self._read_data(report):
