@@ -183,17 +183,19 @@ class Host:
         if self.status() is None:
             os.kill(self.pid, number)
 
-    def ended(self, seconds: float = 120.0) -> int:
+    def wait_for_exit(self, seconds: float = 120.0) -> int:
         """Wait for the process to end and return its exit status. A process that hangs is killed and fails the test."""
         try:
             wait_until(lambda: self.status() is not None, timeout=seconds)
         except TimeoutError:
             os.kill(self.pid, signal.SIGKILL)
-            raise AssertionError(f"the flow's process did not end within {seconds:.0f} s:\n{self.said()}") from None
+            raise AssertionError(
+                f"the flow's process did not end within {seconds:.0f} s:\n{self.read_output()}"
+            ) from None
         assert self._status is not None
         return self._status
 
-    def said(self) -> str:
+    def read_output(self) -> str:
         """Return the end of the process's output."""
         return self._log.read_text(errors="replace")[-4000:]
 

@@ -110,7 +110,7 @@ class Stage:
     def finish(self, batch: Batch, **options: Any) -> None:
         """Run the rest of a batch to its end without faults."""
         host = self.start(batch, **options)
-        assert host.ended(300) == 0, host.said()
+        assert host.wait_for_exit(300) == 0, host.read_output()
         batch.complete()
 
     def no_slot_is_held(self) -> None:
@@ -122,7 +122,7 @@ class Stage:
 
         wait_until(none, "no slot is held", timeout=120)
 
-    def nothing_is_left(self, *, after_lifetime: bool = True) -> None:
+    def check_nothing_remains(self, *, after_lifetime: bool = True) -> None:
         """Wait until no sandbox, folder or process is left, except the servers'.
 
         With `after_lifetime`, sandboxes get their lifetime to expire, and then a reap removes the rest.
@@ -132,7 +132,7 @@ class Stage:
                 wait_until(lambda: not self.provider.sandboxes(), timeout=self.provider.reaped_after())
             if self.provider.sandboxes():
                 reap = self.hosts.start(self.provider, op="reap", block=self._block)
-                assert reap.ended() == 0, reap.said()
+                assert reap.wait_for_exit() == 0, reap.read_output()
         # The wait is shorter than the lifetime, after which the provider itself removes sandboxes.
         wait_until(lambda: not self.provider.sandboxes(), "no sandbox is left", timeout=30)
         wait_until(lambda: not descendants().keys() - self._processes, "no process is left")

@@ -60,12 +60,12 @@ def test_attacks_harm_no_other_execution_and_leave_nothing(
             "executions_per_task": dice.choice((1, 1, 5)),
         }
         host = hosts.start(provider, op="batch", parameters=parameters)
-        assert host.ended(300) == 0, host.said()
+        assert host.wait_for_exit(300) == 0, host.read_output()
         outcomes = {
             outcome.meta.index: outcome
             for outcome in (line.to_outcome() for line in ledger.load_latest_lines().values())
         }
-        assert set(outcomes) == set(range(SIZE)), host.said()
+        assert set(outcomes) == set(range(SIZE)), host.read_output()
         for variables in inputs:
             outcome = outcomes[variables["x"]]
             if not variables["text"]:
@@ -74,6 +74,6 @@ def test_attacks_harm_no_other_execution_and_leave_nothing(
             elif not isinstance(outcome, Result):
                 ends.add(type(outcome.error).__name__)
         marked.wait_until_gone()
-        stage.nothing_is_left(after_lifetime=False)
+        stage.check_nothing_remains(after_lifetime=False)
         batches += 1
     print(f"{level}: {batches} batches of {SIZE}, a third of them attacks, which ended as {', '.join(sorted(ends))}")

@@ -18,7 +18,7 @@ from .stage import Stage
 NAMES = ("local", "daytona", "modal")
 
 
-def killed(stage: Stage, size: int, times: int, seconds: float, *, slots: bool = False) -> None:
+def check_killed_batch(stage: Stage, size: int, times: int, seconds: float, *, slots: bool = False) -> None:
     """Kill a batch's process repeatedly, then resume the batch. No round starts after that many seconds."""
     dice = chance("kill", stage.provider.name)
     started_at, strikes, batches = time.monotonic(), 0, [stage.batch(size, dice)]
@@ -29,11 +29,11 @@ def killed(stage: Stage, size: int, times: int, seconds: float, *, slots: bool =
         batches[-1].wait_for_progress(host, dice)
         strikes += host.status() is None
         host.kill(signal.SIGKILL)
-        assert host.ended() in (0, -signal.SIGKILL), host.said()
-    stage.nothing_is_left()
+        assert host.wait_for_exit() in (0, -signal.SIGKILL), host.read_output()
+    stage.check_nothing_remains()
     for batch in batches:
         stage.finish(batch)
-    stage.nothing_is_left(after_lifetime=False)
+    stage.check_nothing_remains(after_lifetime=False)
     if slots:
         stage.no_slot_is_held()
     executions = sum(sum(batch.count_starts().values()) for batch in batches)
@@ -44,13 +44,13 @@ def killed(stage: Stage, size: int, times: int, seconds: float, *, slots: bool =
 @pytest.mark.full
 @pytest.mark.parametrize("provider", ["local"], indirect=True)
 def test_a_killed_batch_resumes_with_every_result_and_leaves_nothing(stage: Stage) -> None:
-    killed(stage, size=12, times=3, seconds=30)
+    check_killed_batch(stage, size=12, times=3, seconds=30)
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("provider", NAMES, indirect=True)
 def test_batches_killed_at_random_moments_resume_with_every_result(stage: Stage) -> None:
-    killed(stage, size=50, times=20, seconds=60, slots=True)
+    check_killed_batch(stage, size=50, times=20, seconds=60, slots=True)
 
 
 @pytest.mark.chaos
@@ -66,8 +66,8 @@ def test_an_interrupted_batch_deletes_its_sandboxes_and_resumes(stage: Stage) ->
         strikes += host.status() is None
         number = dice.choice((signal.SIGINT, signal.SIGTERM))
         host.kill(number)
-        host.ended()
-        stage.nothing_is_left(after_lifetime=False)
+        host.wait_for_exit()
+        stage.check_nothing_remains(after_lifetime=False)
     stage.finish(batch)
     stage.no_slot_is_held()
     print(f"{stage.provider.name}: {strikes} interrupts, {sum(batch.count_starts().values())} executions begun")
@@ -82,12 +82,12 @@ def test_failing_provider_and_server_calls_run_each_execution_once(stage: Stage,
     stage.provider.fail(0.2, dice.randrange(2**32))
     with Proxy(server, 0.2, dice) as proxy:
         host = stage.start(batch, proxy.url, retries=8)
-        assert host.ended(300) == 0, host.said()
+        assert host.wait_for_exit(300) == 0, host.read_output()
     failed = stage.provider.faults()
     stage.provider.fail(0.0, 0)
     batch.complete()
     assert batch.count_starts() == dict.fromkeys(range(50), 1)
-    stage.nothing_is_left()
+    stage.check_nothing_remains()
     print(f"{stage.provider.name}: {failed} calls and {dict(proxy.faults)} connections failed")
 
 
@@ -103,14 +103,14 @@ def test_an_idempotent_batch_survives_the_loss_of_its_sandboxes(stage: Stage) ->
             stage.provider.take(dice.choice(alive))
             taken += 1
         time.sleep(dice.uniform(0.0, 0.3))
-    assert host.ended(300) == 0, host.said()
+    assert host.wait_for_exit(300) == 0, host.read_output()
     batch.complete()
-    stage.nothing_is_left()
+    stage.check_nothing_remains()
     print(f"{stage.provider.name}: {taken} sandboxes taken, {sum(batch.count_starts().values())} executions begun")
     assert taken
 
 
-def listening(port: int) -> bool:
+def is_listening(port: int) -> bool:
     with socket.socket() as asking:
         return asking.connect_ex(("127.0.0.1", port)) == 0
 
@@ -128,9 +128,9 @@ def test_a_batch_survives_a_kill_and_restart_of_its_server(stage: Stage, tmp_pat
         batch.wait_for_progress(host, dice)
         assert server.pid is not None
         os.killpg(server.pid, signal.SIGKILL)
-        wait_until(lambda: not listening(port))
+        wait_until(lambda: not is_listening(port))
         with PrefectServer(tmp_path / "home", port):
-            assert host.ended(300) == 0, host.said()
+            assert host.wait_for_exit(300) == 0, host.read_output()
             batch.complete()
             assert batch.count_starts() == dict.fromkeys(range(50), 1)
-    stage.nothing_is_left()  # the server is a process too
+    stage.check_nothing_remains()  # the server is a process too

@@ -20,7 +20,7 @@ HALF = OUTPUT_CAP_CHARACTERS // 2
 GAP = re.compile(r"\n\[\.\.\. ([\d,]+) characters dropped \.\.\.\]\n")
 
 
-def parts(text: str) -> tuple[str, int, str]:
+def split_truncated(text: str) -> tuple[str, int, str]:
     """Return a truncated output's head, its number of dropped characters, and its tail."""
     head, dropped, tail = GAP.split(text)
     return head, int(dropped.replace(",", "")), tail
@@ -94,7 +94,7 @@ async def test_ten_megabytes_come_back_as_head_omitted_count_and_tail(interprete
         """
     heard: list[str] = []
     result = await interpreter.execute(dedent(code), on_output=lambda _, text: heard.append(text))
-    head, dropped, tail = parts(result.meta.stdout)
+    head, dropped, tail = split_truncated(result.meta.stdout)
     assert (len(head), len(tail)) == (HALF, HALF)
     assert dropped == 10_000_000 - OUTPUT_CAP_CHARACTERS
     assert head.startswith("000000000.")
@@ -107,7 +107,7 @@ async def test_the_cap_applies_to_each_stream_of_each_execution(interpreter: Int
     for context in (None, "c", "c"):
         result = await interpreter.execute(code, {"n": OUTPUT_CAP_CHARACTERS}, context=context)
         assert result.meta.stdout == "😀" * OUTPUT_CAP_CHARACTERS
-        assert parts(result.meta.stderr) == ("\x01" * HALF, 1, "\x01" * HALF)
+        assert split_truncated(result.meta.stderr) == ("\x01" * HALF, 1, "\x01" * HALF)
 
 
 @pytest.mark.every_provider

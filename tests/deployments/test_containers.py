@@ -22,15 +22,15 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if service["image"] == COMPOSE["x-image"]["image"]}
 
 
-def instructions(name: str) -> list[list[str]]:
+def list_instructions(name: str) -> list[list[str]]:
     return [line.split()[1:] for line in DOCKERFILE.splitlines() if line.startswith(f"{name} ")]
 
 
 def in_image() -> dict[str, str]:
-    return dict(word.split("=", 1) for words in instructions("ENV") for word in words)
+    return dict(word.split("=", 1) for words in list_instructions("ENV") for word in words)
 
 
-def environments() -> Iterator[tuple[str, dict[str, str | None]]]:
+def list_environments() -> Iterator[tuple[str, dict[str, str | None]]]:
     yield "Dockerfile", in_image()  # type: ignore[misc]
     for name, service in OURS.items():
         yield name, service.get("environment", {})
@@ -56,8 +56,8 @@ def settings() -> set[str]:
 
 
 def test_the_image_has_every_package_and_build_file() -> None:
-    *files, _ = instructions("COPY")[0]
-    rooms = {source for source, target in instructions("COPY")[1:] if source == target}
+    *files, _ = list_instructions("COPY")[0]
+    rooms = {source for source, target in list_instructions("COPY")[1:] if source == target}
     packages = PYPROJECT["tool"]["setuptools"]["packages"]
     assert rooms == {name.split(".")[1] for name in packages if "." in name}
     assert {"pyproject.toml", "constraints.txt", "__init__.py", PROJECT["readme"], *PROJECT["license-files"]} <= {
@@ -77,7 +77,7 @@ def test_every_command_exists() -> None:
 
     from rlm_batch.cli.commands import app
 
-    ((*words,),) = instructions("CMD")
+    ((*words,),) = list_instructions("CMD")
     commands = [[word.strip('[],"') for word in words], *(service["command"] for service in OURS.values())]
     apps = {"prefect": prefect, "rlm-batch": app}
     assert set(apps) - {"prefect"} <= set(PROJECT["scripts"])
@@ -89,7 +89,7 @@ def test_every_setting_exists(settings: set[str]) -> None:
     source = "".join(path.read_text() for room in ("blocks", "tasks") for path in (ROOT / room).rglob("*.py"))
     unknown = [
         f"{where}: {name}"
-        for where, environment in environments()
+        for where, environment in list_environments()
         for name in environment
         if name not in settings
         and not (name.startswith(("RLM_BATCH_", "XDG_")) and f'"{name}"' in source)
@@ -116,7 +116,7 @@ def test_the_redis_settings_name_existing_modules() -> None:
 
 def test_the_compose_file_has_no_secret_and_requires_the_password() -> None:
     passwords: set[str | None] = set()
-    for name, environment in environments():
+    for name, environment in list_environments():
         for setting, value in environment.items():
             if re.search("KEY|TOKEN|SECRET|PASSWORD|AUTH_STRING", setting):
                 assert value is None or re.fullmatch(r"\$\{[^}]+\}", value), (name, setting)

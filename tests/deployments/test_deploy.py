@@ -62,7 +62,9 @@ def on_server() -> dict[str, dict[str, Any]]:
     return ask(read)
 
 
-def different(found: dict[str, dict[str, Any]], expected: dict[str, dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
+def list_differences(
+    found: dict[str, dict[str, Any]], expected: dict[str, dict[str, Any]]
+) -> dict[str, tuple[Any, Any]]:
     """Return both values of every field that differs."""
     return {
         f"{name}: {field}": (value, expected[name][field])
@@ -98,7 +100,7 @@ def test_prefects_deploy_command_creates_the_same_deployments(deployed: list[str
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("successfully created") == len(NAMES)
     theirs = on_server()
-    assert different(theirs, ours) == {}
+    assert list_differences(theirs, ours) == {}
 
 
 @pytest.mark.full

@@ -98,7 +98,7 @@ def post(url: str, path: str, **body: Any) -> httpx.Response:
     return httpx.post(f"{url}{path}", json=body, headers=headers, auth=PASSWORD, timeout=60)
 
 
-def through(url: str, work: Callable[[], Awaitable[Any]]) -> Any:
+def run_on_server(url: str, work: Callable[[], Awaitable[Any]]) -> Any:
     async def working() -> Any:
         return await work()
 
@@ -108,7 +108,7 @@ def through(url: str, work: Callable[[], Awaitable[Any]]) -> Any:
 
 def run(url: str, **parameters: Any) -> str:
     """Start a run of batch/local and return its id without waiting for it."""
-    return str(through(url, lambda: run_deployment("batch/local", parameters=parameters, timeout=0)).id)  # type: ignore[arg-type]
+    return str(run_on_server(url, lambda: run_deployment("batch/local", parameters=parameters, timeout=0)).id)  # type: ignore[arg-type]
 
 
 def state(url: str, flow_run: str) -> str:
@@ -125,7 +125,7 @@ def of_run(flow_run: str) -> dict[str, Any]:
     return {"flow_runs": {"id": {"any_": [flow_run]}}}
 
 
-def completed(url: str, flow_run: str) -> int:
+def count_completed(url: str, flow_run: str) -> int:
     done = {"task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
     return int(post(url, "/task_runs/count", **of_run(flow_run), **done).raise_for_status().json())
 
@@ -143,8 +143,8 @@ def test_servers_share_runs_workers_and_history(servers: Servers, worker: Path) 
     flow_run = run(first, code=code, inputs=[{"x": x} for x in range(30)], max_workers=4)
     wait(lambda: has_ended(second, flow_run), "the run's end")
     assert state(first, flow_run).startswith("COMPLETED"), worker.read_text()[-3000:]
-    wait(lambda: completed(first, flow_run) == 30, "thirty task runs")
-    assert completed(second, flow_run) == 30
+    wait(lambda: count_completed(first, flow_run) == 30, "thirty task runs")
+    assert count_completed(second, flow_run) == 30
     # The services store events in batches, every few seconds.
     names: set[str] = set()
 
@@ -205,15 +205,15 @@ def test_killing_a_server_loses_neither_run_nor_history(servers: Servers, worker
     # Enough events a second that the server has some in progress at any moment.
     code = "import time; time.sleep(0.05); SUBMIT(y=x)"
     flow_run = run(servers.url, code=code, inputs=[{"x": x} for x in range(120)], max_workers=6)
-    wait(lambda: completed(servers.url or "", flow_run) > 20, "twenty task runs")
+    wait(lambda: count_completed(servers.url or "", flow_run) > 20, "twenty task runs")
     servers.kill("server-0")
     try:
         wait(lambda: has_ended(servers.url or "", flow_run), "the run's end", 300)
         assert state(servers.urls[1], flow_run).startswith("COMPLETED"), worker.read_text()[-3000:]
-        wait(lambda: completed(servers.urls[1], flow_run) == 120, "all task runs")
+        wait(lambda: count_completed(servers.urls[1], flow_run) == 120, "all task runs")
     finally:
         servers.start("server-0")
-    assert completed(servers.urls[0], flow_run) == 120
+    assert count_completed(servers.urls[0], flow_run) == 120
     # Clients send some events twice, as they cannot know which arrived; the server must store each once.
     about = {"related": {"id": [f"prefect.flow-run.{flow_run}"]}, "event": {"name": ["prefect.task-run.Completed"]}}
 

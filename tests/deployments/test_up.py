@@ -69,7 +69,7 @@ class Up:
         self._reader.join(0 if self.process.poll() is None else 60)
         assert text in self.said, self.said
 
-    def there(self) -> "Up":
+    def wait_until_ready(self) -> "Up":
         """Wait until `up` is ready; set `next` to the command that it suggests, and the server in its environment."""
         self.wait_for("deployment run sweep/local --watch\n")
         exported, self.next = [line.strip() for line in self.said.strip().splitlines()[-2:]]
@@ -185,7 +185,7 @@ if "prefect worker start" in " ".join(sys.orig_argv):
 def test_up_and_the_command_that_it_prints_run_a_flow(empty: Path) -> None:
     (empty / "sitecustomize.py").write_text(LEAVING)
     with Up(empty, PYTHONPATH=str(empty)) as up:
-        up.there()
+        up.wait_until_ready()
         assert "who can run code here as you: everyone on this machine" in up.said
         code = 'code="SUBMIT(loss=abs(x - 3))"'
         done = up.type(*shlex.split(up.next), "-p", code, "-p", 'grid={"x": [1, 2, 3]}')
@@ -214,12 +214,12 @@ def test_up_and_the_command_that_it_prints_run_a_flow(empty: Path) -> None:
 @pytest.mark.timeout(900)
 def test_ending_up_ends_flow_runs_and_sandboxes_and_keeps_results(home: Path) -> None:
     with Up(home) as up:
-        flow_run = up.there().run_of("-p", SLOW, "-p", 'grid={"t": [0.1, 3600, 3600]}')
+        flow_run = up.wait_until_ready().run_of("-p", SLOW, "-p", 'grid={"t": [0.1, 3600, 3600]}')
         up.wait_for_result(flow_run)
         assert up.end() == 0
     wait_until(lambda: not list_local_sandboxes(), "no sandbox")
     with Up(home) as up:
-        up.there()
+        up.wait_until_ready()
         (finished_run,) = up.api("flow_runs/filter", flow_runs={"id": {"any_": [flow_run]}})
         assert finished_run["state_type"] == "CRASHED"
         assert up.end(signal.SIGTERM) == 0
@@ -230,7 +230,7 @@ def test_ending_up_ends_flow_runs_and_sandboxes_and_keeps_results(home: Path) ->
 def test_a_users_sweep_runs_on_schedule_and_its_results_are_readable(home: Path) -> None:
     (home / "train.py").write_text("import math\nSUBMIT(loss=(math.log10(lr) + 2) ** 2)\n")
     with Up(home) as up:
-        up.there()
+        up.wait_until_ready()
         made = up.type(
             *(COMMAND, "deploy", "sweep", "train.py", "--grid", "lr=0.1,0.01", "--minimize", "loss"),
             *("--name", "each-minute", "--cron", "* * * * *"),
@@ -285,7 +285,7 @@ print(type(report).__name__, report.best.meta.variables["lr"], sep="\\n")
 def test_runs_need_the_password_and_stay_within_the_allowed_paths(home: Path) -> None:
     (home / "in.jsonl").write_text('{"x": 1}')
     with Up(home, "--auth", "somebody:not-told") as up:
-        up.there()
+        up.wait_until_ready()
         assert "who can run code here as you: those with the password" in up.said
         assert "export PREFECT_API_AUTH_STRING=NAME:PASSWORD\n" in up.said
         assert f"runs may use those below {home}{os.pathsep}{up.here}\n" in up.said
@@ -328,12 +328,12 @@ def test_postgres_works_as_the_database_and_keeps_results(empty: Path) -> None:
     with Postgres() as postgres:
         url = postgres.url.replace("postgresql+asyncpg://tests@", "postgresql://tests:not-told@")
         with Up(empty, "--database", url) as up:
-            done = up.there().type(*shlex.split(up.next))
+            done = up.wait_until_ready().type(*shlex.split(up.next))
             assert done.returncode == 0, done.stdout + done.stderr
             assert up.end() == 0
             assert "not-told" not in up.said
         with Up(empty, "--database", url) as up:
-            up.there()
+            up.wait_until_ready()
             assert [run["state_type"] for run in up.list_sweeps()] == ["COMPLETED"]
             assert up.end(signal.SIGTERM) == 0
     assert not (empty / ".prefect" / "prefect.db").exists()
@@ -356,7 +356,7 @@ def test_a_dead_child_process_ends_up_with_an_error_and_no_sandbox(
     home: Path, which: str, processes: Callable[[], dict[int, str]]
 ) -> None:
     with Up(home) as up:
-        flow_run = up.there().run_of("-p", SLOW, "-p", 'grid={"t": [0.1, 3600]}')
+        flow_run = up.wait_until_ready().run_of("-p", SLOW, "-p", 'grid={"t": [0.1, 3600]}')
         up.wait_for_result(flow_run)
         (pid,) = [pid for pid, line in processes().items() if WORDS[which] in line and pid in up.read_children()]
         os.kill(pid, signal.SIGKILL)

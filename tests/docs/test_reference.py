@@ -29,26 +29,26 @@ RETRIED = {
 }
 
 
-def written(value: Any) -> str:
+def format_default(value: Any) -> str:
     """Format a default as in the tables."""
     if value is inspect.Parameter.empty or value is PydanticUndefined:
         return "required"
     return f"`{json.dumps(value) if isinstance(value, str) else repr(value)}`"
 
 
-def says(cell: str, description: str) -> bool:
+def starts_with_description(cell: str, description: str) -> bool:
     """Return True if a cell starts with the code's description; more text may follow."""
     return cell == description or cell.startswith(f"{description} ")
 
 
-def parameters() -> dict[tuple[str, str], tuple[str, str]]:
+def list_parameters() -> dict[tuple[str, str], tuple[str, str]]:
     """Return the default and description of every flow's parameters, by flow and name."""
     rows: dict[tuple[str, str], tuple[str, str]] = {}
     for flow in FLOWS:
         for parameter in inspect.signature(getattr(rlm_batch, flow).fn).parameters.values():
             (text,) = [item.description for item in get_args(parameter.annotation) if isinstance(item, FieldInfo)]
             assert text is not None
-            rows[flow, parameter.name] = (written(parameter.default), text)
+            rows[flow, parameter.name] = (format_default(parameter.default), text)
     return rows
 
 
@@ -61,11 +61,13 @@ def test_the_table_of_parameters_matches_the_flows() -> None:
             documented[flow, name.strip("`")] = (default, text)
     missing = {
         key: f"| `{key[1]}` | {default} | `{key[0]}` | {text} |"
-        for key, (default, text) in parameters().items()
-        if key not in documented or documented[key][0] != default or not says(documented[key][1], text)
+        for key, (default, text) in list_parameters().items()
+        if key not in documented
+        or documented[key][0] != default
+        or not starts_with_description(documented[key][1], text)
     }
     assert missing == {}, "rows that docs/reference.md has to have"
-    assert documented.keys() - parameters().keys() == set()
+    assert documented.keys() - list_parameters().keys() == set()
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -75,7 +77,7 @@ def test_the_table_of_settings_matches_the_block(block: str) -> None:
     common = {} if block == "LanguageModel" else {name: rest for name, *rest in table_rows(tables["Every provider"])}
     documented = {**common, **{name: rest for name, *rest in table_rows(tables[block])}}
     expected = {
-        f"`{name}`": [written(field.get_default(call_default_factory=True)), field.description]
+        f"`{name}`": [format_default(field.get_default(call_default_factory=True)), field.description]
         for name, field in getattr(rlm_batch, block).model_fields.items()
     }
     assert documented == expected

@@ -33,7 +33,7 @@ def opening(**settings: Any) -> Open:
     return open_sandbox
 
 
-def tell(pids: set[int], number: int) -> None:
+def signal_processes(pids: set[int], number: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -172,12 +172,12 @@ async def test_a_silent_sandbox_is_lost(processes: Callable[[], dict[int, str]])
     before = set(processes())
     async with Interpreter(opening(heartbeat=0.2, silence=10)) as one:
         drivers = set(processes()) - before
-        tell(drivers, signal.SIGSTOP)
+        signal_processes(drivers, signal.SIGSTOP)
         with pytest.raises(OutcomeUnknown, match="said nothing for 10 s"):
             await one.execute("SUBMIT()")
         with pytest.raises(SandboxLost):
             await one.execute("SUBMIT()")
-        tell(drivers, signal.SIGCONT)
+        signal_processes(drivers, signal.SIGCONT)
 
 
 def test_a_driver_that_does_not_report_a_timeout_is_lost(
@@ -188,21 +188,21 @@ def test_a_driver_that_does_not_report_a_timeout_is_lost(
     async def execute() -> None:
         async with Interpreter(opening(), timeout=0.5) as one:
             drivers = set(processes()) - before
-            tell(drivers, signal.SIGSTOP)
+            signal_processes(drivers, signal.SIGSTOP)
             with pytest.raises(OutcomeUnknown, match="has not answered"):
                 await one.execute("SUBMIT()")
             with pytest.raises(SandboxLost):
                 await one.execute("SUBMIT()")
-            tell(drivers, signal.SIGCONT)
+            signal_processes(drivers, signal.SIGCONT)
 
     before = set(processes())
     asyncio.run(execute())
     with SyncInterpreter(opening(), timeout=0.5) as one:
         drivers = set(processes()) - before
-        tell(drivers, signal.SIGSTOP)
+        signal_processes(drivers, signal.SIGSTOP)
         with pytest.raises(OutcomeUnknown, match="has not answered"):
             one.execute("SUBMIT()")
-        tell(drivers, signal.SIGCONT)
+        signal_processes(drivers, signal.SIGCONT)
 
 
 @pytest.mark.anyio

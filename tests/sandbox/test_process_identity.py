@@ -25,7 +25,9 @@ OTHER_BOOT = "0" * 32
 
 
 @contextmanager
-def asked(*identities: str, mounts: Sequence[Mount] = ()) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+def query_identities(
+    *identities: str, mounts: Sequence[Mount] = ()
+) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """Start a process, and yield it with its own identity and its answers about these identities."""
     command = [sys.executable, "-c", ASK, *identities]
     command = make_command(command, mounts, os.getcwd()) if mounts else command
@@ -41,7 +43,7 @@ def test_a_killed_process_is_dead_before_its_parent_reaps_it() -> None:
     own = read_own_identity()
     assert re.fullmatch(r"[a-zA-Z0-9._-]{1,63}", own)  # valid in a tag of Modal
     assert is_process_alive(own) is True
-    with asked(own) as (process, (identity, seen)):
+    with query_identities(own) as (process, (identity, seen)):
         assert seen == "True"
         assert identity.split(".")[2] == str(process.pid)
         assert is_process_alive(identity) is True
@@ -74,7 +76,7 @@ def test_the_state_of_an_invalid_or_earlier_boots_identity_is_unknown() -> None:
 @pytest.mark.requires("namespaces")
 def test_the_state_of_a_process_in_another_namespace_is_unknown() -> None:
     own = read_own_identity()
-    with asked(own, mounts=[("read", "/", "/"), ("proc", "/proc")]) as (_, (identity, seen)):
+    with query_identities(own, mounts=[("read", "/", "/"), ("proc", "/proc")]) as (_, (identity, seen)):
         assert identity.split(".")[0] == own.split(".")[0]
         assert identity.split(".")[1] != own.split(".")[1]
         assert seen == "None"
@@ -85,7 +87,7 @@ def test_the_state_of_a_process_in_another_namespace_is_unknown() -> None:
 @pytest.mark.requires("namespaces")
 @pytest.mark.parametrize("mounts", [[("read", "/", "/")], [("read", "/", "/"), ("tmpfs", "/proc")]], ids=str)
 def test_a_process_without_a_usable_proc_has_no_identity(mounts: list[Mount]) -> None:
-    with asked(read_own_identity(), mounts=mounts) as (_, words):
+    with query_identities(read_own_identity(), mounts=mounts) as (_, words):
         assert words == ["", "None"]
 
 

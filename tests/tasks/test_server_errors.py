@@ -15,7 +15,7 @@ INVALID = {
 }
 
 
-def refusal(status: int, **content: Any) -> PrefectHTTPStatusError:
+def make_refusal(status: int, **content: Any) -> PrefectHTTPStatusError:
     """Return the error that Prefect's client raises for this answer."""
     response = httpx.Response(status, request=httpx.Request("POST", "http://127.0.0.1:4200/api/variables/"), **content)
     with pytest.raises(httpx.HTTPStatusError) as caught:
@@ -26,12 +26,18 @@ def refusal(status: int, **content: Any) -> PrefectHTTPStatusError:
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (refusal(409, json={"detail": "It is there."}), "409 Conflict: It is there."),
-        (refusal(422, json=INVALID), "422 Unprocessable Entity: Invalid request received.: body.limit: Field required"),
-        (refusal(403, text="not by\nthat name"), "403 Forbidden: not by that name"),
-        (refusal(502, html="<html><title>502 Bad Gateway</title><body>x</body>"), "502 Bad Gateway: 502 Bad Gateway"),
-        (refusal(500, json={"id": 1}), "500 Internal Server Error"),
-        (refusal(503), "503 Service Unavailable"),
+        (make_refusal(409, json={"detail": "It is there."}), "409 Conflict: It is there."),
+        (
+            make_refusal(422, json=INVALID),
+            "422 Unprocessable Entity: Invalid request received.: body.limit: Field required",
+        ),
+        (make_refusal(403, text="not by\nthat name"), "403 Forbidden: not by that name"),
+        (
+            make_refusal(502, html="<html><title>502 Bad Gateway</title><body>x</body>"),
+            "502 Bad Gateway: 502 Bad Gateway",
+        ),
+        (make_refusal(500, json={"id": 1}), "500 Internal Server Error"),
+        (make_refusal(503), "503 Service Unavailable"),
         (httpx.ConnectError("All connection attempts failed"), "All connection attempts failed"),
         (httpx.ReadTimeout(""), "ReadTimeout"),
     ],

@@ -49,7 +49,7 @@ def foreign() -> Iterator[str]:
     run_podman("rm", "--force", "--time", "0", name)
 
 
-def is_there(name: str) -> bool:
+def container_exists(name: str) -> bool:
     return name in run_podman("ps", "--all", "--format", "{{.Names}}").split()
 
 
@@ -79,7 +79,7 @@ async def test_a_killed_host_leaves_no_container_and_harms_no_other(container: C
         process.kill()
         await process.wait()
     await asyncio.to_thread(wait_until, lambda: not list_names(process.pid))
-    assert is_there(foreign)
+    assert container_exists(foreign)
 
 
 @pytest.mark.full
@@ -88,13 +88,13 @@ async def test_reap_deletes_only_our_expired_containers(server: str, container: 
     running = open_abandoned("rlm-batch-expires", str(int(time.time()) + 600))
     try:
         assert {expired, running, foreign} & {*await reap("container", dry_run=True)} == {expired}
-        assert is_there(expired)
+        assert container_exists(expired)
         assert {expired, running, foreign} & {*await reap("container")} == {expired}
-        assert [is_there(name) for name in (expired, running, foreign)] == [False, True, True]
+        assert [container_exists(name) for name in (expired, running, foreign)] == [False, True, True]
         await container.delete_sandbox(foreign)  # a container of another program is not deleted
-        assert is_there(foreign)
+        assert container_exists(foreign)
         await container.delete_sandbox(running)
-        assert not is_there(running)
+        assert not container_exists(running)
         await container.delete_sandbox(running)  # deleting a missing container is not an error
         with pytest.raises(ConfigurationError, match="no id of a container"):
             await container.delete_sandbox("somebody-elses")
@@ -124,7 +124,7 @@ async def test_killing_the_engines_client_loses_one_sandbox_and_the_next_works(
                     os.kill(pid, signal.SIGKILL)
         with pytest.raises((OutcomeUnknown, SandboxLost, SandboxStartError)):
             await sleeping
-    await asyncio.to_thread(wait_until, lambda: not is_there(name))
+    await asyncio.to_thread(wait_until, lambda: not container_exists(name))
     async with container.interpreter() as interpreter:
         assert (await interpreter.execute("SUBMIT(works=True)")).works
 
@@ -137,7 +137,7 @@ async def test_a_container_is_deleted_although_its_conmon_was_killed(
     conmon = int(run_podman("inspect", "--format", "{{.State.ConmonPid}}", name))
     os.kill(conmon, signal.SIGKILL)
     await container.delete_sandbox(name)
-    assert not is_there(name)
+    assert not container_exists(name)
 
 
 @pytest.mark.full

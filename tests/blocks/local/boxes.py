@@ -92,7 +92,7 @@ class Box:
         assert "outputs" in answer, answer
         return answer["outputs"]
 
-    def tried(self, code: str, **more: Any) -> Tried:
+    def run_attempts(self, code: str, **more: Any) -> Tried:
         """Run code and return the outcomes of its attempts; fail if it made none."""
         outputs = self.outputs(f"{code}\nSUBMIT(done=done, refused=refused)", **more)
         assert outputs["done"] or outputs["refused"]

@@ -124,7 +124,7 @@ class Servers:
         if isinstance(address, str) and address.startswith("/"):
             os.chmod(address, 0o777)
 
-    def reached(self) -> set[str]:
+    def list_reached(self) -> set[str]:
         """Return the names of the servers that were reached."""
         names: set[str] = set()
         for name, server in self._sockets.items():

@@ -50,7 +50,7 @@ time.sleep(1000)
 """
 
 
-def below(pid: int) -> dict[int, str]:
+def list_descendants(pid: int) -> dict[int, str]:
     """Return the start times of a process's descendants by id. An id and its start time identify a process for good."""
     parents: dict[int, tuple[int, str]] = {}
     for name in os.listdir("/proc"):
@@ -69,7 +69,7 @@ def below(pid: int) -> dict[int, str]:
     return descendants
 
 
-def still_there(known: dict[int, str]) -> dict[int, str]:
+def list_survivors(known: dict[int, str]) -> dict[int, str]:
     """Return the command lines, by id, of known processes that still run."""
     descendants: dict[int, str] = {}
     for pid, started in known.items():
@@ -99,7 +99,7 @@ ROOT = pytest.param("root", marks=pytest.mark.requires("root"))
 as_each_user = pytest.mark.parametrize("own_host", [ROOT, "user"], indirect=True)
 
 
-def boxes_of(host: Host, levels: tuple[str, ...] = RUNGS) -> dict[str, Box]:
+def open_boxes(host: Host, levels: tuple[str, ...] = RUNGS) -> dict[str, Box]:
     """Return a sandbox, by its id, on each level that this host supports."""
     boxes: dict[str, Box] = {}
     for level in levels:
@@ -111,10 +111,10 @@ def boxes_of(host: Host, levels: tuple[str, ...] = RUNGS) -> dict[str, Box]:
     return boxes
 
 
-def below_zygotes(host: Host) -> dict[int, str]:
+def list_sandbox_processes(host: Host) -> dict[int, str]:
     """Return the processes of a host's sandboxes, without its zygotes, which live as long as the host."""
     zygotes = find_zygotes(host.pid)
-    return {pid: started for pid, started in below(host.pid).items() if pid not in zygotes}
+    return {pid: started for pid, started in list_descendants(host.pid).items() if pid not in zygotes}
 
 
 def wait_for_more(find: Callable[[], dict[int, str]], count: int) -> dict[int, str]:
@@ -125,10 +125,10 @@ def wait_for_more(find: Callable[[], dict[int, str]], count: int) -> dict[int, s
 def wait_for_end(known: dict[int, str], marked: Marked) -> None:
     """Wait until the known and the marked processes have ended."""
     try:
-        wait_until(lambda: not still_there(known), "no process of a sandbox", timeout=60)
+        wait_until(lambda: not list_survivors(known), "no process of a sandbox", timeout=60)
         marked.wait_until_gone()
     finally:
-        for pid in still_there(known):
+        for pid in list_survivors(known):
             os.kill(pid, signal.SIGKILL)
 
 
@@ -142,13 +142,13 @@ def find_supervisors(marked: Marked) -> set[int]:
 def test_no_process_outlives_its_host_and_another_host_deletes_its_folders(
     own_host: Host, hosts: Hosts, marked: Marked
 ) -> None:
-    boxes = boxes_of(own_host)
+    boxes = open_boxes(own_host)
     for box in boxes.values():
         box.send(STAYING, mark=marked.mark, timeout=1000)
         box.send(STAYING, mark=marked.mark, timeout=1000, context="stays")
         box.send("while True: pass", timeout=1000)
     marked.wait_for(6 * len(boxes))
-    known = wait_for_more(lambda: below(own_host.pid), 10 * len(boxes))
+    known = wait_for_more(lambda: list_descendants(own_host.pid), 10 * len(boxes))
     own_host.process.kill()
     own_host.process.wait()
     wait_for_end(known, marked)
@@ -167,13 +167,13 @@ def test_no_process_outlives_its_host_and_another_host_deletes_its_folders(
 @pytest.mark.full
 @pytest.mark.alone
 def test_no_busy_process_outlives_its_host(own_host: Host, marked: Marked) -> None:
-    boxes = boxes_of(own_host, RUNGS[:2])
+    boxes = open_boxes(own_host, RUNGS[:2])
     for box in boxes.values():
         box.send(NAMED + COMETS + "time.sleep(1000)", mark=marked.mark, timeout=1000)
         flooded = Box(own_host, box.level, fields={"lifetime": 60_000})
         flooded.send(NAMED + FLOOD % {"after": False, "then": "flood()"}, mark=marked.mark, timeout=1000)
     marked.wait_for(11 * len(boxes))
-    known = below(own_host.pid)
+    known = list_descendants(own_host.pid)
     own_host.process.kill()
     own_host.process.wait()
     wait_for_end(known, marked)
@@ -182,11 +182,11 @@ def test_no_busy_process_outlives_its_host(own_host: Host, marked: Marked) -> No
 @as_each_user
 @pytest.mark.full
 def test_another_host_can_delete_a_running_sandbox(own_host: Host, hosts: Hosts, marked: Marked) -> None:
-    boxes = boxes_of(own_host)
-    before = below_zygotes(own_host)
+    boxes = open_boxes(own_host)
+    before = list_sandbox_processes(own_host)
     running = [box.send(STAYING, mark=marked.mark, timeout=1000) for box in boxes.values()]
     marked.wait_for(3 * len(boxes))
-    known = wait_for_more(lambda: below_zygotes(own_host), len(before) + 3 * len(boxes))
+    known = wait_for_more(lambda: list_sandbox_processes(own_host), len(before) + 3 * len(boxes))
     another = hosts("root" if own_host.uid == 0 else "user")
     for sandbox in boxes:
         another.delete_sandbox(sandbox)
@@ -201,11 +201,11 @@ def test_another_host_can_delete_a_running_sandbox(own_host: Host, hosts: Hosts,
 )
 @pytest.mark.parametrize("own_host", ["user"], indirect=True)
 def test_no_process_outlives_its_host_and_supervisor(own_host: Host, marked: Marked, number: int) -> None:
-    boxes = boxes_of(own_host)
+    boxes = open_boxes(own_host)
     for box in boxes.values():
         box.send(STAYING, mark=marked.mark, timeout=1000)
     marked.wait_for(3 * len(boxes))
-    known = below(own_host.pid)
+    known = list_descendants(own_host.pid)
     # For SIGKILL, stop the zygotes: they then learn of the supervisors' end and the host's end at the same time.
     stopped = find_zygotes(own_host.pid) if number == signal.SIGKILL else set[int]()
     for pid in [own_host.pid, *stopped]:
@@ -224,11 +224,11 @@ def test_no_process_outlives_its_host_and_supervisor(own_host: Host, marked: Mar
 @pytest.mark.full
 def test_an_unresponsive_supervisor_is_ended_with_its_processes(own_host: Host, marked: Marked) -> None:
     """The test stops the supervisor, as a kernel short of memory or a bug could."""
-    boxes = boxes_of(own_host, RUNGS[:2])
+    boxes = open_boxes(own_host, RUNGS[:2])
     for box in boxes.values():
         box.send(STAYING, mark=marked.mark, timeout=1000)
     marked.wait_for(3 * len(boxes))
-    known = below_zygotes(own_host)
+    known = list_sandbox_processes(own_host)
     for pid in find_supervisors(marked):
         os.kill(pid, signal.SIGSTOP)
     closing = [own_host.ask({**box.request, "op": "close"}) for box in boxes.values()]

@@ -390,7 +390,7 @@ def test_a_sandbox_outlives_the_thread_that_started_it(level: Any) -> None:
 def test_one_sandbox_cannot_reach_into_another(box: Box) -> None:
     other = type(box)(box.host, box.level, fields={"lifetime": 70_000})
     sandbox = other.run("open('secret', 'w').write('x')")["sandbox"]
-    attempts = box.tried(
+    attempts = box.run_attempts(
         """
 for part in (".", "work", "tmp", os.path.join("work", "secret"), "sandbox.json"):
     path = os.path.join(folder, part)

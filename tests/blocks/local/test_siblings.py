@@ -84,7 +84,7 @@ attempt("memory: descriptor", lambda: call("pidfd_getfd", os.pidfd_open(pid), 4,
 ATTACKS_ON_SIBLING = f"{SIGNALS}{LIMITS}{MEMORY}\npid = program\n{SIGNALS}{LIMITS}"
 
 
-def attacked(box: Box, code: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def run_attack(box: Box, code: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Run the attack next to a sibling and return the answers to both; allowed once per sandbox."""
     sibling = box.send(SIBLING)
     lines = "\n".join(f"    {line}" for line in code.strip("\n").splitlines())
@@ -94,7 +94,7 @@ def attacked(box: Box, code: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def check_that_a_sibling_is_out_of_reach(box: Box) -> None:
     """Attack a sibling in every way, and check that no attack succeeds."""
-    answer, sibling = attacked(box, ATTACKS_ON_SIBLING)
+    answer, sibling = run_attack(box, ATTACKS_ON_SIBLING)
     assert sibling.get("outputs") == WHOLE, sibling
     assert answer["outputs"]["refused"]
     done = answer["outputs"]["done"]
@@ -135,7 +135,7 @@ for token in tokens:
         attempt(f"{op} of another", lambda: say(header, b'{"whole":false}'))
 done.clear()
 """
-    answer, sibling = attacked(own_box(), code)
+    answer, sibling = run_attack(own_box(), code)
     assert sibling.get("outputs") == WHOLE, sibling
     assert "outputs" in answer or answer["error"]["error"] == "CodeCrashed"
 
@@ -186,7 +186,7 @@ attempt("memory", lambda: os.open("/proc/1/mem", os.O_RDWR))
 
 @pytest.mark.older_kernels(0, 1, 5)
 def test_code_cannot_reach_the_supervisor_or_its_wire(own_box: Boxes) -> None:
-    answer, sibling = attacked(own_box(), SUPERVISOR + WIRE)
+    answer, sibling = run_attack(own_box(), SUPERVISOR + WIRE)
     assert sibling.get("outputs") == WHOLE, sibling
     assert answer["outputs"]["done"] == {}
 

@@ -75,7 +75,7 @@ for place in places:
     places = [str(root / "secret")]
     for fields in ({}, {"volume_name": "other", "volume_root": str(root)}):
         box = own_box(**fields)
-        outcomes = box.tried(attempts, places=[*places, *([mount] if not fields else [])])
+        outcomes = box.run_attempts(attempts, places=[*places, *([mount] if not fields else [])])
         assert outcomes.done == {}
         box.close()
     assert writer.outputs("SUBMIT(text=load_from_volume('key.txt'), all=list_volume())") == {
@@ -88,7 +88,7 @@ def test_a_volume_makes_no_other_path_writable(own_box: Boxes, root: Path) -> No
     (root / "beside").mkdir(mode=0o777)
     (root / "beside").chmod(0o777)
     box = own_box(volume_name="mine", volume_root=str(root))
-    attempts = box.tried(
+    attempts = box.run_attempts(
         """
 attempt("beside", lambda: write(root + "/beside/x", b"x", os.O_WRONLY | os.O_CREAT))
 attempt("root", lambda: write(root + "/x", b"x", os.O_WRONLY | os.O_CREAT))

@@ -24,7 +24,7 @@ def find_sandboxes(standin: Any) -> dict[str, Any]:
     return standin.ask("state")["sandboxes"]
 
 
-def check_that_nothing_is_left(standin: Any) -> None:
+def check_nothing_remains(standin: Any) -> None:
     state = standin.ask("state")
     assert [state[name] for name in ("sandboxes", "commands", "folders")] == [{}, [], []]
 
@@ -48,7 +48,7 @@ async def test_a_sandbox_is_created_with_labels_name_and_limits(modal_sandbox: M
     assert (record["timeout"], record["idle_timeout"]) == (100, 60)
     assert not modal_standin.ask("state")["counts"].get("SandboxTagsSetV2")
     await sandbox.remove()
-    check_that_nothing_is_left(modal_standin)
+    check_nothing_remains(modal_standin)
 
 
 async def test_cancelled_creations_are_awaited_and_deleted_and_the_log_warns(
@@ -209,4 +209,4 @@ def test_sandboxes_of_a_killed_host_end_by_lifetime_or_idle_timeout(
     assert len(find_sandboxes(modal_standin)) == 3
     modal_standin.ask("age", seconds=3600 if end == "lifetime" else 60)
     wait_until(lambda: not find_sandboxes(modal_standin), "no sandbox is left")
-    check_that_nothing_is_left(modal_standin)
+    check_nothing_remains(modal_standin)

@@ -24,7 +24,7 @@ def volume() -> str:
     return f"volume-{uuid.uuid4().hex[:8]}"
 
 
-def causes(standin: Any, cause: str, volume: str) -> list[list[str]]:
+def list_commits(standin: Any, cause: str, volume: str) -> list[list[str]]:
     """Return the files of each commit that a cause made on a volume."""
     events = standin.ask("state")["events"]
     return [event["files"] for event in events if (event["cause"], event["volume"]) == (cause, volume)]
@@ -41,8 +41,8 @@ async def test_a_later_sandbox_reads_files_of_an_earlier_one(
         assert modal_standin.ask("volume", name=volume) == {"a.txt": "of the first"}
     async with block.interpreter() as other:
         assert (await other.execute(READ)).files == {"a.txt": "of the first"}
-    assert causes(modal_standin, "sync", volume)[0] == ["a.txt"]
-    assert not causes(modal_standin, "end", volume)
+    assert list_commits(modal_standin, "sync", volume)[0] == ["a.txt"]
+    assert not list_commits(modal_standin, "end", volume)
 
 
 async def test_an_open_sandbox_reads_files_that_another_saved(modal_sandbox: Make, volume: str) -> None:

@@ -61,7 +61,7 @@ REFUSED = [
 ]
 
 
-async def refusal(interpreter: Interpreter, code: str) -> str:
+async def read_refusal(interpreter: Interpreter, code: str) -> str:
     """Return the error text of the code's refused SUBMIT."""
     with pytest.raises(SubmitError) as caught:
         await interpreter.execute(code)
@@ -72,14 +72,14 @@ async def test_a_value_that_is_not_json_raises_an_error_with_a_fix(interpreter: 
     for number, (value, expected) in enumerate(FOLLOWED):
         place, path = (("{}", "loss"), ("{{'a': [1, {}]}}", "loss['a'][1]"))[number % 2]
         code = f"import {MODULES}\nloss = {place.format(value)}\n"
-        text = await refusal(interpreter, code + "SUBMIT(fine=1, loss=loss)")
+        text = await read_refusal(interpreter, code + "SUBMIT(fine=1, loss=loss)")
         assert text.startswith(path), value
         assert "line 3" in text, value
         assert "fine" not in text, value
         remedy = text.partition("hand over ")[2].rpartition(" (")[0]
         assert (await interpreter.execute(f"{code}SUBMIT({remedy})")).outputs == {"output": expected}, text
     for value, message in REFUSED:
-        text = await refusal(interpreter, f"import decimal\nSUBMIT(loss={value})")
+        text = await read_refusal(interpreter, f"import decimal\nSUBMIT(loss={value})")
         assert message in text, value
 
 
@@ -93,7 +93,7 @@ UNUSUAL = {
 
 async def test_an_error_names_the_field_that_json_cannot_hold(interpreter: Interpreter) -> None:
     for value, word in UNUSUAL.items():
-        text = await refusal(interpreter, f"SUBMIT(fine='ü', loss={value})")
+        text = await read_refusal(interpreter, f"SUBMIT(fine='ü', loss={value})")
         assert word in text, value
         assert text.encode()
         assert "loss" in text, value
@@ -103,8 +103,8 @@ async def test_an_error_names_the_field_that_json_cannot_hold(interpreter: Inter
             sys.set_int_max_str_digits(0)
         SUBMIT(loss=10 ** 4999)
         """
-    assert "loss" in await refusal(interpreter, dedent(code)), "the code has lifted its own limit on digits"
-    assert "1,000 characters" in await refusal(interpreter, "SUBMIT(fine=1, **{'x' * 1001: 1})")
+    assert "loss" in await read_refusal(interpreter, dedent(code)), "the code has lifted its own limit on digits"
+    assert "1,000 characters" in await read_refusal(interpreter, "SUBMIT(fine=1, **{'x' * 1001: 1})")
     assert (await interpreter.execute("SUBMIT(**{'x' * 1000: 1})")).outputs == {"x" * 1000: 1}
 
 
@@ -124,13 +124,13 @@ async def test_a_value_nested_up_to_a_hundred_levels_comes_back(interpreter: Int
         assert value == 0
     # The limit does not depend on the recursion limit of the sandbox's Python.
     for depth, limit in ((101, 1000), (489, 1000), (800, 1000), (900, 100_000), (5000, 1000)):
-        text = await refusal(interpreter, dedent(code).replace("depth", str(depth)).replace("limit)", f"{limit})"))
+        text = await read_refusal(interpreter, dedent(code).replace("depth", str(depth)).replace("limit)", f"{limit})"))
         assert "value" in text
         assert "nested too deeply" in text
 
 
 async def test_the_size_limit_counts_all_fields_together(interpreter: Interpreter) -> None:
-    text = await refusal(interpreter, "SUBMIT(text='x' * 2 * 1024 * 1024)")
+    text = await read_refusal(interpreter, "SUBMIT(text='x' * 2 * 1024 * 1024)")
     assert "save_to_volume" in text
     assert "1,048,576" in text
     assert "2,097,1" in text

@@ -29,7 +29,7 @@ SUBMIT(random=os.urandom(8).hex())
 DRAW = "import os\nSUBMIT(random=os.urandom(8).hex(), ids=sorted(results))"
 
 
-def draws(report: Any) -> dict[str, str]:
+def list_draws(report: Any) -> dict[str, str]:
     """Return the random text that each chunk submitted; a resumed chunk keeps its text."""
     return {name: outcome.random for name, outcome in report.results.items()}
 
@@ -39,11 +39,11 @@ async def test_a_complete_job_runs_nothing_and_reads_its_reduction(tmp_path, vol
     options: dict[str, Any] = {"volume_name": volume_name, "reduce": DRAW, "results_path": str(tmp_path / "ledger")}
     first = await chunks(WRITE_AND_DRAW, THREE, **options)
     again = await chunks(WRITE_AND_DRAW, THREE, **options)
-    assert draws(again) == draws(first)
+    assert list_draws(again) == list_draws(first)
     assert again.reduction.outputs == first.reduction.outputs
     assert [again[n].meta.files for n in THREE] == [(f"{n}.txt",) if volume_name else () for n in THREE]
     elsewhere = await chunks(WRITE_AND_DRAW, THREE, volume_name=volume_name)
-    assert not set(draws(elsewhere).values()) & set(draws(first).values())
+    assert not set(list_draws(elsewhere).values()) & set(list_draws(first).values())
 
 
 @pytest.mark.full
@@ -51,10 +51,10 @@ async def test_a_ledger_in_a_bucket_records_complete_chunks(s3):
     options: dict[str, Any] = {"volume_name": "bucket", "reduce": DRAW, "results_path": "s3://results/chunks"}
     first = await chunks(WRITE_AND_DRAW, THREE, **options)
     again = await chunks(WRITE_AND_DRAW, {**THREE, 3: [1]}, **options)
-    assert draws(again) == {**draws(first), "3": again[3].random}
+    assert list_draws(again) == {**list_draws(first), "3": again[3].random}
     assert again.reduction.ids == ["0", "1", "2", "3"]
     last = await chunks(WRITE_AND_DRAW, {**THREE, 3: [1]}, **options)
-    assert draws(last) == draws(again)
+    assert list_draws(last) == list_draws(again)
     assert last.reduction.outputs == again.reduction.outputs
 
 
@@ -62,11 +62,11 @@ async def test_changed_chunks_and_their_reduction_are_rerun(tmp_path):
     options: dict[str, Any] = {"volume_name": "changed", "reduce": DRAW, "results_path": str(tmp_path / "ledger")}
     first = await chunks(WRITE_AND_DRAW, THREE, **options)
     again = await chunks(WRITE_AND_DRAW, {**THREE, 1: [4, 5, 7]}, **options)
-    assert [name for name, text in draws(again).items() if text != first[name].random] == ["1"]
+    assert [name for name, text in list_draws(again).items() if text != first[name].random] == ["1"]
     assert again.reduction.random != first.reduction.random
     assert Volume("changed").get("1.txt") == b"[4, 5, 7]"
     other = await chunks(WRITE_AND_DRAW + "\n# changed", THREE, **options)
-    assert not set(draws(other).values()) & set(draws(again).values())
+    assert not set(list_draws(other).values()) & set(list_draws(again).values())
 
 
 async def test_only_failed_chunks_are_rerun(tmp_path):
@@ -171,7 +171,7 @@ SUBMIT(value=value if chunk_id == "deep" else data, random=os.urandom(8).hex(), 
         assert report.reduction.seen["deep"] == "[" * 99 + "1.0" + "]" * 99
         assert math.isnan(report.reduction.back[0])
         assert math.isnan(report["nan"].value[0])
-        assert draws(report) == draws(first)
+        assert list_draws(report) == list_draws(first)
         assert report["large"].outputs == first["large"].outputs
 
 

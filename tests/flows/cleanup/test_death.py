@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
 
 
-def written(ledger: Path) -> int:
+def count_results(ledger: Path) -> int:
     """Return the number of results in a ledger."""
     return sum(part.read_bytes().count(b"\n") for part in ledger.glob("part-*"))
 
@@ -92,7 +92,7 @@ def worker(server: str, daytona: Any, tmp_path: Path) -> Iterator[subprocess.Pop
         yield process
 
 
-def engines(processes: dict[int, str], run: FlowRun) -> list[int]:
+def list_engine_pids(processes: dict[int, str], run: FlowRun) -> list[int]:
     """Return the ids of a flow run's processes."""
     wanted = str(run.id).encode()
     engine_pids = [pid for pid, command in processes.items() if "prefect.engine" in command]
@@ -152,14 +152,14 @@ async def test_cancelled_or_killed_deployment_runs_leave_no_sandbox(
         await client.set_flow_run_state(cancelled.id, Cancelling())
         await ended(remote, cancelled, "Cancelled")
         assert len(await ids(remote, killed)) == 2
-        (engine,) = engines(processes(), killed)
+        (engine,) = list_engine_pids(processes(), killed)
         os.kill(engine, signal.SIGKILL)
         await ended(remote, killed, "Crashed")
 
         # The worker's flow run continues without it, and `reap` does not remove sandboxes of a live process.
         orphan = await begin("local:none", forever)
         await open_in(local, orphan)
-        (engine,) = engines(processes(), orphan)
+        (engine,) = list_engine_pids(processes(), orphan)
         worker.kill()
         worker.wait()
         assert await reap("local:none") == []
@@ -183,11 +183,11 @@ async def test_a_batch_survives_some_seconds_without_the_server(
     code = f"import os, time\nwhile x >= 4 and not os.path.exists({str(go)!r}): time.sleep(0.05)\nSUBMIT(x=x)"
     inputs = [{"x": x} for x in range(24)]
     running = asyncio.create_task(batch(code, inputs, provider="local:none", max_workers=2, results_path=str(ledger)))
-    await wait_until_async(lambda: written(ledger) == 4)
+    await wait_until_async(lambda: count_results(ledger) == 4)
     os.kill(pid, signal.SIGSTOP)
     try:
         go.touch()
-        await wait_until_async(lambda: written(ledger) > 8)  # executions start and end meanwhile
+        await wait_until_async(lambda: count_results(ledger) > 8)  # executions start and end meanwhile
     finally:
         os.kill(pid, signal.SIGCONT)
     assert [result.x for result in await running] == list(range(24))
@@ -207,7 +207,7 @@ def test_losing_the_server_ends_the_command_and_keeps_results(
         environment = os.environ | {"PREFECT_API_URL": first.url, "PREFECT_HOME": str(tmp_path / "home")}
         command = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
         try:
-            wait_until(lambda: written(tmp_path / "here") == 4)
+            wait_until(lambda: count_results(tmp_path / "here") == 4)
             assert first.pid is not None
             os.killpg(first.pid, signal.SIGKILL)
             (tmp_path / "go").touch()
@@ -220,7 +220,7 @@ def test_losing_the_server_ends_the_command_and_keeps_results(
     assert "run again with --results-path" in errors
     assert "Traceback" not in errors
     assert not list(Path(tempfile.gettempdir()).glob("rlm-batch-*"))
-    assert written(tmp_path / "here") == 20  # executions need no server
+    assert count_results(tmp_path / "here") == 20  # executions need no server
 
 
 # --------------------------------------------------------------------------------------------------------------- a disk

@@ -79,7 +79,7 @@ async def client() -> AsyncIterator[PrefectClient]:
         yield client
 
 
-async def place(name: str, request: pytest.FixtureRequest) -> tuple[str, SandboxProvider]:
+async def make_provider(name: str, request: pytest.FixtureRequest) -> tuple[str, SandboxProvider]:
     """Return the provider's `provider` parameter and the provider."""
     if name == "local":
         return "local:none", LocalSandbox(isolation="none")
@@ -94,15 +94,15 @@ async def place(name: str, request: pytest.FixtureRequest) -> tuple[str, Sandbox
 
 @pytest.fixture(params=["local", *CLOUDS])
 async def provider(request: pytest.FixtureRequest) -> tuple[str, SandboxProvider]:
-    return await place(request.param, request)
+    return await make_provider(request.param, request)
 
 
-async def called_by(client: PrefectClient, run: FlowRun) -> uuid.UUID:
+async def create_calling_task_run(client: PrefectClient, run: FlowRun) -> uuid.UUID:
     """Return the task run through which a flow run called another flow in its process."""
     return (await client.create_task_run(nothing, run.id, uuid.uuid4().hex)).id
 
 
-async def ids(provider: SandboxProvider) -> set[str]:
+async def list_ids(provider: SandboxProvider) -> set[str]:
     return {info.id for info in await provider.list_sandboxes()}
 
 
@@ -112,7 +112,7 @@ def ended_process() -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def told(caplog: pytest.LogCaptureFixture) -> str:
+def read_log(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(record.getMessage() for record in caplog.records)
 
 
@@ -124,8 +124,12 @@ async def test_reap_deletes_ended_sandboxes_and_keeps_live_or_foreign_ones(
     live = await client.create_flow_run(somebodys, state=Running())
     waiting = await client.create_flow_run(somebodys, state=Pending())
     over = await client.create_flow_run(somebodys, state=Completed())
-    called = await client.create_flow_run(somebodys, state=Running(), parent_task_run_id=await called_by(client, over))
-    busy = await client.create_flow_run(somebodys, state=Running(), parent_task_run_id=await called_by(client, live))
+    called = await client.create_flow_run(
+        somebodys, state=Running(), parent_task_run_id=await create_calling_task_run(client, over)
+    )
+    busy = await client.create_flow_run(
+        somebodys, state=Running(), parent_task_run_id=await create_calling_task_run(client, live)
+    )
     away = await client.create_flow_run(somebodys, state=Running())
     odd = await client.create_flow_run(somebodys, state=Running())
     killed, alive = {"rlm-batch-process": ended_process()}, read_own_identity()
@@ -164,11 +168,11 @@ async def test_reap_deletes_ended_sandboxes_and_keeps_live_or_foreign_ones(
     try:
         with caplog.at_level(logging.INFO):
             assert set(await reap(name, dry_run=True)) == gone
-        assert await ids(block) == {box.id for box in boxes.values()}
-        assert "7 sandboxes of" in told(caplog)
-        assert re.search(r"would be removed, after [1-5],", told(caplog))
+        assert await list_ids(block) == {box.id for box in boxes.values()}
+        assert "7 sandboxes of" in read_log(caplog)
+        assert re.search(r"would be removed, after [1-5],", read_log(caplog))
         assert set(await run_with_listener(reap, listener, name)) == gone
-        assert await ids(block) == {box.id for box in boxes.values()} - gone
+        assert await list_ids(block) == {box.id for box in boxes.values()} - gone
         assert 1142 <= sum(left.seconds for left in listener.orphans) < 1142 + 7 * 600
         assert {left.info.id: left.reason for left in listener.orphans} == {
             boxes["of a run that is over"].id: "its flow run is Completed",
@@ -204,7 +208,7 @@ async def test_reap_deletes_ended_sandboxes_and_keeps_live_or_foreign_ones(
         # Prefect calls the hook with keywords, in a worker whose run's process has ended.
         named_run = live.model_copy(update={"parameters": {"provider": name}})
         await remove_sandboxes(flow=somebodys, flow_run=named_run, state=Cancelling())
-        assert await ids(block) == {box.id for box in boxes.values()} - gone - {boxes["of a live run"].id}
+        assert await list_ids(block) == {box.id for box in boxes.values()} - gone - {boxes["of a live run"].id}
     finally:
         await asyncio.gather(*(box.remove() for box in boxes.values()))
 
@@ -222,12 +226,12 @@ async def test_the_hook_deletes_by_parameters_and_spares_the_same_process(
         async def called(run: FlowRun, **parameters: Any) -> set[str]:
             run = run.model_copy(update={"parameters": parameters})
             await remove_sandboxes(flow=somebodys, flow_run=run, state=Crashed())
-            return await ids(block)
+            return await list_ids(block)
 
         assert await called(mine, provider="local") == left  # the run's own lanes remove its sandboxes
         assert await called(gone, provider="local-sandbox/nosuch") == left
-        assert "could not be looked for, and are left to their expiry: " in told(caplog)
-        assert "nosuch" in told(caplog)
+        assert "could not be looked for, and are left to their expiry: " in read_log(caplog)
+        assert "nosuch" in read_log(caplog)
         assert await called(gone) == {boxes[0].id}  # the default provider of the flows is local
     finally:
         await asyncio.gather(*(box.remove() for box in boxes))
@@ -235,7 +239,7 @@ async def test_the_hook_deletes_by_parameters_and_spares_the_same_process(
 
 @pytest.mark.parametrize("name", CLOUDS)
 async def test_a_foreign_sandbox_in_the_same_account_is_not_touched(name: str, request: pytest.FixtureRequest) -> None:
-    called, block = await place(name, request)
+    called, block = await make_provider(name, request)
     theirs = {"managed-by": "them", "rlm-batch-run": str(uuid.uuid4()), "rlm-batch-server": await get_server_id()}
     if isinstance(block, DaytonaSandbox):
         from daytona import AsyncDaytona, CreateSandboxFromSnapshotParams
@@ -306,7 +310,7 @@ asyncio.run(main())
 """
 
 
-def killable(*providers: str) -> subprocess.Popen[bytes]:
+def start_batches(*providers: str) -> subprocess.Popen[bytes]:
     """Start a process that runs a batch on each of the providers."""
     return subprocess.Popen([sys.executable, "-c", HOST, *providers])
 
@@ -315,7 +319,7 @@ async def wait_until_open(*blocks: SandboxProvider) -> None:
     """Wait until each of the providers has both sandboxes of the process."""
 
     async def is_open() -> bool:
-        return [len(await ids(block)) for block in blocks] == [2] * len(blocks)
+        return [len(await list_ids(block)) for block in blocks] == [2] * len(blocks)
 
     await wait_until_async(is_open)
 
@@ -324,8 +328,8 @@ async def wait_until_open(*blocks: SandboxProvider) -> None:
 async def test_reap_spares_a_live_run_and_deletes_a_killed_one(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks, begun = dict([await place(name, request) for name in PROVIDERS]), time.time()
-    host = killable(*blocks)
+    blocks, begun = dict([await make_provider(name, request) for name in PROVIDERS]), time.time()
+    host = start_batches(*blocks)
     try:
         await wait_until_open(*blocks.values())
         server = await get_server_id()
@@ -335,7 +339,7 @@ async def test_reap_spares_a_live_run_and_deletes_a_killed_one(
             assert {info.server for info in sandboxes} == {server}
             assert len({info.run for info in sandboxes}) == 1
             assert all(begun - 1 < info.began <= time.time() < info.expires for info in sandboxes)
-            assert len(await ids(block)) == 2
+            assert len(await list_ids(block)) == 2
     finally:
         host.kill()
         host.wait()
@@ -348,16 +352,16 @@ async def test_reap_spares_a_live_run_and_deletes_a_killed_one(
             assert await reap(name, older_than=MIN_SILENCE_SECONDS) == []
     for name, block in blocks.items():
         assert len(await reap(name)) == 2
-        assert await ids(block) == set()
+        assert await list_ids(block) == set()
     assert not list(Path(tempfile.gettempdir()).glob("rlm-batch-*"))
 
 
 @pytest.mark.full
 async def test_a_terminated_script_leaves_nothing_at_any_provider(request: pytest.FixtureRequest) -> None:
     """Prefect raises outside the event loop, which then cancels every task, not only the flow's."""
-    blocks = dict([await place(name, request) for name in PROVIDERS])
+    blocks = dict([await make_provider(name, request) for name in PROVIDERS])
     for name in blocks:
-        host = killable(name)
+        host = start_batches(name)
         try:
             await wait_until_open(blocks[name])
             host.terminate()
@@ -365,7 +369,7 @@ async def test_a_terminated_script_leaves_nothing_at_any_provider(request: pytes
         finally:
             host.kill()
             host.wait()
-        assert await ids(blocks[name]) == set()
+        assert await list_ids(blocks[name]) == set()
 
 
 @pytest.mark.full

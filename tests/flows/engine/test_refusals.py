@@ -50,9 +50,7 @@ async def run_and_refuse(
     return await run
 
 
-def check_what_was_kept(
-    results: Sequence[Any], counter: ExecutionCounter, ledger: Path, error: type[Exception]
-) -> None:
+def check_kept_results(results: Sequence[Any], counter: ExecutionCounter, ledger: Path, error: type[Exception]) -> None:
     """Check that running executions finished once with one ledger line, and that the rest failed, mostly before
     starting.
     """
@@ -74,7 +72,7 @@ async def test_refusals_keep_running_executions_and_end_the_others(
     results = await run_and_refuse(daytona, provider, counter, ledger, status)
     error = type(results[-1].error)
     assert error in (ConfigurationError, SandboxStartError)
-    check_what_was_kept(results, counter, ledger, error)
+    check_kept_results(results, counter, ledger, error)
     # A resumed run executes only the executions that have not started.
     daytona.set(fault_rate=0.0)
     inputs = [{"x": x, "address": counter.address} for x in range(TOTAL)]

@@ -24,7 +24,7 @@ SOME_FAIL = COUNT_EXECUTION + "count_execution(x)\nassert x % 10, 'one in ten'\n
 LATER = COUNT_EXECUTION + "times = count_execution(x)\nassert x % 3 or times > 1, 'not yet'\nSUBMIT(y=x * x)"
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return every line that was written to a ledger."""
     return [json.loads(line) for part in path.glob("part-*.jsonl") for line in part.read_text().splitlines()]
 
@@ -53,7 +53,7 @@ async def test_prefects_retry_runs_only_executions_without_a_result(
         (f"batch-{deployment}-report", "5 of 8 executions succeeded"),
         (f"batch-{deployment}-report", "8 of 8 executions succeeded"),
     ]
-    assert Counter(line["status"] for line in lines(results / str(flow.run.id))) == {"succeeded": 8, "failed": 3}
+    assert Counter(line["status"] for line in read_lines(results / str(flow.run.id))) == {"succeeded": 8, "failed": 3}
 
 
 @pytest.mark.full

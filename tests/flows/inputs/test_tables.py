@@ -33,7 +33,7 @@ def read(folder: Path, data: str | bytes, types: Any = None) -> list[Any]:
     return values
 
 
-def column(folder: Path, cells: list[str], types: Any = None) -> list[Any]:
+def read_column(folder: Path, cells: list[str], types: Any = None) -> list[Any]:
     return [row["x"] for row in read(folder, "n,x\n" + "".join(f"{n},{cell}\n" for n, cell in enumerate(cells)), types)]
 
 
@@ -82,7 +82,7 @@ TEXTS = [
 
 def test_a_column_has_the_one_type_that_fits_all_cells(tmp_path: Path) -> None:
     for cells, values in (*CELLS, *((cells, [cell.strip('"') or None for cell in cells]) for cells in TEXTS)):
-        assert repr(column(tmp_path, cells)) == repr(values)
+        assert repr(read_column(tmp_path, cells)) == repr(values)
 
 
 def test_the_last_cell_can_change_a_columns_type_in_a_streamed_file(tmp_path: Path) -> None:
@@ -92,19 +92,19 @@ def test_the_last_cell_can_change_a_columns_type_in_a_streamed_file(tmp_path: Pa
 
 
 def test_a_requested_type_applies_to_the_column(tmp_path: Path) -> None:
-    assert column(tmp_path, ["1", "", "01"], {"x": "str"}) == ["1", None, "01"]
-    assert column(tmp_path, ["007", "", "NA", "+2", "1" * 30], {"x": "int"}) == [7, None, None, 2, int("1" * 30)]
-    values = column(tmp_path, ["1", "9007199254740993", "inf", "nan"], {"x": "float"})
+    assert read_column(tmp_path, ["1", "", "01"], {"x": "str"}) == ["1", None, "01"]
+    assert read_column(tmp_path, ["007", "", "NA", "+2", "1" * 30], {"x": "int"}) == [7, None, None, 2, int("1" * 30)]
+    values = read_column(tmp_path, ["1", "9007199254740993", "inf", "nan"], {"x": "float"})
     assert values[:3] == [1.0, 9007199254740992.0, math.inf]
     assert math.isnan(values[3])
-    assert column(tmp_path, ["1", "0", "True", ""], {"x": "bool"}) == [True, False, True, None]
+    assert read_column(tmp_path, ["1", "0", "True", ""], {"x": "bool"}) == [True, False, True, None]
 
 
 def test_json_cells_are_parsed_like_command_line_words(tmp_path: Path) -> None:
     cells = ["1", "01", "2.0", "true", "True", "", "null", '"[1, ""a""]"', '"[1,"', '"""1"""', "x"]
     values = [1, "01", 2.0, True, True, None, None, [1, "a"], "[1,", "1", "x"]
     for types in ("json", {"x": "json"}):
-        assert repr(column(tmp_path, cells, types)) == repr(values)
+        assert repr(read_column(tmp_path, cells, types)) == repr(values)
 
 
 MISFITS: list[tuple[str | bytes, Any, list[str]]] = [

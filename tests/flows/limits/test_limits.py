@@ -44,15 +44,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def block() -> LocalSandbox:
     """Return a saved block that allows two open sandboxes at a time."""
-    return await saved(max_sandboxes=2)
+    return await save_block(max_sandboxes=2)
 
 
-async def saved(name: str = "limited", **fields: Any) -> LocalSandbox:
+async def save_block(name: str = "limited", **fields: Any) -> LocalSandbox:
     await LocalSandbox(isolation="none", **fields).save(name, overwrite=True)  # type: ignore[misc]
     return await LocalSandbox.aload(name)  # type: ignore[return-value]
 
 
-def most(spans: list[tuple[float, float]]) -> int:
+def count_overlapping(spans: list[tuple[float, float]]) -> int:
     """Return the largest number of spans that overlap at one moment."""
     moments = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
     now = peak = 0
@@ -66,7 +66,7 @@ def spans(*runs: Sequence[Any]) -> list[tuple[float, float]]:
     return [(result.began, result.ended) for run in runs for result in run]
 
 
-async def naps(count: int, nap: float, **options: Any) -> Sequence[Any]:
+async def run_naps(count: int, nap: float, **options: Any) -> Sequence[Any]:
     options = {"provider": "local-sandbox/limited", **options}
     return await batch(NAP, inputs=[{"nap": nap}] * count, **options)
 
@@ -85,9 +85,9 @@ async def hold_slots(count: int) -> bool:
 
 @pytest.mark.full
 async def test_three_flow_runs_share_the_slots_of_one_block(block, quick):
-    runs = await asyncio.gather(*(naps(4, 0.2, reuse_sandboxes=reuse) for reuse in (True, False, True)))
+    runs = await asyncio.gather(*(run_naps(4, 0.2, reuse_sandboxes=reuse) for reuse in (True, False, True)))
     assert [len(run) for run in runs] == [4, 4, 4]
-    assert most(spans(*runs)) <= 2
+    assert count_overlapping(spans(*runs)) <= 2
     assert await in_use(LIMIT) == 0
     assert await in_use(f"{LIMIT}.waiting") == 0
 
@@ -97,9 +97,11 @@ async def test_three_flow_runs_share_the_slots_of_one_block(block, quick):
     "options", [{"reuse_sandboxes": True}, {"executions_per_task": 200}], ids=["sandboxes", "executions of a task run"]
 )
 async def test_a_run_with_all_slots_gives_one_to_a_run_without_any(block, quick, options):
-    long = asyncio.create_task(naps(5000, 0.15, max_workers=2, **options))  # more executions than the test has time for
+    long = asyncio.create_task(
+        run_naps(5000, 0.15, max_workers=2, **options)
+    )  # more executions than the test has time for
     await wait_until_async(lambda: hold_slots(2))
-    assert len(await naps(2, 0.05)) == 2
+    assert len(await run_naps(2, 0.05)) == 2
     assert not long.done()
     long.cancel()
     with suppress(asyncio.CancelledError):
@@ -113,19 +115,19 @@ async def test_a_run_continues_with_fewer_slots_than_workers(block, quick):
         await reconcile_limits(block)
         answer = await client.increment_concurrency_slots_with_lease([LIMIT], 1, "concurrency", 3600)
         try:
-            results = await naps(4, 0.1, max_workers=4)
+            results = await run_naps(4, 0.1, max_workers=4)
         finally:
             await client.release_concurrency_slots_with_lease(answer.json()["lease_id"])
-    assert most(spans(results)) == 1
+    assert count_overlapping(spans(results)) == 1
 
 
 @pytest.mark.full
 async def test_a_run_without_work_waits_for_no_slot(block, quick, tmp_path):
-    first = await naps(3, 0.0, results_path=str(tmp_path / "ledger"))
+    first = await run_naps(3, 0.0, results_path=str(tmp_path / "ledger"))
     async with get_client() as client:
         answer = await client.increment_concurrency_slots_with_lease([LIMIT], 2, "concurrency", 3600)
         try:
-            again = await asyncio.wait_for(naps(3, 0.0, results_path=str(tmp_path / "ledger")), 90)
+            again = await asyncio.wait_for(run_naps(3, 0.0, results_path=str(tmp_path / "ledger")), 90)
         finally:
             await client.release_concurrency_slots_with_lease(answer.json()["lease_id"])
     assert [result.outputs for result in again] == [result.outputs for result in first]
@@ -138,25 +140,28 @@ async def test_a_sequence_and_a_reduction_hold_a_slot(block, quick):
         chunks(
             f"nap = 0.1; {NAP}", chunks={"a": 1, "b": 2}, reduce=f"nap = 0.2; {NAP}", provider="local-sandbox/limited"
         ),
-        naps(4, 0.2),
+        run_naps(4, 0.2),
     )
     reduction = report.reduction
-    assert most([*spans(steps, list(report.results.values()), others), (reduction.began, reduction.ended)]) <= 2
+    assert (
+        count_overlapping([*spans(steps, list(report.results.values()), others), (reduction.began, reduction.ended)])
+        <= 2
+    )
 
 
 async def test_the_limits_on_the_server_follow_the_block():
     name = "rlm-batch.local-sandbox.changing"
     async with get_client() as client:
         for block in (
-            await saved("changing", max_sandboxes=2, creations_per_second=5),
-            await saved("changing", max_sandboxes=7, creations_per_second=2.5),
+            await save_block("changing", max_sandboxes=2, creations_per_second=5),
+            await save_block("changing", max_sandboxes=7, creations_per_second=2.5),
         ):
             await reconcile_limits(block)
             limit = await client.read_global_concurrency_limit_by_name(name)
             rate = await client.read_global_concurrency_limit_by_name(f"{name}.creations")
             assert (limit.limit, limit.slot_decay_per_second) == (block.max_sandboxes, 0)
             assert (rate.limit, rate.slot_decay_per_second) == (1, block.creations_per_second)
-        await reconcile_limits(await saved("changing"))
+        await reconcile_limits(await save_block("changing"))
         for gone in (name, f"{name}.creations", f"{name}.waiting"):
             with pytest.raises(ObjectNotFound):
                 await client.read_global_concurrency_limit_by_name(gone)
@@ -165,18 +170,18 @@ async def test_the_limits_on_the_server_follow_the_block():
 @pytest.mark.full
 async def test_blocks_with_one_limit_name_share_a_limit(quick):
     for name in ("one", "other"):
-        await saved(name, max_sandboxes=1, limit_name="our-account")
-    runs = await asyncio.gather(*(naps(3, 0.15, provider=f"local-sandbox/{name}") for name in ("one", "other")))
-    assert most(spans(*runs)) == 1
+        await save_block(name, max_sandboxes=1, limit_name="our-account")
+    runs = await asyncio.gather(*(run_naps(3, 0.15, provider=f"local-sandbox/{name}") for name in ("one", "other")))
+    assert count_overlapping(spans(*runs)) == 1
 
 
 @pytest.mark.full
 async def test_a_deleted_limit_is_created_again(block, quick):
-    running = asyncio.create_task(naps(12, 0.15, max_workers=4))
+    running = asyncio.create_task(run_naps(12, 0.15, max_workers=4))
     await wait_until_async(lambda: hold_slots(1))
     async with get_client() as client:
         await client.delete_global_concurrency_limit_by_name(LIMIT)
-    others = await naps(4, 0.1)
+    others = await run_naps(4, 0.1)
     assert len(await running) == 12
     assert len(others) == 4
     assert await in_use(LIMIT) == 0
@@ -222,7 +227,7 @@ async def test_several_runs_share_the_rate_limit_of_creations(daytona, quick):
     rate = 4
     await DaytonaSandbox(creations_per_second=rate).save("paced", overwrite=True)  # type: ignore[misc]
     began = time.monotonic()
-    await asyncio.gather(*(naps(6, 0.0, provider="daytona-sandbox/paced", max_workers=6) for _ in range(2)))
+    await asyncio.gather(*(run_naps(6, 0.0, provider="daytona-sandbox/paced", max_workers=6) for _ in range(2)))
     assert daytona.state()["created"] == 12
     assert time.monotonic() - began >= (12 - 2) / rate  # the first two are created at once
 

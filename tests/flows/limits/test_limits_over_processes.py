@@ -50,7 +50,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 
 
 @contextlib.contextmanager
-def runs(*each: tuple[int, float, int]) -> Iterator[list[subprocess.Popen[str]]]:
+def start_batches(*each: tuple[int, float, int]) -> Iterator[list[subprocess.Popen[str]]]:
     """Start one process per batch, with its number of executions, seconds for each, and workers."""
     running = [
         subprocess.Popen(
@@ -70,14 +70,14 @@ def runs(*each: tuple[int, float, int]) -> Iterator[list[subprocess.Popen[str]]]
             process.communicate()
 
 
-def finished(running: list[subprocess.Popen[str]], counts: list[int]) -> None:
+def wait_for_batches(running: list[subprocess.Popen[str]], counts: list[int]) -> None:
     for process, count in zip(running, counts, strict=True):
         out, err = process.communicate(timeout=600)
         assert process.returncode == 0, err[-3000:]
         assert out.strip() == str(count)
 
 
-def saved(**fields: Any) -> None:
+def save_block(**fields: Any) -> None:
     DaytonaSandbox(**fields).save("shared", overwrite=True)
 
 
@@ -88,10 +88,10 @@ async def slots_in_use() -> int:
 
 
 def test_three_processes_share_the_blocks_sandbox_and_creation_limits(database, daytona):
-    saved(max_sandboxes=3, creations_per_second=5)
+    save_block(max_sandboxes=3, creations_per_second=5)
     began = time.monotonic()
-    with runs(*[(8, 0.3, 4)] * 3) as running:
-        finished(running, [8] * 3)
+    with start_batches(*[(8, 0.3, 4)] * 3) as running:
+        wait_for_batches(running, [8] * 3)
     state = daytona.state()
     assert state["created"] == 24
     assert state["peak"] <= 3
@@ -100,12 +100,12 @@ def test_three_processes_share_the_blocks_sandbox_and_creation_limits(database, 
 
 
 def test_the_slot_of_a_killed_process_is_released_automatically(database, daytona):
-    saved(max_sandboxes=1, lifetime=60)
-    with runs((1, 1000, 1)) as (holder,):
+    save_block(max_sandboxes=1, lifetime=60)
+    with start_batches((1, 1000, 1)) as (holder,):
         wait_until(lambda: daytona.state()["created"])
         holder.kill()
-        with runs((1, 0.0, 1)) as other:
-            finished(other, [1])
+        with start_batches((1, 0.0, 1)) as other:
+            wait_for_batches(other, [1])
     assert asyncio.run(slots_in_use()) == 0
     for box in daytona.state()["sandboxes"]:
         asyncio.run(DaytonaSandbox().delete_sandbox(box["id"]))

@@ -44,7 +44,7 @@ async def run(files: ShardFiles, **parameters: Any) -> None:
     await shard(work=str(files.work_path), options=options_of(files, **parameters))
 
 
-def values(files: ShardFiles) -> dict[int, Any]:
+def read_values(files: ShardFiles) -> dict[int, Any]:
     """Return the submitted `y` of every successful line by number; fail if a key is there twice."""
     successes = [line for line in Ledger(files.ledger).read_lines() if line.is_success]
     assert len({line.key for line in successes}) == len(successes)
@@ -54,7 +54,7 @@ def values(files: ShardFiles) -> dict[int, Any]:
 async def test_a_shard_writes_its_outcomes_to_the_jobs_ledger(results):
     files = files_of(results, "SUBMIT(y=1 // (x - 12))")
     await run(files)
-    assert values(files) == {10: -1, 11: -1, 13: 1, 14: 0, 15: 0}
+    assert read_values(files) == {10: -1, 11: -1, 13: 1, 14: 0, 15: 0}
     heartbeat = files.read_heartbeat()
     assert heartbeat is not None
     assert (heartbeat.done, heartbeat.failed, heartbeat.error) == (6, 1, None)
@@ -70,7 +70,7 @@ async def test_a_retried_shard_skips_executions_with_results(results, tmp_path):
     await run(files)
     await run(files)
     assert (tmp_path / "ran").read_text() == "x" * 6
-    assert len(values(files)) == 6
+    assert len(read_values(files)) == 6
     await run(files_of(results, code, attempt=2))
     assert (tmp_path / "ran").read_text() == "x" * 12
 
@@ -83,7 +83,7 @@ async def test_a_shard_restarted_elsewhere_ends_and_leaves_no_sandbox(results, m
     files_of(results, "import time; time.sleep(1000)", attempt=2)
     with pytest.raises(NotRun, match="begun it anew"):
         await asyncio.wait_for(running, 90)
-    assert values(files) == {}
+    assert read_values(files) == {}
 
 
 async def test_a_cancelled_shard_ends_even_if_its_process_starts_later(results, tmp_path, monkeypatch):
@@ -101,7 +101,7 @@ async def test_a_cancelled_shard_ends_even_if_its_process_starts_later(results, 
     later.mark_cancelled()
     with pytest.raises(CancelledRun):
         await run(later)
-    assert values(files) == {}
+    assert read_values(files) == {}
 
 
 async def test_a_shard_reports_executions_that_a_deadline_left_undone(results):
@@ -144,10 +144,10 @@ async def test_a_shard_gets_its_jobs_modules_data_and_tools_or_refuses_to_start(
         with pytest.raises(ConfigurationError, match="other files in python_path or mounts than the job"):
             await shard(work=str(files.work_path), options=options, files_digest=digest)
         path.write_text(was)
-    assert values(files) == {}
+    assert read_values(files) == {}
     os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
     await shard(work=str(files.work_path), options=options, files_digest=digest)
-    assert values(files) == {x: 2 * x for x in range(10, 16)}
+    assert read_values(files) == {x: 2 * x for x in range(10, 16)}
     homes = [line.to_outcome().meta.collected for line in Ledger(files.ledger).read_lines()]
     assert sorted(homes) == [(str(files.ledger / f"files/{x}/x.txt"),) for x in range(10, 16)]
     assert (results / "job/files/12/x.txt").read_text() == "12"
@@ -171,4 +171,4 @@ async def test_a_shards_paths_need_the_workers_consent(results, tmp_path, monkey
     assert list_names(elsewhere.directory, "*") == before  # the refused shard wrote no heartbeat either
     assert list_names(elsewhere.ledger, "part-*") == []
     await run(here)
-    assert len(values(here)) == 6
+    assert len(read_values(here)) == 6

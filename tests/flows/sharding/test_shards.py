@@ -51,7 +51,7 @@ def shared(worker: Worker, tmp_path: Path) -> Path:
     return tmp_path / "shared"
 
 
-def counted(ledger: Path) -> Counter[str]:
+def count_results(ledger: Path) -> Counter[str]:
     """Return the number of results of each key."""
     return Counter(line.key for line in Ledger(ledger).read_lines() if line.is_success)
 
@@ -120,8 +120,8 @@ SUBMIT(y=x * x)
     (tmp_path / "mended").touch()
     results = await batch(code, inputs=inputs, **options)
     assert [result["y"] for result in results] == [x * x for x in range(12)]
-    assert len(counted(shared)) == 12
-    assert set(counted(shared).values()) == {1}
+    assert len(count_results(shared)) == 12
+    assert set(count_results(shared).values()) == {1}
 
 
 @pytest.mark.full
@@ -158,7 +158,7 @@ async def test_chunks_in_shards_are_reduced_once_and_a_complete_job_runs_nothing
         assert report.reduction["total"] == sum(range(20))
         assert report["6"]["total"] == 18 + 19
         assert list(report.results) == [str(number) for number in range(7)]
-    assert set(counted(shared).values()) == {1}
+    assert set(count_results(shared).values()) == {1}
 
 
 @pytest.mark.full
@@ -199,7 +199,7 @@ async def test_a_killed_shard_restarts_with_its_remaining_executions(worker, sha
         )
     )
     try:
-        await wait_until_async(lambda: len(counted(shared)) == 20, timeout=200)
+        await wait_until_async(lambda: len(count_results(shared)) == 20, timeout=200)
         shards = {str(run.id) for run in await shards_of(read_job_id(shared))}
         # The deployments' schedule may add other runs to this worker.
         processes = await wait_until_async(lambda: [pid for pid, run in worker.flow_runs().items() if run in shards])
@@ -208,7 +208,7 @@ async def test_a_killed_shard_restarts_with_its_remaining_executions(worker, sha
         (tmp_path / "go").touch()
     results = await job
     assert [result["x"] for result in results] == list(range(60))
-    assert set(counted(shared).values()) == {1}
+    assert set(count_results(shared).values()) == {1}
     assert list((shared / "shards").glob("*/*-2.jsonl"))
 
 
@@ -245,15 +245,15 @@ async def test_a_resumed_job_takes_over_its_running_shards(server, shared, tmp_p
     command, environment = [sys.executable, str(program)], {**os.environ, **its_own(tmp_path / "job", server)}
     first = subprocess.Popen(command, env=environment)  # noqa: ASYNC220
     try:
-        await wait_until_async(lambda: len(counted(shared)) == 20, timeout=200)
+        await wait_until_async(lambda: len(count_results(shared)) == 20, timeout=200)
     finally:
         first.kill()
         first.wait()
         (tmp_path / "go").touch()
     again = await asyncio.to_thread(subprocess.run, command, env=environment, check=False)
     assert again.returncode == 0
-    assert len(counted(shared)) == 60
-    assert set(counted(shared).values()) == {1}
+    assert len(count_results(shared)) == 60
+    assert set(count_results(shared).values()) == {1}
     assert not list((shared / "shards").glob("*/*-2.jsonl"))
 
 

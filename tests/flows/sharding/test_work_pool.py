@@ -39,7 +39,7 @@ async def _delete_shard_deployment(client: PrefectClient) -> None:
         await client.delete_deployment((await client.read_deployment_by_name(work_pool.SHARD_DEPLOYMENT)).id)
 
 
-async def refusal(**parameters: Any) -> str:
+async def read_refusal(**parameters: Any) -> str:
     parameters = {"shards": 2, **parameters}
     with pytest.raises(ConfigurationError) as caught:
         await batch("SUBMIT(y=x)", inputs=[{"x": 1}, {"x": 2}], **parameters)
@@ -50,27 +50,27 @@ async def refusal(**parameters: Any) -> str:
 
 @pytest.mark.full
 async def test_shards_that_cannot_run_are_refused(client, monkeypatch, tmp_path):
-    assert "the work pool of-no-machine has no worker" in await refusal()
+    assert "the work pool of-no-machine has no worker" in await read_refusal()
     await client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=0))
-    assert "raise its concurrency limit" in await refusal()
+    assert "raise its concurrency limit" in await read_refusal()
     await client.update_work_pool(POOL, WorkPoolUpdate(is_paused=True, concurrency_limit=5))
-    assert "is paused: resume it" in await refusal()
+    assert "is paused: resume it" in await read_refusal()
     await client.update_work_pool(POOL, WorkPoolUpdate(is_paused=False))
     queue = await client.read_work_queue_by_name("default", work_pool_name=POOL)
     await client.update_work_queue(queue.id, is_paused=True)
-    assert "the work queue default of the pool" in await refusal()
+    assert "the work queue default of the pool" in await read_refusal()
     await client.update_work_queue(queue.id, is_paused=False)
 
     with monkeypatch.context() as with_a_worker:
         with_a_worker.setattr(work_pool, "_wait_for_worker", _nothing)
         (tmp_path / "file").write_text("")
-        assert "cannot be made" in await refusal(results_path=str(tmp_path / "file" / "run"))
+        assert "cannot be made" in await read_refusal(results_path=str(tmp_path / "file" / "run"))
 
     deployment = await client.read_deployment_by_name(work_pool.SHARD_DEPLOYMENT)
     await client.update_deployment(deployment.id, DeploymentUpdate(concurrency_limit=1))
-    assert "has a concurrency limit" in await refusal()
+    assert "has a concurrency limit" in await read_refusal()
     await client.delete_deployment(deployment.id)
-    assert "`rlm-batch deploy` makes it" in await refusal()
+    assert "`rlm-batch deploy` makes it" in await read_refusal()
 
 
 async def _nothing(*_: Any) -> None: ...
@@ -78,7 +78,7 @@ async def _nothing(*_: Any) -> None: ...
 
 async def test_shards_without_a_server_are_refused():
     with temporary_settings({PREFECT_API_URL: ""}):
-        assert "shards run on the workers of a Prefect server, and none is configured" in await refusal()
+        assert "shards run on the workers of a Prefect server, and none is configured" in await read_refusal()
 
 
 @pytest.mark.parametrize("shards", [0, "many"])

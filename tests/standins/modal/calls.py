@@ -28,7 +28,7 @@ def unary(handler: Any) -> Any:
     return serve
 
 
-def only_what_is_modelled(base: type) -> Any:
+def refuse_unmodelled_calls(base: type) -> Any:
     """Return a class decorator, with which the server answers UNIMPLEMENTED to calls that the class lacks."""
 
     def decorate(cls: Any) -> Any:

@@ -13,13 +13,13 @@ from grpclib.server import Stream
 from modal_proto import task_command_router_pb2 as router_pb2
 from modal_proto.task_command_router_grpc import TaskCommandRouterBase
 
-from .calls import only_what_is_modelled, unary
+from .calls import refuse_unmodelled_calls, unary
 from .sandboxes import PIECE, Box, Command
 from .standin import Standin
 from .tokens import claims
 
 
-@only_what_is_modelled(TaskCommandRouterBase)
+@refuse_unmodelled_calls(TaskCommandRouterBase)
 class CommandRouter(TaskCommandRouterBase):
     """The calls at the address that the client got with a sandbox."""
 

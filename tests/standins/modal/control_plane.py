@@ -14,7 +14,7 @@ from grpclib.server import Stream
 from modal_proto import api_pb2
 from modal_proto.api_grpc import ModalClientBase
 
-from .calls import only_what_is_modelled, unary
+from .calls import refuse_unmodelled_calls, unary
 from .sandboxes import Box
 from .standin import Standin
 from .tokens import token
@@ -23,7 +23,7 @@ Result = api_pb2.GenericResult
 PAGE = 50  # sandboxes in one page of a list
 
 
-@only_what_is_modelled(ModalClientBase)
+@refuse_unmodelled_calls(ModalClientBase)
 class ControlPlane(ModalClientBase):
     """The calls at MODAL_SERVER_URL."""
 

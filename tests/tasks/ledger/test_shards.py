@@ -124,7 +124,7 @@ def make_store(ledger, executions):
     return store
 
 
-def squares(count):
+def make_executions(count):
     return list(assign_keys([("SUBMIT(y=x*x)", {"x": x}) for x in range(count)], {}))
 
 
@@ -133,7 +133,7 @@ def result(value):
 
 
 def test_outcomes_keep_the_order_of_the_executions(ledger):
-    executions = squares(20)
+    executions = make_executions(20)
     store, read_new_lines = make_store(ledger, executions), ledger.follow_lines()
     for execution in reversed(executions):
         ledger.write_outcome(execution.key, result(execution.index))
@@ -149,7 +149,7 @@ def test_outcomes_keep_the_order_of_the_executions(ledger):
 
 
 def test_an_outcome_is_announced_once_and_success_replaces_failure(ledger):
-    (execution,) = squares(1)
+    (execution,) = make_executions(1)
     store, read_new_lines = make_store(ledger, [execution]), ledger.follow_lines()
     outcomes = []
     for outcome in (Failure(CodeError("no"), Meta()), result(1), result(2), Failure(CodeError("no"), Meta())):
@@ -183,7 +183,7 @@ def test_undone_executions_are_those_without_an_outcome(ledger):
 
 
 def test_an_earlier_result_is_found_by_key_and_a_failure_is_not(ledger):
-    first, second = squares(2)
+    first, second = make_executions(2)
     ledger.write_outcome(first.key, result(1))
     ledger.write_outcome(first.key, result(2))
     ledger.write_outcome(second.key, Failure(CodeError("no"), Meta()))
@@ -197,7 +197,7 @@ def test_an_earlier_result_is_found_by_key_and_a_failure_is_not(ledger):
 
 
 def test_a_failure_outside_the_ledger_is_among_the_outcomes(ledger):
-    first, second = squares(2)
+    first, second = make_executions(2)
     store = make_store(ledger, [first])
     for execution in (first, second):
         store.add_outcome(execution, Failure(NotRun("not run"), Meta(index=execution.index)))
@@ -212,7 +212,7 @@ def test_an_error_numbers_the_execution_whose_variables_are_not_json(ledger):
 
 
 def test_outcomes_of_a_deleted_ledger_raise_an_error_that_names_it(ledger):
-    (execution,) = squares(1)
+    (execution,) = make_executions(1)
     ledger.write_outcome(execution.key, result(1))
     store = make_store(ledger, [execution])
     for line in ledger.read_lines():

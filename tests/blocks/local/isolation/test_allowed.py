@@ -207,7 +207,7 @@ def test_only_the_code_can_access_its_folder(box: Box) -> None:
     before = folder.stat().st_mode
     assert (folder / "work" / "mine").read_text() == "x"
     assert stat.S_IMODE(before) & 0o007 == 0  # other users cannot enter
-    attempts = box.tried("""
+    attempts = box.run_attempts("""
 work = os.environ["HOME"]
 attempt("record", lambda: read("../sandbox.json"))
 attempt("record written", lambda: write("../sandbox.json"))

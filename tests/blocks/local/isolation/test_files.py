@@ -47,11 +47,11 @@ for name, path in paths.items():
 
 @pytest.mark.older_kernels(0, 1)
 def test_files_of_the_host_cannot_be_read(box: Box, files: Files) -> None:
-    open_there = unconfined(box).tried(READ, paths=files.paths()).done
+    open_there = unconfined(box).run_attempts(READ, paths=files.paths()).done
     assert {"home", "home by cat", "home by a symlink", "tmp", "tmp by cat", "tmp mapped"} <= set(open_there)
     files.home.write_text(FILE_SECRET)  # the attempts moved the file
     files.tmp.write_text(FILE_SECRET)
-    attempts = box.tried(READ, paths=files.paths())
+    attempts = box.run_attempts(READ, paths=files.paths())
     assert attempts.done == {}
     assert files.home.read_text() == files.tmp.read_text() == FILE_SECRET
 
@@ -71,15 +71,15 @@ attempt("one that is open", lambda: read("/etc/shadow-that-is-not-there"))
 @pytest.mark.older_kernels(0, 1)
 def test_private_system_files_cannot_be_read(box: Box) -> None:
     places = [str(box.host.home), str(box.host.folders)]
-    assert {*places} <= set(unconfined(box).tried(SYSTEM_SECRETS, paths=places).done)
-    attempts = box.tried(SYSTEM_SECRETS, paths=places).done
+    assert {*places} <= set(unconfined(box).run_attempts(SYSTEM_SECRETS, paths=places).done)
+    attempts = box.run_attempts(SYSTEM_SECRETS, paths=places).done
     # For an interpreter below the home directory, its parent folders are visible, but no other entries in them.
     way = Path(box.outputs("SUBMIT(prefix=sys.base_prefix)")["prefix"]).parts
     assert {path: listed for path, listed in attempts.items() if listed not in [repr([part]) for part in way]} == {}
 
 
 def test_the_root_directory_shows_nothing_of_the_host(box: Box, files: Files) -> None:
-    attempts = box.tried("""
+    attempts = box.run_attempts("""
 attempt("root", lambda: sorted(os.listdir("/")))
 attempt("tmp", lambda: os.listdir("/tmp"))
 attempt("home", lambda: os.listdir("/home"))
@@ -140,21 +140,21 @@ def failing_as_oserror(*args, **kwargs):
         + code
     )
     everywhere = {"tmp written", "tmp emptied while reading", "tmp emptied without reading or writing", "tmp cut"}
-    assert everywhere <= set(unconfined(box).tried(code, paths=files.paths()).done)
+    assert everywhere <= set(unconfined(box).run_attempts(code, paths=files.paths()).done)
     for path in (files.home, files.tmp):
         for other in path.parent.iterdir():
             other.rmdir() if other.is_dir() and not other.is_symlink() else other.unlink()
         path.write_text(FILE_SECRET)
         path.chmod(0o666)
         os.chown(path, box.host.uid, box.host.uid)
-    attempts = box.tried(code, paths=files.paths())
+    attempts = box.run_attempts(code, paths=files.paths())
     assert attempts.done == {}
     assert files.home.read_text() == files.tmp.read_text() == FILE_SECRET
     assert [path.name for path in files.folder.iterdir()] == ["secret"]
 
 
 def test_the_system_cannot_be_written(box: Box) -> None:
-    attempts = box.tried("""
+    attempts = box.run_attempts("""
 for path in ("/usr", "/usr/bin", "/etc", "/", "/bin", "/lib", "/usr/local/bin", "/var/tmp", "/dev", "/run", "/proc",
              "/sys", "/dev/shm" if not os.path.isdir("/sandbox") else "/etc", os.path.dirname(os.__file__)):
     attempt(path, lambda: os.close(os.open(os.path.join(path, "new"), os.O_CREAT | os.O_WRONLY)))
@@ -204,11 +204,11 @@ def state(path: Path) -> tuple[Any, ...]:
 @pytest.mark.older_kernels(0, 1, 4)
 def test_modes_owners_times_and_attributes_of_the_host_cannot_be_changed(box: Box, files: Files) -> None:
     before = {path: (state(path), path.parent.stat().st_mode) for path in (files.home, files.tmp)}
-    attempts = box.tried(CHANGE, paths=files.paths())
+    attempts = box.run_attempts(CHANGE, paths=files.paths())
     assert {path: (state(path), path.parent.stat().st_mode) for path in (files.home, files.tmp)} == before, attempts
     # An open for neither reading nor writing still returns a descriptor that ioctl accepts.
     assert not [name for name in attempts.done if "neither" in name or "lease" in name or "flags" in name], attempts
-    unconfined(box).tried(CHANGE, paths=files.paths())
+    unconfined(box).run_attempts(CHANGE, paths=files.paths())
     for path in (files.home, files.tmp):
         path.parent.chmod(0o777)
     assert {path: state(path) for path in before} != {path: known for path, (known, _) in before.items()}
@@ -223,20 +223,20 @@ def test_attributes_of_files_of_the_host_cannot_be_read(box: Box, files: Files) 
 attempt("names", lambda: os.listxattr(path) or read("/nothing/there"))
 attempt("value", lambda: os.getxattr(path, "user.mark"))
 """
-    assert set(unconfined(box).tried(code, path=str(files.tmp)).done) == {"names", "value"}
-    assert box.tried(code, path=str(files.tmp)).done == {}
+    assert set(unconfined(box).run_attempts(code, path=str(files.tmp)).done) == {"names", "value"}
+    assert box.run_attempts(code, path=str(files.tmp)).done == {}
 
 
 def test_directories_of_the_host_cannot_be_watched(box: Box, files: Files) -> None:
     code = """
 attempt("watched", lambda: checked(libc.inotify_add_watch(checked(libc.inotify_init()), path.encode(), 0xFFF)))
 """
-    assert unconfined(box).tried(code, path=str(files.folder)).done
-    assert box.tried(code, path=str(files.folder)).done == {}
+    assert unconfined(box).run_attempts(code, path=str(files.folder)).done
+    assert box.run_attempts(code, path=str(files.folder)).done == {}
 
 
 def test_devices_cannot_be_used(box: Box) -> None:
-    attempts = box.tried(
+    attempts = box.run_attempts(
         """
 import glob, stat
 KNOWN = {"null", "zero", "full", "random", "urandom"} | ({"ptmx"} if own_terminals else set())

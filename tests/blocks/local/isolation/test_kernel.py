@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.older_kernels(0, 1)
 def test_code_cannot_create_a_namespace(box: Box) -> None:
-    attempts = box.tried("""
+    attempts = box.run_attempts("""
 import subprocess
 NEW = {"mount": 0x20000, "cgroup": 0x2000000, "uts": 0x4000000, "ipc": 0x8000000, "user": 0x10000000,
        "pid": 0x20000000, "net": 0x40000000, "time": 0x80}
@@ -44,7 +44,7 @@ attempt("unshare --user", command)
 
 @pytest.mark.older_kernels(0, 1)
 def test_system_calls_that_bypass_the_policy_are_refused(box: Box) -> None:
-    attempts = box.tried("""
+    attempts = box.run_attempts("""
 bad = -1
 NAMES = ("io_uring_setup", "io_uring_enter", "io_uring_register", "bpf", "perf_event_open", "userfaultfd", "add_key",
          "request_key", "keyctl", "open_by_handle_at", "name_to_handle_at", "fanotify_init", "mount", "umount2",
@@ -84,12 +84,12 @@ attempt("a request that nobody knows", lambda: fcntl.ioctl(descriptor, 0x5000940
 @pytest.mark.older_kernels(0, 1, 4)
 def test_an_ioctl_cannot_change_a_file_opened_for_reading(box: Box) -> None:
     """Landlock does not govern ioctl requests, and the interpreter's files may belong to the user."""
-    attempts = box.tried(FLAGS)
+    attempts = box.run_attempts(FLAGS)
     assert {name: attempts.refused.get(name) for name in ("attributes written", "a request that nobody knows")} == {
         "attributes written": "ENOTTY",
         "a request that nobody knows": "ENOTTY",
     }
-    works = box.tried("""
+    works = box.run_attempts("""
 reads, writes = os.pipe()
 os.write(writes, b"four")
 attempt("how much there is", lambda: fcntl.ioctl(reads, 0x541B, bytes(4)))
@@ -102,7 +102,7 @@ attempt("non-blocking", lambda: os.set_blocking(reads, False))
 
 @pytest.mark.older_kernels(0, 1, 5)
 def test_code_cannot_take_names_of_the_hosts_sockets(box: Box) -> None:
-    attempts = box.tried("""
+    attempts = box.run_attempts("""
 ours, theirs = socket.socketpair()
 attempt("an abstract name", lambda: ours.bind("\\0rlm-batch-" + os.urandom(6).hex()))
 """)
@@ -111,7 +111,7 @@ attempt("an abstract name", lambda: ours.bind("\\0rlm-batch-" + os.urandom(6).he
 
 @pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="there is no filter for it")
 def test_code_cannot_remove_the_mark_of_its_processes(box: Box) -> None:
-    attempts = box.tried("""
+    attempts = box.run_attempts("""
 import resource
 soft, hard = resource.getrlimit(resource.RLIMIT_RSS)
 attempt("lowered", lambda: resource.setrlimit(resource.RLIMIT_RSS, (1, 1)))
@@ -125,7 +125,7 @@ attempt("lowered by the old call", lambda: call("setrlimit", 5, struct.pack("QQ"
 def test_system_calls_of_another_architecture_are_refused(box: Box) -> None:
     if os.uname().machine != "x86_64":
         pytest.skip("this machine has one set of numbers")
-    attempts = box.tried('attempt("x32", lambda: checked(libc.syscall(ctypes.c_long(0x40000000 + 39))))')
+    attempts = box.run_attempts('attempt("x32", lambda: checked(libc.syscall(ctypes.c_long(0x40000000 + 39))))')
     assert attempts.refused == {"x32": "EPERM"}
     answer = box.run("""
 import mmap

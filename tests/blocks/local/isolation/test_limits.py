@@ -30,7 +30,7 @@ raise MemoryError if refused else RuntimeError(done)
 
 
 def test_a_limit_cannot_be_raised(own_box: Boxes) -> None:
-    attempts = own_box(memory_mib=256, processes=40, file_size_mib=1, cpu_seconds=30).tried("""
+    attempts = own_box(memory_mib=256, processes=40, file_size_mib=1, cpu_seconds=30).run_attempts("""
 import resource
 for name in ("AS", "NPROC", "FSIZE", "CPU", "CORE"):
     which = getattr(resource, "RLIMIT_" + name)

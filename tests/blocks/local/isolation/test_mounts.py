@@ -69,7 +69,7 @@ def test_code_reads_mounted_data_and_cannot_change_or_leave_it(own_box: Boxes, o
         os.chown(path, box.host.uid, box.host.uid, follow_symlinks=False)
     before = _describe(folder.parent)
     at_folder, at_alone = places
-    attempts = box.tried(ATTACK, folder=at_folder, alone=at_alone)
+    attempts = box.run_attempts(ATTACK, folder=at_folder, alone=at_alone)
     assert set(attempts.done) == {"read", "read below", "read alone"}, attempts
     assert _describe(folder.parent) == before
     with socket.socket(socket.AF_UNIX) as server:  # this socket did not exist when the sandbox opened
@@ -77,7 +77,7 @@ def test_code_reads_mounted_data_and_cannot_change_or_leave_it(own_box: Boxes, o
             server.bind(str(folder / "agent"))
             os.chmod(folder / "agent", 0o777)
             server.listen()
-            attempts = box.tried(CONNECT, folder=at_folder)
+            attempts = box.run_attempts(CONNECT, folder=at_folder)
         finally:
             (folder / "agent").unlink(missing_ok=True)
     assert not attempts.done, attempts

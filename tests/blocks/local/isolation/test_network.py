@@ -34,19 +34,19 @@ for name, address in addresses.items():
 
 @pytest.mark.older_kernels(0, 1, 3)
 def test_code_cannot_reach_servers_of_the_host(box: Box, servers: Servers) -> None:
-    unconfined(box).tried(REACH, addresses=servers.names)
-    assert servers.reached() == set(servers.names)
-    while servers.reached():
+    unconfined(box).run_attempts(REACH, addresses=servers.names)
+    assert servers.list_reached() == set(servers.names)
+    while servers.list_reached():
         pass
-    attempts = box.tried(REACH, addresses=servers.names)
-    assert servers.reached() == set(), attempts
+    attempts = box.run_attempts(REACH, addresses=servers.names)
+    assert servers.list_reached() == set(), attempts
     # In the sandbox's own network a datagram can be sent, but it reaches no server.
     assert not [name for name in attempts.done if box.level == "landlock" or not name.startswith("udp")]
 
 
 @pytest.mark.older_kernels(0, 1, 3)
 def test_code_cannot_open_other_kinds_of_sockets(box: Box) -> None:
-    attempts = box.tried("""
+    attempts = box.run_attempts("""
 KINDS = {"packet": 17, "vsock": 40, "alg": 38, "bluetooth": 31, "can": 29, "key": 15, "tipc": 30, "xdp": 44, "nfc": 39,
          "rxrpc": 33, "rds": 21, "kcm": 41, "qipcrtr": 42, "smc": 43, "ax25": 3, "x25": 9, "appletalk": 5, "mctp": 45}
 for name, family in KINDS.items():
@@ -62,7 +62,7 @@ attempt("raw 6", lambda: socket.socket(socket.AF_INET6, socket.SOCK_RAW, 58))
 
 
 def test_the_network_has_no_way_out(box: Box) -> None:
-    attempts = box.tried("""
+    attempts = box.run_attempts("""
 for name, address in (("test network", ("192.0.2.1", 80)), ("broadcast", ("255.255.255.255", 9))):
     def reach(kind):
         with socket.socket(socket.AF_INET, kind) as ours:

@@ -94,15 +94,15 @@ for name, pid in pids.items():
 def test_code_cannot_access_memory_and_descriptors_of_other_processes(box: Box, victim: Victim) -> None:
     address = int(Path(f"/proc/{victim.pid}/maps").read_text().split("-")[0], 16)
     pids = {"victim": victim.pid, "host": box.host.pid, "supervisor": 0, "init": 1}
-    attempts = box.tried(PEEK, pids=pids, address=address)
+    attempts = box.run_attempts(PEEK, pids=pids, address=address)
     assert attempts.done == {}
-    open_there = unconfined(box).tried(PEEK, pids={"victim": victim.pid}, address=address).done
+    open_there = unconfined(box).run_attempts(PEEK, pids={"victim": victim.pid}, address=address).done
     assert {"victim environ", "victim cwd"} <= set(open_there)
     assert ENVIRONMENT_SECRET in open_there["victim environ"]
 
 
 def test_processes_of_the_host_cannot_be_listed(box: Box, victim: Victim) -> None:
-    attempts = box.tried(
+    attempts = box.run_attempts(
         """
 attempt("listed", lambda: sorted(int(name) for name in os.listdir("/proc") if name.isdigit()))
 attempt("victim", lambda: read(f"/proc/{pid}/cmdline"))
@@ -149,7 +149,7 @@ except OSError:
 def test_other_processes_cannot_be_signalled(box: Box, victim: Victim) -> None:
     pids = {"victim": victim.pid, "host": box.host.pid, "supervisor": 0}
     victim.stop()
-    attempts = box.tried(SIGNAL, pids=pids)
+    attempts = box.run_attempts(SIGNAL, pids=pids)
     assert victim.is_untouched
     victim.go_on()
     assert box.host.process.poll() is None
@@ -157,7 +157,7 @@ def test_other_processes_cannot_be_signalled(box: Box, victim: Victim) -> None:
     assert box.outputs("SUBMIT(works=True)") == {"works": True}  # the supervisor works too
     # Without isolation, signalling all of a user's processes would also reach those of other tests.
     alone = SIGNAL.partition("try:\n    os.kill(-1")[0]
-    assert {"victim killed"} <= set(unconfined(box).tried(alone, pids={"victim": victim.pid}).done)
+    assert {"victim killed"} <= set(unconfined(box).run_attempts(alone, pids={"victim": victim.pid}).done)
 
 
 LIMIT = """
@@ -180,9 +180,9 @@ attempt("everyone's priority", lambda: os.setpriority(os.PRIO_USER, os.getuid(),
 @pytest.mark.older_kernels(0, 1, 5)
 def test_limits_and_priorities_of_other_processes_cannot_be_changed(box: Box, victim: Victim) -> None:
     pids = {"victim": victim.pid, "host": box.host.pid, "supervisor": 0, "init": 1}
-    assert box.tried(LIMIT, pids=pids).done == {}
+    assert box.run_attempts(LIMIT, pids=pids).done == {}
     assert {"victim priority", "victim processors"} <= set(
-        unconfined(box).tried(LIMIT, pids={"victim": victim.pid}).done
+        unconfined(box).run_attempts(LIMIT, pids={"victim": victim.pid}).done
     )
 
 
@@ -201,9 +201,9 @@ attempt("removed", lambda: checked(libc.shmctl(identifier, 0, None)))
     try:
         assert (
             "found"
-            in unconfined(box).tried(code.partition('attempt("removed"')[0], key=key, identifier=identifier).done
+            in unconfined(box).run_attempts(code.partition('attempt("removed"')[0], key=key, identifier=identifier).done
         )
-        attempts = box.tried(code, key=key, identifier=identifier)
+        attempts = box.run_attempts(code, key=key, identifier=identifier)
         assert "found" not in attempts.done
         assert box.level == "bubblewrap" or attempts.done == {}
         assert libc.shmget(key, 4096, 0o600) == identifier
@@ -215,7 +215,7 @@ def test_the_sandbox_leaves_no_kernel_objects(own_box: Boxes) -> None:
     """Shared memory, semaphores and message queues outlive the process that made them."""
     key = int.from_bytes(os.urandom(3), "big") | 0x10000000
     name = f"rlm-batch-test-{key}"
-    found = own_box().tried(
+    found = own_box().run_attempts(
         """
 attempt("memory", lambda: checked(libc.shmget(key, 4096, 0o1666)))
 attempt("semaphores", lambda: checked(libc.semget(key, 1, 0o1666)))

@@ -228,7 +228,7 @@ def test_doctor_names_the_mechanism_that_enforces_the_limits(level: str) -> None
 def test_shared_memory_has_a_limit(own_box: Boxes) -> None:
     """On `landlock`, code cannot write to shared memory."""
     box = own_box(memory_mib=256, total_memory_mib=128)
-    attempts = box.tried('attempt("written", lambda: open("/dev/shm/x", "wb").write(bytes(100 << 20)))')
+    attempts = box.run_attempts('attempt("written", lambda: open("/dev/shm/x", "wb").write(bytes(100 << 20)))')
     assert attempts.done == {}
     assert attempts.refused == {"written": "ENOSPC" if box.level == "bubblewrap" else "EACCES"}
     # The written data stays, and leaves memory for the code.

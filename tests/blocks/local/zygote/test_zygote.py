@@ -99,7 +99,7 @@ def test_a_sandbox_cannot_reach_its_siblings_or_their_zygote(own_box: Boxes) -> 
         return [*ahead, *supervisors] if len(ahead) > 2 and len(supervisors) >= 2 else []
 
     pids = wait_until(find, "a process ahead, and two sandboxes")
-    attempts = box.tried(f"def reach(pid, address=0):\n{REACH_ONE}\n{REACH}", pids=pids)
+    attempts = box.run_attempts(f"def reach(pid, address=0):\n{REACH_ONE}\n{REACH}", pids=pids)
     assert attempts.done == {}
     assert sibling.outputs("SUBMIT(works=True)") == {"works": True}
     assert own_box().outputs("SUBMIT(works=True)") == {"works": True}
