@@ -49,7 +49,7 @@ def test_chunks_prints_each_chunk_and_the_reduction_and_downloads_files(run, tmp
 
 
 @pytest.mark.usefixtures("server")
-def test_a_sequence_prints_a_row_for_each_step_and_stops_at_the_first_error(run, tmp_path):
+def test_a_sequence_prints_each_step_and_stops_at_the_first_error(run, tmp_path):
     (tmp_path / "one.py").write_text("x = 20\nSUBMIT(x=x)")
     (tmp_path / "two.py").write_text("SUBMIT(y=x + 1)")
     (tmp_path / "bad.py").write_text("raise ValueError('broken')")

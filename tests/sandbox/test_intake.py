@@ -102,7 +102,7 @@ def test_too_many_lists_in_json_are_refused() -> None:
     assert read("[" + "[]," * MAX_CONTAINERS + "[]]") == "refused"
 
 
-def test_code_that_submits_too_many_lists_gets_an_error_that_says_so() -> None:
+def test_code_that_submits_too_many_lists_gets_a_clear_error() -> None:
     code = "try: SUBMIT(x=[[]] * 100_001)\nexcept ValueError as error: SUBMIT(said=str(error), text='[{' * 200_000)"
     with LocalInterpreter(isolation="none") as interpreter:
         result = interpreter.execute(code)

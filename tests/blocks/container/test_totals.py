@@ -136,7 +136,7 @@ async def test_a_thousand_files_share_the_containers_disk_limit(
 
 
 @pytest.mark.full
-async def test_shared_memory_and_threads_are_limited_too(container: ContainerSandbox) -> None:
+async def test_shared_memory_and_threads_are_limited(container: ContainerSandbox) -> None:
     for options, code, words in (
         ({"memory_mib": 256}, IN_SHARED_MEMORY, "No space left on device"),
         ({"processes": 40}, THREADS, "can't start new thread"),

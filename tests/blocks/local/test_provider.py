@@ -179,7 +179,7 @@ async def test_deleting_a_sandbox_while_code_runs_is_a_loss_and_not_a_crash(
     assert not (Path(tempfile.gettempdir()) / sandbox).exists()
 
 
-async def test_a_folder_that_takes_too_long_to_remove_is_left_to_the_next_reap(
+async def test_the_next_reap_deletes_a_folder_that_took_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     slow = tmp_path / "rm"

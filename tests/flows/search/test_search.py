@@ -197,7 +197,7 @@ async def test_several_objectives_give_a_front_instead_of_a_best_trial() -> None
 
 
 @pytest.mark.full
-async def test_a_grid_may_have_several_objectives_too() -> None:
+async def test_a_grid_may_have_several_objectives() -> None:
     report = await run_sweep(
         "SUBMIT(a=x, b=-x, c=abs(x))", {"x": [-1, 0, 1]}, objective=["a", "c"], direction="maximize", **OPTIONS
     )

@@ -33,7 +33,7 @@ def find_driver(before: set[int], processes: Processes) -> int:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_an_ended_driver_gives_outcome_unknown_then_sandbox_lost_and_leaves_no_process(
+async def test_a_killed_driver_raises_outcome_unknown_then_sandbox_lost(
     local: LocalSandbox, processes: Processes, number: signal.Signals
 ) -> None:
     before, has_begun = set(processes()), asyncio.Event()

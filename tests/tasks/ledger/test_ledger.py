@@ -152,7 +152,7 @@ def test_a_line_of_a_newer_version_is_refused_with_the_fix(ledger):
     assert ledger.load_latest_lines() == {}
 
 
-def test_a_run_record_of_a_newer_version_is_refused_and_damaged_ones_are_skipped(ledger):
+def test_newer_run_records_are_refused_and_damaged_ones_are_skipped(ledger):
     record = RunRecord("batch", str(ledger.path), "id", "quick-fox")
     record.write()
     path = ledger.path / f"run-{record.id}.json"
