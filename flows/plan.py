@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..sandbox.outcomes.text_escape import escape_text
+from ..sandbox.queries.recursive_model import RecursionSettings
 from ..sandbox.result import Failure, Outcome
 from ..tasks.execution import Execution
 from ..tasks.ledger.run_record import ReportSpec
@@ -90,7 +91,7 @@ class Plan:
         uploads: Files for each execution, by their paths in the sandbox.
         state_context: With a name, all executions share one process and its state.
         stop_on_failure: Start no execution after one that failed.
-        is_recursive: Each execution is one recursive query, so a flat query's limits do not matter.
+        recursion: The settings of recursive models, if each execution is one recursive query; otherwise None.
         is_sole_writer: Refuse a ledger that another run is writing to.
         volume_name: The volume of every sandbox; None for the provider's own.
         column_types: The rule by which a CSV file's cells were read, for the run's record.
@@ -108,7 +109,7 @@ class Plan:
     uploads: Mapping[str, Path] = field(default_factory=dict[str, Path])
     state_context: str | None = None
     stop_on_failure: bool = False
-    is_recursive: bool = False
+    recursion: RecursionSettings | None = None
     is_sole_writer: bool = False
     volume_name: str | None = None
     column_types: RuleOfTypes = field(default_factory=dict[str, Any])

@@ -13,6 +13,7 @@ from ..blocks.storage.location import PathOrLocation
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.meta import QuerySummary
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
+from ..sandbox.queries.recursive_model import RecursionSettings
 from ..sandbox.result import Outcome, Result
 from ..tasks.ledger.run_record import ReportSpec
 from .inputs.conversion import LongText, PathText
@@ -133,6 +134,14 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
         Field(description="Path of the text on the provider's volume."),
         CommandLineForm(is_common=True),
     ] = None
+    instructions: Annotated[
+        str, Field(description="Text to add to the model's instructions."), CommandLineForm(is_common=True)
+    ] = ""
+    max_turns: Annotated[int, Field(ge=1, description="Turns of a recursive model, which are replies with code.")] = 20
+    max_errors: Annotated[
+        int | None,
+        Field(ge=1, description="Failed turns in a row at which to stop; no limit by default."),
+    ] = None
     _: KW_ONLY
     # A conversation takes longer than an execution of plain code.
     timeout: Annotated[
@@ -156,7 +165,7 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
             noun="questions",
             report_spec=ReportSpec("question"),
             uploads=uploads,
-            is_recursive=True,
+            recursion=RecursionSettings(self.max_turns, self.max_errors, self.instructions),
         )
 
     def _find_context(self) -> tuple[str, dict[str, Any], dict[str, Path]]:

@@ -90,7 +90,7 @@ async def _check_before_start(plan: Plan, state: RunState) -> None:
     if options.language_model is not None and not is_saved_model(options.language_model):
         limits = {name: getattr(options, name) for name in LIMITS}
         access = await open_model_access(options.language_model, **limits)
-        await access.check_first_call(is_recursive=plan.is_recursive)
+        await access.check_first_call(is_recursive=plan.recursion is not None)
         state.is_model_checked = True
 
 

@@ -13,7 +13,7 @@ from ...sandbox.interpreter import Interpreter
 from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Budget
 from ...sandbox.queries.recursion import Queries
-from ...sandbox.queries.recursive_model import answer
+from ...sandbox.queries.recursive_model import DEFAULT_RECURSION, RecursionSettings, answer
 from ...sandbox.queries.session import (
     Model,
     OnTurn,
@@ -48,6 +48,7 @@ class ModelAccess:
         track: Runs and records each query.
         wrap_model: Wraps the models before they are asked.
         cache: Answers to earlier questions, which are not asked again.
+        recursion: Limits and instructions of recursive models.
 
     Raises:
         ConfigurationError: A limit is negative, or `batch_concurrency` is below 1.
@@ -62,6 +63,7 @@ class ModelAccess:
     track: RunTracked = run_untracked
     wrap_model: Callable[[Model], Model] | None = None
     cache: AnswerCache | None = None
+    recursion: RecursionSettings = DEFAULT_RECURSION
 
     def __post_init__(self) -> None:
         for name, least in (("batch_concurrency", 1), ("max_depth", 0), ("max_llm_calls", 0), ("max_llm_tokens", 0)):
@@ -118,7 +120,8 @@ class ModelAccess:
             cache=self.cache,
             on_turn=on_turn,
         )
-        return Queries(session, partial(answer, interpreter), max_depth=self.max_depth, depth=depth, numbers=(index,))
+        recurse = partial(answer, interpreter, self.recursion)
+        return Queries(session, recurse, max_depth=self.max_depth, depth=depth, numbers=(index,))
 
 
 async def open_model_access(

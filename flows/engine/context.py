@@ -19,6 +19,7 @@ from ...sandbox.driver_settings import Preparation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Usage
+from ...sandbox.queries.recursive_model import DEFAULT_RECURSION, RecursionSettings
 from ...sandbox.queries.session import Query
 from ...tasks.capacity.slots import Slots, open_slots
 from ...tasks.execution import Execution
@@ -137,11 +138,18 @@ async def resolve_provider_with_volume(options: Options, volume_name: str | None
 
 
 async def open_run_context(
-    provider: SandboxProvider, options: Options, label: Label, ledger: Ledger, total: int, part_prefix: str = ""
+    provider: SandboxProvider,
+    options: Options,
+    label: Label,
+    ledger: Ledger,
+    total: int,
+    part_prefix: str = "",
+    recursion: RecursionSettings | None = None,
 ) -> RunContext:
     """Return the context of the current flow run of `total` executions. Its deadline starts now.
 
-    `part_prefix` begins the names of this process's parts of the ledger. Raises ConfigurationError.
+    `part_prefix` begins the names of this process's parts of the ledger. `recursion` has the settings of recursive
+    models; None for the defaults. Raises ConfigurationError.
     """
     tracker = QueryTracker()
     model_access = answers = None
@@ -159,6 +167,7 @@ async def open_run_context(
             max_llm_calls=options.max_llm_calls,
             max_llm_tokens=options.max_llm_tokens,
             cache=None if answers is None else AnswerCache(answers),
+            recursion=recursion or DEFAULT_RECURSION,
         )
     preparation = _read_preparation(options, provider)
     named = cast("dict[str, str]", options.tools or {})

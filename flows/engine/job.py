@@ -25,6 +25,7 @@ from prefect.exceptions import Pause
 from prefect.runtime import flow_run
 
 from ...sandbox.errors import ConfigurationError, NotRun
+from ...sandbox.queries.recursive_model import DEFAULT_RECURSION
 from ...tasks.capacity.slots import Slots
 from ...tasks.execution import Execution, assign_keys
 from ...tasks.ledger.ledger import Ledger
@@ -62,6 +63,9 @@ class Job:
         access, preparation = self.context.model_access, self.context.preparation
         if access is not None:
             fingerprint["language_model"] = access.model.fingerprint()
+        recursion = self.plan.recursion
+        if recursion is not None and recursion != DEFAULT_RECURSION:
+            fingerprint["recursion"] = asdict(recursion)
         if preparation is not None:
             fingerprint["prepare"] = preparation.code
             if preparation.seed is not None:
@@ -118,10 +122,10 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
             environment = f"isolation: {state.environment or await provider.check()}"
         is_own_ledger = options.results_path is None
         ledger = Ledger(options.locate_ledger(get_results_root() / flow_run.id))
-        context = await open_run_context(provider, options, plan.label, ledger, total)
+        context = await open_run_context(provider, options, plan.label, ledger, total, recursion=plan.recursion)
         # Shards check the model's first call on their own machines.
         if context.model_access is not None and sharding is None and not state.is_model_checked:
-            await context.model_access.check_first_call(is_recursive=plan.is_recursive)
+            await context.model_access.check_first_call(is_recursive=plan.recursion is not None)
         await asyncio.to_thread(ledger.create)
         state.results_path = str(ledger.path)
         log.info("%d executions on %s; %s; results in %s", total, provider.provider_name, environment, ledger.path)

@@ -11,11 +11,11 @@ import math
 import re
 import textwrap
 import uuid
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..cancellation import run_shielded
-from ..errors import CodeCrashed, CodeError, ExecutionTimeout, StateLost, SubmitError
+from ..errors import CodeCrashed, CodeError, ExecutionTimeout, QueryError, StateLost, SubmitError
 from .session import EmptyAnswerError
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from .recursion import Queries, QueryContext
     from .session import Message, Query
 
-MAX_TURNS = 20
 OUTPUT_CHARACTERS = 10_000  # of a turn's output that the model sees and the trajectory keeps
 PREVIEW_CHARACTERS = 500  # of the context that the model sees before its first turn
 # A fence opens with three or more backticks or tildes and a language, and closes with at least as many.
@@ -70,17 +69,44 @@ NO_CODE = (
     "Your reply has no block of Python, so nothing was run. Write code in a block that begins with ```python and ends "
     "with ```. When you have the answer, call SUBMIT(answer) in it."
 )
+NO_OUTPUT = "(The code printed nothing.)"
 LOST_NAMES = "The process of your code ended, so its names are gone, except for `context`. Define again what you need."
 LAST_CALL = (
     "You have no turns left. Reply with the answer to the question alone, as far as you know it: no plan and no code."
 )
 
 
-async def answer(interpreter: Interpreter, queries: Queries, prompt: str, context: QueryContext, query: Query) -> Any:
+@dataclass(frozen=True, slots=True)
+class RecursionSettings:
+    """The settings of recursive models.
+
+    Args:
+        max_turns: Replies with code. After the last one the model is asked for the answer alone.
+        max_errors: Turns in a row without code or whose code fails, after which there is no answer; None for no limit.
+        instructions: Text that is added to the model's instructions.
+    """
+
+    max_turns: int = 20
+    max_errors: int | None = None
+    instructions: str = ""
+
+
+DEFAULT_RECURSION = RecursionSettings()
+
+
+async def answer(
+    interpreter: Interpreter,
+    settings: RecursionSettings,
+    queries: Queries,
+    prompt: str,
+    context: QueryContext,
+    query: Query,
+) -> Any:
     """Return a recursive model's answer to the prompt, as a JSON value.
 
     Args:
         interpreter: The sandbox of the asking code. The model's code runs in a separate context of it.
+        settings: The limits and the instructions.
         queries: The query functions for the model's code.
         prompt: The question.
         context: What the model's code finds as `context`.
@@ -91,30 +117,36 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
     """
     session, python = queries.session, _Python(interpreter, queries, context)
     messages: list[Message] = [
-        {"role": "system", "content": _write_instructions(interpreter, queries, context)},
+        {"role": "system", "content": _write_instructions(interpreter, settings, queries, context)},
         {"role": "user", "content": _write_question(prompt, context)},
     ]
+    errors = 0
     try:
-        for number in range(1, MAX_TURNS + 1):
+        for number in range(1, settings.max_turns + 1):
             turn: dict[str, Any] = {"reasoning": "", "code": "", "output": ""}
-            try:
-                reply = await session.ask(session.root_model, messages, query)
-            except EmptyAnswerError as error:
-                query.trajectory.append(turn | {"output": str(error), "failed": True})
-                continue
-            blocks = find_code(reply.text)
-            turn |= {"reasoning": FENCE.sub("", reply.text).strip(), "code": "\n\n".join(blocks)}
-            turn["usage"] = asdict(reply.usage)
             query.trajectory.append(turn)
             try:
-                result = await python.run_turn(blocks, turn)
+                reply = await session.ask(session.root_model, messages, query)
+                turn["reasoning"], turn["usage"] = FENCE.sub("", reply.text).strip(), asdict(reply.usage)
+                result = await python.run_turn(find_code(reply.text), turn)
+                if result is not None and result.meta.submitted:
+                    return result["answer"]
+                content = f"{turn['output'] or NO_OUTPUT}\n\nTurns left: {settings.max_turns - number}."
+                messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": content}]
+            except EmptyAnswerError as error:
+                turn |= {"output": str(error), "failed": True}
+            except BaseException:
+                if "usage" not in turn:
+                    query.trajectory.pop()  # There was no reply.
+                raise
             finally:
-                if session.on_turn is not None:
+                if session.on_turn is not None and "usage" in turn:
                     session.on_turn(query, turn)
-            if result is not None and result.meta.submitted:
-                return result["answer"]
-            content = f"{turn['output'] or '(The code printed nothing.)'}\n\nTurns left: {MAX_TURNS - number}."
-            messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": content}]
+            errors = errors + 1 if turn.get("failed") else 0
+            if errors == settings.max_errors:
+                raise QueryError(
+                    f"the recursive model failed in {errors} turns in a row (max_errors): {turn['output']}"
+                )
         reply = await session.ask(session.root_model, [*messages, {"role": "user", "content": LAST_CALL}], query)
         query.trajectory.append({"reasoning": reply.text, "code": "", "output": "", "usage": asdict(reply.usage)})
         return reply.text.strip()
@@ -134,7 +166,7 @@ class _Python:
 
         Return the last result, or None if a block failed or there is none. Raises as `run` does.
         """
-        result = None
+        result, turn["code"] = None, "\n\n".join(blocks)
         if not blocks:
             turn |= {"output": NO_CODE, "failed": True}
         for block in blocks:
@@ -219,7 +251,9 @@ def shorten(text: str) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
 
 
-def _write_instructions(interpreter: Interpreter, queries: Queries, context: QueryContext) -> str:
+def _write_instructions(
+    interpreter: Interpreter, settings: RecursionSettings, queries: Queries, context: QueryContext
+) -> str:
     names = [f"- `context`: {context.shape}."] if context.shape else []
     names.append(LLM_NAMES + (RLM_NAMES if queries.depth < queries.max_depth else NO_RLM) + ERROR_NAMES)
     names += [_describe_tool(name, tool) for name, tool in interpreter.tools.items() if name not in queries.tools]
@@ -227,7 +261,8 @@ def _write_instructions(interpreter: Interpreter, queries: Queries, context: Que
     text = INSTRUCTIONS.format(names="\n".join(names) + SUBMIT_NAME, network=network, output=OUTPUT_CHARACTERS)
     calls = queries.session.budget.remaining_calls
     limit = "" if calls is None else f", and at most {calls} calls of models in all, your own turns included"
-    return f"{text}\nYou have {MAX_TURNS} turns{limit}."
+    added = f"\n\n{settings.instructions}" if settings.instructions else ""
+    return f"{text}\nYou have {settings.max_turns} turns{limit}.{added}"
 
 
 def _describe_tool(name: str, tool: Any) -> str:

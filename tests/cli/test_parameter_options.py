@@ -93,7 +93,7 @@ def test_help_shows_the_ten_most_common_options_first_and_each_option_in_one_gro
     assert (arguments[0], common[0], len(common[1])) == ("Arguments", "Common options", 10)
     assert {"--provider", "--packages", "--timeout"} <= common[1].keys()
     titles = [title for title, _ in others]
-    own = [name.title()] if name in ("batch", "sweep", "chunks") else []
+    own = [name.title()] if name != "sequence" else []
     assert titles == [*own, *GROUPS, *(provider.title() for provider in PROVIDERS)]
     entries = [entry for _, group in (arguments, common, *others) for entry in group.items()]
     shown = [option for option, _ in entries]

@@ -300,3 +300,25 @@ def test_the_example_finds_its_needle_with_the_fake_model(server, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Answer: 271828\n")
     assert "2 calls" in done.stdout
+
+
+async def test_instructions_and_the_number_of_turns_reach_the_model(chat):
+    chat.script = make_script(("Turns left: 1.", "SUBMIT(answer='done')"), ("", "print(1)"))
+    found = await rlm("q", NAME, instructions="Answer in one word.", max_turns=2)
+    assert found.answer == "done"
+    assert "You have 2 turns" in chat.requests[0].text
+    assert "Answer in one word." in chat.requests[0].text
+
+
+async def test_the_last_turn_is_followed_by_a_call_for_the_answer(chat):
+    chat.script = lambda request: "seven" if "no turns left" in request.text else format_turn("print(7)")
+    found = await rlm("q", NAME, max_turns=2)
+    assert (found.answer, found.queries.calls) == ("seven", 3)
+
+
+async def test_failed_turns_in_a_row_end_the_query(chat):
+    chat.script = make_script(("", "1 / 0"))
+    found = await rlm("q", NAME, max_errors=3, on_failure="return")
+    assert found.error is not None
+    assert "failed 3 times in a row (max_errors)" in str(found.error)
+    assert found.queries.calls == len(found.trajectory) == 3
