@@ -320,5 +320,5 @@ async def test_failed_turns_in_a_row_end_the_query(chat):
     chat.script = make_script(("", "1 / 0"))
     found = await rlm("q", NAME, max_errors=3, on_failure="return")
     assert found.error is not None
-    assert "failed 3 times in a row (max_errors)" in str(found.error)
+    assert "failed in 3 turns in a row (max_errors)" in str(found.error)
     assert found.queries.calls == len(found.trajectory) == 3
