@@ -1,4 +1,4 @@
-"""What commands print on standard output: tables, the text that code printed, or JSON for other programs."""
+"""The standard output of commands: tables, the text that code printed, or JSON for other programs."""
 
 import codecs
 import json

@@ -1,4 +1,4 @@
-"""What all of our task runs share: tags, by which Prefect's own limits can hold them, and the state when cancelled."""
+"""The tags of our task runs, by which Prefect's own tag limits can hold them, and the state of a cancelled one."""
 
 import asyncio
 import functools

@@ -41,7 +41,7 @@ from .context import RunContext, open_capacity, open_run_context, resolve_provid
 from .executor import Executor, LaneExecutor, Sharding
 from .failures import describe_rerun
 from .outcome_sink import MemoryStore, OutcomeSink
-from .run_outcome import describe_outcome
+from .run_outcome import build_run_outcome
 from .termination import cancel_at_termination
 
 
@@ -175,7 +175,7 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
             await asyncio.shield(asyncio.to_thread(record.finish))
         sink.log_unlogged_failures()
         set_run_totals(total, artifacts.summary.failed, artifacts.summary.usage)
-        state.outcome = describe_outcome(record, artifacts.summary)
+        state.outcome = build_run_outcome(record, artifacts.summary)
         log.info("%s", state.outcome.message)
 
 

@@ -55,7 +55,7 @@ class RunOutcome:
         )
 
 
-def describe_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:
+def build_run_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:
     """Return the counts, the best trial if there is one, and the place of the results."""
     best = summary.best.result
     payload: dict[str, Any] = {

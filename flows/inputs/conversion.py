@@ -25,15 +25,16 @@ NUMBERS = ("['low']", "['high']", "['step']")  # Numbers in the definition of a 
 
 
 class Content(Enum):
-    """What a parameter holds: how values of Python become JSON, and where values go that Prefect cannot hold.
+    """The content of a parameter: it decides how values of Python become JSON, and which go to a file.
 
-    A parameter's type names its content. The value is what an error calls it.
+    A parameter's type names its content. The value is the content's name in errors. Values go to a file if Prefect
+    cannot hold them.
     """
 
     CODE = "code"
-    STEP = "code after other code"  # It may read a name that looks like a file's.
-    PREPARATION = "code that defines names"  # Functions do not: their names are their own.
-    TEXT = "text"  # A text that Prefect cannot hold goes to a file, which the parameter NAME_file names.
+    STEP = "code after other code"  # It may look like a file's name, as `x.py` does.
+    PREPARATION = "code that defines names"  # A function is refused, because its names are its own.
+    TEXT = "text"  # The parameter NAME_file names the file of a text that Prefect cannot hold.
     ROWS = "a list of dicts"
     ITEMS = "a list"
     GRID = "a dict of lists"
@@ -42,7 +43,7 @@ class Content(Enum):
 
     @property
     def is_code(self) -> bool:
-        """True if functions stand for their source, and `@` and a path for the code in a file."""
+        """True if a function becomes its source, and `@` before a path names a file of code."""
         return self in (Content.CODE, Content.STEP, Content.PREPARATION)
 
 
