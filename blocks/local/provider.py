@@ -36,7 +36,7 @@ from .settings import LocalSettings
 from .totals.plan import describe_totals, plan_totals
 
 PREPARED_PROCESSES = 3  # the prepared process, an execution, and the process that forks it
-LEAST_PROCESSES = 8  # of a container
+LEAST_PROCESSES = 8  # processes that a container needs
 
 
 class LocalProvider(LocalSettings, SandboxProvider):

@@ -39,7 +39,7 @@ class BestTrials:
     With one objective it is the trial with the least (or greatest) value; of equals the one with the lowest number. A
     value that is not finite comes after every finite one, in both directions. A pruned trial is never the best. With
     several objectives they are the Pareto front: the trials that no other beats, by being as good in every objective
-    and better in one. Without objectives there are none.
+    and better in one. Without objectives `results` is empty.
     """
 
     spec: ReportSpec
