@@ -36,19 +36,28 @@ class _ProviderSandboxes:
     """A mixin for sync and async interpreters: opens their sandbox at the provider in the subclass's `entry`.
 
     Args:
-        timeout: Default seconds for each execution.
-        tools: Functions of the host that code may call by name.
+        timeout: Seconds for each execution; None for no limit. Default: 120.
+        tools: Functions of the host that code may call by name. Default: none.
         language_model: The model that code may query: a `LanguageModel`, the name of a saved one, or a model in
-            LiteLLM's naming. `ModelAccess` describes the limits on one execution.
-        max_cost: US dollars for all executions together.
+            LiteLLM's naming. Default: none.
+        batch_concurrency: Parallel model requests per execution. Default: 4.
+        max_depth: Greatest depth of recursive queries. Code is at depth 0. Default: 2.
+        max_llm_calls: Model calls per execution; None for no limit. Default: 50.
+        max_llm_tokens: Model tokens per execution. Default: no limit.
+        max_cost: US dollars for all executions together. Default: no limit.
         cache_queries: Ask the same question (model, its settings, messages) only once while the interpreter exists.
-            Answers from the cache are not calls and cost nothing.
+            Answers from the cache are not calls and cost nothing. Default: False.
         prepare: Code that runs once when the sandbox is open. The process of the executions is a fork of its process.
-        prepare_timeout: Seconds for `prepare`.
+            Default: none.
+        prepare_timeout: Seconds for `prepare`; None for no limit. Default: 300.
         prepare_seed: The seed of the random generators in `prepare`; by default the operating system seeds them.
         python_path: Directories of this machine that code imports modules from, read when the interpreter is created.
-        mounts: Files and directories of this machine, by the absolute paths at which code reads them.
+            Default: none.
+        mounts: Files and directories of this machine, by the absolute paths at which code reads them. Default: none.
         **fields: The fields of the provider's block.
+
+    Raises:
+        ConfigurationError: A keyword is unknown or has a wrong value.
     """
 
     entry: ClassVar[ProviderEntry]
@@ -179,9 +188,7 @@ if TYPE_CHECKING:  # At run time no interpreter imports the settings of other pr
 class LocalInterpreter(_ProviderInterpreter):
     """An interpreter that runs code step by step in a sandbox on this machine.
 
-    Its keywords are `LocalSandbox`'s fields (`isolation="landlock"`, `memory_mib=1024`), `timeout` (default seconds
-    for each execution), `tools` (functions of the host that code may call by name), and `language_model` with its
-    limits.
+    Its keywords include the fields of `LocalSandbox`, such as `isolation="landlock"` and `memory_mib=1024`.
 
     Example:
         >>> with LocalInterpreter(timeout=120) as interpreter:
@@ -199,8 +206,7 @@ class LocalInterpreter(_ProviderInterpreter):
 class ContainerInterpreter(_ProviderInterpreter):
     """An interpreter that runs code step by step in a Docker or Podman container on this machine.
 
-    Its keywords are `ContainerSandbox`'s fields (`image="docker.io/library/python:3.13-slim"`, `memory_mib=1024`),
-    `timeout` (default seconds for each execution) and `tools` (functions of the host that code may call by name).
+    Its keywords include the fields of `ContainerSandbox`, such as `image="docker.io/library/python:3.13-slim"`.
     """
 
     entry = PROVIDERS["container"]
@@ -213,8 +219,7 @@ class ContainerInterpreter(_ProviderInterpreter):
 class ModalInterpreter(_ProviderInterpreter):
     """An interpreter that runs code step by step in a Modal sandbox.
 
-    Its keywords are `ModalSandbox`'s fields (`volume_name="results"`, `gpu="T4"`), `timeout` (default seconds for each
-    execution) and `tools` (functions of the host that code may call by name).
+    Its keywords include the fields of `ModalSandbox`, such as `volume_name="results"` and `gpu="T4"`.
     """
 
     entry = PROVIDERS["modal"]
@@ -227,9 +232,9 @@ class ModalInterpreter(_ProviderInterpreter):
 class DaytonaInterpreter(_ProviderInterpreter):
     """An interpreter that runs code step by step in a Daytona sandbox.
 
-    Its keywords are `DaytonaSandbox`'s fields (`repo_url`, `volume_name`, `snapshot`), `timeout` (default seconds for
-    each execution) and `tools` (functions of the host that code may call by name). The API key comes from `api_key`,
-    else from DAYTONA_API_KEY, else, with PREFECT_API_URL set, from the saved block named `default`.
+    Its keywords include the fields of `DaytonaSandbox`, such as `repo_url`, `volume_name` and `snapshot`. The API key
+    comes from `api_key`, else from DAYTONA_API_KEY, else, with PREFECT_API_URL set, from the saved block named
+    `default`.
 
     Example:
         >>> with DaytonaInterpreter(timeout=120) as interpreter:

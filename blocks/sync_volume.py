@@ -32,7 +32,7 @@ class Volume:
 
     Args:
         name: The volume's name; by default the `volume_name` of the provider's block.
-        provider: The provider, as in a flow's `provider`.
+        provider: The provider, as in a flow's `provider`. Default: "local".
 
     Example:
         >>> volume = Volume("results")
@@ -49,19 +49,54 @@ class Volume:
         self._is_entered = False
 
     def ls(self, path: str = "") -> list[VolumeFile]:
-        """Return the files at or below that path, sorted by path. Raises VolumeError for a missing path."""
+        """Return the files at or below a path, sorted by path.
+
+        Args:
+            path: Path relative to the volume. Default: all files.
+
+        Returns:
+            A list of `VolumeFile`.
+
+        Raises:
+            VolumeError: The path is missing.
+        """
         return self._run("ls", path)
 
     def get(self, path: str) -> bytes:
-        """Return a file's bytes. Raises VolumeError for a missing file."""
+        """Return a file's content.
+
+        Args:
+            path: Path relative to the volume.
+
+        Returns:
+            The content as bytes.
+
+        Raises:
+            VolumeError: The file is missing.
+        """
         return self._run("get", path)
 
     def put(self, path: str, data: str | bytes) -> None:
-        """Write or replace a file, with the directories above it. Text is written as UTF-8."""
+        """Write or replace a file, and create its missing directories.
+
+        Args:
+            path: Path relative to the volume.
+            data: Bytes, or text (written as UTF-8).
+
+        Raises:
+            VolumeError: The file could not be written.
+        """
         self._run("put", path, data.encode() if isinstance(data, str) else data)
 
     def delete(self, path: str) -> None:
-        """Delete a file, or a directory with its contents. Raises VolumeError for a missing path."""
+        """Delete a file, or a directory with its contents.
+
+        Args:
+            path: Path relative to the volume.
+
+        Raises:
+            VolumeError: The path is missing.
+        """
         self._run("delete", path)
 
     def _run(self, method: str, *arguments: Any) -> Any:

@@ -12,7 +12,12 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class VolumeFile:
-    """A file on a volume: its path on the volume, and its size in bytes."""
+    """A file on a volume.
+
+    Attributes:
+        path: Path relative to the volume.
+        size: Size in bytes.
+    """
 
     path: str
     size: int

@@ -20,15 +20,17 @@ from .reports import OutcomesReport
 
 @parameter_model(frozen=True)
 class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
-    """Run each piece of code in a sandbox, and return the results in order.
+    """Run each piece of code in a sandbox.
 
-    `code` is a list of texts, or one text with `inputs`: a list of variables, or a path to JSON lines, CSV or Parquet.
-    The text then runs once for each of them. Python callers may pass a function instead of a text. Its source is
-    sent, its parameters are the variables, and its return value is submitted. docs/reference.md describes the
-    parameters.
+    `code` is a list of texts, or one text that runs once for each item of `inputs`. Python callers may pass a function
+    instead of a text: its source is sent, its parameters are the variables, and its return value is submitted.
 
-    Raises ExecutionsFailed when all executions have ended and some failed. With `on_failure="return"` a failed
-    execution's result is a `Failure`. Raises ConfigurationError before anything runs.
+    Returns:
+        A `Result` for each execution, in order. With `on_failure="return"`, a `Failure` for each that failed.
+
+    Raises:
+        ConfigurationError: A parameter is wrong. Nothing has run.
+        ExecutionsFailed: All executions have ended and some failed, with `on_failure="raise"` (the default).
     """
 
     code: Annotated[

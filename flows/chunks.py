@@ -42,9 +42,14 @@ if TYPE_CHECKING:
 class ChunksReport(Report):
     """A chunked job's results by chunk id (a text), and the result of `reduce`.
 
-    Without `reduce`, `reduction` is None. `overlaps` has the files on the volume that several chunks wrote, with the
-    chunks' ids. Such a file has the content of the last write. Only files that Python code opened are known, not those
-    of subprocesses. Printed, the report is a table of chunks and fields.
+    Printed, it is a table of chunks and fields.
+
+    Attributes:
+        results: A `Result` or `Failure` for each chunk, by its id, in the order of the data.
+        reduction: The outcome of `reduce`; None without `reduce`.
+        overlaps: Files on the volume that several chunks wrote, with the chunks' ids. Each file has the content of the
+            last write. Files that a subprocess wrote are missing.
+        results_path: The ledger's directory or location.
     """
 
     results: Mapping[str, Outcome]
@@ -128,10 +133,15 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
     The chunks are `chunks`, a dict of data by id, or `data`, which is cut into lists of `chunk_size` items with the ids
     "0", "1" and so on. A job with the results of an earlier run executes only chunks without a result for their code
     and data. `reduce` reads the chunks' results in `results`, a dict by chunk id, and their files on the volume. It
-    runs if no chunk failed. docs/reference.md describes the parameters.
+    runs if no chunk failed.
 
-    Raises ExecutionsFailed when all executions have ended and some failed. With `on_failure="return"` a failed
-    execution's result is a `Failure`. Raises ConfigurationError before anything runs.
+    Returns:
+        The report: the results by chunk id, and the result of `reduce`. With `on_failure="return"`, failed chunks are
+        `Failure`.
+
+    Raises:
+        ConfigurationError: A parameter is wrong. Nothing has run.
+        ExecutionsFailed: All executions have ended and some failed, with `on_failure="raise"` (the default).
     """
 
     code: Annotated[

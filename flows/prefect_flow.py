@@ -50,10 +50,18 @@ class BatchFlow(Flow[P, T]):
         return coroutine
 
     def sync(self: "BatchFlow[P, Coroutine[Any, Any, R]]", *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the flow from code that is not async, such as a script or a sync task, and return its result.
+        """Run the flow from code that is not async, such as a script or a sync task.
+
+        Args:
+            *args: Parameters of the flow, by position.
+            **kwargs: Parameters of the flow, by name.
+
+        Returns:
+            What the flow returns when it is awaited.
 
         Raises:
-            ConfigurationError: An event loop runs in this thread, as in async code and in a notebook.
+            ConfigurationError: An event loop runs in this thread, as in async code and in a notebook. Otherwise the
+                flow's own errors.
         """
         try:
             asyncio.get_running_loop()
@@ -68,7 +76,14 @@ class BatchFlow(Flow[P, T]):
     if not TYPE_CHECKING:  # Type checkers take the signatures of Prefect's own methods.
 
         def with_options(self, **options: Any) -> Self:
-            """Return the same flow with other options of Prefect's, such as `name` or `retries`."""
+            """Return the same flow with other options of Prefect's.
+
+            Args:
+                **options: Arguments of Prefect's `Flow.with_options`, such as `name` or `retries`.
+
+            Returns:
+                A copy of the flow.
+            """
             flow = copy.copy(self)
             vars(flow).update(vars(Flow.with_options(self, **options)))
             flow._changed_options = {**(self._changed_options or {}), **options}

@@ -27,14 +27,16 @@ DryRun = Annotated[bool, Field(description="Show what would be removed, and remo
 
 @define_function_flow("reap")
 async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_run: DryRun = False) -> list[str]:
-    """Remove the provider's unused sandboxes, and return their ids.
+    """Remove the provider's unused sandboxes.
 
     Only sandboxes with rlm-batch's labels (`managed-by=rlm-batch`) are removed, in these cases:
+
     - The sandbox has expired. This uses this machine's clock, so the clocks of all hosts must be right.
     - The sandbox has this server's label, and its flow run has ended or was deleted, or the run's caller in the same
       process has ended.
     - A process of this machine opened the sandbox and has ended or was killed (`rlm-batch-process`). For local
       sandboxes this applies only to this user's.
+
     All other sandboxes stay: those of scripts and of other servers until they expire, and those of flow runs that have
     not ended. The log names the rlm-batch sandboxes that stay, with the reason.
 
@@ -45,7 +47,12 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
     (PREFECT_FLOWS_HEARTBEAT_FREQUENCY), so `older_than` must be longer, and less than 360 is refused. A worker without
     a connection to the server is silent too.
 
-    Raises SandboxesLeft at the end if some sandboxes could not be removed.
+    Returns:
+        The ids of the removed sandboxes; with `dry_run`, of those that would be removed.
+
+    Raises:
+        ConfigurationError: A parameter is wrong.
+        SandboxesLeft: Some sandboxes could not be removed.
     """
     log, listener = get_run_logger(), get_run_state(flow_run.id).listener or FlowListener()
     block = await resolve_provider(provider)

@@ -24,7 +24,7 @@ def describe_outcome(outcome: Outcome, *, is_best: bool = False) -> dict[str, An
 
 
 class Report:
-    """The outcomes of one flow run, in order, and where they are written."""
+    """The outcomes of one flow run, in order: the base class of reports. A notebook shows it as a table."""
 
     results_path: str
     # Whether code that submits nothing is worth a note: the later steps of a sequence read the state instead.
@@ -49,8 +49,11 @@ class Report:
         """Return the table as rows of text, the header first: number, variables, fields, and the outcome.
 
         Args:
-            limit: The number of rows without the header; best trials beyond it are added. None for all.
-            shows_output: Add the last line that each execution's code printed, if any did.
+            limit: The number of rows without the header; best trials beyond it are added. Default None: all.
+            shows_output: Add the last line that each execution's code printed, if any did. Default: False.
+
+        Returns:
+            A list of cells for each row.
         """
         return format_rows(self.outcomes, self.best_trials, limit, mark=self.mark, shows_output=shows_output)
 
@@ -71,12 +74,19 @@ class Report:
         return [f"{silent} {subject} did not call SUBMIT, so {pronoun} no fields"]
 
     def to_json_lines(self) -> Iterator[dict[str, Any]]:
-        """Yield an object for each outcome: what the ledger has of it, with `best` where it stands out."""
+        """Yield the outcomes as JSON objects.
+
+        Returns:
+            An iterator with a dict for each outcome: what the ledger has of it, with `best` for the best trials.
+        """
         best_numbers = {result.meta.index for result in self.best_trials}
         return (describe_outcome(outcome, is_best=outcome.meta.index in best_numbers) for outcome in self.outcomes)
 
     def to_dataframe(self) -> Any:
         """Return a pandas DataFrame with a row for each outcome.
+
+        Returns:
+            A `pandas.DataFrame`.
 
         Raises:
             ConfigurationError: pandas is not installed.
@@ -115,6 +125,9 @@ class TrialsReport(Report):
         Args:
             storage: The URL of a storage such as `sqlite:///study.db`, which gets a new study; by default in memory.
             name: The name of the study. By default Optuna makes one.
+
+        Returns:
+            An `optuna.Study`.
 
         Raises:
             ConfigurationError: Optuna is not installed.

@@ -40,13 +40,16 @@ UPLOADED = "context.txt"  # the path at which the code finds a context that came
 class RlmAnswer(Report):
     """A recursive language model's answer. Printed, it is the answer alone, safe for a terminal.
 
-    `value` is the answer as the code submitted it: a text, or another JSON value, of which `answer` is the text.
-    `trajectory` has a dict with reasoning, code and output for each turn. `queries` counts the queries to the model
-    with tokens and cost, and has all queries as a tree.
-
-    If a budget, depth or time limit ended the model without an answer, `answered` is False and `result` is a Failure.
-    `error` is then a CodeError with a `type` such as "BudgetExceeded", and names the parameter to raise. `answer` is
-    the output of the last turn that printed something.
+    Attributes:
+        answer: The answer as text. Without an answer, the output of the last turn that printed something.
+        trajectory: A dict with reasoning, code and output for each turn.
+        queries: Number, tokens and cost of the queries to the model, and all queries as a tree.
+        result: The flow's one outcome: a `Result`, or a `Failure` without an answer.
+        results_path: The ledger's directory or location.
+        answered: False if a budget, depth or time limit ended the model without an answer.
+        error: Without an answer, a `CodeError` with a `type` such as "BudgetExceeded", which names the parameter to
+            raise.
+        value: The answer as the code submitted it: a text, or another JSON value, of which `answer` is the text.
     """
 
     answer: str
@@ -106,10 +109,14 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
     """Answer a question over a context of any length, with a recursive language model in a sandbox.
 
     The model does not read the context. It writes Python that does, in the sandbox, and that asks models about parts
-    of it. docs/reference.md describes the parameters.
+    of it.
 
-    Raises ExecutionsFailed where there is no answer; with `on_failure="return"` the RlmAnswer has the best that there
-    is, and `answered` is False. Raises ConfigurationError before anything runs.
+    Returns:
+        The answer. With `on_failure="return"` and without an answer, `answered` is False and `answer` is the last output.
+
+    Raises:
+        ConfigurationError: A parameter is wrong. Nothing has run.
+        ExecutionsFailed: The model gave no answer, with `on_failure="raise"` (the default).
     """
 
     query: Annotated[str, Field(min_length=1, description="Question to answer."), CommandLineForm(is_argument=True)]

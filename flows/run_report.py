@@ -16,8 +16,18 @@ from .reports import TrialsReport
 class RunReport(TrialsReport):
     """A flow run's outcomes in order, and the best of them if it had an objective.
 
-    `flow` and `name` are those of the flow and the run. With several objectives, `pareto_front` has the results that no
-    other beats. `space` is the space that was searched. Printed, it is a table of variables and fields.
+    Printed, it is a table of variables and fields.
+
+    Attributes:
+        flow: The flow's name.
+        name: The flow run's name.
+        results: A `Result` or `Failure` for each execution, in order.
+        best: The result with the best objective, the first of equals. None without an objective or with several.
+        objective: The field that decides, or several; None without an objective.
+        direction: "minimize" or "maximize", or one for each objective.
+        results_path: The ledger's directory or location.
+        pareto_front: With several objectives, the results that no other beats in all of them.
+        space: The space that was searched, as JSON; None without one.
     """
 
     flow: str

@@ -32,15 +32,20 @@ class SequenceReport(OutcomesReport):
 
 @parameter_model(frozen=True)
 class SequenceParameters(CodeParameters, FlowParameters[Sequence[Outcome]]):
-    """Run the steps in order in one sandbox, and return their results in order.
+    """Run the steps in order in one sandbox.
 
     Later steps see the names that a step defines. The effects of a failed step remain, and with `stop_on_error=False`
     the next step continues from there. If a step ends its process or loses its sandbox, the state is lost, and all
     later steps fail with StateLost. State cannot be restored, so a retried sequence starts again with the first step,
     unless all steps have results.
 
-    Raises ExecutionsFailed if a step failed. With `on_failure="return"` the result of a failed step, and of each step
-    that did not run, is a `Failure`. Raises ConfigurationError before anything runs.
+    Returns:
+        A `Result` for each step, in order. With `on_failure="return"`, a `Failure` for each step that failed or did not
+        run.
+
+    Raises:
+        ConfigurationError: A parameter is wrong. Nothing has run.
+        ExecutionsFailed: A step failed, with `on_failure="raise"` (the default).
     """
 
     steps: Annotated[

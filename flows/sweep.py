@@ -33,9 +33,17 @@ KINDS = {str: "text", bool: "a bool", list: "a list", dict: "a dict", int: "an i
 class SweepReport(TrialsReport):
     """A sweep's trials in the order of the space, and the best of them.
 
-    `best` is the result with the least (or greatest) objective, the first of equals; None where no objective was
-    asked for, where there are several, or where no trial succeeded. With several objectives `pareto_front` has the
-    results that no other beats in all of them. Printed, it is a table of variables and fields.
+    Printed, it is a table of variables and fields.
+
+    Attributes:
+        trials: A `Result` or `Failure` for each trial, in order.
+        best: The result with the best objective, the first of equals. None without an objective, with several, or if
+            no trial succeeded.
+        objective: The field that decides, or several; None without an objective.
+        direction: "minimize" or "maximize", or one for each objective.
+        results_path: The ledger's directory or location.
+        pareto_front: With several objectives, the results that no other beats in all of them.
+        space: The space that was searched, as JSON; None for a grid or points.
     """
 
     trials: Sequence[Outcome]
@@ -57,11 +65,15 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
     """Run the code once for each point of the space, with the point's variables, and report the best trial.
 
     The points are a `grid` (every combination), a list of `points`, or drawn from a `space` by a sampler that learns
-    from the trials before. docs/reference.md describes the parameters.
+    from the trials before.
 
-    Raises ExecutionsFailed when all trials have ended and some failed. With `on_failure="return"` a failed trial's
-    result is a `Failure`. Raises ConfigurationError before anything runs, or at the end if no trial submitted the
-    objective.
+    Returns:
+        The report: the trials in order, and the best of them. With `on_failure="return"`, failed trials are `Failure`.
+
+    Raises:
+        ConfigurationError: A parameter is wrong. Nothing has run, or no trial
+            submitted the objective.
+        ExecutionsFailed: All trials have ended and some failed, with `on_failure="raise"` (the default).
     """
 
     code: Annotated[

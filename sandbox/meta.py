@@ -37,6 +37,11 @@ class Meta:
     """The metadata of an execution.
 
     Attributes:
+        index: Number of the execution, from 0; None for `run_code` and interpreters.
+        variables: Variables of the code.
+        provider: Name of the provider.
+        sandbox_id: The provider's id of the sandbox.
+        submitted: True if the code called `SUBMIT`.
         seconds: Run time of the code by the sandbox's monotonic clock.
         attempt: Number of the attempt, from 1.
         earlier_errors: Errors of the earlier attempts.

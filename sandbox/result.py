@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 class Result:
     """The fields that the code submitted, available as items and as attributes.
 
-    `dict(result)` and `**result` give the fields. `outputs` has all fields and `meta` the metadata; only these two
-    names are reserved. If a field is called `keys`, use `dict(result.outputs)`: the field hides the method.
+    `dict(result)` and `**result` give the fields. Only the names `outputs` and `meta` are reserved. If a field is called
+    `keys`, use `dict(result.outputs)`: the field hides the method.
+
+    Attributes:
+        outputs: The submitted fields by name.
+        meta: The execution's metadata.
     """
 
     __slots__ = ("meta", "outputs")
@@ -83,7 +87,12 @@ class Result:
 
 
 class Failure:
-    """The failure of an execution, with `error` and `meta`, in the list of results."""
+    """The failure of an execution, in the list of results.
+
+    Attributes:
+        error: The error of the last attempt.
+        meta: The execution's metadata.
+    """
 
     __slots__ = ("error", "meta")
 

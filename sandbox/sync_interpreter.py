@@ -189,8 +189,14 @@ class SyncInterpreter:
     def start(self) -> Self:
         """Open the sandbox. A second call does nothing; after `shutdown` it opens a new sandbox.
 
+        Returns:
+            The interpreter itself.
+
         Raises:
-            SandboxStartError, QuotaExceeded, ConfigurationError, PrepareError: The start failed.
+            SandboxStartError: The sandbox could not start.
+            QuotaExceeded: The provider's quota is exhausted.
+            PrepareError: The `prepare` code failed.
+            ConfigurationError: The configuration is wrong.
         """
         with self._start_lock:
             if self._sandbox is None:
@@ -240,9 +246,38 @@ class SyncInterpreter:
         collect: Sequence[str] | None = None,
         collect_to: str | os.PathLike[str] | None = None,
     ) -> Result:
-        """Run the code and return what it submitted. See `Interpreter.execute` for the parameters and errors.
+        """Run the code and return what it submitted. Open the sandbox if it is not open.
 
-        `on_output` is called on the calling thread. Its exceptions are logged and otherwise ignored.
+        Files are collected even if the execution failed, as long as the sandbox exists: 1 GiB, 10,000 files and 600 s at
+        most. `meta.collected` has their paths, and `meta.not_collected` the reason for each missing file.
+
+        Args:
+            code: Python text, or a function. A function's source is run with `variables` as its arguments, and its
+                return value is submitted.
+            variables: JSON values, available as global names. Default: none.
+            timeout: Seconds. Default: the interpreter's `timeout`.
+            output_fields: The fields that SUBMIT accepts, in order: dicts with `name` and an optional `type` (str, int,
+                float, bool, list, dict). Default: any fields.
+            on_output: Function called with ("stdout" or "stderr", text) while the code writes. It runs
+                on the calling thread. If it raises, the error is logged and `on_output` is not called again.
+            refuse_exit: Treat `exit()` as a failure, even with status 0. Default: False.
+            collect: Patterns of files in the working folder (`*.png`, `out/model.bin`, `out/**`). Files that the code
+                created or changed are copied to the host, with their directories. Default: none.
+            collect_to: Target directory; existing files of the same name are replaced. By default a new temporary
+                directory, which the caller should remove.
+
+        Returns:
+            The submitted fields, with the metadata in `meta`.
+
+        Raises:
+            CodeError: The code raised an exception, did not compile or crashed.
+            ExecutionTimeout: The code exceeded its timeout.
+            SubmitError: SUBMIT received values that it cannot return.
+            StateLost: The process with the state of earlier executions has ended.
+            SandboxLost: The sandbox was lost before the code was sent.
+            OutcomeUnknown: The sandbox was lost while the code may have run.
+            ConfigurationError: A variable is not JSON, or a tool uses the interpreter that waits for it.
+            RlmBatchError: An error of `start`, if this call opens the sandbox.
         """
         text: str = convert_code(code, self.tools, variables or ())
         output = None if on_output is None else OutputQueue(on_output)
@@ -297,17 +332,27 @@ class SyncInterpreter:
             data: Bytes, text (written as UTF-8), or the `pathlib.Path` of a local file; at most 256 MiB.
 
         Raises:
-            VolumeError, SandboxLost, ConfigurationError: The file was not written. Errors of `start` are raised too.
+            VolumeError: The path is invalid, the data is too large, or the file could not be read or written.
+            SandboxLost: The sandbox no longer exists.
+            ConfigurationError: `data` has another type.
+            RlmBatchError: An error of `start`.
         """
         sandbox = self._get_sandbox()
         run_sync(lambda: upload_file(sandbox, path, data))
 
     def download(self, path: str) -> bytes:
-        """Return the bytes of a file in the sandbox, at most 256 MiB. `path` is relative to the working folder.
+        """Return the bytes of a file in the sandbox's working folder. Open the sandbox if needed.
+
+        Args:
+            path: Path relative to the working folder. The file may have at most 256 MiB.
+
+        Returns:
+            The file's content.
 
         Raises:
-            VolumeError: The path is not a regular file; a link is not one.
-            SandboxLost: The sandbox is gone. Errors of `start` are raised too.
+            VolumeError: The path is not a regular file (links are refused), or the file is too large.
+            SandboxLost: The sandbox no longer exists.
+            RlmBatchError: An error of `start`.
         """
         sandbox = self._get_sandbox()
         return run_sync(lambda: download_file(sandbox, path))

@@ -104,10 +104,38 @@ class AsyncInterpreter:
         collect: Sequence[str] | None = None,
         collect_to: str | os.PathLike[str] | None = None,
     ) -> Result:
-        """Run the code and return what it submitted. Parameters and errors are those of `Interpreter.execute`.
+        """Run the code and return what it submitted. Open the sandbox if it is not open.
 
-        `on_output` runs on the event loop and blocks it. If it raises, the error is logged and `on_output` is not
-        called again.
+        Files are collected even if the execution failed, as long as the sandbox exists: 1 GiB, 10,000 files and 600 s at
+        most. `meta.collected` has their paths, and `meta.not_collected` the reason for each missing file.
+
+        Args:
+            code: Python text, or a function. A function's source is run with `variables` as its arguments, and its
+                return value is submitted.
+            variables: JSON values, available as global names. Default: none.
+            timeout: Seconds. Default: the interpreter's `timeout`.
+            output_fields: The fields that SUBMIT accepts, in order: dicts with `name` and an optional `type` (str, int,
+                float, bool, list, dict). Default: any fields.
+            on_output: Function called with ("stdout" or "stderr", text) while the code writes. It runs
+                on the event loop and blocks it. If it raises, the error is logged and `on_output` is not called again.
+            refuse_exit: Treat `exit()` as a failure, even with status 0. Default: False.
+            collect: Patterns of files in the working folder (`*.png`, `out/model.bin`, `out/**`). Files that the code
+                created or changed are copied to the host, with their directories. Default: none.
+            collect_to: Target directory; existing files of the same name are replaced. By default a new temporary
+                directory, which the caller should remove.
+
+        Returns:
+            The submitted fields, with the metadata in `meta`.
+
+        Raises:
+            CodeError: The code raised an exception, did not compile or crashed.
+            ExecutionTimeout: The code exceeded its timeout.
+            SubmitError: SUBMIT received values that it cannot return.
+            StateLost: The process with the state of earlier executions has ended.
+            SandboxLost: The sandbox was lost before the code was sent.
+            OutcomeUnknown: The sandbox was lost while the code may have run.
+            ConfigurationError: A variable is not JSON, or a tool uses the interpreter that waits for it.
+            RlmBatchError: An error of `start`, if this call opens the sandbox.
         """
         listener = None if on_output is None else OutputListener(on_output)
         patterns = check_patterns(collect)  # fails before a sandbox opens
@@ -164,6 +192,9 @@ class AsyncInterpreter:
 
         Args:
             path: Path relative to the working folder. The file may have at most 256 MiB.
+
+        Returns:
+            The file's content.
 
         Raises:
             VolumeError: The path is not a regular file (links are refused), or the file is too large.
