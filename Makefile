@@ -13,7 +13,7 @@ READY = $(VENV)/.ready
 MAKING = $(VENV).making
 INSTALL = install --constraint constraints.txt
 
-.PHONY: help demo test test-programs test-full chaos check format bench pictures clean
+.PHONY: help demo test test-programs test-full chaos check docs format bench pictures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,9 @@ check: $(READY) build/typing/rlm_batch ## check format, lint and types
 	@$(VENV)/bin/ruff format --check --quiet .
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/basedpyright --pythonpath $(VENV)/bin/python
+
+docs: $(READY) ## build the documentation as a site in build/docs, with the API reference
+	@$(VENV)/bin/python -m sphinx -W --keep-going -q -c docs . build/docs && echo "Open build/docs/README.html"
 
 format: $(READY) ## format the code and apply the linter's safe fixes
 	@$(VENV)/bin/ruff check --fix-only --quiet .

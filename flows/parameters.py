@@ -1,7 +1,7 @@
 """The parameters of the flows: types, defaults, bounds, descriptions, conversion and checks.
 
 Each flow has one pydantic model of its parameters, which inherits the shared ones from here. Prefect's signature,
-schema and form, the command line's options and the table in docs/reference.md are made from the model. Nothing here
+schema and form, the command line's options and the API reference are made from the model. Nothing here
 imports Prefect, because the command line refuses wrong parameters before that slow import.
 """
 

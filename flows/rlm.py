@@ -112,7 +112,7 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
     of it.
 
     Returns:
-        The answer. With `on_failure="return"` and without an answer, `answered` is False and `answer` is the last output.
+        The answer. If there is none, with `on_failure="return"`, `answered` is False and `answer` is the last output.
 
     Raises:
         ConfigurationError: A parameter is wrong. Nothing has run.

@@ -88,8 +88,10 @@ class CodeSyntaxError(CodeError):
 class CodeCrashed(CodeError):
     """The process that ran the code ended before the code did, or ran out of memory.
 
-    `exit_code` or `signal` tells how it ended. `out_of_memory` is True if the memory limit or the kernel's
-    out-of-memory killer ended it.
+    Attributes:
+        exit_code: Exit code of the process, or None.
+        signal: Number of the signal that ended the process, or None.
+        out_of_memory: True if the memory limit or the kernel's out-of-memory killer ended the process.
     """
 
     details = (*CodeError.details, "exit_code", "signal", "out_of_memory")
@@ -99,7 +101,13 @@ class CodeCrashed(CodeError):
 
 
 class ExecutionTimeout(RlmBatchError):
-    """The code exceeded its timeout of `timeout` seconds. `traceback` shows where it was, if the process answered."""
+    """The code exceeded its timeout.
+
+    Attributes:
+        timeout: Seconds that the code was allowed.
+        traceback: Where the code was; empty if the process did not answer.
+        stdout: Output of the code so far.
+    """
 
     retry_rule = "if asked"
     details = ("timeout", "traceback", "stdout")
@@ -109,7 +117,7 @@ class ExecutionTimeout(RlmBatchError):
 
 
 class PrepareError(RlmBatchError):
-    """The code that prepares a sandbox failed, so no execution ran there.
+    """The code that prepares a sandbox failed, so no execution ran there. It ends the flow run.
 
     The attributes are those of `CodeError` for that code. `traceback` and `line` are empty if the failure has no
     location.
@@ -154,7 +162,11 @@ class OutcomeUnknown(RlmBatchError):
 
 
 class QuotaExceeded(RlmBatchError):
-    """The provider refused for now. `retry_after` is the number of seconds that it asked for, or None."""
+    """The provider refused for now, or the workspace is full.
+
+    Attributes:
+        retry_after: Seconds that the provider asked to wait, or None.
+    """
 
     retry_rule = "always"
     details = ("retry_after",)
@@ -178,7 +190,7 @@ class DeadlineExceeded(RlmBatchError):
 
 
 class NotRun(RlmBatchError):
-    """The execution did not start because an execution that it depends on failed."""
+    """The execution did not start: one that it depends on failed, `max_failures` was reached, or its shard was lost."""
 
 
 class QueryError(RlmBatchError):
@@ -186,7 +198,11 @@ class QueryError(RlmBatchError):
 
 
 class SandboxesLeft(RlmBatchError):
-    """Unused sandboxes could not be removed. `sandboxes` has their ids."""
+    """Unused sandboxes could not be removed.
+
+    Attributes:
+        sandboxes: Ids of these sandboxes.
+    """
 
     details = ("sandboxes",)
     sandboxes: Sequence[str] = ()

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Result:
     """The fields that the code submitted, available as items and as attributes.
 
-    `dict(result)` and `**result` give the fields. Only the names `outputs` and `meta` are reserved. If a field is called
-    `keys`, use `dict(result.outputs)`: the field hides the method.
+    `dict(result)` and `**result` give the fields. Only the names `outputs` and `meta` are reserved. If a field is
+    called `keys`, use `dict(result.outputs)`: the field hides the method.
 
     Attributes:
         outputs: The submitted fields by name.

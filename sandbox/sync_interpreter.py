@@ -248,8 +248,9 @@ class SyncInterpreter:
     ) -> Result:
         """Run the code and return what it submitted. Open the sandbox if it is not open.
 
-        Files are collected even if the execution failed, as long as the sandbox exists: 1 GiB, 10,000 files and 600 s at
-        most. `meta.collected` has their paths, and `meta.not_collected` the reason for each missing file.
+        Files are collected even if the execution failed, as long as the sandbox exists: at most 10,000 files of 1 GiB
+        together, within 600 s. `meta.collected` has their paths, and `meta.not_collected` the reason for each missing
+        file.
 
         Args:
             code: Python text, or a function. A function's source is run with `variables` as its arguments, and its

@@ -171,4 +171,4 @@ def test_names_in_the_pages_exist() -> None:
 
 def test_every_extra_is_in_the_documentation() -> None:
     extras = {name for page in PAGES for name in re.findall(r"pip install '\.\[(\w+)\]'", read_page(page))}
-    assert extras == {*PROJECT["optional-dependencies"]} - {"dev", "ray"}
+    assert extras == {*PROJECT["optional-dependencies"]} - {"dev", "docs", "ray"}
