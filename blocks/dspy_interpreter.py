@@ -63,7 +63,7 @@ class DSPyInterpreter:
     def start(self) -> None:
         """Open the sandbox, if it is not open. Raises DSPy's CodeInterpreterError."""
         if self._ended:
-            raise CodeInterpreterError("this interpreter was shut down: make a new one")
+            raise CodeInterpreterError("this interpreter was shut down: create a new one")
         try:
             self._start()
         except RlmBatchError as error:

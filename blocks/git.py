@@ -14,8 +14,7 @@ from .worker_consent import check_repository
 
 ANSWER_TIMEOUT_SECONDS = 60.0  # seconds for a server to answer
 PASSWORD_ADVICE = (
-    "repo_url has a password in it, which logs, keys and the clone would show: leave user and password out of it, and "
-    "hand the password or a token over as repo_token"
+    "repo_url contains a password, which logs would show: remove user and password from it, and set repo_token"
 )
 # A program for `sh -c` with a directory, an address and a commit. It fetches that commit alone, or all branches and
 # tags if the server refuses single commits. Its exit status is 3 if the commit is in none of them.
@@ -73,12 +72,14 @@ async def run_git(*arguments: str, token: SecretStr | None = None, timeout: floa
         ConfigurationError: Git failed; the message has its error output.
     """
     if shutil.which("git") is None:
-        raise ConfigurationError("git is not on the PATH, and repo_url needs it: install git on this machine")
+        raise ConfigurationError("repo_url needs git, which is not on the PATH: install git on this machine")
     action = arguments[2] if arguments[0] == "-C" else arguments[0]
     try:
         done = await run_command("git", *arguments, timeout=timeout, environment=build_environment(token), cwd="/")
     except TimeoutError:
-        raise ConfigurationError(f"git {action} did not end within {timeout:.0f} s: is the server there?") from None
+        raise ConfigurationError(
+            f"git {action} did not end within {timeout:.0f} s: check the repository's server"
+        ) from None
     if done.returncode:
         raise ConfigurationError(f"git {action} failed: {hide_credentials(done.stderr.strip())[-1000:]}")
     return done.stdout
@@ -96,7 +97,7 @@ async def resolve_commit(url: str, ref: str | None, token: SecretStr | None) -> 
         raise ConfigurationError(PASSWORD_ADVICE)
     for text, name in ((url, "repo_url"), (ref or "HEAD", "repo_ref")):
         if text.startswith("-") or not text.strip():
-            raise ConfigurationError(f"{name} is {text!r}, which is no address or name that git knows")
+            raise ConfigurationError(f"{name} is {text!r}, which is not an address or a name for git")
     check_repository(url)
     lines = (await run_git("ls-remote", "--", url, token=token)).splitlines()
     commits = {name: commit for commit, _, name in (line.partition("\t") for line in lines)}
@@ -106,7 +107,7 @@ async def resolve_commit(url: str, ref: str | None, token: SecretStr | None) -> 
         if name in commits:
             return commits[name]
     if ref is None:
-        raise ConfigurationError(f"the repository {url} is empty: there is no commit in it to run the code on")
+        raise ConfigurationError(f"the repository {url} is empty: push a commit")
     heads = [name.removeprefix("refs/heads/") for name in commits if name.startswith("refs/heads/")]
     raise ConfigurationError(
         f"the repository {url} has no branch or tag {ref!r} (its branches: {', '.join(heads[:10]) or 'none'}); a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
@@ -13,6 +14,7 @@ from ..sandbox.queries.answer_cache import AnswerCache, MemoryAnswers
 from ..sandbox.sessions.async_interpreter import AsyncInterpreter
 from ..sandbox.sync_interpreter import SyncInterpreter
 from .language_model.model_access import ModelAccess, open_model_access
+from .problems import describe_problems
 from .registry import PROVIDERS, ProviderEntry
 
 if TYPE_CHECKING:
@@ -145,14 +147,14 @@ def _configure_provider(entry: ProviderEntry, fields: dict[str, Any]) -> Sandbox
     provider = entry.load_provider()
     unknown = sorted(set(fields) - set(provider.model_fields))
     if unknown:
-        raise ConfigurationError(
-            f"{entry.block_name} has no field {', '.join(unknown)}: it has {', '.join(provider.model_fields)}"
-        )
+        close = difflib.get_close_matches(unknown[0], provider.model_fields, 1)
+        advice = f"did you mean {close[0]}?" if close else f"it has {', '.join(provider.model_fields)}"
+        raise ConfigurationError(f"{entry.block_name} has no field {unknown[0]}: {advice}")
     try:
         return provider(**fields)
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise ConfigurationError(f"{entry.block_name} cannot be configured like that: {wrong}") from None
+        wrong = describe_problems(error, provider.list_secrets())
+        raise ConfigurationError(f"{entry.block_name}: {wrong}") from None
 
 
 class InterpreterKeywords(TypedDict, total=False):

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import PrivateAttr, ValidationError
 
+from ..sandbox.caller import name_parameter
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.interpreter import Interpreter
@@ -24,8 +25,9 @@ from ..sandbox.sync_interpreter import SyncInterpreter
 from . import git as repository
 from .host_files.files import HostFiles, read_host_files
 from .host_files.mounts import overlaps
+from .problems import describe_problems
 from .sandbox_volume import SandboxVolume
-from .settings import SandboxSettings, describe_problems
+from .settings import SandboxSettings
 from .volume import VolumeStore
 
 MANAGED_LABELS = {"managed-by": "rlm-batch"}
@@ -111,11 +113,15 @@ class SandboxProvider(SandboxSettings, ABC):
 
     @abstractmethod
     async def check(self) -> str:
-        """Return a line for a log that describes the isolation.
+        """Return a line for `rlm-batch doctor` that describes the isolation.
 
         Raises:
             ConfigurationError: No sandbox can be opened.
         """
+
+    async def describe_sandboxes(self) -> str:
+        """Return a phrase for the first line of a run, such as "in local sandboxes (bubblewrap)"."""
+        return f"in {self.provider_name.capitalize()} sandboxes"
 
     async def volume(self, name: str | None = None) -> VolumeStore:
         """Return a volume for use from the host.
@@ -128,7 +134,7 @@ class SandboxProvider(SandboxSettings, ABC):
         """
         name = name or self.volume_name
         if name is None:
-            raise ConfigurationError("no volume is named: pass a name, or use a block that has volume_name")
+            raise ConfigurationError("no volume is named: pass a name, or use a block with volume_name")
         return await self.open_volume(name)
 
     async def open_volume(self, name: str) -> VolumeStore:
@@ -188,20 +194,33 @@ class SandboxProvider(SandboxSettings, ABC):
         for name in options:
             if name not in settings.model_fields:
                 close = difflib.get_close_matches(str(name), known, 1)
-                advice = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
-                raise ConfigurationError(f"the provider {self.provider_name} has no option {name!r}: {advice}")
-            if name not in known or (name == "repo_url" and self.repo_token is not None):
+                advice = f"did you mean {name_parameter(close[0])}?" if close else f"it has {', '.join(known)}"
                 raise ConfigurationError(
-                    f"{name} is no option of a single run: it is a secret, or says where one goes, or holds for all "
-                    "runs or is a level of isolation. Name a level with the provider (local:none), or save a block "
-                    f"with the setting and name that (provider='{self.provider_name}-sandbox/NAME')"
+                    f"the provider {self.provider_name} has no setting {name_parameter(str(name))}: {advice}"
                 )
+            if name not in known or (name == "repo_url" and self.repo_token is not None):
+                raise ConfigurationError(self._explain_refusal(name))
         try:
             checked = settings.model_validate({name: getattr(self, name) for name in settings.model_fields} | options)
         except ValidationError as error:
-            wrong = describe_problems(error)
-            raise ConfigurationError(f"the provider {self.provider_name} does not take its options: {wrong}") from None
+            raise ConfigurationError(describe_problems(error, settings.list_secrets())) from None
         return self.model_copy(update={name: getattr(checked, name) for name in options})
+
+    def _explain_refusal(self, name: str) -> str:
+        """Return why one run cannot set this setting, and what to do."""
+        if name in ("isolation", "engine"):
+            return f"{name} is chosen with {name_parameter('provider')}, such as local:landlock or container:podman"
+        if name == "repo_url":
+            reason = "repo_url cannot be set for one run, because the block's repo_token would go elsewhere"
+        elif name == "api_url":
+            reason = "api_url cannot be set for one run, because the account's key would go elsewhere"
+        elif name in self.list_secrets():
+            reason = f"{name} cannot be set for one run, because a flow run shows its parameters and it is a secret"
+        else:
+            reason = f"{name} cannot be set for one run, because it applies to all runs of a block"
+        return (
+            f"{reason}: save a block with it, and pass {name_parameter('provider')} {self.provider_name}-sandbox/NAME"
+        )
 
     def with_files(self, python_path: Sequence[str] | None = None, mounts: Mapping[str, Any] | None = None) -> Self:
         """Return a copy whose sandboxes have these files of the host. This call reads the files.
@@ -221,8 +240,8 @@ class SandboxProvider(SandboxSettings, ABC):
         for mount in self._files.mounts:
             if self.volume_name is not None and overlaps(mount.target, self.volume_mount_path):
                 raise ConfigurationError(
-                    f"mounts: {mount.target} is where the volume {self.volume_name} is ({self.volume_mount_path}): "
-                    "name another place"
+                    f"mounts: {mount.target} overlaps the volume {self.volume_name} at "
+                    f"{self.volume_mount_path}: use another path"
                 )
 
     def with_host_files(self, files: HostFiles) -> Self:

@@ -102,7 +102,7 @@ async def resolve_provider(provider: str | SandboxProvider, options: dict[str, A
         return unsaved
     from pydantic import ValidationError
 
-    from .settings import describe_problems
+    from .problems import describe_problems
 
     slug, _, name = provider.partition("/")
     for entry in PROVIDERS.values():
@@ -110,15 +110,15 @@ async def resolve_provider(provider: str | SandboxProvider, options: dict[str, A
             try:
                 saved: Any = await entry.load_block().aload(name)
             except ValidationError as error:
-                wrong = describe_problems(error)
-                raise ConfigurationError(f"the block {provider} cannot be used as it was saved: {wrong}") from None
+                wrong = describe_problems(error, entry.load_settings().list_secrets())
+                raise ConfigurationError(f"the saved block {provider} is not valid: {wrong}") from None
             except ValueError as error:
                 raise ConfigurationError(
-                    f"there is no block {slug}/{name} on this Prefect server: save it in the UI or with .save({name!r})"
+                    f"this Prefect server has no block {slug}/{name}: save it in the UI or with .save({name!r})"
                 ) from error
             return saved.with_options(options)
     known = ", ".join(entry.slug for entry in PROVIDERS.values())
-    raise ConfigurationError(f"unknown kind of block {slug!r} in {slug}/{name}: it is one of {known}")
+    raise ConfigurationError(f"unknown kind of block {slug!r} in {slug}/{name}: use one of {known}")
 
 
 def name_provider(provider: SandboxProvider, options: dict[str, Any] | None) -> tuple[str, dict[str, Any] | None]:
@@ -138,9 +138,8 @@ def name_provider(provider: SandboxProvider, options: dict[str, Any] | None) -> 
     saved_only = [setting for setting in settings if setting not in kind.list_run_settings()]
     if saved_only:
         raise ConfigurationError(
-            f"this {kind.__name__} is not saved, and {', '.join(saved_only)} must not stand in a flow run's "
-            f'parameters: save it with .save("NAME") and pass it again, or its name, such as '
-            f'provider="{provider.provider_name}-sandbox/NAME"'
+            f"this {kind.__name__} is not saved, and a flow run would show its {', '.join(saved_only)}: "
+            f'save it with .save("NAME") and pass it again, or pass provider="{provider.provider_name}-sandbox/NAME"'
         )
     merged = {**settings, **(options or {})}
     return text, merged or None
@@ -160,14 +159,12 @@ def make_unsaved_provider(text: str, options: dict[str, Any] | None = None) -> S
         kinds = [f"{entry.name}:{kind}" for entry in PROVIDERS.values() for kind in entry.kinds]
         known = ", ".join([*PROVIDERS, *kinds])
         raise ConfigurationError(
-            f"unknown provider {text!r}: it is one of {known}, or a saved block such as local-sandbox/NAME"
+            f"unknown provider {text!r}: use one of {known}, or a saved block such as local-sandbox/NAME"
         )
     if colon and kind not in entry.kinds:
         if not entry.kinds:
-            raise ConfigurationError(
-                f"the provider {name} has nothing to choose after a colon, as in {text!r}: leave it out"
-            )
+            raise ConfigurationError(f"the provider {name} takes nothing after a colon, as in {text!r}: leave it out")
         choices = ", ".join(f"{name}:{kind}" for kind in entry.kinds)
-        raise ConfigurationError(f"unknown {entry.kind_setting} in {text!r}: it is one of {choices}")
+        raise ConfigurationError(f"unknown {entry.kind_setting} in {text!r}: use one of {choices}")
     settings: dict[str, Any] = {entry.kind_setting: kind} if colon else {}
     return entry.load_provider()(**settings).with_options(options)

@@ -87,7 +87,7 @@ class SandboxVolume(VolumeStore):
     def _join_file_path(path: str) -> str:
         parts = split_volume_path(path)
         if not parts:
-            raise VolumeError("the volume itself is a directory: name a file on it")
+            raise VolumeError("the volume itself is a directory: name a file in it")
         return "/".join(parts)
 
     async def _open(self) -> Interpreter:

@@ -4,19 +4,15 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic.fields import FieldInfo
 
+from ..sandbox.caller import name_parameter
 from .git import PASSWORD_ADVICE, has_password
 
 ENVIRONMENT = "environment"  # A value of `packages`: the packages of the running environment.
 COMMON = "common"  # marks a setting that many runs need, for the command line's help
 MountPath = Annotated[str, Field(title="Mount path", pattern="^/.", description="Path of the volume in the sandbox.")]
-
-
-def describe_problems(error: ValidationError) -> str:
-    """Return the problems of an error in one line, each with the name of its setting if it has one."""
-    return "; ".join(": ".join(filter(None, (".".join(map(str, item["loc"])), item["msg"]))) for item in error.errors())
 
 
 def check_wheel_requirements(requirements: list[str]) -> None:
@@ -32,14 +28,14 @@ def check_wheel_requirements(requirements: list[str]) -> None:
             is_place = re.search(r"://|[/\\@]|\.(whl|zip|tar)\b", text) is not None
             if not is_place:
                 raise ValueError(
-                    f"{text!r} is no requirement: give names such as numpy or pandas>=2, each by itself"
+                    f"{text!r} is not a requirement: use names such as numpy or pandas>=2, one each"
                 ) from None
         if is_place:
             name = re.split("[@:]", text)[0].strip()  # The rest may contain a password.
             raise ValueError(
-                f"{name!r} names a place, and building what is there would run its code on this machine: local "
-                "sandboxes take wheels from the index, by names such as numpy or pandas>=2; for modules of your own "
-                "there is python_path (a directory of them), or repo_url"
+                f"{name!r} is not the name of a package: local sandboxes install only wheels from the "
+                "index, such as numpy or pandas>=2; for your own modules use "
+                f"{name_parameter('python_path')} or {name_parameter('repo_url')}"
             )
 
 
@@ -136,24 +132,23 @@ class SandboxSettings(BaseModel):
     def _check_packages(cls, packages: list[str]) -> list[str]:
         if ENVIRONMENT in packages and not cls.takes_environment:
             raise ValueError(
-                f"{ENVIRONMENT!r} stands for the packages of this machine's environment, which local sandboxes alone "
-                "can have: name the requirements, such as numpy or pandas>=2"
+                f"{ENVIRONMENT!r} works only in local sandboxes, because it means this machine's "
+                "packages: name the requirements, such as numpy or pandas>=2"
             )
         if ENVIRONMENT in packages and len(packages) > 1:
             raise ValueError(
-                f"{ENVIRONMENT!r} stands for all packages of the running environment, and nothing is installed beside "
-                f"them: install the others there, or name requirements alone (a package of that name is "
+                f"{ENVIRONMENT!r} means all packages of the running environment, and allows no others: "
+                "install them there, or name only requirements (a package of that name is "
                 f"{ENVIRONMENT + '>=0'!r})"
             )
         for package in packages:
             if re.fullmatch(r"[^\s@;]+\.(txt|in|toml|lock|cfg|ya?ml)", package.strip()):
                 raise ValueError(
-                    f"{package!r} is no requirement but the name of a file: give the requirements that are in it, each "
-                    "by itself, such as numpy or pandas>=2"
+                    f"{package!r} is the name of a file: give its requirements, one each, such as numpy or pandas>=2"
                 )
             if not package.strip() or package.lstrip().startswith("-"):
                 raise ValueError(
-                    f"{package!r} is no requirement: give names such as numpy or pandas>=2, and no options"
+                    f"{package!r} is not a requirement: give names such as numpy or pandas>=2, and no options"
                 )
         return packages
 
@@ -169,11 +164,9 @@ class SandboxSettings(BaseModel):
     def _check_environment(cls, environment: dict[str, SecretStr]) -> dict[str, SecretStr]:
         for name, value in environment.items():
             if not name or "=" in name or "\0" in name:
-                raise ValueError(f"{name!r} is no name of an environment variable: it is a text without = in it")
+                raise ValueError(f"{name!r} is not the name of an environment variable: use text without =")
             if "\0" in value.get_secret_value():
-                raise ValueError(
-                    f"the value of {name} has a null character, which no environment can hold: leave it out"
-                )
+                raise ValueError(f"the value of {name} has a null character: remove it")
         return environment
 
     @classmethod
@@ -184,6 +177,11 @@ class SandboxSettings(BaseModel):
             for name, field in cls.model_fields.items()
             if name not in cls.block_only and "SecretStr" not in str(field.annotation)
         }
+
+    @classmethod
+    def list_secrets(cls) -> list[str]:
+        """Return the names of the settings that have secrets."""
+        return [name for name, field in cls.model_fields.items() if "SecretStr" in str(field.annotation)]
 
     @property
     def has_sandbox_limit(self) -> bool:

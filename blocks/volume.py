@@ -54,7 +54,7 @@ def split_volume_path(path: str) -> tuple[str, ...]:
     """Split a path on a volume into its names, none for the volume itself. Raises VolumeError for an invalid path."""
     parts = tuple(name for name in path.split("/") if name not in ("", "."))
     if path.startswith("/") or ".." in parts or "\0" in path:
-        raise VolumeError(f"{path!r} is no path on a volume: paths are relative to it and have no '..'")
+        raise VolumeError(f"{path!r} is not a path on a volume: use a relative path without '..'")
     return parts
 
 
@@ -62,7 +62,7 @@ def check_volume_name(name: str) -> str:
     """Return the name if it is valid for a volume of every provider, else raise ConfigurationError."""
     if NAME.fullmatch(name) is None:
         raise ConfigurationError(
-            f"{name!r} is no name of a volume: it has letters, digits, dots, dashes and underscores, 100 at most"
+            f"{name!r} is not the name of a volume: use at most 100 letters, digits, dots, dashes and underscores"
         )
     return name
 

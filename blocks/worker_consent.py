@@ -45,9 +45,9 @@ def check_no_isolation() -> None:
     """Raise ConfigurationError if code may not run here without isolation."""
     if is_deployment_run() and os.environ.get(ALLOW_NO_ISOLATION) != "1":
         raise ConfigurationError(
-            "this worker runs no code without isolation (provider local:none, or a block with isolation none): take "
-            f"another, or set {ALLOW_NO_ISOLATION}=1 in the worker's environment. Then whoever starts its runs can do "
-            "whatever the worker's user can"
+            "this worker does not run code without isolation (local:none): use another provider, or set "
+            f"{ALLOW_NO_ISOLATION}=1 in the worker's environment, which lets runs do whatever the "
+            "worker's user can"
         )
 
 
@@ -55,8 +55,8 @@ def check_network(purpose: str) -> None:
     """Raise ConfigurationError if containers may not use this host's network. `purpose` is for the message."""
     if is_deployment_run() and os.environ.get(ALLOW_NETWORK) != "1":
         raise ConfigurationError(
-            f"this worker gives containers no network ({purpose}): go without, or set {ALLOW_NETWORK}=1 in the "
-            "worker's environment. Then whoever starts its runs can reach what the worker's network has"
+            f"this worker gives containers no network ({purpose}): do without, or set {ALLOW_NETWORK}=1 "
+            "in the worker's environment, which lets runs reach the worker's network"
         )
 
 
@@ -64,8 +64,8 @@ def check_tool(path: str) -> None:
     """Raise ConfigurationError if code may not call the host's function with that import path."""
     if is_deployment_run() and path not in [name.strip() for name in os.environ.get(ALLOWED_TOOLS, "").split(",")]:
         raise ConfigurationError(
-            f"this worker does not let runs of deployments call {path}: name it in {ALLOWED_TOOLS} of the worker's "
-            "environment (several with commas between them)"
+            f"this worker does not let deployments call {path}: add it to {ALLOWED_TOOLS} in the worker's "
+            "environment (separated by commas)"
         )
 
 
@@ -73,7 +73,7 @@ def check_runtime(name: str) -> None:
     """Raise ConfigurationError if containers on this host may not use that OCI runtime."""
     if is_deployment_run() and name not in OCI_RUNTIMES:
         raise ConfigurationError(
-            f"runs of deployments do not name the runtime {name!r}: it is one of {', '.join(sorted(OCI_RUNTIMES))}"
+            f"deployments may not choose the runtime {name!r}: use one of {', '.join(sorted(OCI_RUNTIMES))}"
         )
 
 
@@ -90,8 +90,8 @@ def check_path(path: Path, below: Path | None = None) -> Path:
     roots = [os.path.realpath(root) for root in (*roots, *([] if below is None else [below])) if os.path.isabs(root)]
     if real is None or not any(real.is_relative_to(root) for root in roots):
         raise ConfigurationError(
-            f"this worker does not let runs of deployments use {path}: set {ALLOWED_PATHS} in the worker's environment "
-            f"to a directory that it is in, after links are followed (several with {os.pathsep!r} between them)"
+            f"this worker does not let deployments use {path}: set {ALLOWED_PATHS} in the worker's "
+            f"environment to a directory above it, after links are followed (separated by {os.pathsep!r})"
         )
     return real
 
@@ -110,7 +110,7 @@ def check_writable_directory(path: Path) -> None:
     closed = [Path(os.path.realpath(place)) for place in own if os.path.isabs(place)]
     if any(path.is_relative_to(place) or place.is_relative_to(path) for place in closed) or home.is_relative_to(path):
         raise ConfigurationError(
-            f"runs of deployments have no volume in {path}, where the worker's own files are: name another directory"
+            f"deployments may not have a volume in {path}, which has the worker's own files: use another directory"
         )
 
 
@@ -133,8 +133,8 @@ def check_location(text: str, url: str, settings: dict[str, Any]) -> None:
     scheme = url.partition("://")[0].lower()
     if scheme not in STORE_SCHEMES or "::" in url or "protocol" in settings:
         raise ConfigurationError(
-            f"runs of deployments do not use {text}: give a location in a store, such as s3://bucket/dir, or a path "
-            f"below {ALLOWED_PATHS} of the worker's environment"
+            f"deployments may not use {text}: use a store, such as s3://bucket/dir, or a path below "
+            f"{ALLOWED_PATHS} of the worker's environment"
         )
 
 
@@ -150,7 +150,7 @@ def check_repository(url: str) -> None:
     path = os.path.expanduser(url)
     if not os.path.isabs(path):  # a relative path, or the name of a git helper, as in ext::
         raise ConfigurationError(
-            f"runs of deployments do not clone {url}: give an address such as https://host/repository, or an absolute "
-            f"path below {ALLOWED_PATHS} of the worker's environment"
+            f"deployments may not clone {url}: use an address such as https://host/repository, or an "
+            f"absolute path below {ALLOWED_PATHS} of the worker's environment"
         )
     check_path(Path(path))

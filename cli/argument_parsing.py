@@ -33,8 +33,7 @@ def read_code(file: str) -> str:
     """Return the text of a file of code. Raises ConfigurationError."""
     if file.lower().endswith(SUFFIXES_OF_DATA):
         raise ConfigurationError(
-            f"the file {file} has data, and here goes Python code: give it with an option, such as --inputs, --points "
-            "or --data"
+            f"{file} contains data, not Python code: pass it with an option, such as --inputs, --points or --data"
         )
     try:
         data = Path(file).expanduser().read_bytes()
@@ -49,7 +48,7 @@ def resolve_path(path: str | None) -> str | None:
     Raises ConfigurationError.
     """
     if path is not None and not path.strip():
-        raise ConfigurationError("a path was given that is empty: is the variable set that it was to come from?")
+        raise ConfigurationError("a path is empty: check the variable that it comes from")
     return None if path is None else make_absolute(path)
 
 
@@ -58,13 +57,15 @@ def build_provider(name: str, isolation: str | None) -> str:
     if isolation is None:
         return name
     if name != "local":
-        raise ConfigurationError(f"--isolation is for the local provider, and the provider is {name}")
+        raise ConfigurationError(
+            f"--isolation needs the provider local, and --provider is {name}: leave --isolation out"
+        )
     return f"local:{isolation}"
 
 
 def parse_grid(words: list[str]) -> dict[str, list[Any]]:
     """Return variables and their values, from words such as `lr=0.001,0.01` or `layers=[[64],[64,64]]`."""
-    texts = _split_words("--grid", words, "a variable and its values, as in lr=0.001,0.01")
+    texts = _split_words("--grid", words, "name a variable and its values, as in lr=0.001,0.01")
     return {name: _parse_values("--grid", name, values) for name, values in texts.items()}
 
 
@@ -72,7 +73,9 @@ def parse_space(words: list[str]) -> Any:
     """Return a search space, from words such as `lr=log:1e-5..0.1` and `opt=adam,sgd`, or from a file of JSON."""
     if len(words) == 1 and "=" not in words[0]:
         return _read_json(words[0])
-    example = "a variable with its bounds or choices, as in lr=log:1e-5..0.1 or opt=adam,sgd, or one file of JSON"
+    example = (
+        "name a variable with its bounds or choices, as in lr=log:1e-5..0.1 or opt=adam,sgd, or name one file of JSON"
+    )
     space: dict[str, Any] = {}
     for name, values in _split_words("--space", words, example).items():
         if isinstance(whole := read_word(values), dict):  # bounds as in a file of JSON
@@ -90,11 +93,11 @@ def _split_words(option: str, words: list[str], form: str) -> dict[str, str]:
     for word in words:
         name, equals, values = map(str.strip, word.partition("="))
         if not equals or not name:
-            raise ConfigurationError(f"{option} {word}: it is {form}")
+            raise ConfigurationError(f"{option} {word}: {form}")
         if name in texts:
-            raise ConfigurationError(f"{option} has {name} twice: name all of its values in one")
+            raise ConfigurationError(f"{option} sets {name} twice: give all its values at once, as in {name}=1,2,3")
         if not values:
-            raise ConfigurationError(f"{option} {word}: there are no values after the sign; name at least one")
+            raise ConfigurationError(f"{option} {word} has no values: give at least one, as in {name}=1")
         texts[name] = values
     return texts
 
@@ -163,28 +166,28 @@ def _find_slip(option: str, name: str, text: str, *, is_alone: bool) -> tuple[st
     Return None for a text that may well be meant.
     """
     if not text:
-        return "a comma has no value beside it", []
+        return "a value is missing beside a comma", []
     if text.startswith(QUOTES_AND_BRACKETS):
-        return f"{text} begins like JSON and is none", _spell_json(text, is_alone=is_alone)
+        return f"{text} looks like JSON, but is not valid JSON", _spell_json(text, is_alone=is_alone)
     plain = _replace_lookalikes(text)
     if plain != text and not isinstance(read_word(plain), str):
-        return f"{json.dumps(text)} has characters that only look like ASCII's", [plain]
+        return f"{json.dumps(text)} contains characters that only look like ASCII", [plain]
     if "," in text or LIKE_CALL.match(text):
-        return f"{text} is not computed: values are listed, as in 1,2,3, or drawn from bounds with --space", None
+        return f"{text} is not evaluated: list the values, as in 1,2,3, or draw them from bounds with --space", None
     if LIKE_BOUNDS.match(plain) or (is_alone and LIKE_SLICE.fullmatch(plain)):
         bounds = _spell_bounds(plain)
         if option == "--grid":
             spelled = shlex.quote(f"{name}={bounds or 'LOW..HIGH'}")
-            return f"a grid lists its values; --space {spelled} with --trials draws from bounds", None
+            return f"a grid needs a list of values; to draw from bounds, use --space {spelled} with --trials", None
         meant = [bounds] if bounds and is_alone else None
-        return "bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH, and stand alone", meant
+        return "bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH, without other values", meant
     parts = re.split(r"[\s;|,]+", plain)
     if len(parts) > 1 and all(isinstance(read_word(part), (int, float)) for part in parts):
-        return f"{text} is like a list, and values have commas between them", parts
+        return f"{text} looks like a list, and commas separate values", parts
     number = _read_as_python(text)
     if number is None:
         return None
-    return f"{text} is like a number, and is written as none", [repr(number)] if math.isfinite(number) else None
+    return f"{text} looks like a number, but is not a valid one", [repr(number)] if math.isfinite(number) else None
 
 
 def _replace_lookalikes(text: str) -> str:
@@ -244,7 +247,7 @@ def _parse_bounds(name: str, values: str, match: re.Match[str]) -> dict[str, Any
     numbers = {word: read_word(text) for word in ("low", "high", "step") if (text := match[word]) is not None}
     for number in numbers.values():
         if isinstance(number, bool) or not isinstance(number, (int, float)):
-            reason = f"{number!r} is no number; bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH"
+            reason = f"{number!r} is not a number; bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH"
             bounds = _spell_bounds(_replace_lookalikes(values))
             _refuse_values(
                 "--space", name, values, reason, [bounds] if bounds else None, [json.dumps(values, ensure_ascii=False)]
@@ -258,4 +261,4 @@ def _read_json(file: str) -> Any:
     except OSError as error:
         raise ConfigurationError(f"the file {file} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ConfigurationError(f"the file {file} is no JSON: {error}") from None
+        raise ConfigurationError(f"the file {file} is not JSON: {error}") from None

@@ -33,6 +33,7 @@ def report(
     *,
     html: OutputFile = None,
     csv: OutputFile = None,
+    execution: Annotated[int | None, Parameter(metavar="N")] = None,
     raw_csv: Flag = False,
     parquet: OutputFile = None,
     atif: Annotated[str | None, Parameter(metavar="DIR")] = None,
@@ -49,15 +50,18 @@ def report(
         html: HTML file; by default report.html next to the results
         csv: CSV file with a row for each execution. Text that a spreadsheet would run as a formula gets a leading
             apostrophe.
+        execution: Print all of one execution instead: variables, fields or error, and output
         raw_csv: Write text to the CSV file unchanged, for programs other than spreadsheets
         parquet: Parquet file with the rows of the CSV file; needs pyarrow
         atif: New or empty directory for trajectories of recursive language models, one file per answer, in the Agent
             Trajectory Interchange Format
         show_queries: Print the code's queries to language models after the table, with the turns of recursive ones
     """
-    from .report import show_report
+    from .report import show_execution, show_report
 
     output = OutputFormat(show_output, json)
+    if execution is not None:
+        return show_execution(run, execution, output)
     return show_report(run, html, csv, parquet, atif, raw_csv=raw_csv, shows_queries=show_queries, output=output)
 
 

@@ -50,9 +50,7 @@ def deploy_package(
     """
     if words:
         names = ", ".join(model.flow_name for model in MODELS)
-        raise ConfigurationError(
-            f"{words[0]!r} is no flow: give {names} or reap first, and its files and options after it"
-        )
+        raise ConfigurationError(f"unknown flow {words[0]!r}: give {names} or reap first, then its files and options")
     from ..deployments.deploy import deploy
 
     for name in asyncio.run(deploy(work_pool)):
@@ -101,7 +99,7 @@ def make_deploy_action(
 
 def _check_name(name: str) -> None:
     if not re.fullmatch(r"\w[\w.-]*", name):
-        raise ConfigurationError(f"--name {name!r} is not a name of letters, digits, dots, dashes and underscores")
+        raise ConfigurationError(f"--name {name!r} is not allowed: use letters, digits, dots, dashes and underscores")
 
 
 def _deploy_flow(
@@ -143,7 +141,7 @@ def _build_schedule(cron: str | None, timezone: str | None) -> dict[str, Any]:
     except ValueError:
         zone = "" if timezone is None else f" with --timezone {timezone!r}"
         raise ConfigurationError(
-            f"--cron {cron!r}{zone} is no schedule: give minute, hour, day, month and day of week, as in --cron "
+            f"--cron {cron!r}{zone} is not a schedule: give minute, hour, day, month and day of week, as in --cron "
             '"0 2 * * *" --timezone Europe/Berlin for every night at two'
         ) from None
     return schedule

@@ -60,13 +60,17 @@ def _check_directory(name: str, root: Path, variable: str) -> tuple[str, bool, s
     closest = next(directory for directory in (root, *root.parents) if directory.exists())
     if os.access(closest, os.W_OK):
         return name, True, str(root)
-    return name, False, f"{root} cannot be written: name another with the environment variable {variable}"
+    return name, False, f"{root} cannot be written: set {variable} to another directory"
 
 
 async def _check_server() -> tuple[str, bool, str]:
     url = PREFECT_API_URL.value()
     if not url:
-        return "Prefect", True, "no server is configured: each program embeds one; PREFECT_API_URL names a shared one"
+        return (
+            "Prefect",
+            True,
+            "no server is configured, so each program starts its own; set PREFECT_API_URL to share one",
+        )
     try:
         check_proxies()
         async with get_client() as client:

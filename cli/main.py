@@ -59,21 +59,23 @@ def _run_command(arguments: list[str] | None) -> int:
     os.environ["PATH"] = keep_absolute(os.environ.get("PATH", os.defpath))  # No programs from the working directory.
     if ignored := ignore_settings_files():
         _print_error(
-            f"Prefect's settings in {', '.join(ignored)} of the working directory are not read, because they can run "
-            "code: set them as variables of the environment, or in a profile (prefect config set)"
+            f"ignored Prefect's settings in {', '.join(ignored)} of the working directory, because they can run "
+            "code: set environment variables, or a profile (prefect config set)"
         )
     from cyclopts import CycloptsError
 
+    from ..sandbox.caller import use_options
     from ..sandbox.errors import RlmBatchError
     from .commands import app
 
     try:
-        status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        with use_options():
+            status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         if (error := getattr(sys.stdout, "error", None)) is not None:
-            _print_error(f"standard output could not be written ({error.strerror}), and some or all of it is missing")
+            _print_error(f"standard output could not be written ({error.strerror}): some or all of it is missing")
     except CycloptsError as error:
-        _print_error(f"{error} (rlm-batch --help says how it is used)")
+        _print_error(f"{error} (see rlm-batch --help)")
         return 2
     except BrokenPipeError:
         # The reader closed the pipe, as `head` does. At exit Python would try to write the rest.

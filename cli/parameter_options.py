@@ -1,6 +1,7 @@
 """The commands that run or deploy a flow, built from the flow's parameter model."""
 
 import inspect
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
@@ -23,11 +24,11 @@ from ..flows.parameters import (
     find_field,
     find_form,
 )
+from ..sandbox.caller import OPTIONS_BY_PARAMETER, use_options
 from ..sandbox.errors import ConfigurationError
 from .argument_parsing import build_provider, parse_grid, parse_space, read_code, resolve_path
 from .output import OutputFormat
 
-OPTION_NAMES = {"cache_results": "resume"}  # options that are not called as their parameter
 # Parameters without an option. The command prints failures and shows them in its exit status. Each setting of a
 # provider has a separate option.
 LEFT_OUT = ("on_failure", "provider_options")
@@ -63,7 +64,8 @@ def make_run_action(show_output: bool = False, json: bool = False) -> FlowAction
     def run(model: type[FlowParameters[Any]], files: list[str], values: dict[str, Any]) -> int:
         from .run_flow import run_flow
 
-        return run_flow(model, files, OutputFormat(show_output, json), values)
+        with use_options(*dict.fromkeys(os.path.dirname(os.path.abspath(file)) for file in files)):
+            return run_flow(model, files, OutputFormat(show_output, json), values)
 
     return run
 
@@ -237,7 +239,7 @@ def _make_parameter_option(parameter: inspect.Parameter) -> inspect.Parameter:
         negative=() if is_list or parameter.default is False else None,
         converter=_read_words if is_list and form.form not in ("grid", "space") else None,
     )
-    return _make_option(OPTION_NAMES.get(parameter.name, parameter.name), kind, details, parameter.default)
+    return _make_option(OPTIONS_BY_PARAMETER.get(parameter.name, parameter.name), kind, details, parameter.default)
 
 
 def _arrange_options(options: list[Option], own_group: str) -> list[inspect.Parameter]:
@@ -296,13 +298,13 @@ def _read_types(words: Sequence[str]) -> dict[str, str] | str:
     for word in ",".join(words).split(","):
         name, equals, kind = map(str.strip, word.rpartition("="))
         if not equals or not name:
-            raise ConfigurationError(f"--types {word}: it is a column and its type, as in zip=str; or json for all")
-        if kind not in get_args(ColumnType):
             raise ConfigurationError(
-                f"--types {word}: there is no type {kind!r}, but {', '.join(get_args(ColumnType))}"
+                f"--types {word}: give a column and its type, as in zip=str, or json for all columns"
             )
+        if kind not in get_args(ColumnType):
+            raise ConfigurationError(f"--types {word}: unknown type {kind!r}: use {', '.join(get_args(ColumnType))}")
         if name in types:
-            raise ConfigurationError(f"--types {word}: {name} is named twice")
+            raise ConfigurationError(f"--types sets {name} twice: leave one out")
         types[name] = kind
     return types
 
@@ -319,11 +321,10 @@ def _read_mounts(words: Sequence[str]) -> dict[str, str]:
         target, _, source = word.partition("=")
         if not target or not source:
             raise ConfigurationError(
-                f"--mounts {word}: it is the path at which code reads it and a path of this machine, as in "
-                "/data/set=data"
+                f"--mounts {word}: give the path in the sandbox and a path of this machine, as in /data/set=data"
             )
         if target in mounts:
-            raise ConfigurationError(f"--mounts {word}: {target} is named twice")
+            raise ConfigurationError(f"--mounts sets {target} twice: leave one out")
         mounts[target] = source
     return mounts
 

@@ -77,7 +77,7 @@ class ProgressDisplay(FlowListener):
         self._total, self.results_path = total, results_path
         self._best = BestTrials(report_spec)
         self._started_at = self._printed_at = time.monotonic()
-        self._print(f"{total} execution{'s' if total != 1 else ''}; {environment}")
+        self._print(f"{total} execution{'s' if total != 1 else ''} {environment}")
         self._progress.reset(self._task, total=total, description="running", counts="")
 
     def on_warning(self, text: str) -> None:

@@ -1,6 +1,7 @@
 """The command `report`: a run's table and queries on the terminal, a page of HTML, and exports."""
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,9 +23,9 @@ from ..flows.reporting.trajectories import check_directory, write_trajectories
 from ..flows.reports import describe_outcome
 from ..flows.search.study import compute_importances
 from ..sandbox.errors import ConfigurationError
-from ..sandbox.outcomes.text_escape import escape_text
+from ..sandbox.outcomes.text_escape import escape_json, escape_text
 from ..sandbox.queries.budget import Usage
-from ..sandbox.result import Outcome
+from ..sandbox.result import Failure, Outcome, Result
 from .output import OutputFormat, print_json, print_outputs, print_table
 
 INDENT = "  "  # A query stands below the query that asked it.
@@ -46,16 +47,18 @@ def show_report(
     As JSON, standard output has a line for each execution, in their order, and nothing else.
     """
     if raw_csv and csv is None:
-        raise ConfigurationError("--raw-csv says how --csv is written: name the file with --csv")
+        raise ConfigurationError("--raw-csv needs --csv: name the file with --csv")
     for option, target in (("--html", html), ("--csv", csv), ("--parquet", parquet), ("--atif", atif)):
         if target == "":
             raise ConfigurationError(f"{option} is empty: name a file or a directory of this machine")
         if is_remote(target):
-            raise ConfigurationError(f"{option} writes to this machine, and {target} is elsewhere: copy it yourself")
+            raise ConfigurationError(
+                f"{option} writes only to this machine, and {target} is remote: write to a local path and copy it"
+            )
     trajectories = None if atif is None else Path(atif).expanduser().absolute()
     if trajectories is not None:
         check_directory(trajectories)
-    reader = asyncio.run(_open_below_block(run)) if parse_scheme(run) == "block" else open_run_ledger(run)
+    reader = _open_run(run)
     with _refuse_damage(reader, "reported on"):
         summary = reader.summarize()
     for name, value in build_summary_rows(summary, reader.records):
@@ -89,10 +92,44 @@ def show_report(
             except OSError as error:
                 reason = error.strerror or error
                 raise ConfigurationError(
-                    f"{trajectories} cannot be written to: {reason}; name another directory"
+                    f"{trajectories} cannot be written ({reason}): name another directory"
                 ) from None
         print(f"Trajectories: {trajectories}", file=paths)
     return 0
+
+
+def show_execution(run: str, number: int, output: OutputFormat) -> int:
+    """Print all of one execution: variables, fields or the error, and the text that the code printed.
+
+    Raises:
+        ConfigurationError: The run has no execution with this number.
+    """
+    reader = _open_run(run)
+    with _refuse_damage(reader, "read"):
+        outcome = next((item for item in reader.read_outcomes() if item.meta.index == number), None)
+    if outcome is None:
+        raise ConfigurationError(f"{reader.ledger.path} has no execution {number}: rlm-batch report {run} lists them")
+    if output.is_json:
+        print_json(describe_outcome(outcome))
+        return 0
+    meta = outcome.meta
+    status = "succeeded" if isinstance(outcome, Result) else "failed"
+    print(
+        f"execution {number} {status}, {meta.seconds:.3g} s, in {escape_text(meta.provider)} {meta.isolation}".rstrip()
+    )
+    values = {**meta.variables, **(outcome.outputs if isinstance(outcome, Result) else {})}
+    for name, value in values.items():
+        print(f"{escape_text(name)} = {escape_json(json.dumps(value, ensure_ascii=False))}")
+    if isinstance(outcome, Failure):
+        print(f"\n{type(outcome.error).__name__}: {str(outcome.error).rstrip()}")
+    for text in meta.earlier_errors:
+        print(f"earlier attempt: {escape_text(text)}")
+    print_outputs([outcome])
+    return 0
+
+
+def _open_run(run: str) -> LedgerReader:
+    return asyncio.run(_open_below_block(run)) if parse_scheme(run) == "block" else open_run_ledger(run)
 
 
 @contextmanager
@@ -104,7 +141,7 @@ def _refuse_damage(reader: LedgerReader, action: str) -> Iterator[None]:
         raise
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise ConfigurationError(
-            f"the ledger {reader.ledger.path} is damaged, and cannot be {action}: {error}"
+            f"the ledger {reader.ledger.path} is damaged and cannot be {action}: {error}"
         ) from None
 
 
@@ -122,7 +159,7 @@ def _write_page(reader: LedgerReader, summary: RunSummary, html: str | None) -> 
     try:
         page.write(data)
     except OSError as error:
-        raise ConfigurationError(f"{page} cannot be written: {error.strerror}; name a file with --html") from None
+        raise ConfigurationError(f"{page} cannot be written ({error.strerror}): name a file with --html") from None
     return page
 
 
@@ -146,7 +183,7 @@ def _write(path: Path, write: Callable[[Path], object]) -> None:
         with replace_atomically(path) as partial:
             write(partial)
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}; name another file") from None
+        raise ConfigurationError(f"{path} cannot be written ({error.strerror or error}): name another file") from None
 
 
 def _print_queries(outcomes: Iterable[Outcome]) -> None:

@@ -14,6 +14,7 @@ import httpx
 from ..blocks.registry import make_unsaved_provider
 from ..flows.parameters import FlowParameters
 from ..flows.plan import Outcomes, Plan
+from ..flows.reporting.failure_reasons import group_failures
 from ..flows.reports import Report
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed, NotRun
 from ..sandbox.outcomes.server_message import describe_server_error
@@ -24,6 +25,7 @@ from .output import MAX_TABLE_ROWS, OutputFormat, print_json, print_outputs, pri
 from .progress import ProgressDisplay, print_reading
 
 T = TypeVar("T")
+MAX_REASONS = 10  # distinct reasons of failures that are printed
 DELIVERY_SECONDS = 10.0  # seconds for a server that failed only once
 
 
@@ -50,11 +52,13 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
         failed = error
         report = parameters.build_report(Outcomes(error.results, error.failures, error.results_path))
     _print_report(report, output, files if plan is not None and plan.runs_each_code else [])
-    _print_failures(failed)
     collected = sum(len(outcome.meta.collected) for outcome in report.outcomes)
     if collected:
         noun = "file" if collected == 1 else "files"
-        print(f"{collected} {noun} came home, below files/ in the results", file=sys.stderr)
+        print(f"{collected} {noun} collected, in files/ of the results", file=sys.stderr)
+    sys.stdout.flush()
+    if failed is not None:
+        _print_failures(failed)
     print(f"Results: {report.results_path}", file=sys.stderr if output.is_json else sys.stdout)
     return 0 if failed is None else 1
 
@@ -101,22 +105,25 @@ def _print_report(report: Report, output: OutputFormat, files: list[str]) -> Non
         print(note, file=sys.stderr)
 
 
-def _print_failures(failed: ExecutionsFailed | None) -> None:
-    """Print the first failures, with the last lines that their code printed."""
-    if failed is None:
-        return
+def _print_failures(failed: ExecutionsFailed) -> None:
+    """Print each distinct reason with one traceback and the last lines that its code printed, and how to see more."""
     idle = [failure for failure in failed.failures if isinstance(failure.error, NotRun)]
     failures = [failure for failure in failed.failures if not isinstance(failure.error, NotRun)]
-    print(f"{len(failures)} of {len(failed.results)} failed:", file=sys.stderr)
-    for failure in failures[:10]:
-        print(f"\n{failure.meta.index}: {type(failure.error).__name__}: {failure.error}", file=sys.stderr)
-        printed = failure.meta.stderr.rstrip() or failure.meta.stdout.rstrip()
-        for line in redraw_lines(printed)[-5:]:
-            print("  |", escape_text(line, keep="\t"), file=sys.stderr)
-    if len(failures) > 10:
-        print(f"\n... and {len(failures) - 10} more, in the ledger", file=sys.stderr)
+    reasons = group_failures(failures)
+    lines = [f"{len(failures):,} of {len(failed.results):,} failed:"]
+    for reason in reasons[:MAX_REASONS]:
+        lines += ["", str(reason), *reason.list_frames()]
+        meta, advice = reason.first.meta, getattr(reason.first.error, "advice", "")
+        printed = meta.stderr.rstrip() or meta.stdout.rstrip()
+        lines += [f"  | {escape_text(line, keep=chr(9))}" for line in redraw_lines(printed)[-5:]]
+        lines += [escape_text(advice)] if advice else []
+    if len(reasons) > MAX_REASONS:
+        lines += ["", f"... and {len(reasons) - MAX_REASONS:,} more reasons"]
     if idle:
-        print(f"\n{len(idle)} more, the first number {idle[0].meta.index}: {idle[0].error}", file=sys.stderr)
+        lines += ["", f"{len(idle):,} did not run, the first is number {idle[0].meta.index}: {idle[0].error.summary}"]
+    path, number = shlex.quote(failed.results_path), failed.failures[0].meta.index
+    lines += ["", f"All of one execution: rlm-batch report {path} --execution {number}"]
+    print("\n".join(lines), file=sys.stderr)
 
 
 def run_reap(*, is_json: bool, **parameters: Any) -> int:
@@ -176,8 +183,8 @@ def _run_with_display(flow: Coroutine[Any, Any, T], display: ProgressDisplay, va
             reason = describe_server_error(error)
             exit_after_delivery(2)
             raise ConfigurationError(
-                f"the Prefect server failed or went away while the flow ran ({reason}){where}: look at it, and run "
-                "again with --results-path or --resume to run only the rest"
+                f"the Prefect server failed during the run ({reason}){where}: check the server, then run again with "
+                "--results-path or --resume to run only the rest"
             ) from error
 
 
@@ -188,7 +195,7 @@ def _describe_interrupt(display: ProgressDisplay, values: dict[str, Any]) -> str
     command = ["rlm-batch", *sys.argv[1:]]
     if values.get("results_path") is None:
         command += ["--results-path", display.results_path]
-    return f"interrupted; the results so far are in {display.results_path}; this runs the rest:\n{shlex.join(command)}"
+    return f"interrupted; the results so far are in {display.results_path}. To run the rest:\n{shlex.join(command)}"
 
 
 def exit_after_delivery(status: int) -> None:

@@ -62,9 +62,9 @@ def get_files(provider: str, name: str, path: str, target: str, *, force: bool) 
                 local_path.write_bytes(data)
             except OSError as error:
                 raise ConfigurationError(
-                    f"{escape_text(str(local_path))} cannot be written ({error.strerror}): name another place for it"
+                    f"{escape_text(str(local_path))} cannot be written ({error.strerror}): name another target"
                 ) from None
-    print(f"{len(files)} {'file' if len(files) == 1 else 'files'} brought home from {name}", file=sys.stderr)
+    print(f"copied {len(files)} {'file' if len(files) == 1 else 'files'} from the volume {name}", file=sys.stderr)
     return 0
 
 
@@ -74,7 +74,7 @@ def _confirm_overwriting(paths: list[Path]) -> None:
     rest = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     files = escape_text(f"{paths[0]}{rest}")
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigurationError(f"{files} would be overwritten, and nothing was written: --force overwrites")
+        raise ConfigurationError(f"{files} exists, and nothing was written: --force overwrites")
     print(f"Overwrite {files}? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise ConfigurationError("nothing was written")
@@ -91,7 +91,7 @@ def put_file(provider: str, name: str, source: str, path: str | None) -> int:
     if target.endswith("/"):
         target += file.name
     Volume(check_volume_name(name), provider=provider).put(target, data)
-    print(f"{target} ({len(data):,} bytes) is on {name}", file=sys.stderr)
+    print(f"copied {target} ({len(data):,} bytes) to the volume {name}", file=sys.stderr)
     return 0
 
 
@@ -99,12 +99,12 @@ def remove_files(provider: str, name: str, path: str, *, recursive: bool) -> int
     """Remove a file of the volume, or, if `recursive`, a directory with all that is in it."""
     target = "/".join(split_volume_path(path))
     if not target:
-        raise ConfigurationError("no path is named: name the file or the directory on the volume that is to go")
+        raise ConfigurationError("no path was given: name the file or directory on the volume to remove")
     with Volume(check_volume_name(name), provider=provider) as volume:
         files = volume.ls(target)
         if not recursive and [file.path for file in files] != [target]:
             count = f"{len(files)} {'file' if len(files) == 1 else 'files'}"
-            raise ConfigurationError(f"{path} is a directory with {count}: --recursive removes it with all of them")
+            raise ConfigurationError(f"{path} is a directory with {count}: --recursive removes it")
         volume.delete(target)
-    print(f"{len(files)} {'file' if len(files) == 1 else 'files'} removed from {name}", file=sys.stderr)
+    print(f"removed {len(files)} {'file' if len(files) == 1 else 'files'} from the volume {name}", file=sys.stderr)
     return 0

@@ -7,6 +7,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as parameter_model
 
 from ..blocks.storage.location import PathOrLocation
+from ..sandbox.caller import name_parameter
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome
 from .inputs.conversion import Code, Items, PathText, Variables
@@ -77,20 +78,27 @@ class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
         """Return the pieces of code; one where there are inputs. Raises ConfigurationError."""
         code: Any = self.code
         if self.inputs is None and self.types is not None:
-            raise ConfigurationError("types are those of a CSV file of inputs, and there is none: leave them out")
+            raise ConfigurationError(
+                f"{name_parameter('types')} needs a CSV file in {name_parameter('inputs')}: leave it out"
+            )
         if isinstance(code, list):
             if self.inputs is not None:
                 raise ConfigurationError(
-                    "inputs go with one piece of code, on the command line one FILE: pass code as one text, not as a "
-                    "list"
+                    f"{name_parameter('inputs')} needs one piece of code, and there are {len(code)}: pass one"
                 )
             if not code:
-                raise ConfigurationError("the list of code is empty: there is nothing to run")
+                raise ConfigurationError("the list of code is empty: pass at least one piece")
             return read_codes(code)  # type: ignore[reportUnknownArgumentType]
         content = read_code_reference(code)
         if isinstance(content, list) and self.inputs is not None:
-            raise ConfigurationError("inputs go with one piece of code, and the file of code has a list")
+            raise ConfigurationError(
+                f"{name_parameter('inputs')} needs one piece of code, and the file of code has a list: pass one"
+            )
         return content if isinstance(content, list) else [content]
+
+    def get_variables_source(self) -> str:
+        """Return `inputs`, unless there are several pieces of code."""
+        return "" if isinstance(self.code, list) and len(self.code) > 1 else "inputs"  # type: ignore[arg-type]
 
     def build_report(self, outcomes: Outcomes) -> OutcomesReport:
         """Return the outcomes, which can print themselves."""

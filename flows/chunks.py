@@ -95,8 +95,8 @@ class ChunksReport(Report):
         notes: list[str] = []
         for path, ids in self.overlaps.items():
             shown = ", ".join(ids[:10]) + (f" and {len(ids) - 10} more" if len(ids) > 10 else "")
-            note = f"{path} on the volume was written by the chunks {shown}, and holds what the last of them left"
-            notes.append(escape_text(f"{note}: name the file after chunk_id"))
+            note = f"several chunks ({shown}) wrote {path} on the volume, and only the last content remains"
+            notes.append(escape_text(f"{note}: use chunk_id in the file's name"))
         return notes
 
     def list_notes(self) -> list[str]:
@@ -244,7 +244,7 @@ class ChunkedJob:
     async def _execute_reduction(self, job: "Job", reduce: str, fingerprint: dict[str, Any]) -> None:
         count = len(self.parts)
         submitted = await asyncio.to_thread(_collect_submitted, job.store.outcomes)
-        encoded = {"results": await asyncio.to_thread(_encode, submitted, "what the chunks submitted")}
+        encoded = {"results": await asyncio.to_thread(_encode, submitted, "the chunks' submitted fields")}
         key = compute_key(reduce, {}, encoded, add_index(fingerprint, count))
         reduction = Execution(count, reduce, {}, key, encoded)
         if failed := job.store.failures:

@@ -29,7 +29,7 @@ class FlowListener:
 
         Args:
             total: The number of executions.
-            environment: The isolation in force, or the work pool of the run's shards.
+            environment: A phrase such as "in local sandboxes (bubblewrap)" or "in 4 shards on the work pool NAME".
             results_path: The ledger.
             report_spec: What an execution is called, and the objectives.
         """

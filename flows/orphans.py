@@ -241,8 +241,8 @@ async def get_server_id() -> str:
                     variable = await client.read_variable_by_name(VARIABLE_NAME)
     except PrefectHTTPStatusError as error:
         get_logger("rlm_batch").warning(
-            "the Prefect server refused the variable %s (%s): sandboxes of this run are left to their expiry if its "
-            "process dies",
+            "the Prefect server refused the variable %s (%s): if this process dies, its sandboxes stay "
+            "until they expire",
             *(VARIABLE_NAME, describe_server_error(error)),
         )
         return ""
@@ -278,18 +278,18 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
         ]
         removal = await remove_orphans(provider, orphans)
     except RlmBatchError as error:
-        log.warning("the sandboxes of this run could not be looked for, and are left to their expiry: %s", error)
+        log.warning("the sandboxes of this run could not be listed, and stay until they expire: %s", error)
         return
     if removal.removed:
         log.info("%s", describe_removal(removal.removed, provider.provider_name, "removed"))
     for sandbox, error in removal.errors.items():
-        log.warning("sandbox %s could not be removed, and is left to its expiry: %s", sandbox, error.summary)
+        log.warning("sandbox %s could not be removed, and stays until it expires: %s", sandbox, error.summary)
 
 
 def describe_removal(orphans: list[OrphanedSandbox], provider: str, verb: str) -> str:
     """Return a sentence with the number of sandboxes and the sandbox seconds that they have cost."""
     if not orphans:
-        return f"no sandbox of {provider} was left over"
+        return f"no unused sandboxes of {provider}"
     seconds = sum(orphan.seconds for orphan in orphans)
     unknown = sum(not orphan.info.began for orphan in orphans)
     rest = f" (of {unknown} it is not known)" if unknown else ""

@@ -7,7 +7,6 @@ imports Prefect, because the command line refuses wrong parameters before that s
 
 import ast
 import inspect
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass as parameter_model
 from pydantic.fields import FieldInfo
 
+from ..blocks.problems import describe_problems
 from ..blocks.storage.location import PathOrLocation
 from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
 from ..sandbox.errors import ConfigurationError
@@ -43,8 +43,6 @@ L = TypeVar("L", PathOrLocation, PathOrLocation | None)
 
 # Task runs of one flow run, at most: a server records some fifty a second, and 250 with the settings that we ship.
 MAX_TASK_RUNS = 1000
-# The part of a location in a pydantic error that names one alternative of a union.
-UNION_TAG = re.compile(r"constrained-\w+|literal\[.*\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +102,10 @@ class FlowParameters(Generic[R]):
     def build_report(self, outcomes: "Outcomes") -> "Report":
         """Return the report on the outcomes. Raises ConfigurationError where the outcomes lack the objective."""
         raise NotImplementedError
+
+    def get_variables_source(self) -> str:
+        """Return the parameter that sets an execution's variables; empty where the caller passes none."""
+        return ""
 
     def get_result(self, report: Any) -> R:
         """Return what the flow returns to its caller: by default the report."""
@@ -340,15 +342,6 @@ GROUPS = {
     ),
 }
 GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
-
-
-def describe_problems(error: ValidationError) -> str:
-    """Return a sentence with a part for each wrong value."""
-    parts: list[str] = []
-    for problem in error.errors():
-        place = ".".join(str(item) for item in problem["loc"] if not UNION_TAG.fullmatch(str(item)))
-        parts.append(f"{place}: {problem['msg']}")
-    return "; ".join(parts)
 
 
 def find_field(annotation: Any) -> FieldInfo | None:

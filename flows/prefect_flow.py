@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import difflib
 import functools
 import inspect
 import logging
@@ -13,12 +14,13 @@ from prefect import Flow
 from prefect.types.entrypoint import EntrypointType
 from pydantic import ValidationError, create_model
 
+from ..blocks.problems import describe_problems
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.task_log import install_task_run_log_filter, tells_of_cancellation
 from ..tasks.tracing import trace_flow_run
 from .inputs.conversion import convert_parameters
 from .orphans import remove_sandboxes
-from .parameters import FlowParameters, build_signature, describe_problems, find_contents, find_field, read_docstring
+from .parameters import FlowParameters, build_signature, find_contents, find_field, read_docstring
 from .run import call_flow, enter_prefect, execute_flow
 from .run_state import RunState
 from .sharding.attempt import cancel_shards
@@ -69,8 +71,7 @@ class BatchFlow(Flow[P, T]):
             return asyncio.run(self(*args, **kwargs))
         name = self.fn.__name__
         raise ConfigurationError(
-            f"{name}.sync(...) cannot wait here, where an event loop runs: write `await {name}(...)` instead, in a "
-            "notebook's cell too"
+            f"{name}.sync(...) cannot be called in a running event loop: write `await {name}(...)`, in a notebook too"
         )
 
     if not TYPE_CHECKING:  # Type checkers take the signatures of Prefect's own methods.
@@ -214,7 +215,10 @@ def _bind_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     try:
         return dict(positional.bind(*args, **kwargs).arguments)
     except TypeError as error:
-        raise TypeError(f"{function.__name__}() {error}") from None
+        unknown = next((name for name in kwargs if name not in signature.parameters), None)
+        close = [] if unknown is None else difflib.get_close_matches(unknown, signature.parameters, 1)
+        advice = f": did you mean {close[0]}?" if close else ""
+        raise TypeError(f"{function.__name__}() {error}{advice}") from None
 
 
 def _document_parameters(function: Callable[..., Any]) -> str:

@@ -189,15 +189,15 @@ def _describe_refusal(url: str, error: Exception, alternative: str) -> str | Non
         )
     if status == httpx.codes.BAD_REQUEST:
         return (
-            f"the Prefect server at {url} refuses to be asked by that name ({describe_server_error(error)}): take the "
-            f"address that it says when it starts, or {alternative}"
+            f"the Prefect server at {url} refuses this host name ({describe_server_error(error)}): use "
+            f"the address that it prints when it starts, or {alternative}"
         )
     return _describe_other_server(url, alternative) if status == httpx.codes.NOT_FOUND else None
 
 
 def _describe_other_server(url: str, alternative: str) -> str:
     """Return the sentence for an address without Prefect's API. Without /api a server answers with its UI."""
-    return f"what answers at {url} is no Prefect API: its address ends in /api, so name that, or {alternative}"
+    return f"{url} is not a Prefect API, whose address ends in /api: correct PREFECT_API_URL, or {alternative}"
 
 
 _start_lock = threading.Lock()  # Two flows that begin at one time share one server.
@@ -216,8 +216,8 @@ def _start_server(started: "Future[SubprocessASGIServer]") -> None:
         started.set_exception(error)
     except Exception as error:  # noqa: BLE001 - `embedded_server` raises it
         sentence = (
-            f"Prefect's embedded server did not start: {error} (its log is {get_log_path()}). Nothing was run: look at "
-            "PREFECT_HOME, or start a server and name it in PREFECT_API_URL"
+            f"Prefect's embedded server did not start: {error} (its log is {get_log_path()}). Nothing "
+            "ran: check PREFECT_HOME, or start a server and set PREFECT_API_URL"
         )
         started.set_exception(ConfigurationError(sentence))
 

@@ -73,8 +73,8 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
     if removal.errors:
         sandbox, error = next(iter(removal.errors.items()))
         raise SandboxesLeft(
-            f"{len(removal.errors)} of {len(orphans)} sandboxes could not be removed, {sandbox} first: {error.summary} "
-            "-- reap again; they end with their lifetime at the latest",
+            f"{len(removal.errors)} of {len(orphans)} sandboxes could not be removed, the first is "
+            f"{sandbox}: {error.summary} -- reap again later",
             sandboxes=list(removal.errors),
         )
     return [orphan.info.id for orphan in removal.removed]

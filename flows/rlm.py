@@ -10,6 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as parameter_model
 
 from ..blocks.storage.location import PathOrLocation
+from ..sandbox.caller import name_parameter
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.meta import QuerySummary
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
@@ -87,7 +88,7 @@ class RlmAnswer(Report):
         """Return the answer, or what the model printed last where it reached none."""
         if self.answered:
             return str(self)
-        return f"No answer. What the model printed last:\n{self}" if self.answer else ""
+        return f"No answer. The model's last output:\n{self}" if self.answer else ""
 
     def list_notes(self) -> list[str]:
         """Return a sentence about the turns and the calls of the model."""
@@ -180,7 +181,8 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
         sources = [source for source in (self.context, self.context_file, self.context_volume_path) if source]
         if len(sources) > 1:
             raise ConfigurationError(
-                "the context was given twice: pass one of context, context_file and context_volume_path"
+                f"the context is given twice: pass only one of {name_parameter('context')}, "
+                f"{name_parameter('context_file')} and {name_parameter('context_volume_path')}"
             )
         if self.context_volume_path:
             return ASK_VOLUME, {"query": self.query, "context_path": self.context_volume_path}, {}

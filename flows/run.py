@@ -11,6 +11,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from ..blocks.language_model.model_access import LIMITS, is_saved_model, open_model_access
+from ..sandbox.caller import use_flow
 from ..sandbox.errors import RlmBatchError
 from ..tasks.ledger.result_index import get_results_root
 from ..tasks.tracing import trace_flow_run
@@ -86,7 +87,8 @@ async def _check_before_start(plan: Plan, state: RunState) -> None:
     options = plan.options
     if "/" not in str(options.provider):
         state.provider = await resolve_provider_with_volume(options, plan.volume_name)
-        state.environment = await state.provider.check()
+        await state.provider.check()
+        state.environment = await state.provider.describe_sandboxes()
     if options.language_model is not None and not is_saved_model(options.language_model):
         limits = {name: getattr(options, name) for name in LIMITS}
         access = await open_model_access(options.language_model, **limits)
@@ -120,7 +122,7 @@ async def execute_flow(model: type[FlowParameters[Any]], values: dict[str, Any])
     parameters = state.parameters or model.parse(values)
     plan = state.plan or parameters.make_plan(get_run_logger().info, get_results_root() / flow_run.id)
     try:
-        with trace_flow_run():
+        with trace_flow_run(), use_flow(parameters.get_variables_source()):
             async with open_job(plan, state, await _find_sharding(plan)) as job:
                 await (plan.execute or execute_items)(job)
                 outcomes = job.collect_outcomes()

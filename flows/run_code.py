@@ -17,6 +17,7 @@ from prefect.tasks import Task
 
 from ..blocks.provider import SandboxProvider
 from ..blocks.registry import resolve_provider
+from ..sandbox.caller import use_flow
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.intake.collected_files import check_patterns
 from ..sandbox.meta import Meta
@@ -108,11 +109,11 @@ async def run_code(
     log = get_run_logger()
     opened = await resolve_provider(provider, provider_options)
     add_tags(build_tags(opened.provider_name))
-    environment = await opened.check()
+    await opened.check()
     run_id = flow_run.id or task_run.id
     ledger = Ledger(get_results_root() / run_id if results_path is None else locate_ledger(results_path))
     if await asyncio.to_thread(_create_ledger, ledger, run_id, opened.provider_name):
-        log.info("on %s; isolation: %s; results in %s", opened.provider_name, environment, ledger.path)
+        log.info("%s; results in %s", await opened.describe_sandboxes(), ledger.path)
     register_own_run(run_id)
     # The task run is in the key, so equal calls have different keys.
     fingerprint = {**await opened.fingerprint(), "task_run": task_run.id}
@@ -121,7 +122,8 @@ async def run_code(
     outcome: Outcome
     try:
         files = CollectedFilesStore(ledger.path)
-        outcome = await _execute(opened, execution, run_id, timeout, output, patterns, files)
+        with use_flow("variables"):
+            outcome = await _execute(opened, execution, run_id, timeout, output, patterns, files)
     except RlmBatchError as error:
         outcome = Failure(error, error.meta or Meta(variables=execution.variables, provider=opened.provider_name))
     finally:

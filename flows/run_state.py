@@ -25,7 +25,7 @@ class RunState:
         plan: The plan that was made before Prefect started; None where the run makes it, as in a worker.
         listener: Receives the run's events.
         provider: The provider, if it was checked before Prefect started.
-        environment: The isolation that the provider's check reported.
+        environment: A phrase such as "in local sandboxes (bubblewrap)", if the provider was checked.
         is_model_checked: The language model's first call was checked.
         results_path: The ledger, as soon as the run has one.
         outcome: The counts and the message of a run that has ended.

@@ -85,7 +85,7 @@ class SequenceParameters(CodeParameters, FlowParameters[Sequence[Outcome]]):
         steps: Any = self.steps
         if isinstance(steps, list):
             if not steps:
-                raise ConfigurationError("the list of steps is empty: there is nothing to run")
+                raise ConfigurationError("the list of steps is empty: pass at least one")
             return read_codes(steps)  # type: ignore[reportUnknownArgumentType]
         content = read_code_reference(steps)
         return content if isinstance(content, list) else [content]
@@ -109,7 +109,7 @@ async def execute_steps(job: "Job") -> None:
         iter(executions), lambda execution: results[execution.index] if is_complete else None
     )
     if failed := job.store.failures:
-        job.skip(executions, f"step {failed[0].meta.index} failed, and the steps after it build on it")
+        job.skip(executions, f"step {failed[0].meta.index} failed, and this step depends on it")
 
 
 def _chain_steps(codes: list[str], fingerprint: dict[str, Any]) -> list[Execution]:

@@ -63,10 +63,10 @@ async def _run_executions(
     if files_digest != await provider.compute_files_digest():
         named = [*(options.python_path or ()), *map(str, (options.mounts or {}).values())]
         raise ConfigurationError(
-            "this worker has other files in python_path or mounts than the job was begun with: bring the same to "
-            f"every worker's machine, mounts with their times ({', '.join(named)})"
+            f"the files of python_path or mounts differ on this worker ({', '.join(named)}): copy the "
+            "same files to every worker, mounts with their modification times"
         )
-    isolation = await provider.check()
+    await provider.check()
     assert options.results_path is not None
     ledger = Ledger(locate_ledger(options.results_path), files.part_prefix)
     try:
@@ -78,12 +78,11 @@ async def _run_executions(
     heartbeat.context = context
     lines = await asyncio.to_thread(ledger.load_latest_lines, files.part_prefix)
     context.log.info(
-        "shard %d of %d: %d executions on %s: %s; results in %s",
+        "shard %d of %d: %d executions %s; results in %s",
         files.shard + 1,
         header.shards,
         header.total,
-        provider.provider_name,
-        isolation,
+        await provider.describe_sandboxes(),
         ledger.path,
     )
     sink = OutcomeSink(context, heartbeat)

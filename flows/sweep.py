@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as parameter_model
 
 from ..blocks.storage.location import PathOrLocation
+from ..sandbox.caller import name_parameter
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import MaybeNone, Outcome, Result
 from ..tasks.ledger.run_record import Direction, Objective, ReportSpec
@@ -26,7 +27,7 @@ from .search.study import check_sampler
 
 DEFAULT_SAMPLER, DEFAULT_SEED = "tpe", 0
 # Names of the types of values that are not scores.
-KINDS = {str: "text", bool: "a bool", list: "a list", dict: "a dict", int: "an integer that no float holds"}
+KINDS = {str: "text", bool: "a bool", list: "a list", dict: "a dict", int: "an integer too large for a float"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,18 +186,27 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
             is_sole_writer=not is_sharded,
         )
 
+    def get_variables_source(self) -> str:
+        """Return the parameter that has the trials' variables."""
+        return "grid" if self.grid is not None else "points" if self.points is not None else "space"
+
     def _check_source(self) -> None:
         """Raise ConfigurationError unless there is one source of points, with the settings that go with it."""
         sources = [name for name in ("grid", "points", "space") if getattr(self, name) is not None]
         if len(sources) > 1:
-            raise ConfigurationError(f"the space was given twice: pass {' or '.join(sources)}, not both")
+            raise ConfigurationError(
+                f"the space is given twice: pass only one of {' and '.join(map(name_parameter, sources))}"
+            )
         if self.points is None and self.types is not None:
-            raise ConfigurationError("types are those of a CSV file of points, and there is none: leave them out")
+            raise ConfigurationError(
+                f"{name_parameter('types')} needs a CSV file in {name_parameter('points')}: leave it out"
+            )
         defaults = {"trials": None, "sampler": DEFAULT_SAMPLER, "seed": DEFAULT_SEED, "pruner": None}
         for name, default in defaults.items():
             if self.space is None and getattr(self, name) != default:
                 raise ConfigurationError(
-                    f"{name} goes with a space to draw from, and there is none: pass it, or leave {name} out"
+                    f"{name_parameter(name)} needs {name_parameter('space')}: pass both, or leave "
+                    f"{name_parameter(name)} out"
                 )
 
     def _list_points(self, types: Any, report: ProgressReport | None) -> Inputs:
@@ -205,7 +215,8 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
             return read_points(cast("list[dict[str, Any]] | str", self.points), types, report)
         if self.grid is None:
             raise ConfigurationError(
-                "the space is missing: pass a grid (values of each variable), a list of points, or a space to draw from"
+                f"the points are missing: pass {name_parameter('grid')} (values of each variable), "
+                f"{name_parameter('points')} (a list), or {name_parameter('space')} (to draw from)"
             )
         return Grid(cast("dict[str, list[Any]]", self.grid))
 
@@ -243,7 +254,7 @@ def _refuse_objective(
     results_path: str,
 ) -> None:
     """Raise ConfigurationError that names the missing objective, or one of the `wrong` values, which are no numbers."""
-    submitted = f"they submitted {', '.join(fields)}" if fields else "none of them called SUBMIT with any field"
+    submitted = f"they submitted {', '.join(fields)}" if fields else "none called SUBMIT with a field"
     missing = next((item.name for item in objectives if item.name not in fields), None)
     name = missing or ", ".join(item.name for item in objectives)
     what = "submitted it as a number" if missing is None else "submitted it"
@@ -253,8 +264,8 @@ def _refuse_objective(
         submitted = f"{field} is {KINDS.get(type(value), 'None')}"
         remedy = f"Submit {_find_number(field, value)}, or name"
     raise ConfigurationError(
-        f"the objective is {name!r}, and of {succeeded} trials none {what}: {submitted}. {remedy} another "
-        f"objective; the results are in {results_path}"
+        f"none of the {succeeded:,} trials {what} {name!r}: {submitted}. {remedy} another objective; the "
+        f"results are in {results_path}"
     )
 
 

@@ -67,9 +67,9 @@ class _RemovalNotice:
 
     def _tell(self) -> None:
         if self._count == 1:
-            self._log.warning("1 sandbox is still starting; removing it")
+            self._log.warning("removing 1 sandbox that is still starting")
         else:
-            self._log.warning("%d sandboxes are still starting; removing them", self._count)
+            self._log.warning("removing %d sandboxes that are still starting", self._count)
 
 
 _notices: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _RemovalNotice]] = WeakKeyDictionary()

@@ -69,17 +69,17 @@ class Preparation:
         """Build the preparation from parameters of flows and interpreters. Raise ConfigurationError."""
         if prepare is None:
             if prepare_seed is not None:
-                raise ConfigurationError("prepare_seed goes with prepare: it seeds the forks of what that has prepared")
+                raise ConfigurationError("prepare_seed needs prepare: pass both, or leave prepare_seed out")
             return None
         if type(prepare) is not str or not prepare.strip():
-            raise ConfigurationError("prepare is empty, or no text: it is a Python program")
+            raise ConfigurationError("prepare is empty or not text: pass a Python program")
         try:
             prepare.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise ConfigurationError(f"prepare is no UTF-8 text: {error}") from None
+            raise ConfigurationError(f"prepare is not UTF-8 text: {error}") from None
         seconds = None if prepare_timeout == math.inf else prepare_timeout
         if seconds is not None and not seconds > 0:
-            raise ConfigurationError(f"prepare_timeout is {seconds!r}: it is a number of seconds above zero")
+            raise ConfigurationError(f"prepare_timeout is {seconds!r}: use a number of seconds above 0")
         return cls(prepare, seconds, prepare_seed)
 
     def derive_seed(self, *numbers: int) -> int | None:

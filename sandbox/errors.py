@@ -70,15 +70,17 @@ class CodeError(RlmBatchError):
         traceback: Traceback from the code's own first frame on.
         stdout: Output of the code so far.
         line: Line of the code that raised.
+        advice: A sentence on what to do, if the cause is plain; also the last line of the error's text.
     """
 
     retry_rule = "if asked"
-    details = ("type", "message", "traceback", "stdout", "line")
+    details = ("type", "message", "traceback", "stdout", "line", "advice")
     type: str = ""
     message: str = ""
     traceback: str = ""
     stdout: str = ""
     line: int | None = None
+    advice: str = ""
 
 
 class CodeSyntaxError(CodeError):
@@ -129,6 +131,7 @@ class PrepareError(RlmBatchError):
     traceback: str = ""
     stdout: str = ""
     line: int | None = None
+    advice: str = ""
 
 
 class SubmitError(RlmBatchError):

@@ -103,7 +103,7 @@ class Interpreter:
     def sandbox(self) -> Sandbox:
         """Return the open sandbox. Raise SandboxLost if no sandbox is open."""
         if self._protocol is None:
-            raise SandboxLost("there is no open sandbox: start the interpreter first")
+            raise SandboxLost("no sandbox is open: start the interpreter first")
         return self._protocol.sandbox
 
     @property
@@ -134,7 +134,7 @@ class Interpreter:
             if self._channel is not None:
                 return
             if self._is_shut_down:
-                raise SandboxLost("this interpreter was shut down: make a new one")
+                raise SandboxLost("this interpreter was shut down: create a new one")
             try:
                 await self._open_and_start(encode_more)
             except BaseException as error:
@@ -280,7 +280,9 @@ class Interpreter:
             ConfigurationError: A variable is not JSON, or a tool uses the context that waits for it.
         """
         if context is not None and (self, context) in _waiting_for_tool.get():
-            raise ConfigurationError("a tool cannot run code in the interpreter that waits for it: give it another one")
+            raise ConfigurationError(
+                "a tool cannot run code in the interpreter that waits for it: use another interpreter"
+            )
         variables = convert_variables(variables)
         patterns = check_patterns(collect)
         collected = FilesInThread(patterns, collect_to) if patterns else None
@@ -484,7 +486,7 @@ class Interpreter:
         while not protocol.closed_reason:
             now = loop.time()
             if now >= self._received_at + silence:
-                self._close(f"it has said nothing for {silence:.0f} s")
+                self._close(f"it sent nothing for {silence:.0f} s")
                 return
             if now >= self._sent_at + interval:
                 try:

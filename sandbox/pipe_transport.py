@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # Seconds. The limit bounds the delay of Ctrl-C: a signal that arrives just before a system call does not interrupt it.
 MAX_WAIT_SECONDS = 1.0
 CANCEL_GRACE_SECONDS = 3.0  # seconds for an execution that Ctrl-C ended to report its end
-REENTERED = "a tool, or on_output, cannot run code in the interpreter that waits for it: give it another one"
+REENTERED = "a tool or on_output cannot run code in the interpreter that waits for it: use another interpreter"
 INTERRUPTED = "it was interrupted in the middle of a frame"
 
 
@@ -253,7 +253,7 @@ class PipeTransport:
                     stalled_at = time.monotonic() + self._stall_seconds
                 else:  # Check the time only after a failed write: this process itself may have been stopped.
                     if time.monotonic() >= stalled_at:
-                        self._protocol.close(f"it has taken none of its input for {self._stall_seconds:g} s")
+                        self._protocol.close(f"it read none of its input for {self._stall_seconds:g} s")
                     self._writable.poll(MAX_WAIT_SECONDS * 1000)
                 parts = left
         except OSError:

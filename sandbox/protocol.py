@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from .caller import name_parameter
 from .errors import CodeCrashed, ConfigurationError, OutcomeUnknown, PrepareError, SandboxLost, SandboxStartError
 from .intake.collected_files import LOST, CollectedFiles
 from .intake.large_json import Parts, read_json
@@ -276,7 +277,7 @@ class DriverProtocol:
             for header, body in self._frames.feed(data):
                 self._take_frame(header, body, events)
         except BadFrameError as error:
-            self.close(f"it sent what is no frame ({error})")
+            self.close(f"it sent invalid data ({error})")
         return events
 
     def _take_frame(
@@ -297,7 +298,7 @@ class DriverProtocol:
         if op == "output":
             stream, dropped, text = header.get("stream"), header.get("dropped"), _read_output(body or b'""')
             if stream not in ("stdout", "stderr") or type(dropped) is not int or type(text) is not str:
-                raise BadFrameError("output that is no text")
+                raise BadFrameError("output that is not text")
             pending.add_output(stream, text, dropped)
         elif op == "files":
             pending.files = body or NO_FILES
@@ -366,7 +367,7 @@ class DriverProtocol:
             raise PrepareError(f"prepare was ended: {pending.refusal}", stdout=pending.build_meta().stdout)
         if pending.end is None:
             reason = self.closed_reason
-            raise SandboxStartError(f"sandbox {self.sandbox.id} went away before prepare had ended ({reason})")
+            raise SandboxStartError(f"sandbox {self.sandbox.id} was lost before prepare ended ({reason})")
         header, body = self._note_limit(pending.end)
         yield from check_preparation(header, body, pending.build_meta(), pending.timeout)
 
@@ -395,8 +396,8 @@ class DriverProtocol:
 
     def _make_unknown_error(self, pending: PendingExecution) -> OutcomeUnknown:
         unknown = OutcomeUnknown(
-            f"sandbox {self.sandbox.id} went away before the code had answered ({self.closed_reason}); what the "
-            "code did is unknown. Pass idempotent=True if it may run twice"
+            f"sandbox {self.sandbox.id} was lost before the code answered ({self.closed_reason}), and "
+            f"what the code did is unknown. To run it again, set {name_parameter('idempotent')}"
         )
         unknown.meta = pending.build_meta()
         return unknown
@@ -410,7 +411,9 @@ class DriverProtocol:
 
     def close_at_silence(self, pending: PendingExecution) -> None:
         """Close the connection because the driver did not report the execution's timeout in time."""
-        self.close(f"it has not answered {self._compute_grace():.0f} s after the timeout of {pending.timeout or 0:g} s")
+        self.close(
+            f"it did not answer within {self._compute_grace():.0f} s after the timeout of {pending.timeout or 0:g} s"
+        )
 
     def _compute_grace(self) -> float:
         return ANSWER_GRACE_SECONDS + (COMMIT_TIMEOUT_SECONDS if self.sandbox.settings.commit else 0.0)
@@ -451,7 +454,7 @@ def resolve_timeout(timeout: float | None, default: float | None) -> float | Non
     if seconds == math.inf:
         return None
     if seconds is not None and not seconds > 0:
-        raise ConfigurationError(f"timeout is {seconds!r}: it is a number of seconds above zero, or None for no limit")
+        raise ConfigurationError(f"timeout is {seconds!r}: use a number of seconds above 0, or None for no limit")
     return seconds
 
 

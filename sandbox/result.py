@@ -58,12 +58,12 @@ class Result:
 
     def _describe_missing(self, name: str) -> str:
         if self.meta.pruned:
-            return f"there is no field {name!r}: the trial was pruned before its code called SUBMIT"
+            return f"no field {name!r}: the trial was pruned before it called SUBMIT"
         if not self.meta.submitted:
-            return f"there is no field {name!r}: the code ended without calling SUBMIT"
+            return f"no field {name!r}: the code ended without SUBMIT"
         if not self.outputs:
-            return f"there is no field {name!r}: SUBMIT was called without any"
-        return f"there is no field {name!r}: the code submitted {escape_text(', '.join(self.outputs))}"
+            return f"no field {name!r}: SUBMIT was called without fields"
+        return f"no field {name!r}: the code submitted {escape_text(', '.join(self.outputs))}"
 
     def __contains__(self, name: object) -> bool:
         return name in self.outputs

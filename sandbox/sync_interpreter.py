@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from .sessions.output_listener import OnOutput
 
 T = TypeVar("T")
-FORKED = (
-    "the sandbox was opened by another process, of which this one is a fork: shutdown() and start() open one of its own"
-)
+FORKED = "the sandbox belongs to the parent of this forked process: call shutdown() and start() for a new one"
 # Seconds. The limit bounds the delay of Ctrl-C: a signal that arrives just before a wait does not interrupt the wait.
 MAX_WAIT_SECONDS = 1.0
 
@@ -368,7 +366,7 @@ class SyncInterpreter:
         self._check_process()
         sandbox = self._sandbox
         if sandbox is None:
-            raise SandboxLost("the sandbox was shut down meanwhile: a new one has none of its files")
+            raise SandboxLost("the sandbox was shut down meanwhile, and a new one has none of its files")
         return sandbox
 
     def share_query_limits(self) -> None:

@@ -22,8 +22,8 @@ def start_thread(function: Callable[[], object], name: str) -> None:
         threading.Thread(target=function, name=name, daemon=True).start()
     except RuntimeError as error:
         raise SandboxStartError(
-            f"this host has no room for another thread ({error}): let this user or container have more processes "
-            "(ulimit -u, pids limit) or memory, or use fewer workers"
+            f"this host cannot start another thread ({error}): raise its limit of processes (ulimit -u, "
+            "pids limit) or memory, or use fewer workers"
         ) from error
 
 

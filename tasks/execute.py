@@ -149,7 +149,7 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
     if retry_error is not None:
         wait = max(compute_backoff(batch.try_count), get_requested_wait(retry_error))
         get_run_logger().warning(
-            "%s is tried again in %.0f s or more: %s: %s", batch, wait, type(retry_error).__name__, retry_error.summary
+            "%s is retried in %.0f s or more: %s: %s", batch, wait, type(retry_error).__name__, retry_error.summary
         )
         if wait > KEEP_SANDBOX_SECONDS:
             await lane.release_while_waiting()

@@ -29,9 +29,9 @@ def name_tools(tools: Mapping[str, Any]) -> dict[str, str]:
     named: dict[str, str] = {}
     for name, tool in tools.items():
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise ConfigurationError(f"the tool {name!r} has no name that Python code could use: rename it")
+            raise ConfigurationError(f"the tool {name!r} has a name that Python code cannot use: rename it")
         if name in PROVIDED_NAMES:
-            raise ConfigurationError(f"the tool {name!r} would hide a function that code finds anyway: rename it")
+            raise ConfigurationError(f"the tool {name!r} has the name of a function that code already has: rename it")
         if callable(tool):
             named[name] = f"<{getattr(tool, '__qualname__', type(tool).__qualname__)} {id(tool):#x} of this process>"
             _functions[named[name]] = tool
@@ -39,8 +39,7 @@ def name_tools(tools: Mapping[str, Any]) -> dict[str, str]:
             named[name] = tool
         else:
             raise ConfigurationError(
-                f"the tool {name!r} is {tool!r}: it is a function, or the import path of one, such as "
-                "package.module:function"
+                f"the tool {name!r} is {tool!r}: pass a function, or its import path, such as package.module:function"
             )
     return named
 
@@ -60,12 +59,12 @@ def _load_tool(name: str, path: str) -> Tool:
         for part in attribute.split("."):
             tool = getattr(tool, part)
     except (ImportError, AttributeError) as error:
-        remedy = "; put the directory that it is in into PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
+        remedy = "; add its directory to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigurationError(
             f"the tool {name!r}, {path}, cannot be imported on this host: {error}{remedy}"
         ) from None
     if not callable(tool):
-        raise ConfigurationError(f"the tool {name!r}, {path}, is a {type(tool).__name__}, which cannot be called")
+        raise ConfigurationError(f"the tool {name!r}, {path}, is a {type(tool).__name__}, not a function")
     return tool
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..blocks.language_model.model_access import ModelAccess
 from ..blocks.provider import SandboxProvider
+from ..sandbox.caller import name_parameter
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import (
     ConfigurationError,
@@ -254,7 +255,9 @@ class Lane:
     async def _get_interpreter(self) -> Interpreter:
         if self._has_state and self._interpreter is not None:
             if not self._interpreter.is_alive:
-                raise StateLost("the sandbox that held the state of the earlier steps has gone: start from the first")
+                raise StateLost(
+                    "the sandbox with the state of the earlier steps is lost: start again with the first step"
+                )
             return self._interpreter
         settings, now = self._settings, asyncio.get_running_loop().time()
         if self._interpreter is not None and (
@@ -341,6 +344,6 @@ def _find_refusal(error: BaseException) -> QuotaExceeded | None:
     if cause is None:
         return error if isinstance(error, QuotaExceeded) else None
     return QuotaExceeded(
-        "this process can open no more files or connections, and each sandbox takes one or two: raise its limit before "
-        "it starts with `ulimit -n 4096`, or use fewer workers"
+        "this process cannot open more files, and each sandbox takes one or two: raise the limit with "
+        f"`ulimit -n 4096` first, or lower {name_parameter('max_workers')}"
     )

@@ -60,7 +60,7 @@ class OutputLog:
         if self._omitted_count and self._logger is not None:
             self._logger.log(
                 logging.INFO,
-                "%s%d more lines are not in this log; the result's meta has the first and the last that were written",
+                "%s%d more lines are left out of this log; the result's meta has the first and the last",
                 self._prefix,
                 self._omitted_count,
             )

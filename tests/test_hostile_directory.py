@@ -30,6 +30,4 @@ def test_a_batch_runs_no_file_of_the_working_directory(tmp_path: Path, no_proces
     )
     assert not mark.exists(), mark.read_text()
     assert done.returncode == 0, done.stderr
-    assert (
-        "Prefect's settings in prefect.toml, .env, pyproject.toml of the working directory are not read" in done.stderr
-    )
+    assert "ignored Prefect's settings in prefect.toml, .env, pyproject.toml of the working directory" in done.stderr

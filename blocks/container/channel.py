@@ -44,7 +44,7 @@ class ContainerChannel:
             async with asyncio.timeout(STALL_SECONDS):
                 await self._process.stdin.drain()
         except TimeoutError:
-            self._end(f"it has taken none of its input for {STALL_SECONDS:g} s")
+            self._end(f"it read none of its input for {STALL_SECONDS:g} s")
             raise SandboxLost(f"the container has gone ({self.end_reason}): run it in a new one") from None
         except (OSError, RuntimeError):
             raise SandboxLost("the container has ended: run it in a new one") from None

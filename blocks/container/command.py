@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from .engine import Engine
 from .settings import ContainerSettings
@@ -120,11 +121,12 @@ def resolve_mount_point(path: str) -> str:
     mount = PurePosixPath(os.path.normpath("/" + path.lstrip("/")))
     if not is_mountable(path):
         raise ConfigurationError(
-            f"volume_mount_path is {path!r}, and an engine mounts none with a comma, a quotation mark or a control "
-            "character in its path: name another place, such as /data"
+            f"{name_parameter('volume_mount_path')} is {path!r}, and may not contain a comma, a quotation "
+            "mark or a control character: use another path, such as /data"
         )
     if str(mount) == "/" or any(mount.is_relative_to(other) for other in SYSTEM_DIRECTORIES):
         raise ConfigurationError(
-            f"volume_mount_path is {path}, which a container needs for itself: name another place, such as /data"
+            f"{name_parameter('volume_mount_path')} is {path!r}, which a container needs itself: use "
+            "another path, such as /data"
         )
     return str(mount)

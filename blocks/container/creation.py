@@ -36,14 +36,14 @@ async def create_container(
         volume = find_volume(settings.volume_root, settings.volume_name)
         if engine.is_rootless and engine.name == "docker":
             raise ConfigurationError(
-                "a rootless Docker makes the code another user than the one who owns the volume: use Podman, or Docker "
-                "with root's rights"
+                "volumes do not work with a rootless Docker, whose code runs as another user: use "
+                "Podman, or Docker with root's rights"
             )
         bind = Bind(os.path.realpath(volume.path), resolve_mount_point(settings.volume_mount_path), is_writable=True)
         if not is_mountable(bind.source):
             raise ConfigurationError(
-                f"the volume {bind.source!r} has a comma, a quotation mark or a control character in its path, and an "
-                "engine mounts none such: move it"
+                f"the volume {bind.source!r} has a comma, a quotation mark or a control character in its "
+                "path, which an engine cannot mount: move it"
             )
     ready = await ensure_ready(settings, engine, labels)
     repository = None
@@ -104,18 +104,18 @@ def check_mounts(mounts: Sequence[HostMount], engine: Engine) -> None:
     for mount in mounts:
         if not engine.is_local:
             raise ConfigurationError(
-                f"mounts: {engine.name} runs containers on another machine, which has no {mount.source}: put the data "
-                "on a volume, or use the provider local"
+                f"mounts: {engine.name} runs containers on another machine, without {mount.source}: put "
+                "the data on a volume, or use the provider local"
             )
         if not is_mountable(mount.target) or not is_mountable(str(mount.source)):
             raise ConfigurationError(
-                f"mounts: {str(mount.source)!r} at {mount.target!r} has a comma, a quotation mark or a control "
-                "character in a path, and an engine mounts none such: name others"
+                f"mounts: {str(mount.source)!r} at {mount.target!r} has a comma, a quotation mark or a "
+                "control character in a path, which an engine cannot mount: rename it"
             )
         if mount.other_file_system:
             raise ConfigurationError(
-                f"mounts: {mount.source} has another file system in it ({mount.other_file_system}), which containers "
-                "do not see: name that as a mount of its own, and what is beside it as others"
+                f"mounts: {mount.source} contains another file system ({mount.other_file_system}), which "
+                "containers do not see: mount that separately"
             )
         mount.check_source()
         if os.geteuid() == 0:

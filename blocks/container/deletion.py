@@ -35,7 +35,7 @@ async def delete_container(engines: list[Engine], sandbox_id: str) -> None:
     RlmBatchError.
     """
     if NAME.fullmatch(sandbox_id) is None:
-        raise ConfigurationError(f"{sandbox_id!r} is no id of a container of ours: they begin with {NAME_PREFIX}")
+        raise ConfigurationError(f"{sandbox_id!r} is not a container of rlm-batch: their ids begin with {NAME_PREFIX}")
     for engine in engines:
         for container_id, name, _labels in await _inspect(engine, [sandbox_id]):
             if name == sandbox_id:
@@ -64,7 +64,5 @@ async def _inspect(engine: Engine, names: list[str]) -> list[tuple[str, str, dic
         containers = json.loads(done.stdout or "[]")  # Containers that are gone are missing here.
         told = [(item["Id"], item["Name"].removeprefix("/"), item["Config"]["Labels"] or {}) for item in containers]
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise RlmBatchError(
-            f"{engine.name} does not say what its containers are: {get_last_line(done.stderr)}"
-        ) from None
+        raise RlmBatchError(f"{engine.name} could not describe its containers: {get_last_line(done.stderr)}") from None
     return [item for item in told if item[2].get(LABEL) == LABEL_VALUE]

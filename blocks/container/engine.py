@@ -42,7 +42,9 @@ class Engine:
         try:
             return await run_command(self.program, *words, timeout=timeout, cwd=CLIENT_DIRECTORY)
         except TimeoutError:
-            raise ConfigurationError(f"{self.name} {words[0]} did not end within {timeout:g} s: is it well?") from None
+            raise ConfigurationError(
+                f"`{self.name} {words[0]}` did not end within {timeout:g} s: check the engine with `{self.name} info`"
+            ) from None
 
     def describe(self) -> str:
         """Describe the engine in a line: version, privileges, runtime and cgroups."""
@@ -81,14 +83,14 @@ async def ask_engine(name: str) -> Engine | str:
         try:
             done = await run_command(program, "info", "--format", "{{json .}}", timeout=ANSWER_SECONDS)
         except TimeoutError:
-            return f"it has not answered within {ANSWER_SECONDS:g} s"
+            return f"it did not answer within {ANSWER_SECONDS:g} s"
         except OSError as error:
             return f"{program} could not be started ({error.strerror})"
         try:
             _engines[key] = _read_info(program, json.loads(done.stdout))
         except (ValueError, KeyError, TypeError) as error:
             no_server = str(error) if isinstance(error, NoServerError) else ""
-            return no_server or get_last_line(done.stderr) or f"no server answers it (status {done.returncode})"
+            return no_server or get_last_line(done.stderr) or f"its server does not answer (status {done.returncode})"
     return _engines[key]
 
 

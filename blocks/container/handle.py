@@ -128,7 +128,7 @@ class ContainerHandle(Sandbox):
     def _locate(self, path: str) -> str | PurePosixPath:
         """Return the path relative to the volume, or else the path in the container. Raise VolumeError."""
         if not path or "\0" in path:
-            raise VolumeError(f"{path!r} is no path of a file")
+            raise VolumeError(f"{path!r} is not the path of a file")
         if self.settings.volume is not None and PurePosixPath(path).is_relative_to(self.settings.volume):
             return str(PurePosixPath(path).relative_to(self.settings.volume))
         return PurePosixPath(path) if path.startswith("/") else PurePosixPath(self.settings.cwd, *split_path(path))

@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ..worker_consent import check_network
 from .command import build_ulimits
@@ -31,7 +32,7 @@ async def ensure_image(settings: ContainerSettings, engine: Engine) -> str:
     if not settings.packages:
         return settings.image
     if settings.image != DEFAULT_IMAGE:
-        check_network("packages for an image of the run's own, whose pip has the network while it installs them")
+        check_network("to install packages")
     identity = (await engine.run("image", "inspect", "--format", "{{.Id}}", settings.image)).stdout.strip()
     digest = hashlib.sha256("\0".join([identity, *sorted(settings.packages)]).encode()).hexdigest()
     name = f"{BUILT_REPOSITORY}:{digest[:24]}"
@@ -53,8 +54,9 @@ async def _pull(settings: ContainerSettings, engine: Engine) -> None:
     done = await engine.run("pull", "--quiet", settings.image, timeout=settings.start_timeout)
     if done.returncode:
         raise ConfigurationError(
-            f"{engine.name} has no image {settings.image} and could not pull it: {get_last_line(done.stderr)}. Name "
-            "another with `image`, or make it there (pull, build, load)"
+            f"{engine.name} has no image {settings.image} and could not pull it: "
+            f"{get_last_line(done.stderr)}. Set {name_parameter('image')} to another, or pull, build or "
+            "load it"
         )
 
 

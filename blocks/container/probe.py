@@ -112,17 +112,17 @@ async def _try_container(
     except (ValueError, LookupError, TypeError):
         complaint = get_last_line(done.stderr) or f"it ended with status {done.returncode}"
         raise ConfigurationError(
-            f"{engine.name} runs no container of {image}: {complaint}. It needs Python 3.9 or newer as python3; ask "
-            "rlm-batch doctor what the engine is"
+            f"{engine.name} cannot run {image}: {complaint}. An image needs Python 3.9 or newer as "
+            "python3; see rlm-batch doctor"
         ) from None
     if python < (3, 9):
         raise ConfigurationError(
-            f"{image} has Python {'.'.join(map(str, python))}, and sandboxes need 3.9 or newer: name another image"
+            f"{image} has Python {'.'.join(map(str, python))}, and sandboxes need 3.9 or newer: use another image"
         )
     if told["uid"] == 0 or told["capabilities"]:
         raise ConfigurationError(
-            f"{engine.name} ran a container as root or with capabilities although it was told not to: name another "
-            "engine or runtime"
+            f"{engine.name} ran a container as root or with capabilities, against its settings: use "
+            "another engine or runtime"
         )
     expected = {
         "memory_mib": ("memory", str(settings.memory_mib << 20)),

@@ -40,6 +40,9 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
             f"as a whole: {', '.join(ready.limits)}{lack}"
         )
 
+    async def describe_sandboxes(self) -> str:
+        return f"in containers ({(await find_engine(self.engine)).name})"
+
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """List the containers with this package's label, of the named engine or of every engine that answers."""
         return [info for engine in await list_engines(self.engine) for info in await list_containers(engine)]

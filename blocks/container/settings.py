@@ -88,8 +88,7 @@ class ContainerSettings(SandboxSettings):
         transport, colon, _ = image.partition(":")
         if REFERENCE.fullmatch(image) is None or (colon and transport in TRANSPORTS):
             raise ValueError(
-                f"{image!r} is no name of an image: give one such as docker.io/library/python:3.13-slim, and no path "
-                "or archive (the engine makes an image of one by `load` or `import`)"
+                f"{image!r} is not the name of an image: use one such as docker.io/library/python:3.13-slim"
             )
         return image
 
@@ -103,8 +102,8 @@ class ContainerSettings(SandboxSettings):
     def _check_disk(self) -> Self:
         if self.disk_mib is not None and self.disk_mib > self.memory_mib * 3 // 4:
             raise ValueError(
-                f"disk_mib is {self.disk_mib} and memory_mib {self.memory_mib}: a container's files are in its memory, "
-                "of which they may take three quarters; set a higher memory_mib, or put data on a volume"
+                f"disk_mib is {self.disk_mib} and memory_mib {self.memory_mib}, and a container's files "
+                "may take three quarters of its memory: raise memory_mib, or put data on a volume"
             )
         return self
 

@@ -86,7 +86,7 @@ class DaytonaChannel:
             for task in self._tasks:
                 # An event loop that ends cancels all its tasks. Without this callback a caller waiting in `send` would
                 # then wait for ever.
-                task.add_done_callback(lambda _: self._end("what carries its frames has been cancelled"))
+                task.add_done_callback(lambda _: self._end("its connection was cancelled"))
         sent = [asyncio.get_running_loop().create_future() for _ in frames]
         self._queue.extend(zip(frames, sent, strict=True))
         self._has_input.set()
@@ -203,7 +203,7 @@ class DaytonaChannel:
             except daytona.DaytonaError as error:
                 failure = error
                 if isinstance(error.__cause__, BadFrameError):
-                    self._end(f"it sent what is no frame ({error.__cause__})")
+                    self._end(f"it sent invalid data ({error.__cause__})")
                     return
             if self._last_number > last_number:
                 attempt, last_number, last_progress = 0, self._last_number, loop.time()

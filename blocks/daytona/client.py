@@ -79,7 +79,7 @@ async def borrow_client(settings: DaytonaSettings) -> SharedClient:
             client = clients[key] = SharedClient(config, lambda: clients.pop(key, None))
         except daytona.DaytonaAuthenticationError as error:
             raise ConfigurationError(
-                "no credentials for Daytona: set api_key on the block, or the environment variable DAYTONA_API_KEY"
+                "Daytona needs an API key: set the environment variable DAYTONA_API_KEY, or api_key of a saved block"
             ) from error
     return client.borrow()
 

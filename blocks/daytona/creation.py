@@ -7,6 +7,7 @@ from typing import Any
 
 import daytona
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxStartError
 from ..host_files.files import HostFiles
@@ -161,7 +162,7 @@ class _Creation:
             if state in ("error", "build_failed"):
                 raise SandboxStartError(f"no sandbox could be opened: it ended as {state} ({remote.error_reason})")
             if state not in STARTING:
-                raise SandboxStartError(f"no sandbox could be opened: it went away meanwhile (it is {state})")
+                raise SandboxStartError(f"no sandbox could be opened: it disappeared meanwhile (it is {state})")
             if loop.time() + 1.0 > start_by:
                 raise failure
             try:
@@ -227,13 +228,13 @@ async def _mount_volume(settings: DaytonaSettings, client: SharedClient, start_b
             raise map_error(refusal, f"volume {name!r} could not be had") from None
         seconds = settings.start_timeout
         raise SandboxStartError(
-            f"volume {name!r} was not ready within {seconds} s (start_timeout): try again"
+            f"volume {name!r} was not ready within {seconds} s: raise {name_parameter('start_timeout')}"
         ) from None
     if volume.state != "ready":
         reason = f" ({volume.error_reason})" if getattr(volume, "error_reason", None) else ""
         raise ConfigurationError(
-            f"Daytona's volume {name!r} is in the state {_get_text(volume.state)}{reason}: delete it in the dashboard, "
-            "or name another with volume_name"
+            f"Daytona's volume {name!r} is in the state {_get_text(volume.state)}{reason}: delete it in "
+            f"the dashboard, or set {name_parameter('volume_name')} to another"
         )
     return [daytona.VolumeMount(volume_id=volume.id, mount_path=settings.volume_mount_path)]
 

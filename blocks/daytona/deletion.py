@@ -78,7 +78,7 @@ async def delete_leftover(client: SharedClient, creating: asyncio.Future[Any], n
 def warn_of_leftover(sandbox: str, error: daytona.DaytonaError) -> None:
     """Log that a sandbox, given by id or name, was not removed, and what will remove it."""
     log.warning(
-        "sandbox %s could not be removed within %.0f s (%s): Daytona removes it when it was idle or at the end of its "
-        "lifetime, `rlm-batch reap --provider daytona` when it can be",
+        "sandbox %s could not be removed within %.0f s (%s): run `rlm-batch reap --provider daytona` "
+        "later, or wait until Daytona removes it",
         *(sandbox, DELETE_SECONDS, get_message(error)),
     )

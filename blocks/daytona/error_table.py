@@ -51,10 +51,10 @@ PROXY_TARGET = "apps/proxy/pkg/proxy/get_sandbox_target.go"
 RUNNER_PROXY = "apps/runner/pkg/api/controllers/proxy.go"
 GIT_ERRORS = "apps/daemon/pkg/toolbox/git/errors.go, apps/daemon/pkg/git/cli_errors.go"
 
-SNAPSHOT_ADVICE = "name one of the account's with snapshot"
-REGION_ADVICE = "name another with target"
-KEY_ADVICE = "set api_key on the block, or DAYTONA_API_KEY, to a valid one"
-RIGHTS_ADVICE = "use a key that may"
+SNAPSHOT_ADVICE = "set snapshot to one of the account's"
+REGION_ADVICE = "set target to another"
+KEY_ADVICE = "set DAYTONA_API_KEY, or api_key of the block, to a valid key"
+RIGHTS_ADVICE = "use a key with that right"
 REPOSITORY_ADVICE = "check repo_url, repo_ref and repo_token"
 
 # The first matching row counts.
@@ -118,7 +118,7 @@ TABLE: tuple[Row, ...] = (
         "exceeds maximum allowed per",
         Meaning.FINAL,
         SANDBOX_SERVICE,
-        "ask for less with cpu, memory and disk, or take another snapshot",
+        "lower cpu, memory or disk, or use another snapshot",
     ),
     Row((400, 402, 403), r"\b(limit|quota)s? (has been |is )?(exceeded|reached)", Meaning.QUOTA, SANDBOX_SERVICE),
     Row(
@@ -126,7 +126,7 @@ TABLE: tuple[Row, ...] = (
         "is suspended",
         Meaning.FINAL,
         "apps/api/src/organization/services/organization.service.ts",
-        "Daytona's dashboard says how to lift that",
+        "see Daytona's dashboard",
     ),
     Row((403,), r"Region \S+ is not available", Meaning.FINAL, SANDBOX_SERVICE, REGION_ADVICE),
     Row((404,), "Region not found", Meaning.FINAL, SANDBOX_SERVICE, REGION_ADVICE),

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import daytona
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ...sandbox.outcomes.server_message import extract_message
 from ..retry import call_with_retries
@@ -177,13 +178,13 @@ def map_error(error: BaseException, failure: str) -> RlmBatchError:
     """Convert an error of the SDK. `failure` says what could not be done; the provider's message gives the reason."""
     row, message = find_row(error), get_message(error)
     if row.meaning is Meaning.GONE:
-        return SandboxStartError(f"{failure}: it went away meanwhile ({message})")
+        return SandboxStartError(f"{failure}: the sandbox disappeared meanwhile ({message})")
     if row.meaning is Meaning.THROTTLED:
-        return QuotaExceeded(f"{failure}: Daytona refused for now ({message})", retry_after=get_retry_after(error))
+        return QuotaExceeded(f"{failure}: Daytona refused temporarily ({message})", retry_after=get_retry_after(error))
     if row.meaning is Meaning.QUOTA:
         return QuotaExceeded(
-            f"{failure}: the account's resources are used up ({message}); wait for other sandboxes to end, use fewer "
-            "workers, or raise the account's limits in Daytona's dashboard"
+            f"{failure}: the account's quota is used up ({message}): lower {name_parameter('max_workers')}, "
+            "wait for other sandboxes, or raise the quota in Daytona's dashboard"
         )
     if row.meaning is Meaning.KEY:
         refusal = "refused the API key" if get_status(error) == 401 else "does not allow that with this API key"

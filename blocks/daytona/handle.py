@@ -92,8 +92,8 @@ class DaytonaSandboxHandle(Sandbox):
                 await retry_call(lambda: remote.set_auto_delete_interval(0, CALL_SECONDS))
         except daytona.DaytonaError as error:
             log.warning(
-                "sandbox %s has no lifetime at this Daytona, and is not ended when it is idle either (%s): if this "
-                "process dies, `rlm-batch reap --provider daytona` removes it",
+                "this Daytona sets no lifetime for sandbox %s (%s): if this process dies, run `rlm-batch "
+                "reap --provider daytona`",
                 *(self.id, get_message(error)),
             )
 
@@ -154,7 +154,7 @@ class DaytonaSandboxHandle(Sandbox):
         """Read a file. Raise VolumeError if it is not a regular file or is larger than `max_bytes`."""
         info = await self._remote.fs.get_file_info(remote_path, CALL_SECONDS)
         if not info.mode.startswith("-"):  # A pipe would never end.
-            raise VolumeError(f"{path} is no file that could be read")
+            raise VolumeError(f"{path!r} is not a readable file")
         data, size = bytearray(), info.size
         if size <= max_bytes:
             async for piece in await self._remote.fs.download_file_stream(remote_path, int(SETUP_SECONDS)):
@@ -167,7 +167,7 @@ class DaytonaSandboxHandle(Sandbox):
 
     def _resolve_path(self, path: str) -> str:
         if not path or "\0" in path:
-            raise VolumeError(f"{path!r} is no path of a file")
+            raise VolumeError(f"{path!r} is not the path of a file")
         return path if path.startswith("/") or not self._directory else f"{self._directory}/{path}"
 
     def _map_file_error(self, error: Exception, path: str, action: str) -> RlmBatchError:

@@ -81,8 +81,8 @@ async def start_driver(remote: daytona.AsyncSandbox, directory: str, first: byte
             there = await retry_call(lambda: process.get_session(session, CALL_SECONDS), seconds=seconds, remote=remote)
         except daytona.DaytonaError as error:
             raise StartLostError(
-                f"the call that starts the driver was lost ({get_message(loss)}), and its session cannot be asked for "
-                f"it ({get_message(error)})"
+                f"the call that starts the driver was lost ({get_message(loss)}), and its session could "
+                f"not be checked ({get_message(error)})"
             ) from error
         return there.commands[0].id if there.commands else None
 

@@ -66,9 +66,11 @@ class DaytonaSettings(SandboxSettings):
     @model_validator(mode="after")
     def _check_origin(self) -> Self:
         if self.snapshot is not None and self.image is not None:
-            raise ValueError("a sandbox is made from a snapshot or from an image, not from both")
+            raise ValueError("set either snapshot or image, not both")
         if self.image is None and (self.cpu or self.memory or self.disk):
-            raise ValueError("cpu, memory and disk go with an image: a snapshot brings its own")
+            raise ValueError(
+                "cpu, memory and disk need an image: leave them out, or set image, because a snapshot has its own"
+            )
         return self
 
 

@@ -117,7 +117,7 @@ async def _fetch_commit(remote: daytona.AsyncSandbox, settings: DaytonaSettings,
         f"clones, and fetching it failed ({repository.hide_credentials(' '.join(done.result.split()))[-1000:]})"
     )
     if done.exit_code == 127:
-        raise ConfigurationError(f"{failure}: use an image that has git, or a branch as repo_ref")
+        raise ConfigurationError(f"{failure}: use an image with git, or a branch as repo_ref")
     if done.exit_code == 3:
         raise ConfigurationError(f"{failure}: check repo_url and repo_ref")
     raise SandboxStartError(failure)

@@ -80,6 +80,6 @@ async def make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Pa
             os.close(lock)
     except OSError as error:
         raise ConfigurationError(
-            f"nothing could be kept in {folder.parent} ({error.strerror}): name another place in RLM_BATCH_CACHE"
+            f"{folder.parent} cannot be written ({error.strerror}): set RLM_BATCH_CACHE to another directory"
         ) from error
     return folder

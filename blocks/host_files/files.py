@@ -85,8 +85,8 @@ def _build_archive(files: HostFiles) -> bytes:
 
 def describe_unpacking_failure(output: str) -> ConfigurationError:
     """Return the error for a sandbox that could not unpack the archive, with the last line of the command's output."""
-    lines = output.strip().splitlines() or ["its command wrote nothing"]
+    lines = output.strip().splitlines() or ["no message"]
     return ConfigurationError(
-        f"the files of python_path and mounts could not be unpacked in a sandbox: {lines[-1][-1000:]}. See to room on "
-        "its disk, and name places for mounts that its user may write"
+        f"the files of python_path and mounts could not be unpacked in a sandbox: {lines[-1][-1000:]}. "
+        "Check its free disk, and mount at paths that its user may write"
     )

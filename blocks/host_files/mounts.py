@@ -63,11 +63,13 @@ class HostMount:
             with open_source(self.source) as fd:
                 status = os.fstat(fd)
         except OSError as error:
-            raise ConfigurationError(f"mounts: {self.source} has gone ({error.strerror or error})") from None
+            raise ConfigurationError(
+                f"mounts: {self.source} was removed meanwhile ({error.strerror or error})"
+            ) from None
         if (status.st_dev, status.st_ino) != (self.device, self.inode):
             raise ConfigurationError(
-                f"mounts: {self.source} was exchanged for another since this began: begin anew, and change what is in "
-                "it meanwhile, if anything"
+                f"mounts: {self.source} was replaced during the run: run it again, and change only its "
+                "contents meanwhile"
             )
 
     def check_open_to_others(self) -> None:
@@ -75,8 +77,8 @@ class HostMount:
         needed = 0o005 if self.is_directory else 0o004
         if os.stat(self.source).st_mode & needed != needed:
             raise ConfigurationError(
-                f"mounts: {self.source} is closed to other users, and as root a sandbox's code runs as one of its own: "
-                f"open it (chmod -R o+rX {self.source}), or run as an ordinary user"
+                f"mounts: {self.source} is not readable by other users, and the sandbox's code runs as "
+                f"one: chmod -R o+rX {self.source}, or run as an ordinary user"
             )
 
     def describe_driver_check(self, access: int = 0) -> list[Any]:
@@ -95,15 +97,15 @@ def locate_mounts(mounts: Mapping[str, Any]) -> dict[str, Path]:
             allowed.
     """
     if not isinstance(mounts, Mapping):
-        raise ConfigurationError(f"mounts is a dict, such as {{'/data/set': 'data'}}, and not {mounts!r}")
+        raise ConfigurationError(f"mounts is {mounts!r}: pass a dict, such as {{'/data/set': 'data'}}")
     located: dict[str, Path] = {}
     for text, source in mounts.items():
         target = _check_target(text)
         for other in located:
             if overlaps(target, other):
-                raise ConfigurationError(f"mounts: {text} and {other} are in one another: name places that are apart")
+                raise ConfigurationError(f"mounts: {text} and {other} overlap: use separate paths")
         if not isinstance(source, (str, os.PathLike)):
-            raise ConfigurationError(f"mounts: {text} is to be {source!r}: name a file or a directory of this machine")
+            raise ConfigurationError(f"mounts: {text} is {source!r}: give a file or a directory of this machine")
         located[target] = _check_source(os.fspath(source))
     return located
 
@@ -146,7 +148,7 @@ class _Budget:
         if self.files < 0 or self.bytes < 0:
             raise ConfigurationError(
                 f"mounts: with {source} there are more than {MAX_UPLOADED_FILES:,} files or "
-                f"{MAX_UPLOADED_BYTES >> 20} MiB, which would be sent to each sandbox: put them on a volume"
+                f"{MAX_UPLOADED_BYTES >> 20} MiB to upload to each sandbox: put them on a volume"
             )
 
 
@@ -165,14 +167,14 @@ def _read_mount(target: str, source: Path, text: str, fd: int, budget: _Budget |
         elif stat.S_ISLNK(item.st_mode):
             if budget is not None:
                 raise ConfigurationError(
-                    f"mounts: {source / path} is a symbolic link, which cannot be sent to a sandbox: name what it "
-                    "leads to, or a copy without links (cp -rL)"
+                    f"mounts: {source / path} is a symbolic link, which cannot be uploaded: name its "
+                    "target, or a copy without links (cp -rL)"
                 )
             what = os.readlink(os.path.basename(path), dir_fd=at)
         elif not stat.S_ISREG(item.st_mode):
             raise ConfigurationError(
-                f"mounts: {source / path} is a pipe, a socket or a device, by which code could reach this machine: "
-                "name a directory that has none"
+                f"mounts: {source / path} is a pipe, a socket or a device, through which code could reach "
+                "this machine: use a directory without it"
             )
         elif budget is not None:
             budget.spend(source, item.st_size)
@@ -199,7 +201,7 @@ def _read_files(directory: int, source: Path) -> dict[str, bytes]:
         try:
             path.encode()
         except UnicodeEncodeError:
-            raise ConfigurationError(f"mounts: a file in {source} has a name that is no UTF-8: rename it") from None
+            raise ConfigurationError(f"mounts: a file in {source} has a name that is not UTF-8: rename it") from None
         with open_file() as file:
             files[path] = file.read(MAX_UPLOADED_BYTES + 1)
     return files
@@ -220,14 +222,12 @@ def _digest_contents(files: dict[str, bytes]) -> str:
 def _check_target(text: object) -> str:
     """Return the normalized path in a sandbox. Raises ConfigurationError if it is invalid or reserved."""
     if not isinstance(text, str) or not text.startswith("/") or ".." in text.split("/") or not text.isprintable():
-        raise ConfigurationError(f"mounts: {text!r} is no absolute path in a sandbox: name one such as /data/set")
+        raise ConfigurationError(f"mounts: {text!r} is not an absolute path in a sandbox: use one such as /data/set")
     target = os.path.normpath("/" + text.lstrip("/"))
     path = PurePosixPath(target)
     is_above = any(PurePosixPath(other).is_relative_to(path) for other in RESERVED)
     if is_above or any(path.is_relative_to(other) for other in RESERVED):
-        raise ConfigurationError(
-            f"mounts: {text} is a place that a sandbox needs for itself: name another, such as /data/set"
-        )
+        raise ConfigurationError(f"mounts: {text} is used by the sandbox itself: use another path, such as /data/set")
     return target
 
 
@@ -235,13 +235,13 @@ def _check_source(text: str) -> Path:
     """Return the host's file or directory with links resolved. Raises ConfigurationError if it cannot be mounted."""
     source = locate_source(text, "mounts")
     if any(source.is_relative_to(kernel) for kernel in KERNEL_DIRECTORIES):
-        raise ConfigurationError(f"mounts: {source} is the kernel's and no data: name a file or a directory of files")
+        raise ConfigurationError(f"mounts: {source} belongs to the kernel: name a file or a directory of files")
     if not (source.is_dir() or source.is_file()):
         raise ConfigurationError(f"mounts: {source} is a pipe, a socket or a device: name a file or a directory")
     if Path(os.path.realpath(tempfile.gettempdir())).is_relative_to(source):
         raise ConfigurationError(
-            f"mounts: {source} has this machine's temporary files in it, and with them other sandboxes' folders: name "
-            "a directory in it"
+            f"mounts: {source} contains this machine's temporary files, with other sandboxes' folders: "
+            "name a directory in it"
         )
     return source
 

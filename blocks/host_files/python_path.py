@@ -54,11 +54,11 @@ class PythonPath:
 def locate_directories(paths: Sequence[str]) -> list[Path]:
     """Return the directories with links resolved. Raises ConfigurationError for a missing or forbidden directory."""
     if isinstance(paths, str):
-        raise ConfigurationError(f"python_path is a list of directories: give [{paths!r}]")
+        raise ConfigurationError(f"python_path is a text: pass a list, [{paths!r}]")
     found = [locate_source(os.fspath(path), "python_path") for path in paths]
     for path in found:
         if not path.is_dir():
-            raise ConfigurationError(f"python_path: {path} is a file: name the directory that it is in")
+            raise ConfigurationError(f"python_path: {path} is a file: name its directory")
     return found
 
 
@@ -78,13 +78,14 @@ def read_python_path(paths: Sequence[str]) -> PythonPath:
                     if len(files) == MAX_FILES or size > MAX_BYTES:
                         raise ConfigurationError(
                             f"python_path: with {text} there are more than {MAX_FILES:,} files or "
-                            f"{MAX_BYTES >> 20} MiB: name the directory of the modules alone, and put data on a volume"
+                            f"{MAX_BYTES >> 20} MiB: name only directories of modules, and put data on a "
+                            "volume"
                         )
                     with open_file() as file:
                         files[f"{number}/{path}"] = file.read(MAX_BYTES + 1)
                     path.encode()
         except UnicodeEncodeError:
-            raise ConfigurationError(f"python_path: a file in {text} has a name that is no UTF-8: rename it") from None
+            raise ConfigurationError(f"python_path: a file in {text} has a name that is not UTF-8: rename it") from None
         except OSError as error:
             raise ConfigurationError(f"python_path: {text} cannot be read: {error.strerror or error}") from None
     return PythonPath(len(paths), files)

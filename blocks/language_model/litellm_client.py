@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError, QueryError
 from ...sandbox.queries.budget import Estimate, Usage
 from ...sandbox.queries.session import Answer, Message, NoAnswerError
@@ -100,8 +101,8 @@ class LiteLLMModel:
             return
         if names and not any(os.environ.get(name) for name in (*names, *addresses)):
             raise ConfigurationError(
-                f"there is no key for the model {self.name}: set {names[0]}, or save a LanguageModel block with an "
-                "api_key and name that one, as language-model/NAME"
+                f"the model {self.name} needs a key: set {names[0]}, or save a LanguageModel block with "
+                "an api_key and pass language-model/NAME"
             )
 
     def _find_provider(self) -> str:
@@ -115,8 +116,7 @@ class LiteLLMModel:
             similar = difflib.get_close_matches(self.name, self._litellm.model_cost, 1)
             hint = f"; {similar[0]} is one" if similar else ""
             raise ConfigurationError(
-                f"{self.name} is no model that LiteLLM knows{hint}. A name begins with who serves the model, as "
-                "openai/gpt-4o-mini does"
+                f"LiteLLM knows no model {self.name!r}{hint}: begin the name with the service, as in openai/gpt-4o-mini"
             ) from None
 
     def fingerprint(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class LiteLLMModel:
                     )
             except Exception:
                 if whole.expired():
-                    raise TimeoutError(f"its answer was not whole after {self.timeout:g} s") from None
+                    raise TimeoutError(f"its answer was not complete after {self.timeout:g} s") from None
                 raise
 
         begun_at = time.monotonic()
@@ -216,13 +216,14 @@ class LiteLLMModel:
         answer = self.sampling.get("max_tokens") or self._listed().get("max_output_tokens")
         if price is None:
             raise ConfigurationError(
-                f"no price of the model {self.name} is known, so that its cost cannot be limited: set "
-                "input_cost_per_token and output_cost_per_token in its LanguageModel block, or max_cost to None"
+                f"the price of the model {self.name} is unknown, so {name_parameter('max_cost')} cannot "
+                f"limit it: leave {name_parameter('max_cost')} out, or set input_cost_per_token and "
+                "output_cost_per_token in its LanguageModel block"
             )
         if answer is None:
             raise ConfigurationError(
-                f"it is not known how long an answer of the model {self.name} can be, so that its "
-                f"{'cost' if is_priced else 'tokens'} cannot be limited: set max_tokens in its LanguageModel block"
+                f"the longest answer of the model {self.name} is unknown, so {name_parameter('max_cost')} "
+                "cannot limit it: set max_tokens in its LanguageModel block"
             )
         prompt = sum(len(message["content"].encode("utf-8", "replace")) + OVERHEAD_TOKENS for message in messages)
         return Estimate(prompt, answer, *price)

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import BudgetExceeded, ConfigurationError
 from ...sandbox.interpreter import Interpreter
 from ...sandbox.queries.answer_cache import AnswerCache
@@ -69,7 +70,7 @@ class ModelAccess:
         for name, least in (("batch_concurrency", 1), ("max_depth", 0), ("max_llm_calls", 0), ("max_llm_tokens", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ConfigurationError(f"{name} is {value}: it is {least} or more")
+                raise ConfigurationError(f"{name_parameter(name)} is {value!r}: use {least} or more")
         self._models = self.model.make_root_model(), self.model.make_flat_model()
 
     async def check_first_call(self, *, is_recursive: bool = False) -> None:
@@ -78,7 +79,7 @@ class ModelAccess:
         With `is_recursive`, only the model for recursive queries counts.
         """
         if is_recursive and self.max_depth == 0:
-            raise ConfigurationError("max_depth is 0, and a recursive query runs at depth 1: raise it")
+            raise ConfigurationError(f"{name_parameter('max_depth')} is 0, and a recursive query needs 1: raise it")
         for model in self._models:
             await model.check()
         refusals: list[str] = []
@@ -88,7 +89,7 @@ class ModelAccess:
             try:
                 budget.check(most)
             except BudgetExceeded as error:
-                refusals.append(f"no call of the model {model.name} can be made: {error}")
+                refusals.append(f"the model {model.name} cannot be called: {error}")
             else:
                 return
         raise ConfigurationError(refusals[0])
@@ -144,7 +145,9 @@ async def open_model_access(
         ConfigurationError: A limit or the model is invalid, or the price that a limit needs is unknown.
     """
     if max_cost is not None and max_cost < 0:
-        raise ConfigurationError(f"max_cost is {max_cost}: it is a number of US dollars, or None for no limit")
+        raise ConfigurationError(
+            f"{name_parameter('max_cost')} is {max_cost!r}: use a number of US dollars, or None for no limit"
+        )
     settings = await resolve_language_model(model) if isinstance(model, str) else model
     spent = Budget(cost=max_cost)
     access = ModelAccess(model=settings, spent=spent, track=track, **limits)
@@ -174,19 +177,17 @@ async def resolve_language_model(text: str) -> LanguageModelSettings:
         from .block import LanguageModel
 
         if not (FlowRunContext.get() or os.environ.get("PREFECT_API_URL")):
-            raise ConfigurationError(
-                f"{text} is a block on a Prefect server, and none is configured: set PREFECT_API_URL"
-            )
+            raise ConfigurationError(f"{text!r} is a block on a Prefect server: set PREFECT_API_URL")
         try:
             return await LanguageModel.aload(name)  # type: ignore[return-value]
         except ValueError as error:
             raise ConfigurationError(
-                f"there is no block {text} on this Prefect server: save it in the UI or with .save({name!r})"
+                f"this Prefect server has no block {text}: save it in the UI or with .save({name!r})"
             ) from error
     try:
         return LanguageModelSettings(model=text)
     except ValidationError as error:
         raise ConfigurationError(
-            f"language_model is {text!r}: it is a model in LiteLLM's naming, such as openai/gpt-4o-mini, or a saved "
-            f"block such as {SLUG}/NAME"
+            f"{name_parameter('language_model')} is {text!r}: use a model in LiteLLM's naming, such as "
+            f"openai/gpt-4o-mini, or a saved block such as {SLUG}/NAME"
         ) from error

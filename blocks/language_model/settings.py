@@ -86,10 +86,7 @@ class LanguageModelSettings(BaseModel):
     def _check_options(cls, options: dict[str, Any]) -> dict[str, Any]:
         reserved = sorted(RESERVED_OPTIONS & options.keys())
         if reserved:
-            raise ValueError(
-                f"{', '.join(reserved)} cannot be among the options: the block has fields for the model, its key, its "
-                "address, the timeout and the retries, and answers are taken whole"
-            )
+            raise ValueError(f"options cannot contain {', '.join(reserved)}: use the block's own fields")
         return options
 
     def make_root_model(self) -> LiteLLMModel:

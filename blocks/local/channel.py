@@ -50,7 +50,7 @@ class LocalChannel:
             except TimeoutError:
                 left = self._write(rest)  # This process's event loop may have stalled instead.
                 if len(left) == len(rest):
-                    self._end_reason = f"it has taken none of its input for {self._stall_seconds:g} s"
+                    self._end_reason = f"it read none of its input for {self._stall_seconds:g} s"
                     loop.remove_writer(self._fd)
                     if self._closed is not None:
                         self._closed(self._end_reason)

@@ -110,7 +110,8 @@ def create_sandbox(
         try_remove_groups([str(path) for path in group.directories])
         remove_folder(folder)
         raise SandboxStartError(
-            f"no folder or group for a sandbox could be made ({error.filename or folder.parent}): {error.strerror}"
+            f"a sandbox's folder or control group could not be created ({error.filename or folder.parent}): "
+            f"{error.strerror}"
         ) from error
     work, tmp = ("/sandbox", "/tmp") if is_bubblewrap else (str(folder / "work"), str(folder / "tmp"))
     python = PYTHON_MOUNT if is_bubblewrap else str(folder / "python")
@@ -192,6 +193,6 @@ def _check_open_to_others(packages: Sequence[Path]) -> None:
     for path in packages:
         if os.stat(path).st_mode & 0o005 != 0o005:
             raise ConfigurationError(
-                f"packages: {path} is closed to other users, and as root a sandbox's code runs as one of its own: open "
-                f"it (chmod -R o+rX {path}), or run as an ordinary user"
+                f"packages: {path} is not readable by other users, and the sandbox's code runs as one: "
+                f"chmod -R o+rX {path}, or run as an ordinary user"
             )

@@ -46,7 +46,7 @@ async def delete_sandbox(sandbox_id: str) -> None:
     """
     folder = Path(tempfile.gettempdir()) / sandbox_id
     if not sandbox_id.startswith(FOLDER_PREFIX) or "/" in sandbox_id:
-        raise ConfigurationError(f"{sandbox_id!r} is no id of a local sandbox: they begin with {FOLDER_PREFIX}")
+        raise ConfigurationError(f"{sandbox_id!r} is not a local sandbox: their ids begin with {FOLDER_PREFIX}")
     if not is_own_directory(folder):
         return  # It is missing, or another user's.
     pids = await asyncio.to_thread(_find_processes, folder)
@@ -62,9 +62,7 @@ async def delete_sandbox(sandbox_id: str) -> None:
             break
         await asyncio.sleep(ROUND_SECONDS)
     if left := await kill_processes(folder):
-        raise RlmBatchError(
-            f"these processes of sandbox {sandbox_id} could not be ended: {left} -- reap again when they can be"
-        )
+        raise RlmBatchError(f"these processes of sandbox {sandbox_id} could not be ended: {left}. Reap again later")
     await asyncio.to_thread(remove_groups, read_groups(folder))
     if not await asyncio.to_thread(remove_folder, folder):
         raise RlmBatchError(describe_rest(folder))
@@ -187,6 +185,6 @@ def remove_folder(folder: Path) -> bool:
 def describe_rest(folder: Path) -> str:
     """Return a message that a folder was not removed in time, and what to do about it."""
     return (
-        f"the folder {folder} of a sandbox could not be removed within {REMOVAL_SECONDS:g} s: rlm-batch reap goes on "
-        "with it a minute after its host has let go of it, or remove it by hand"
+        f"the folder {folder} of a sandbox could not be removed within {REMOVAL_SECONDS:g} s: run "
+        "rlm-batch reap in a minute, or remove it"
     )

@@ -163,7 +163,7 @@ class LocalSandboxHandle(Sandbox):
             if PurePosixPath(path).is_relative_to(inside):
                 return outside, str(PurePosixPath(path).relative_to(inside))
         if path.startswith("/"):
-            raise VolumeError(f"{path} is in no directory that the code may write: {', '.join(own)}")
+            raise VolumeError(f"{path!r} is outside the directories that code may write: {', '.join(own)}")
         return self.folder / "work", path
 
     async def remove(self) -> None:
@@ -184,9 +184,7 @@ class LocalSandboxHandle(Sandbox):
                 await process.wait(END_GRACE_SECONDS)
             # Exit status 0 means that the driver ended all processes.
             if process.exit_code != 0 and (left := await kill_processes(self.folder)):
-                log.warning(
-                    "these processes of sandbox %s could not be ended, and reap will try again: %s", self.id, left
-                )
+                log.warning("these processes of sandbox %s could not be ended, and reap will retry: %s", self.id, left)
                 self._unlock()  # `reap` finds an unlocked folder.
                 return
         if try_remove_groups(self._list_groups()) and remove_empty_folder(self.folder):

@@ -18,7 +18,7 @@ from .settings import LocalSettings
 IsolationLevel = Literal["bubblewrap", "landlock", "none"]
 
 INSTALL_HINT = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
-NONE_HINT = "isolation='none' (provider local:none) runs the code with no isolation at all"
+NONE_HINT = "To run the code without any isolation, use the provider local:none"
 
 find_landlock_abi = cache(confinement_policy.probe_landlock_abi)
 
@@ -125,13 +125,13 @@ def check_mount_places(mounts: Sequence[HostMount], level: IsolationLevel) -> No
         source = str(mount.source)
         if level != "bubblewrap" and mount.target != source:
             raise ConfigurationError(
-                f"mounts: with isolation {level} code sees this machine's own paths, and {source!r} cannot be at "
-                f"{mount.target}: name it by its own (mounts={{{source!r}: {source!r}}}), or use isolation bubblewrap"
+                f"mounts: with isolation {level}, code sees this machine's own paths, so {source!r} "
+                f"cannot be at {mount.target}: mount it at {source!r}, or use isolation bubblewrap"
             )
         for prefix in find_python_prefixes():
             if level == "bubblewrap" and overlaps(mount.target, prefix):
                 raise ConfigurationError(
-                    f"mounts: {mount.target} is where Python is ({prefix}): name another place, such as /data/set"
+                    f"mounts: {mount.target} contains Python's files ({prefix}): use another path, such as /data/set"
                 )
 
 

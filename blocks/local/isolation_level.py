@@ -86,13 +86,13 @@ async def probe_level(level: IsolationLevel) -> str:
 def _find_missing_support(level: IsolationLevel) -> str:
     """Return what this machine lacks for a level, as far as that is known without a test."""
     if sys.platform != "linux":
-        return f"local isolation needs Linux (WSL2 included), and this is {sys.platform}"
+        return f"local isolation needs Linux (or WSL2), and this is {sys.platform}"
     if confinement_policy.find_architecture() is None:
-        return f"there is no system call filter for {os.uname().machine}: x86_64 and aarch64 have one"
+        return f"isolation needs x86_64 or aarch64, and this machine is {os.uname().machine}"
     if level == "bubblewrap" and shutil.which("bwrap") is None:
         return f"bwrap is not on the PATH: {INSTALL_HINT}"
     if level == "landlock" and not isolation.find_landlock_abi():
-        return "this kernel offers no Landlock: Linux 5.13 and newer have it, where it is not switched off (lsm=)"
+        return "this kernel has no Landlock: use Linux 5.13 or newer, and do not switch it off (lsm=)"
     return ""
 
 
@@ -113,7 +113,7 @@ async def try_level(level: IsolationLevel) -> str:
     except OSError as error:
         remove_folder(folder)
         raise ConfigurationError(
-            f"no sandbox can be made in {folder.parent}: {error.strerror}. Name another directory in TMPDIR"
+            f"no sandbox can be created in {folder.parent}: {error.strerror}. Set TMPDIR to another directory"
         ) from error
 
     async def open_sandbox() -> LocalSandboxHandle:
@@ -122,15 +122,15 @@ async def try_level(level: IsolationLevel) -> str:
     interpreter = Interpreter(open_sandbox, timeout=20.0)
     try:
         result = await interpreter.execute(PROBE.format(secret=str(secret)))
-        return "code in it could read a file that it must not see" if result["seen"] else ""
+        return "code in it could read a file outside" if result["seen"] else ""
     except RlmBatchError as error:
         if is_shortage(error):
             hint = "" if "ulimit" in error.summary else f". {SHORTAGE_HINT}"
-            raise SandboxStartError(f"isolation {level!r} could not be tried: {error.summary}{hint}") from error
+            raise SandboxStartError(f"isolation {level!r} could not be tested: {error.summary}{hint}") from error
         summary, is_cut, _ = error.summary.partition("Traceback (most recent call last):")
         failure = summary + str(error).strip().splitlines()[-1] if is_cut else summary
         remedy = find_namespace_remedy(str(error)) if level == "bubblewrap" else ""
-        return f"the first sandbox of it failed: {failure}" + (f". {remedy}" if remedy else "")
+        return f"its first sandbox failed: {failure}" + (f". {remedy}" if remedy else "")
     finally:
         await interpreter.shutdown()
         secret.unlink()
@@ -157,7 +157,8 @@ def find_namespace_remedy(failure: str, settings: Path = Path("/proc/sys")) -> s
             return f"{name.replace('/', '.')} is {value} here, which forbids namespaces: {remedy}"
     if any(map(os.path.exists, CONTAINER_FILES)):
         return (
-            "this is a container, whose filter of system calls may forbid namespaces: start it with --security-opt "
-            "seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined"
+            "this is a container, whose system call filter may forbid namespaces: start it with "
+            "--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt "
+            "systempaths=unconfined"
         )
-    return "this process may make no user namespaces: ask the administrator, or take another level"
+    return "this process may not create user namespaces: ask the administrator, or use another isolation level"

@@ -22,6 +22,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.wire.python_directory import link_python
 from ..host_files.cache import make_once, resolve_cache_root
@@ -97,8 +98,8 @@ async def install_packages(requirements: list[str]) -> Path:
         if done.returncode:
             last_lines = done.stdout.strip().splitlines()[-10:]
             raise ConfigurationError(
-                "the packages could not be installed, from wheels alone (one that the index has as source only "
-                "would have to be built, which would run its code on this machine): " + "\n".join(last_lines)
+                "the packages could not be installed. Local sandboxes install only wheels, because building a package "
+                "would run its code on this machine:\n" + "\n".join(last_lines)
             )
         await asyncio.to_thread(_make_readable, folder)
         await asyncio.to_thread(write_scripts, folder / "bin", folder / SCRIPTS)
@@ -128,8 +129,8 @@ def find_environment_packages() -> list[Path]:
     found = [check_path(Path(path)) for path in named if os.path.isdir(path)]
     if not found:
         raise ConfigurationError(
-            f"packages: the environment of {sys.executable} has no directory of packages ({', '.join(named)}): install "
-            "some, or name requirements"
+            f"packages: the environment of {sys.executable} has no packages directory ({', '.join(named)}): "
+            "install some, or name requirements"
         )
     return found
 
@@ -172,7 +173,7 @@ def _find_installer() -> list[str]:
             "--python",
             sys.executable,
         ]  # For uv, `--only-binary` alone prevents builds.
-    raise ConfigurationError(f"packages need pip or uv: install one of them beside {sys.executable}")
+    raise ConfigurationError(f"{name_parameter('packages')} needs pip or uv: install one beside {sys.executable}")
 
 
 def write_scripts(source: Path, folder: Path) -> None:

@@ -9,15 +9,17 @@ from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.sandbox_api import Sandbox
 from ..host_files.cache import check_out_repository, keep_modules
 from ..host_files.files import HostFiles
 from ..host_files.mounts import overlaps
+from ..problems import describe_problems
 from ..provider import SandboxInfo, SandboxProvider
 from ..registry import PROVIDERS
-from ..settings import SandboxSettings, describe_problems
+from ..settings import SandboxSettings
 from ..storage.local_volume import LocalVolume, find_volume, find_volumes_root, list_volumes
 from .creation import Libraries, create_sandbox
 from .deletion import delete_sandbox
@@ -88,8 +90,8 @@ class LocalProvider(LocalSettings, SandboxProvider):
             await stand_in.check()
         except ConfigurationError as error:
             raise ConfigurationError(
-                f"this machine cannot isolate local sandboxes ({reasons}). {NONE_HINT}. Nor can containers "
-                f"stand in: {error.summary}"
+                f"this machine cannot isolate local sandboxes ({reasons}), and has no containers either: "
+                f"{error.summary}. {NONE_HINT}"
             ) from None
         return stand_in
 
@@ -117,15 +119,15 @@ class LocalProvider(LocalSettings, SandboxProvider):
             for mount in self._files.mounts:
                 if overlaps(str(mount.source), volume):
                     raise ConfigurationError(
-                        f"mounts: {mount.source} and the volume {self.volume_name} ({volume}) are in one another: the "
-                        "code has the volume already"
+                        f"mounts: {mount.source} and the volume {self.volume_name} ({volume}) overlap: "
+                        "leave the mount out"
                     )
 
     def check_preparation(self) -> None:
         if self.processes < PREPARED_PROCESSES and self.isolation != "none":
             raise ConfigurationError(
-                f"processes is {self.processes}, and prepare takes {PREPARED_PROCESSES} (what it has run in, an "
-                f"execution, and what makes that): set processes to {PREPARED_PROCESSES} or more, or go without prepare"
+                f"{name_parameter('processes')} is {self.processes}, and {name_parameter('prepare')} "
+                f"needs {PREPARED_PROCESSES} or more: raise it, or leave {name_parameter('prepare')} out"
             )
 
     async def check(self) -> str:
@@ -133,12 +135,23 @@ class LocalProvider(LocalSettings, SandboxProvider):
         level = await self._choose_isolation()
         if isinstance(level, SandboxProvider):
             _, reasons = await find_strongest_level()
-            return f"containers of {await level.check()}; local sandboxes of its own this machine has none ({reasons})"
+            return f"containers of {await level.check()}, because local sandboxes do not work here ({reasons})"
         check_mount_places(self._files.mounts, level)
-        layers = ", ".join((*list_layers(level), *plan_totals(self, level).layers)) or "the code can do what you can"
+        layers = (
+            ", ".join((*list_layers(level), *plan_totals(self, level).layers))
+            or "the code can do everything that you can"
+        )
         obstacle = zygotes.find_obstacle(Launch(pick_folder(), is_bubblewrap=level == "bubblewrap"))
         start = f"starts a Python of its own ({obstacle})" if obstacle else "is forked from a zygote"
         return f"{level} ({layers}); each sandbox {start}; for a sandbox as a whole: {describe_totals(level)}"
+
+    async def describe_sandboxes(self) -> str:
+        level = await self._choose_isolation()
+        if isinstance(level, SandboxProvider):
+            return await level.describe_sandboxes()
+        if level == "none":
+            return "on this machine without isolation: the code can do everything that you can"
+        return f"in local sandboxes ({level})"
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """Return this user's local sandboxes in this temporary directory, and the containers that replace them."""
@@ -195,7 +208,7 @@ def _build_stand_in(settings: LocalSettings, commit: str | None, files: HostFile
     try:
         provider = PROVIDERS["container"].load_provider()(**fields)
     except ValidationError as error:
-        raise ConfigurationError(f"no container does for these settings: {describe_problems(error)}") from None
+        raise ConfigurationError(describe_problems(error, settings.list_secrets())) from None
     if commit is not None:
         provider.pin(commit)
     return provider.with_host_files(files.pack())

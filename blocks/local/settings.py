@@ -88,7 +88,7 @@ class LocalSettings(SandboxSettings):
     @classmethod
     def _check_size(cls, mib: int) -> int:
         if mib > MAX_MIB:
-            raise ValueError(f"{mib:,} MiB are more than a system can count: it is {MAX_MIB:,} at most")
+            raise ValueError(f"{mib:,} MiB is too much: use at most {MAX_MIB:,}")
         return mib
 
     @property

@@ -17,6 +17,7 @@ import modal
 from grpclib.exceptions import StreamTerminatedError
 from modal.config import config
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError, SandboxStartError
 from .errors import THROTTLE_SECONDS, get_last_line, map_error
 from .settings import ModalSettings
@@ -71,8 +72,8 @@ async def open_account(settings: ModalSettings) -> Account:
         except (TimeoutError, StreamTerminatedError) as error:
             reason = f"did not answer within {SIGN_IN_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
             raise SandboxStartError(
-                f"signing in to Modal failed: {config.get('server_url')} {reason}. Look at this machine's network, and "
-                "at MODAL_SERVER_URL if that is set"
+                f"signing in to Modal failed: {config.get('server_url')} {reason}. Check this machine's "
+                "network, and MODAL_SERVER_URL if it is set"
             ) from error
         except modal.exception.Error as error:
             raise map_error(error, "signing in to Modal failed") from error
@@ -94,11 +95,11 @@ async def get_volume(settings: ModalSettings) -> modal.Volume | None:
             await volume.hydrate.aio()
         except modal.exception.InvalidError as error:
             raise ConfigurationError(
-                f"the volume {name} cannot be used: {get_last_line(error)} Name another with volume_name, or copy its "
-                "files to one that is made new"
+                f"the volume {name!r} cannot be used: {get_last_line(error)} Set "
+                f"{name_parameter('volume_name')} to another"
             ) from error
         except modal.exception.Error as error:
-            raise map_error(error, f"the volume {name} could not be had") from error
+            raise map_error(error, f"the volume {name!r} could not be opened") from error
         return volume
 
     return await make_once(("volume", *get_account_key(settings), name), make)
@@ -163,6 +164,9 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
         return False
     _told_of_throttling_at = now
     reason = " ".join(text.removeprefix("Warning: Received ").partition(f"{os.linesep}for ")[0].split())
-    record.msg = f"Modal throttles calls, which are made again for a while: use fewer workers if it goes on ({reason})"
+    record.msg = (
+        f"Modal throttles calls, and they are retried: lower {name_parameter('max_workers')} if this "
+        f"continues ({reason})"
+    )
     record.args = ()
     return True

@@ -86,7 +86,7 @@ class ModalChannel:
         except modal.exception.TimeoutError:
             reason = f"its lifetime of {self._lifetime} s is over"
         except Exception as error:  # noqa: BLE001 - after any error there is nothing more to read
-            reason = f"its output broke off: {type(error).__name__}: {get_last_line(error)}"
+            reason = f"its output ended early: {type(error).__name__}: {get_last_line(error)}"
         self.end_reason = self.end_reason or reason
         self._closed(reason)
 

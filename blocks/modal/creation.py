@@ -5,6 +5,7 @@ import uuid
 
 import modal
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, SandboxStartError
 from .. import git as repository
@@ -52,19 +53,21 @@ async def _create(
             return await _ask_for_sandbox(settings, account, image, volume, labels, name)
     except TimeoutError as error:
         failure: Exception = error
-        reason = SandboxStartError(f"Modal did not open a sandbox within {settings.start_timeout} s (start_timeout)")
+        reason = SandboxStartError(
+            f"Modal did not open a sandbox within {settings.start_timeout} s: raise {name_parameter('start_timeout')}"
+        )
     except (ValueError, TypeError) as error:  # The client raises these before it sends anything.
         raise ConfigurationError(
-            f"no sandbox could be opened: Modal's client does not take the block's settings ({get_last_line(error)}); "
-            "change its resources or its network"
+            f"no sandbox could be opened: Modal's client refused the settings ({get_last_line(error)}): "
+            "change the resources or the network"
         ) from error
     except modal.exception.NotFoundError as error:  # The image or the volume was deleted in the meantime.
         forget_images_and_volumes(settings)
-        raise SandboxStartError(f"Modal has lost what a sandbox is made of: {get_last_line(error)}") from error
+        raise SandboxStartError(f"Modal lost a part of the sandbox: {get_last_line(error)}") from error
     except modal.exception.Error as error:
         is_throttled = isinstance(error, modal.exception.ResourceExhaustedError)
         failure = error
-        reason = map_error(error, "Modal opens no sandbox for now" if is_throttled else "no sandbox could be opened")
+        reason = map_error(error, "Modal opens no sandbox now" if is_throttled else "no sandbox could be opened")
         if isinstance(error, (modal.exception.InvalidError, modal.exception.AuthError)):
             raise reason from error
     # A lost answer may hide a sandbox. A refusal may do so too, because the client itself retries: the first try may
@@ -136,6 +139,6 @@ async def _unpack_files(sandbox: modal.Sandbox, archive: bytes) -> None:
         status = await retry_refused(process.wait.aio)
         complaint = "" if status == 0 else (await process.stderr.read.aio()).decode("utf-8", "replace")
     except modal.exception.Error as error:
-        raise map_error(error, "the host's files could not be brought into the sandbox") from error
+        raise map_error(error, "the host's files could not be copied into the sandbox") from error
     if status:
         raise describe_unpacking_failure(complaint)

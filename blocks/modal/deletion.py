@@ -58,7 +58,7 @@ async def find_sandbox(settings: ModalSettings, account: Account, name: str) -> 
         return None
     except modal.exception.Error as error:
         log.warning(
-            "Modal did not say whether it opened sandbox %s (%s); if it did, it ends it after %s s at most",
+            "Modal did not say whether it opened sandbox %s (%s); if it did, it ends after %s s at most",
             *(name, get_last_line(error), settings.idle_timeout),
         )
         return None

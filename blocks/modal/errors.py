@@ -9,6 +9,7 @@ from typing import TypeVar
 import modal
 from modal.config import config
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ...sandbox.outcomes.server_message import extract_message
 from ..retry import call_with_retries
@@ -50,17 +51,18 @@ def map_error(error: Exception, failure: str) -> RlmBatchError:
         details = getattr(error, "_grpc_details", None) or ()
         waits = [entry.retry_after_secs for entry in details if hasattr(entry, "retry_after_secs")]
         if not waits:
-            return QuotaExceeded(f"{failure}: {reason} Use fewer workers, or ask Modal for a higher limit")
+            return QuotaExceeded(
+                f"{failure}: {reason} Lower {name_parameter('max_workers')}, or ask Modal for a higher limit"
+            )
         limit = os.environ.get("MODAL_MAX_THROTTLE_WAIT", THROTTLE_SECONDS)
         return QuotaExceeded(
-            f"{failure}: {reason} It was tried for {limit} s, and asks for {waits[0]:.1f} s more: use fewer workers, "
-            "or ask Modal for a higher limit",
+            f"{failure}: {reason} Retried for {limit:g} s, and Modal asks for {waits[0]:g} s more: lower "
+            f"{name_parameter('max_workers')}, or ask Modal for a higher limit",
             retry_after=waits[0],
         )
     if isinstance(error, (exceptions.AuthError, exceptions.PermissionDeniedError)):
         return ConfigurationError(
-            f"{failure}: {reason} Set token_id and token_secret of the block, or MODAL_TOKEN_ID and "
-            "MODAL_TOKEN_SECRET, or run `modal token new`"
+            f"{failure}: {reason} Run `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
         )
     is_refused = isinstance(error, (exceptions.InvalidError, exceptions.VersionError, exceptions.UnimplementedError))
     is_settings = is_refused and not isinstance(error, exceptions.ConflictError)

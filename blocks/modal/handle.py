@@ -97,7 +97,9 @@ class ModalSandboxHandle(Sandbox):
             await retry_refused(lambda: self._sandbox.reload_volumes.aio(timeout=RELOAD_SECONDS))
         except modal.exception.ConflictError as error:
             log.warning(
-                "sandbox %s could not reload its volume (%s): code sees it as it was", self.id, get_last_line(error)
+                "sandbox %s could not reload its volume (%s), so code sees its earlier state",
+                self.id,
+                get_last_line(error),
             )
         except modal.exception.Error as error:
             raise SandboxLost(
@@ -114,7 +116,7 @@ class ModalSandboxHandle(Sandbox):
             if max_bytes is not None:
                 info = await retry_refused(lambda: files.stat.aio(remote_path))
                 if info.type is not FileType.FILE or (stat.S_IFMT(info.mode) and not stat.S_ISREG(info.mode)):
-                    raise VolumeError(f"{path} is no file that could be read: no link is followed")
+                    raise VolumeError(f"{path!r} is not a readable file, and links are not followed")
                 if info.size > max_bytes:
                     raise VolumeError(describe_large_file(path, info.size, max_bytes))
             # Code may replace the file by a pipe, which never ends.

@@ -27,11 +27,11 @@ async def build_image(settings: ModalSettings) -> modal.Image:
             return await image.build.aio(account.app)
         except modal.exception.ImageBuildError as error:
             raise ConfigurationError(
-                f"the image could not be built: {get_last_line(error)}; mend `image` or `packages` of the block "
+                f"the image could not be built: {get_last_line(error)}; correct `image` or `packages` "
                 f"(its log: modal image logs {getattr(error, 'image_id', 'IMAGE_ID')})"
             ) from error
         except modal.exception.Error as error:
-            raise map_error(error, "the image could not be had") from error
+            raise map_error(error, "the image could not be loaded") from error
 
     contents = (settings.image, tuple(settings.packages), settings.repo_url is not None)
     return await make_once(("image", *get_account_key(settings), *contents), make)

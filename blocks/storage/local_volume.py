@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError, VolumeError
 from ..volume import NAME, VolumeFile, VolumeStore, check_volume_name, is_reserved_name, split_volume_path
 from ..worker_consent import check_path, check_writable_directory
@@ -91,8 +92,8 @@ class LocalVolume(VolumeStore):
             if not FIRST_GID <= group < FIRST_GID + GIDS:
                 if self.path.is_symlink():
                     raise ConfigurationError(
-                        f"the volume {self.path} is a link to {os.path.realpath(self.path)}, which would be made one "
-                        "that code may write: put a directory there, or mount that one"
+                        f"the volume {self.path} is a link to {os.path.realpath(self.path)}, which code "
+                        "could then write: create a directory instead, or mount that one"
                     )
                 # The path determines the id, so two processes that create the volume at the same time agree.
                 digest = hashlib.sha256(os.fsencode(os.path.realpath(self.path))).digest()
@@ -103,8 +104,8 @@ class LocalVolume(VolumeStore):
             return group
         except OSError as error:
             raise ConfigurationError(
-                f"the volume {self.path} cannot be made: {error.strerror}. Name another root with volume_root, or with "
-                "the environment variable RLM_BATCH_VOLUMES"
+                f"the volume {self.path} cannot be created: {error.strerror}. Set "
+                f"{name_parameter('volume_root')} or RLM_BATCH_VOLUMES to another directory"
             ) from error
 
     async def ls(self, path: str = "") -> list[VolumeFile]:
@@ -126,7 +127,10 @@ class LocalVolume(VolumeStore):
 
     def _require_directory(self) -> None:
         if not self.path.is_dir():
-            raise VolumeError(f"there is no volume {self.path.name!r} in {self.path.parent}: code or a put makes it")
+            raise VolumeError(
+                f"there is no volume {self.path.name!r} in {self.path.parent}: code creates it, or "
+                "`rlm-batch volume put`"
+            )
 
     def _ls(self, path: str) -> list[VolumeFile]:
         self._require_directory()
@@ -134,7 +138,7 @@ class LocalVolume(VolumeStore):
         with _translate_errors(path, "listed"), enter_directory_below(self.path, way[:-1]) as at:
             if way and not stat.S_ISDIR((entry := os.stat(way[-1], dir_fd=at, follow_symlinks=False)).st_mode):
                 if not stat.S_ISREG(entry.st_mode):
-                    raise VolumeError(f"{path!r} is a link or a pipe, and no file: name the file itself")
+                    raise VolumeError(f"{path!r} is a link or a pipe: name the file itself")
                 return [VolumeFile("/".join(way), entry.st_size)]
             files: list[VolumeFile] = []
             folder = os.open(way[-1] if way else ".", FOLDER_FLAGS, dir_fd=at)
@@ -145,7 +149,7 @@ class LocalVolume(VolumeStore):
         self._require_directory()
         way = split_volume_path(path)
         if not way:
-            raise VolumeError("the volume itself is not deleted: name a file or a directory on it")
+            raise VolumeError("the volume itself cannot be deleted: name a file or a directory in it")
         with _translate_errors(path, "deleted"), enter_directory_below(self.path, way[:-1]) as at:
             if stat.S_ISDIR(os.stat(way[-1], dir_fd=at, follow_symlinks=False).st_mode):
                 shutil.rmtree(way[-1], dir_fd=at)
@@ -155,7 +159,7 @@ class LocalVolume(VolumeStore):
 
 def _check_file_path(path: str) -> str:
     if not (names := split_volume_path(path)):
-        raise VolumeError("the volume itself is a directory: name a file on it")
+        raise VolumeError("the volume itself is a directory: name a file in it")
     return "/".join(names)
 
 
@@ -164,8 +168,7 @@ def _add_files(files: list[VolumeFile], way: tuple[str, ...], folder: int) -> No
     try:
         if len(way) > MAX_DEPTH:
             raise VolumeError(
-                f"{'/'.join(way[:3])}/... has more than {MAX_DEPTH} directories in each other: list a path in it, or "
-                "delete it"
+                f"{'/'.join(way[:3])}/... has more than {MAX_DEPTH} nested directories: list a path in it, or delete it"
             )
         with os.scandir(folder) as found:
             entries = [entry for entry in found if not is_reserved_name(entry.name)]
@@ -185,6 +188,6 @@ def _translate_errors(path: str, action: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise VolumeError(f"there is no {path!r} on the volume: rlm-batch volume ls says what there is") from error
+        raise VolumeError(f"there is no {path!r} on the volume: `rlm-batch volume ls` lists its files") from error
     except OSError as error:
         raise VolumeError(f"{path!r} could not be {action}: {error.strerror or error}") from error

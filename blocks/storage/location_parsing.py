@@ -54,11 +54,11 @@ def parse_scheme(text: str) -> str | None:
     match = SCHEME_PATTERN.match(text)
     if match is None:
         if "::" in text.partition("://")[0] and "://" in text:
-            raise ConfigurationError(f"{text} is several locations in one: give one, such as s3://bucket/dir")
+            raise ConfigurationError(f"{text!r} contains several locations: give one, such as s3://bucket/dir")
         return None
     if "@" in (authority := urllib.parse.urlsplit(text).netloc) and ":" in authority.rpartition("@")[0]:
         raise ConfigurationError(
-            f"a location of {match[1]}:// has a password in it, which would stand in logs: save it as a block "
+            f"a location of {match[1]}:// contains a password, which logs would show: save it as a block "
             "(remote-file-system), and give block://remote-file-system/NAME"
         )
     return match[1].lower()
@@ -79,10 +79,10 @@ def _parse_block_location(text: str) -> PathOrLocation:
     name, _, below = rest.partition("/")
     if not slug or not name:
         raise ConfigurationError(
-            f"{text} names no block: it is block://SLUG/NAME/PATH, as in block://remote-file-system/results/job-1"
+            f"{text!r} names no block: write block://SLUG/NAME/PATH, as in block://remote-file-system/results/job-1"
         )
     if ".." in below.split("/"):
-        raise ConfigurationError(f"{text} leaves the block's base path: name what is below it")
+        raise ConfigurationError(f"{text!r} leaves the block's base path: name a path below it")
     base, settings = _load_base_path(slug, name)
     below = below.strip("/")
     url = f"{base.rstrip('/')}/{below}" if below else base
@@ -109,8 +109,7 @@ def _load_base_path(slug: str, name: str) -> tuple[str, dict[str, Any]]:
         if type(error).__module__.startswith(("httpx", "httpcore")):
             raise  # The server cannot be reached. The caller reports this.
         raise ConfigurationError(
-            f"the block {slug}/{name} cannot be loaded here ({type(error).__name__}): is the package installed that "
-            "its kind is from?"
+            f"the block {slug}/{name} cannot be loaded here ({type(error).__name__}): install the package of its kind"
         ) from None
     if isinstance(block, filesystems.SMB):
         block = block.filesystem
@@ -119,8 +118,7 @@ def _load_base_path(slug: str, name: str) -> tuple[str, dict[str, Any]]:
     if isinstance(block, filesystems.LocalFileSystem):
         return str(Path(block.basepath or ".").expanduser().absolute()), {}
     raise ConfigurationError(
-        f"the block {slug}/{name} has no base path that results could be below: use one of remote-file-system or "
-        "local-file-system"
+        f"the block {slug}/{name} has no base path for results: use a remote-file-system or local-file-system"
     )
 
 
@@ -130,7 +128,7 @@ def _open_location(text: str, url: str, settings: dict[str, Any]) -> PathOrLocat
     scheme = scheme.lower()
     if scheme in LOCAL_SCHEMES:
         if not path.startswith("/"):
-            raise ConfigurationError(f"{url} is no absolute path: it has three slashes, as in file:///data/results")
+            raise ConfigurationError(f"{url} is not an absolute path: use three slashes, as in file:///data/results")
         return Path(path)
     check_location(text, url, settings)
     from fsspec.core import url_to_fs
@@ -142,12 +140,12 @@ def _open_location(text: str, url: str, settings: dict[str, Any]) -> PathOrLocat
     except ImportError as error:
         package = PACKAGE_BY_SCHEME.get(scheme)
         how = f"pip install '{package}'" if package else describe_error(error, secrets)
-        raise ConfigurationError(f"{text} needs a package that is not installed: {how}") from None
+        raise ConfigurationError(f"{text} needs a package: {how}") from None
     except ValueError as error:
         if "not known" in str(error):
             raise ConfigurationError(
-                f"{text}: there is no location of the kind {scheme}://; there are s3://, gs://, abfs://, sftp://, "
-                "file:// and others that fsspec knows, and block://SLUG/NAME"
+                f"{text}: unknown kind of location {scheme}://; use s3://, gs://, abfs://, sftp://, "
+                "file:// or another of fsspec, or block://SLUG/NAME"
             ) from None
         raise ConfigurationError(f"{text} cannot be used: {describe_error(error, secrets)}") from None
     except Exception as error:  # noqa: BLE001 - some packages connect here, each with its own error types

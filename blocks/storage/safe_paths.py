@@ -16,7 +16,7 @@ def split_path(path: str) -> tuple[str, ...]:
     """Split a relative path into its names. Raises VolumeError for a path that leaves the directory."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
-        raise VolumeError(f"{path!r} is no path below the directory: name a file in it, without '..'")
+        raise VolumeError(f"{path!r} is not a path below the directory: name a file in it, without '..'")
     return pure.parts
 
 
@@ -114,7 +114,7 @@ def read_file_below(root: Path, path: str, max_bytes: int | None = None) -> byte
         with enter_directory_below(root, names[:-1]) as at, open(os.open(names[-1], flags, dir_fd=at), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise VolumeError(f"{path} is no file that could be read")
+                raise VolumeError(f"{path!r} is not a readable file")
             if max_bytes is None:
                 return file.read()
             # Code may extend the file meanwhile. `read(n)` allocates n bytes at once, so the first read is not larger

@@ -117,7 +117,7 @@ class ArtifactPublisher:
             self._is_disabled = True
             message = str(error) or type(error).__name__
             self._log.warning(
-                "the run's report could not be written to the Prefect server (%s); `rlm-batch report %s` makes one",
+                "the report could not be written to the Prefect server (%s); `rlm-batch report %s` makes one",
                 message.splitlines()[0],
                 self._record.results_path,
             )

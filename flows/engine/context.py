@@ -15,6 +15,7 @@ from ...blocks.language_model.model_access import ModelAccess, open_model_access
 from ...blocks.provider import SandboxProvider
 from ...blocks.registry import resolve_provider
 from ...blocks.volume import check_volume_name
+from ...sandbox.caller import name_parameter
 from ...sandbox.driver_settings import Preparation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries.answer_cache import AnswerCache
@@ -129,7 +130,10 @@ async def resolve_provider_with_volume(options: Options, volume_name: str | None
     provider = await resolve_provider(options.provider, options.provider_options)
     if volume_name is not None:
         if (options.provider_options or {}).get("volume_name") not in (None, volume_name):
-            raise ConfigurationError("the volume was named twice: pass volume_name, or have it in provider_options")
+            raise ConfigurationError(
+                f"the volume is named twice: pass either {name_parameter('volume_name')} or volume_name in "
+                "provider_options"
+            )
         provider = provider.model_copy(update={"volume_name": check_volume_name(volume_name)})
     if options.python_path is not None or options.mounts is not None:
         provider = await asyncio.to_thread(provider.with_files, options.python_path, options.mounts)
@@ -173,8 +177,8 @@ async def open_run_context(
     named = cast("dict[str, str]", options.tools or {})
     if options.shards is not None and (own := [name for name, path in named.items() if path.startswith("<")]):
         raise ConfigurationError(
-            f"the tool {own[0]!r} is a function of this process, and shards run in others: name it by its import path, "
-            "such as package.module:function"
+            f"the tool {own[0]!r} is a function of this process, and shards run in other processes: pass its import "
+            "path, such as package.module:function"
         )
     tools = await asyncio.to_thread(load_tools, named)
     deadline = Deadline.start(options.deadline)
@@ -209,16 +213,17 @@ def _read_preparation(options: Options, provider: SandboxProvider) -> Preparatio
     provider.check_preparation()
     if preparation.timeout is not None and preparation.timeout + options.timeout > provider.lifetime:
         raise ConfigurationError(
-            f"prepare may take {preparation.timeout:g} s and an execution then {options.timeout:g} s, and a sandbox's "
-            f"lifetime is {provider.lifetime} s: give it more, or lower prepare_timeout or timeout"
+            f"{name_parameter('prepare_timeout')} ({preparation.timeout:g} s) and {name_parameter('timeout')} "
+            f"({options.timeout:g} s) together exceed the sandbox's lifetime of {provider.lifetime} s: lower them, or "
+            f"raise {name_parameter('lifetime')}"
         )
     code = read_text_reference(preparation.code)
     if "\0" in code:
-        raise ConfigurationError("prepare has a NUL character, which no Python has: remove it")
+        raise ConfigurationError(f"{name_parameter('prepare')} contains a NUL character: remove it")
     if options.shards is not None and (size := len(code.encode("utf-8", "replace"))) > PARAMETER_LIMIT:
         raise ConfigurationError(
-            f"prepare has {size:,} bytes, and a shard takes {PARAMETER_LIMIT:,}: put it into the repository or a "
-            "package, and import it"
+            f"{name_parameter('prepare')} has {size:,} bytes, and with {name_parameter('shards')} at most "
+            f"{PARAMETER_LIMIT:,} are allowed: put the code into the repository or a package, and import it"
         )
     return replace(preparation, code=code)
 

@@ -196,7 +196,7 @@ class LaneExecutor:
             return False
         if isinstance(error, BaseException):
             raise error
-        raise RuntimeError(f"a task run ended as {state.name} with executions undone: {state.message}")
+        raise RuntimeError(f"a task run ended as {state.name} before its executions were done: {state.message}")
 
     def _end_if_provider_is_away(self, lane: Lane, batch: TaskBatch) -> bool:
         """Open no more sandboxes if the batch's last failure says that none starts any more. Return whether so."""
@@ -211,8 +211,8 @@ class LaneExecutor:
     def _build_refusal(self, refusal: RlmBatchError, _execution: Execution) -> RlmBatchError:
         """Return the error of an execution that was not started, with what the provider said last."""
         return type(refusal)(
-            f"not begun, for the provider has opened no sandbox for {self.context.provider.start_timeout} s "
-            f"({refusal.text}): when it does again, {describe_rerun()}"
+            f"not started: the provider opened no sandbox for {self.context.provider.start_timeout} s "
+            f"({refusal.text}); {describe_rerun()} later"
         )
 
     async def _fail_unfinished(

@@ -7,6 +7,7 @@ from typing import Self
 
 from prefect.context import FlowRunContext
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import CodeError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Failure, Outcome
@@ -38,7 +39,7 @@ class Deadline:
         return DeadlineExceeded(
             f"the flow run's deadline of {self.seconds:g} s {reason}"
             + (f" ({execution.earlier_errors[-1]})" if execution.errors else "")
-            + f"; {describe_rerun()}, or give it more with deadline="
+            + f"; {describe_rerun()}, or set a longer {name_parameter('deadline')}"
         )
 
 
@@ -80,18 +81,17 @@ class FailureWatch:
         are_alike = self.count == FIRST_FAILURES < self.total and not self._has_success and len(self._first_kinds) == 1
         if not are_alike or self.is_limit_reached:
             return None
-        return (
-            f"the first {FIRST_FAILURES} executions that ended all failed alike, the last with "
-            f"{type(outcome.error).__name__}: {outcome.error.summary}"
-            + ("; max_failures ends such a run early" if self.max_failures is None else "")
+        return f"the first {FIRST_FAILURES} executions all failed with {describe_kind(outcome.error)}" + (
+            f"; {name_parameter('max_failures')} ends such a run early" if self.max_failures is None else ""
         )
 
     def build_error(self, execution: Execution) -> NotRun:
         """Return the error of an execution that has no outcome when the limit is reached."""
         return NotRun(
-            f"not run: {self.count} of {self.total} executions have failed, and max_failures is {self.max_failures:g}"
+            f"not run: {self.count} of {self.total} executions failed, and {name_parameter('max_failures')} is "
+            f"{self.max_failures:g}"
             + (f" ({execution.earlier_errors[-1]})" if execution.errors else "")
-            + f"; {describe_rerun()}, or give it more with max_failures="
+            + f"; {describe_rerun()}, or set a higher {name_parameter('max_failures')}"
         )
 
 
@@ -110,12 +110,14 @@ def raise_failures(outcomes: Outcomes, noun: str, rerun_effect: str = "run only 
     if failures:
         first = failures[0]
         not_run = sum(isinstance(failure.error, NotRun) for failure in failures)
-        rest = f" and {not_run} not run" if not_run else ""
+        rest = f" and {not_run} did not run" if not_run else ""
+        advice = getattr(first.error, "advice", "")
         raise ExecutionsFailed(
-            f"{len(failures) - not_run} of {len(outcomes.results)} {noun} failed{rest}, first number "
-            f"{first.meta.index} with {type(first.error).__name__}: {first.error.summary} -- the results are in "
-            f"{outcomes.results_path}; {describe_rerun()} to {rerun_effect}, or pass on_failure='return' to get them "
-            "beside the results",
+            f"{len(failures) - not_run} of {len(outcomes.results)} {noun} failed{rest}, the first is number "
+            f"{first.meta.index}: {type(first.error).__name__}: {first.error.summary}"
+            + (f" -- {escape_text(advice)}" if advice else "")
+            + f" -- the results are in {outcomes.results_path}; {describe_rerun()} to {rerun_effect}, or pass "
+            "on_failure='return' to get the failures beside the results",
             results=outcomes.results,
             failures=failures,
             results_path=outcomes.results_path,
@@ -134,4 +136,4 @@ def describe_rerun() -> str:
     """Return how to run this flow run again: Prefect retries only runs of deployments."""
     context = FlowRunContext.get()
     deployed = context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
-    return "retry the flow run" if deployed else "run it again with the same results_path"
+    return "retry the flow run" if deployed else f"run it again with the same {name_parameter('results_path')}"

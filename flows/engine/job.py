@@ -87,7 +87,8 @@ class Job:
         results = self.store.outcomes
         if len(results) != self.context.total:
             raise ConfigurationError(
-                f"the inputs changed while they were read: {self.context.total} at first, {len(results)} at the end"
+                f"the inputs changed while they were read: {self.context.total} at first, {len(results)} at the "
+                "end. Run it again"
             )
         return Outcomes(results, self.store.failures, str(self.context.ledger.path))
 
@@ -119,7 +120,9 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
         if sharding is not None:
             environment = sharding.description
         else:
-            environment = f"isolation: {state.environment or await provider.check()}"
+            if not state.environment:
+                await provider.check()
+            environment = state.environment or await provider.describe_sandboxes()
         is_own_ledger = options.results_path is None
         ledger = Ledger(options.locate_ledger(get_results_root() / flow_run.id))
         context = await open_run_context(provider, options, plan.label, ledger, total, recursion=plan.recursion)
@@ -128,7 +131,7 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
             await context.model_access.check_first_call(is_recursive=plan.recursion is not None)
         await asyncio.to_thread(ledger.create)
         state.results_path = str(ledger.path)
-        log.info("%d executions on %s; %s; results in %s", total, provider.provider_name, environment, ledger.path)
+        log.info("%d executions %s; results in %s", total, environment, ledger.path)
         record = _make_record(plan, provider.provider_name, state.results_path)
         store = MemoryStore(total) if sharding is None else ShardStore(ledger=ledger)
         artifacts = ArtifactPublisher(record, log)
@@ -139,10 +142,12 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
         await asyncio.to_thread(record.write)
         try:
             if not ledger.register_writer():
-                text = f"another run is writing to {ledger.path} at this moment"
+                text = f"another run is writing to {ledger.path}"
                 if plan.is_sole_writer:
-                    raise ConfigurationError(f"{text}, and a search has one writer: wait for its end")
-                sink.warn(f"{text}: what both have to do is done twice")
+                    raise ConfigurationError(
+                        f"{text}, and a search needs its ledger alone: wait until that run has ended"
+                    )
+                sink.warn(f"{text}: executions that both have are run twice")
             cache = await _open_cache(plan, context, store, is_own=is_own_ledger or flow_run.run_count > 1)
             async with artifacts, open_capacity(context) as slots:
                 if sharding is None or isinstance(store, MemoryStore):

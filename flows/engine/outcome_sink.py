@@ -168,7 +168,7 @@ class OutcomeSink:
         if count <= limit:
             log.warning("%s failed: %s: %s", self.context.label(execution), type(error).__name__, error.summary)
         if count == limit and limit > 1:
-            log.warning("Further failures with %s are counted, and told at the end", kind)
+            log.warning("more failures with %s are only counted", kind)
 
     def _log_not_collected(self, execution: Execution, problems: Sequence[str]) -> None:
         self._kind_counts[NOT_COLLECTED] += 1

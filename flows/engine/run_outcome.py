@@ -97,7 +97,7 @@ async def with_reference(value: Any, record: RunRecord) -> Any:
         data = ResultRecord[Any](metadata=metadata, result=reference).serialize()
         await asyncio.to_thread(write_file, path, data)
     except OSError as error:
-        get_run_logger().warning("%s cannot be written (%s): state.result() has nothing", path, error.strerror)
+        get_run_logger().warning("%s cannot be written (%s), so state.result() returns nothing", path, error.strerror)
         return value
     kept = ResultRecord[Any](metadata=metadata, result=value)
     kept.mark_persisted()

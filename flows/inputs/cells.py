@@ -27,7 +27,7 @@ JSON_BEGINNINGS = tuple('"[{')
 def read_whole(text: str) -> int:
     """Return a whole number without a plus or leading zeros. Raises ValueError."""
     if WHOLE.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is no whole number")
+        raise ValueError(f"{text!r} is not a whole number")
     return int(text)
 
 
@@ -45,7 +45,7 @@ def read_decimal(text: str) -> float:
     A plus takes a point or an exponent: without them the text may be a telephone number.
     """
     if DECIMAL.fullmatch(text) is None or (text[0] == "+" and text[1:].isdigit()):
-        raise ValueError(f"{text!r} is no decimal number")
+        raise ValueError(f"{text!r} is not a decimal number")
     value = read_float(text)
     if "." in text and len(text) <= 16 and "e" not in text and "E" not in text:
         return value  # Every float keeps 15 digits.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, get_args
 from ...blocks.host_files.mounts import locate_mounts
 from ...blocks.host_files.python_path import locate_directories
 from ...blocks.registry import name_provider
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.intake.collected_files import check_patterns
 from ...sandbox.requests.function_code import convert_code
@@ -129,8 +130,8 @@ def _convert_content(name: str, content: Content, value: Any, tools: Collection[
     value = _list_items(value)
     if content is Content.PREPARATION and callable(value):
         raise ConfigurationError(
-            "prepare is text: what executions find are its global names, and a function's are its own. Pass the lines "
-            "themselves"
+            f"{name_parameter('prepare')} takes text, not a function, because executions see its global "
+            "names: pass the lines as text"
         )
     if content.is_code and isinstance(value, list):
         value = [convert_code(item, tools) for item in value]  # type: ignore[reportUnknownVariableType]
@@ -202,8 +203,8 @@ def check_code(text: str) -> None:
         )
     if text.lstrip()[:1] in ("{", "[") and _is_json_lines(text):
         raise ConfigurationError(
-            "the code is lines of JSON, each of which Python would make and throw away: pass them as inputs, points or "
-            "data, or name their file there"
+            f"the code is lines of JSON, not Python: pass them with {name_parameter('inputs')}, "
+            f"{name_parameter('points')} or {name_parameter('data')}"
         )
 
 

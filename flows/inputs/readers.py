@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from ...blocks.storage.location import Location, PathOrLocation
 from ...blocks.storage.mirror import LocalMirror
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.execution_request import check_variable_name
 from ...sandbox.requests.function_code import find_parameters
@@ -56,13 +57,13 @@ class InputFile:
         if suffix not in (*JSON_LINES, *CSV, ".parquet"):
             advice = f"it is {OTHER_FILES[suffix]}" if suffix in OTHER_FILES else "rename or convert it"
             if isinstance(self.path, Path) and not self.path.exists():
-                advice = "there is no such file, and a text is the path of one"
+                advice = "the file does not exist, and a text is taken as a path"
             raise ConfigurationError(
-                f"{self.path} is neither JSON lines (.jsonl) nor CSV (.csv) nor Parquet (.parquet): {advice}"
+                f"{self.path} is not JSON lines (.jsonl), CSV (.csv) or Parquet (.parquet): {advice}"
             )
         if types and suffix not in CSV:
             raise ConfigurationError(
-                f"types are those of a CSV file's columns, and {self.path} is none: leave them out"
+                f"{name_parameter('types')} needs a CSV file, and {self.path} is not one: leave it out"
             )
         self.table: Table | None = None  # None of JSON lines
         self._rule: RuleOfTypes = {}
@@ -106,7 +107,8 @@ class InputFile:
         unknown = [name for name in types or {} if name not in table.names]
         if unknown and not isinstance(types, RecordedTypes):
             raise ConfigurationError(
-                f"types names the column {unknown[0]!r}, which {self.path} has not: it has {', '.join(table.names)}"
+                f"{name_parameter('types')} names the column {unknown[0]!r}, and {self.path} has "
+                f"{', '.join(table.names)}"
             )
         return table
 
@@ -134,7 +136,7 @@ class VariablesFile(InputFile):
                 raise ConfigurationError(f"{where} is {name}: if the file is JSON lines, call it NAME.jsonl")
             if not any(isinstance(read_word(part), str) for part in name.split()):
                 raise ConfigurationError(
-                    f"{where}: {name} is no name of a variable. Put a line of names before the data"
+                    f"{where}: {name!r} cannot be the name of a variable: put a line of names before the data"
                 )
         check_variable_names(names, f"{where}: ")
 
@@ -168,7 +170,8 @@ class _ChunkFile(InputFile):
         for number, (chunk_id, _) in enumerate(self, 1):
             if chunk_id in ids:
                 raise ConfigurationError(
-                    f"chunk {number} of {self.path} has the id {chunk_id!r}, which an earlier one has too"
+                    f"chunk {number} of {self.path} has the id {chunk_id!r}, like an earlier one: give "
+                    "each chunk its own id"
                 )
             ids.add(chunk_id)
 
@@ -180,7 +183,9 @@ class _ChunkFile(InputFile):
 
     def check_columns(self, names: Iterable[str], where: str) -> None:
         if set(names) != {"id", "data"}:
-            raise ConfigurationError(f"{where} has {', '.join(map(str, names)) or 'nothing'}: a chunk has id and data")
+            raise ConfigurationError(
+                f"{where} has {', '.join(map(str, names)) or 'nothing'}: a chunk needs id and data"
+            )
 
 
 class _SlicedChunks:
@@ -247,7 +252,7 @@ def _open_rows(kind: type[InputFile], source: Any, noun: str, types: TypesOfColu
     rows = _open_or_take(kind, source, types, report)
     if not len(rows):
         where = f"the file {source}" if isinstance(source, str) else f"the list of {noun}"
-        raise ConfigurationError(f"{where} is empty: there is nothing to run")
+        raise ConfigurationError(f"{where} is empty: give at least one")
     return rows
 
 
@@ -255,7 +260,7 @@ def _open_or_take(kind: type[InputFile], values: Any, types: TypesOfColumns, rep
     if isinstance(values, str):
         return kind(values, types, report)
     if types is not None:
-        raise ConfigurationError("types are those of a CSV file's columns, and there is no file: leave them out")
+        raise ConfigurationError(f"{name_parameter('types')} needs a CSV file, and there is none: leave it out")
     return values
 
 
@@ -292,7 +297,7 @@ def _check_same_variables(names: set[str], point: Variables, number: int) -> Non
             (f"point {number}", "the first has") if name in names else ("the first point", f"point {number} has")
         )
         raise ConfigurationError(
-            f"{which} has no variable {name!r}, which {there}: every point of a sweep has the same"
+            f"{which} has no variable {name!r}, which {there}: give every point the same variables"
         )
 
 
@@ -305,11 +310,17 @@ def build_chunks(
 ) -> ChunkSource:
     """Return the chunks of a flow's parameters. Raises ConfigurationError."""
     if (chunks is None) == (data is None):
-        raise ConfigurationError("pass chunks (data by id), or data with chunk_size: one of the two")
+        raise ConfigurationError(
+            f"pass either {name_parameter('chunks')} (data by id), or {name_parameter('data')} with "
+            f"{name_parameter('chunk_size')}"
+        )
     if data is None and chunk_size is not None:
-        raise ConfigurationError("chunk_size goes with data: the chunks are given as they are")
+        raise ConfigurationError(
+            f"{name_parameter('chunk_size')} needs {name_parameter('data')}: leave it out, because "
+            f"{name_parameter('chunks')} are already cut"
+        )
     if data is not None and chunk_size is None:
-        raise ConfigurationError("chunk_size is missing: say how many items of the data make a chunk")
+        raise ConfigurationError(f"{name_parameter('chunk_size')} is missing: give the number of items in a chunk")
     if chunks is not None:
         by_id = _open_or_take(_ChunkFile, chunks, types, report)
         source: ChunkSource = by_id if isinstance(by_id, _ChunkFile) else normalize_chunk_ids(by_id).items()
@@ -318,7 +329,7 @@ def build_chunks(
         assert chunk_size is not None
         source = _SlicedChunks(_open_or_take(ItemFile, data, types, report), chunk_size)
     if not len(source):
-        raise ConfigurationError("there are no chunks: the data is empty")
+        raise ConfigurationError(f"{name_parameter('data')} is empty: give at least one item")
     return source
 
 
@@ -332,7 +343,7 @@ def normalize_chunk_ids(chunks: dict[Any, Any]) -> dict[str, Any]:
 
 def _normalize_chunk_id(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise ConfigurationError(f"{value!r} is no chunk id: ids are text or whole numbers")
+        raise ConfigurationError(f"{value!r} is not a chunk id: use text or whole numbers")
     return str(value)
 
 

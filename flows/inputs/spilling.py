@@ -94,7 +94,7 @@ def _spill_long_list(
     try:
         lines = [json.dumps(item, separators=(",", ":")) + "\n" for item in items]
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{name} must be JSON, and is not: {error}") from None
+        raise ConfigurationError(f"{name} is not JSON: {error}") from None
     if sum(map(len, lines)) <= PARAMETER_LIMIT and _find_unstorable(name, value) is None:
         return value
     path = _write_once("".join(lines).encode("ascii"), ".jsonl")
@@ -112,8 +112,8 @@ def _write_once(data: bytes, suffix: str) -> str:
             write_file(path, data)
     except OSError as error:
         raise ConfigurationError(
-            f"parameters too long for a flow run go to a file, and {path} cannot be written: {error.strerror}. Name "
-            "another root with the environment variable RLM_BATCH_RESULTS"
+            f"a long parameter could not be written to {path}: {error.strerror}. Set RLM_BATCH_RESULTS to "
+            "another directory"
         ) from error
     return str(path)
 
@@ -136,7 +136,7 @@ def read_code_reference(text: str) -> list[str] | str:
             return decode_code(data, place)
         codes = [json.loads(line) for line in data.decode("utf-8-sig").split("\n") if line.strip()]
         if not all(isinstance(code, str) for code in codes):
-            raise ValueError("each of its lines is a text in JSON")
+            raise ValueError("each line must be a text in JSON")
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or error
         raise ConfigurationError(f"the code in {place} cannot be read: {why}") from None
@@ -158,8 +158,8 @@ def _find_reference(text: str) -> str | None:
     place = text[1:].strip()
     if parse_scheme(place) is None and not os.path.isabs(os.path.expanduser(place)):
         raise ConfigurationError(
-            f"the code is to be read from {place!r}, which is no absolute path, and a run starts in a directory of its "
-            f"own: name the file as @/DIRECTORY/{os.path.basename(place) or 'FILE'}, or give a location"
+            f"the code's file {place!r} is not an absolute path, and a run starts in another directory: "
+            f"name it as @/DIRECTORY/{os.path.basename(place) or 'FILE'}, or give a location"
         )
     return place
 
@@ -168,5 +168,5 @@ def read_text_reference(text: str) -> str:
     """Return the code as `read_code_reference` does. Raises ConfigurationError if it is a list."""
     content = read_code_reference(text)
     if isinstance(content, list):
-        raise ConfigurationError(f"{text[1:].strip()} has a list of code, and this takes one text")
+        raise ConfigurationError(f"{text[1:].strip()} has a list of code, and one text is needed here")
     return content

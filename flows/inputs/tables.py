@@ -104,11 +104,11 @@ class TextFile:
         if head[1:4:2] == b"\0\0" or head[:4:2] == b"\0\0":
             encoding = "utf-16le" if head[1] == 0 else "utf-16be"
             raise ConfigurationError(
-                f"{path} has null characters, as UTF-16 without its mark has. {self._advise_conversion(encoding)}"
+                f"{path} has null characters, like UTF-16 without its mark. {self._advise_conversion(encoding)}"
             )
         if b"\0" in head and not is_utf16:
             command = self._spell_command("tr -d '\\000' <")
-            raise ConfigurationError(f"{path} has null characters, which text has not. Remove them: {command}")
+            raise ConfigurationError(f"{path} has null characters: remove them with {command}")
 
     def read_lines(self, report: Report | None = None) -> Iterator[str]:
         """Yield the lines with their ends, and report how far a large file has been read.
@@ -134,7 +134,7 @@ class TextFile:
 
     def _describe_encoding(self, error: UnicodeDecodeError) -> ConfigurationError:
         if self.encoding == "utf-16":
-            return ConfigurationError(f"{self.path} is no UTF-16, as its first bytes say: {error.reason}")
+            return ConfigurationError(f"{self.path} is not UTF-16, although its first bytes say so: {error.reason}")
         where, shown, advice = str(self.path), "", self._advise_conversion("windows-1252")
         with self.copy.open() as stream:
             for number, line in enumerate(stream, 1):
@@ -205,7 +205,9 @@ class JsonLines:
             raise ConfigurationError(f"{where} is nested too deeply: flatten it") from None
         if not (self._takes_any_value or isinstance(value, dict)):
             kind = type(value).__name__
-            raise ConfigurationError(f"{where} is a {kind}: a line is an object of variables{self._advise_lines(line)}")
+            raise ConfigurationError(
+                f"{where} is a {kind}, and must be an object of variables{self._advise_lines(line)}"
+            )
         return value
 
     def _advise_lines(self, line: str) -> str:
@@ -273,7 +275,7 @@ class CsvTable:
         for line, row in rows:
             if len(row) != len(self.names):
                 raise ConfigurationError(
-                    f"line {line} of {self._path} has not as many cells as the header: {len(row)}, and there "
+                    f"line {line} of {self._path} has {len(row)} cells, and the header has "
                     f"{len(self.names)}: {', '.join(self.names)}"
                 )
             if len(row) > 1 and not "".join(row).strip():
@@ -289,7 +291,7 @@ class CsvTable:
             yield from ((reader.line_num, row) for row in reader if row)
         except csv.Error as error:
             raise ConfigurationError(
-                f"line {reader.line_num} of the input file {self._path} is no CSV that can be read: {error}"
+                f"line {reader.line_num} of the input file {self._path} is not CSV: {error}"
             ) from None
 
     def _check_header(self) -> None:
@@ -297,7 +299,7 @@ class CsvTable:
             if self.names.count(name) > 1 and name:
                 raise ConfigurationError(f"the header of {self._path} has {name!r} twice: rename one of the columns")
         if self.names and self.names[0].lower().startswith("sep="):
-            raise ConfigurationError(f"line 1 of {self._path}, {self.names[0]}, is for Excel alone: delete it")
+            raise ConfigurationError(f"line 1 of {self._path}, {self.names[0]}, is only for Excel: delete it")
         mark = next((mark for mark in OTHER_DELIMITERS if mark in "".join(self.names)), None)
         if len(self.names) != 1 or mark is None:
             return
@@ -337,7 +339,7 @@ class ParquetTable:
             import pyarrow.parquet as parquet
         except ImportError:
             raise ConfigurationError(
-                f"{path} is Parquet, which pyarrow reads, and that is not installed: pip install 'rlm-batch[parquet]', "
+                f"reading {path} needs pyarrow, which is not installed: pip install 'rlm-batch[parquet]', "
                 "or convert the file to CSV"
             ) from None
         self._copy, self._path, self._arrow, self._parquet = FileCopy(source), path, arrow, parquet
@@ -353,7 +355,7 @@ class ParquetTable:
             for _ in self:  # pages of data may be damaged
                 pass
         except arrow.ArrowException as error:
-            raise ConfigurationError(f"the input file {path} is no Parquet that can be read: {error}") from None
+            raise ConfigurationError(f"the input file {path} is not valid Parquet: {error}") from None
 
     def __len__(self) -> int:
         return self._count
@@ -381,7 +383,7 @@ def _check_arrow_type(types: Any, kind: Any, name: str, path: PathOrLocation, *,
     is_time = (types.is_date(kind) or types.is_timestamp(kind)) and not is_nested
     if not (is_number or is_text or is_time or types.is_boolean(kind) or types.is_null(kind)):
         raise ConfigurationError(
-            f"column {name!r} of {path} is {kind}, and variables are JSON: cast it to a number or text, or leave it out"
+            f"column {name!r} of {path} is {kind}, which JSON cannot hold: cast it to a number or text, or leave it out"
         )
 
 

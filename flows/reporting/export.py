@@ -77,7 +77,7 @@ def write_parquet(reader: LedgerReader, path: Path) -> None:
         import pyarrow.parquet
     except ImportError:
         raise ConfigurationError(
-            "Parquet is written by pyarrow, which is not installed: pip install 'rlm-batch[parquet]', or use --csv"
+            "writing Parquet needs pyarrow, which is not installed: pip install 'rlm-batch[parquet]', or use --csv"
         ) from None
     types = {"int": pyarrow.int64(), "float": pyarrow.float64(), "bool": pyarrow.bool_()}
     columns = collect_columns(reader.read_outcomes())
@@ -137,8 +137,7 @@ def collect_columns(outcomes: Iterable[Outcome]) -> dict[str, Column]:
                     known_types.add(_name_type(value))
         if len(types) > MAX_COLUMNS:
             raise ConfigurationError(
-                f"the executions have more than {MAX_COLUMNS} variables and fields, which is no table: read the "
-                "ledger's lines of JSON"
+                f"the executions have more than {MAX_COLUMNS:,} variables and fields, too many for a table: use --json"
             )
     variables, fields = ([name for source, name in types if source == wanted] for wanted in (VARIABLES, OUTPUTS))
     columns = {"index": STANDARD_COLUMNS["index"]}

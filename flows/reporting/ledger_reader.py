@@ -64,7 +64,7 @@ def open_run_ledger(run: str) -> LedgerReader:
     path: PathOrLocation = _find_ledger(run)
     try:
         if not list_names(path, "part-*.jsonl") and not list_names(path, "run-*.json"):
-            raise ConfigurationError(f"{path} has no results: it is not a ledger, or nothing was run yet")
+            raise ConfigurationError(f"{path} has no results: name a run's results, which the run prints at its end")
         records = list_run_records(path) or [RunRecord("run", str(path), name=path.name)]
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from None
@@ -80,7 +80,6 @@ def _find_ledger(run: str) -> PathOrLocation:
     record = find_run_record(get_results_root(), run) if run.strip() else None
     if record is None:
         raise ConfigurationError(
-            f"there is no run {run!r} below {get_results_root()}: give a flow run's id or name, or the path of its "
-            "results, which its log says"
+            f"there is no run {run!r} in {get_results_root()}: give a run's id or name, or the path of its results"
         )
     return Path(record.results_path).absolute()

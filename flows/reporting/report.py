@@ -83,7 +83,7 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
     rows = [["Outcome", counts]]
     missing = record.total - summary.done
     if missing > 0:
-        rows.append(["Missing", f"{missing:,} have no result: the run was ended before, or is not over"])
+        rows.append(["Missing", f"{missing:,} have no result, because the run was interrupted or is still running"])
     if spec.objective is not None:
         rows.append([f"Best {spec.objective}", _describe_best_trial(summary) or "none"])
     if spec.objectives:
@@ -134,7 +134,7 @@ def _describe_front(summary: RunSummary) -> str:
 
 def describe_usage(usage: Usage | QuerySummary, cached_count: int) -> str:
     """Return the number, tokens and cost of a model's calls, and how many answers came from the cache, in words."""
-    price = "at a cost that is not known" if usage.cost is None else f"for ${usage.cost:.6f}"
+    price = "at an unknown cost" if usage.cost is None else f"for ${usage.cost:.6f}"
     cached = f"; {cached_count:,} answers came from the cache" if cached_count else ""
     return f"{usage.calls} times: {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens, {price}{cached}"
 
@@ -202,11 +202,11 @@ def _build_display_parts(summary: RunSummary) -> list[Part]:
         parts.append(Heading(f"{noun.capitalize()} {meta.index}" + (f" with {values}" if values else ""), 3))
         parts += _build_execution_parts(meta)
     if omitted_count:
-        parts.append(Text(f"What {omitted_count:,} more have shown is in the ledger."))
+        parts.append(Text(f"The displays of {omitted_count:,} more are in the ledger."))
     count = len(metas) + omitted_count
     mention = (
-        f"What {count:,} {noun}{'' if count == 1 else 's'} displayed, ended with, or brought home, is in the page "
-        "that rlm-batch report writes."
+        f"The displays and files of {count:,} {noun}{'' if count == 1 else 's'} are in the page that "
+        "rlm-batch report writes."
     )
     return [Heading("Shown"), PageSection(parts, mention)]
 
@@ -243,9 +243,7 @@ def _build_display_part(display: dict[str, Any]) -> Picture | Markup | Verbatim:
         return Picture.from_svg(svg, f"{SVG}, {len(svg.encode('utf-8', 'replace')):,} bytes")
     if isinstance(html, str):
         return Markup(html, f"{HTML}, {len(html.encode('utf-8', 'replace')):,} bytes")
-    return Verbatim(
-        text if isinstance(text, str) else f"[{', '.join(display)}: a form that this page has no place for]"
-    )
+    return Verbatim(text if isinstance(text, str) else f"[{', '.join(display)}: this page cannot show it]")
 
 
 def _build_failure_parts(summary: RunSummary) -> list[Part]:

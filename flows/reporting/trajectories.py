@@ -42,7 +42,7 @@ def check_directory(path: Path) -> None:
             return
         nearest = next(above for above in (path, *path.parents) if above.is_symlink() or above.exists())
         if not nearest.is_dir():
-            raise ConfigurationError(f"{nearest} is no directory: {remedy}")
+            raise ConfigurationError(f"{nearest} is not a directory: {remedy}")
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}; {remedy}") from None
 
@@ -65,8 +65,7 @@ def write_trajectories(reader: LedgerReader, directory: Path) -> None:
             is_empty = False
     if is_empty:
         raise ConfigurationError(
-            f"{reader.ledger.path} has no trajectories: nothing in that run asked a recursive language model, as the "
-            "flow rlm and the function rlm_query do"
+            f"{reader.ledger.path} has no trajectories: only runs that use rlm or rlm_query have them"
         )
 
 
@@ -116,7 +115,7 @@ def _build_trajectory(
     elif rest is not None and rest["calls"]:  # After its last turn, the model was asked to answer from what it had.
         steps.append({"source": "agent", "message": answer, **_build_metrics(rest)})
     is_cut = question is None and len(record["prompt"]) == RECORDED_CHARACTERS
-    note = f"What was asked is cut after {RECORDED_CHARACTERS} characters, as the ledger has it." if is_cut else None
+    note = f"The question is cut after {RECORDED_CHARACTERS:,} characters, as in the ledger." if is_cut else None
     return _drop_none(
         schema_version=SCHEMA_VERSION,
         session_id=session_id,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from ...blocks.worker_consent import is_deployment_run
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...tasks.ledger.run_record import Direction, Objective
 from .space import SearchSpace, parse_space
@@ -49,18 +50,17 @@ def parse_objectives(
     names = [] if objective is None else [objective] if isinstance(objective, str) else list(objective)
     directions = [direction] * len(names) if isinstance(direction, str) else list(direction)
     if isinstance(objective, (list, tuple)) and not names:
-        raise ConfigurationError("the list of objectives is empty: name the submitted fields, or leave objective out")
+        raise ConfigurationError("the list of objectives is empty: name the submitted fields, or leave it out")
     if len(directions) != len(names):
         raise ConfigurationError(
-            f"there are {len(names)} objectives and {len(directions)} directions: give each its own, or one for all"
+            f"there are {len(names)} objectives and {len(directions)} directions: give one direction for "
+            "each, or one for all"
         )
     for name in names:
         if not name:
-            raise ConfigurationError(
-                "an objective has no name: it is that of a submitted field, as in SUBMIT(loss=...)"
-            )
+            raise ConfigurationError("an objective has no name: name a submitted field, as in SUBMIT(loss=...)")
         if names.count(name) > 1:
-            raise ConfigurationError(f"the objective {name!r} is there twice: leave one out")
+            raise ConfigurationError(f"the objective {name!r} is named twice: leave one out")
     assert all(item in get_args(Direction) for item in directions)  # The flow's parameters ensure it.
     return tuple(Objective(name, item) for name, item in zip(names, directions, strict=True))  # type: ignore[arg-type]
 
@@ -79,21 +79,23 @@ def plan_search(
 ) -> SearchPlan:
     """Return the search for these parameters of a sweep. Raises ConfigurationError."""
     if trials is None:
-        raise ConfigurationError("a space has no number of trials: say how many with trials=")
+        raise ConfigurationError(f"{name_parameter('trials')} is missing: give the number of points to try")
     if trials > MAX_TRIALS:
-        raise ConfigurationError(f"{trials:,} trials are more than a search takes, which is {MAX_TRIALS:,}")
+        raise ConfigurationError(f"{name_parameter('trials')} is {trials:,}, and at most {MAX_TRIALS:,} are allowed")
     plan = SearchPlan(parse_space(space), trials, objectives, sampler, seed, pruner)
     if sampler not in SAMPLERS:
         find_sampler_class(sampler)
     adaptive = f"the pruner {pruner}" if sampler == "random" else f"the sampler {sampler}"
     if not objectives and plan.is_adaptive:
-        raise ConfigurationError(f"{adaptive} goes by an objective: name the submitted field with objective=")
+        raise ConfigurationError(
+            f"{adaptive} needs an objective: name the submitted field with {name_parameter('objective')}"
+        )
     if pruner is not None:
         _check_pruner(plan, code, prepare)
     if is_sharded and plan.is_adaptive:
         raise ConfigurationError(
-            f"{adaptive} goes by what other trials have come to, which shards do not tell each other: leave shards "
-            "out, or take sampler='random' and no pruner"
+            f"{adaptive} needs the results of other trials, which shards do not share: leave "
+            f"{name_parameter('shards')} out, or use the sampler random without a pruner"
         )
     import_optuna()
     return plan
@@ -101,16 +103,16 @@ def plan_search(
 
 def _check_pruner(plan: SearchPlan, code: str, prepare: str | None) -> None:
     if plan.pruner not in PRUNERS:
-        raise ConfigurationError(f"there is no pruner {plan.pruner!r}: it is median or asha")
+        raise ConfigurationError(f"unknown pruner {plan.pruner!r}: use median or asha")
     if len(plan.objectives) > 1:
         raise ConfigurationError(
-            f"the pruner {plan.pruner} goes by one objective, and there are {len(plan.objectives)}: leave it out"
+            f"the pruner {plan.pruner} needs one objective, and there are {len(plan.objectives)}: leave it out"
         )
     if "report" in plan.space.names:
         raise ConfigurationError("the variable 'report' would hide the function of that name: rename it")
     if not re.search(r"\breport\b", f"{code}\n{prepare or ''}"):
         raise ConfigurationError(
-            f"the pruner {plan.pruner} goes by what trials report, and the code never calls report(value, step): call "
+            f"the pruner {plan.pruner} needs reports, and the code never calls report(value, step): call "
             "it after each step, or leave the pruner out"
         )
 
@@ -119,11 +121,11 @@ def find_sampler_class(path: str) -> Any:
     """Import a sampler's class by a path such as optuna.samplers:NSGAIISampler. Raises ConfigurationError."""
     if not IMPORT_PATH.fullmatch(path):
         raise ConfigurationError(
-            f"there is no sampler {path!r}: it is {' or '.join(SAMPLERS)}, or an import path such as "
+            f"unknown sampler {path!r}: use {' or '.join(SAMPLERS)}, or an import path such as "
             "optuna.samplers:NSGAIISampler"
         )
     if is_deployment_run() and not path.startswith(OWN_SAMPLERS):
-        raise ConfigurationError(f"runs of deployments import no sampler but Optuna's own, {OWN_SAMPLERS}NAME")
+        raise ConfigurationError(f"runs of deployments may only import Optuna's own samplers, as in {OWN_SAMPLERS}NAME")
     optuna = import_optuna()
     module, _, name = path.partition(":")
     try:
@@ -131,7 +133,7 @@ def find_sampler_class(path: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"the sampler {path} cannot be imported: {error}") from None
     if not (isinstance(sampler, type) and issubclass(sampler, optuna.samplers.BaseSampler)):
-        raise ConfigurationError(f"{path} is no sampler: it is a class below optuna.samplers.BaseSampler")
+        raise ConfigurationError(f"{path} is not a subclass of optuna.samplers.BaseSampler")
     return sampler
 
 
@@ -141,6 +143,6 @@ def import_optuna() -> Any:
         import optuna
     except ImportError:
         raise ConfigurationError(
-            "a sweep that searches a space needs Optuna, which is not installed: pip install 'rlm-batch[search]'"
+            "searching a space needs Optuna, which is not installed: pip install 'rlm-batch[search]'"
         ) from None
     return optuna

@@ -74,8 +74,8 @@ def parse_space(source: Any) -> SearchSpace:
     alternatives: Any = source if isinstance(source, list) else [source]
     if not alternatives or not all(isinstance(alternative, dict) and alternative for alternative in alternatives):
         raise ConfigurationError(
-            'the space is empty or no dict: give each variable its values, as in {"lr": {"low": 1e-5, "high": 0.1, '
-            '"log": true}, "opt": ["adam", "sgd"]}; a list of such dicts has alternatives'
+            'the space is empty or not a dict: give each variable its values, as in {"lr": {"low": 1e-5, '
+            '"high": 0.1, "log": true}, "opt": ["adam", "sgd"]}; a list of such dicts has alternatives'
         )
     for name in (name for alternative in alternatives for name in alternative):
         check_variable_name(name, "the space: ")
@@ -91,7 +91,7 @@ def _parse_parameter(name: str, values: Any) -> Parameter:
         return _parse_choices(name, values)  # type: ignore[reportUnknownArgumentType]
     if not isinstance(values, dict):
         raise ConfigurationError(
-            f"the space of {name!r} is {values!r}: it is a list of choices, or a dict with low and high"
+            f"the space of {name!r} is {values!r}: give a list of choices, or a dict with low and high"
         )
     return _parse_range(name, values)  # type: ignore[reportUnknownArgumentType]
 
@@ -103,11 +103,9 @@ def _parse_choices(name: str, values: Any) -> Choices:
     try:
         json.dumps(values, allow_nan=False, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise ConfigurationError(
-            f"the space of {name!r} has choices that are no UTF-8: give text without them"
-        ) from None
+        raise ConfigurationError(f"the space of {name!r} has choices that are not UTF-8: replace them") from None
     except ValueError:
-        raise ConfigurationError(f"the space of {name!r} has choices that are no JSON: give finite values") from None
+        raise ConfigurationError(f"the space of {name!r} has choices that are not JSON: give finite values") from None
     if repeated := next((text for text in texts if texts.count(text) > 1), None):
         raise ConfigurationError(f"the space of {name!r} has the choice {repeated} twice: leave one out")
     return Choices(tuple(values))
@@ -117,41 +115,39 @@ def _parse_range(name: str, details: dict[str, Any]) -> Range:
     where = f"the space of {name!r}"
     for word in details:
         if word not in KEYWORDS:
-            raise ConfigurationError(
-                f"{where} has {word!r}, which there is not: there are {', '.join(KEYWORDS)}, or choices"
-            )
+            raise ConfigurationError(f"{where} has the unknown key {word!r}: use {', '.join(KEYWORDS)}, or choices")
     log, step, kind = details.get("log", False), details.get("step"), details.get("type")
     if kind is not None and kind not in TYPES:
-        raise ConfigurationError(f"{where} has the type {kind!r}: it is int or float")
+        raise ConfigurationError(f"{where} has the type {kind!r}: use int or float")
     if not isinstance(log, bool):
-        raise ConfigurationError(f"{where} has log {log!r}: it is true or false")
+        raise ConfigurationError(f"{where} has log {log!r}: use true or false")
     for word in ("low", "high"):
         if word not in details:
-            raise ConfigurationError(f"{where} has no {word}: a range has low and high")
+            raise ConfigurationError(f"{where} has no {word}: give low and high")
     numbers = {"low": details["low"], "high": details["high"], **({} if step is None else {"step": step})}
     for word, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, (int, float)) or number != number:
-            raise ConfigurationError(f"{where} has {word} {number!r}: it is a finite number")
+            raise ConfigurationError(f"{where} has {word} {number!r}: use a finite number")
         if abs(number) > LARGEST:
             shown = repr(number) if isinstance(number, float) else "of so many digits"
-            raise ConfigurationError(f"{where} has {word} {shown}: it is a finite number, of no more than {LARGEST:g}")
+            raise ConfigurationError(f"{where} has {word} {shown}: use a finite number of at most {LARGEST:.0e}")
     low, high = numbers["low"], numbers["high"]
     is_whole = kind == "int" if kind is not None else all(isinstance(number, int) for number in numbers.values())
     if is_whole:
         for word, number in numbers.items():
             if number != int(number):
-                raise ConfigurationError(f"{where} has whole numbers and {word} {number!r}: make it whole")
+                raise ConfigurationError(f"{where} has whole numbers and {word} {number!r}: use a whole number")
         low, high, step = int(low), int(high), None if step is None else int(step)
     if low > high:
-        raise ConfigurationError(f"{where} has low {low} above high {high}: exchange them")
+        raise ConfigurationError(f"{where} has low {low} above high {high}: swap them")
     if log and low <= 0:
-        raise ConfigurationError(f"{where} is logarithmic and has low {low}: a logarithm takes more than 0")
+        raise ConfigurationError(f"{where} is logarithmic and has low {low}: use a low above 0")
     if step is not None and step <= 0:
-        raise ConfigurationError(f"{where} has step {step}: it is above 0")
+        raise ConfigurationError(f"{where} has step {step}: use a step above 0")
     if step is not None and (high - low) / MOST_STEPS > step:
         raise ConfigurationError(f"{where} has step {step}, too small for {low} to {high}: leave it out")
     if log and step is not None:
-        raise ConfigurationError(f"{where} has log and step, which do not go together: leave one out")
+        raise ConfigurationError(f"{where} has both log and step: leave one out")
     return Range(low, high, log, step, is_whole)
 
 

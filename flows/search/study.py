@@ -278,7 +278,7 @@ def build_study(
     """
     optuna = import_optuna()
     if not objectives:
-        raise ConfigurationError("a study has an objective, and this sweep has none: run it with objective=")
+        raise ConfigurationError("a study needs an objective: run the sweep with objective=")
     trials = list(outcomes)
     parsed = infer_space([trial.meta.variables for trial in trials]) if space is None else parse_space(space)
     with keep_quiet(optuna):
@@ -288,7 +288,7 @@ def build_study(
             )
         except Exception as error:  # The storage may raise anything.
             first = next(iter(str(error).splitlines()), "")
-            raise ConfigurationError(f"the study cannot be made in {storage}: {escape_text(first)}") from error
+            raise ConfigurationError(f"the study cannot be created in {storage!r}: {escape_text(first)}") from error
         parameters = StudyParameters(parsed)
         for trial in trials:
             alternative = parsed.find_alternative(trial.meta.variables)

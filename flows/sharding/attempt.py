@@ -121,8 +121,8 @@ class AttemptRuns:
         except OSError as error:
             # An OSError with two arguments would show a number in brackets.
             raise OSError(
-                f"the work of a shard could not be written to {files.work_path}: {error.strerror or error}. What has a "
-                "result stays: see to that place, and run again with the same results_path"
+                f"a shard's work could not be written to {files.work_path}: {error.strerror or error}. "
+                "Finished results stay: correct the place, and run again with the same results_path"
             ) from error
         parameters: dict[str, Any] = {"work": str(files.work_path), "options": options, "volume_name": volume_name}
         if files_digest is not None:

@@ -124,7 +124,7 @@ class ShardingExecutor:
         ]
         self._active = {}
         if len(self._shards) != shard_count:
-            self.context.log.info("the job goes on in the %d shards that it was cut into before", len(self._shards))
+            self.context.log.info("the job continues in its earlier %d shards", len(self._shards))
         return cut.ledger_id, job_id
 
     async def _read_news(self) -> AsyncIterator[LedgerLine]:
@@ -191,7 +191,9 @@ class ShardingExecutor:
             if shard.attempt and self._count_unfinished(shard):
                 run = await runs.find_unfinished(shard)
                 if run is not None:
-                    self.context.log.info("shard %d is under way: its run %s is taken over", shard.number + 1, run.name)
+                    self.context.log.info(
+                        "shard %d is already running: the job takes over its run %s", shard.number + 1, run.name
+                    )
                     shard.watch(runs.locate_files(shard), run)
                     shard.unfinished_at_start = self._count_unfinished(shard)
                     shard.is_adopted = True
@@ -222,11 +224,10 @@ class ShardingExecutor:
     def _describe_idle_pool(self) -> str:
         pool = self.plan.work_pool.name
         if not self.plan.online_workers and self.plan.work_pool.needs_workers:
-            return f"no shard is running: the work pool {pool} has no worker any more; start one, and the job goes on"
+            return f"no shard is running, because the work pool {pool} has no worker: start one"
         return (
-            f"no shard has run for {IDLE_WARNING_SECONDS:.0f} s, although the work pool {pool} has a worker: the "
-            "workers are busy, or have no place beside this flow run (their --limit has to be 2 at least where one of "
-            "them runs it)"
+            f"no shard has run for {IDLE_WARNING_SECONDS:.0f} s, although the work pool {pool} has a "
+            "worker: if a worker runs this job too, its --limit has to be at least 2"
         )
 
     def _count_unfinished(self, shard: Shard) -> int:
@@ -318,7 +319,7 @@ class ShardingExecutor:
         start_timeout = self.plan.work_pool.start_timeout_seconds
         timeout = HEARTBEAT_TIMEOUT_SECONDS if shard.heartbeat is not None else start_timeout
         if "server" not in self._outages and shard.has_started and silence > timeout:
-            await runs.report_crash(shard, "its worker or its process has gone: it gave no sign of life")
+            await runs.report_crash(shard, "its process or worker ended: no sign of life")
             await self._settle_attempt(shard, f"no sign of life for {silence:.0f} s")
             return True
         return False
@@ -356,11 +357,11 @@ class ShardingExecutor:
             times = MAX_FRUITLESS_ATTEMPTS
             await self._give_up(shard, f"its shard, number {number}, ended {times} times without a result: {reason}")
         else:
-            text = "shard %d ended with %d executions undone, and is begun again: %s"
+            text = "shard %d ended with %d executions left, and is started again: %s"
             self.context.log.warning(text, number, unfinished, reason)
 
     async def _give_up(self, shard: Shard, reason: str) -> None:
-        await self._fail_unfinished([shard], lambda _: NotRun(f"not run to its end: {reason}"))
+        await self._fail_unfinished([shard], lambda _: NotRun(f"not finished: {reason}"))
 
     async def _fail_unfinished(self, shards: list[Shard], build_error: Callable[[Execution], RlmBatchError]) -> None:
         """Let the executions of consecutive shards that have no outcome fail."""

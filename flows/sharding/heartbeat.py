@@ -74,7 +74,7 @@ class HeartbeatWriter:
             if self._files.is_cancelled():
                 raise ShardCancelled("the job has cancelled this shard")
             if self._files.next_attempt.has_work():
-                raise NotRun("this shard was silent for so long that its job has begun it anew: this attempt ends")
+                raise NotRun("this shard was silent for too long, and its job started it again: this attempt ends")
 
     def _write(self) -> None:
         with self._lock:  # A write in another thread must not end after the last heartbeat.

@@ -14,6 +14,7 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.server_message import describe_server_error
 from ..engine.context import Log
@@ -84,7 +85,7 @@ async def plan_shards(shards: int | Literal["auto"], total: int, log: Log) -> Sh
             online = await work_pool.count_online_workers(client) if work_pool.needs_workers else 1
     except PrefectHTTPStatusError as error:
         raise ConfigurationError(
-            f"the Prefect server does not say where shards can run: {describe_server_error(error)}"
+            f"the Prefect server could not be asked for the work pool of shards: {describe_server_error(error)}"
         ) from error
     return ShardPlan(work_pool, online, compute_shard_count(shards, total, online))
 
@@ -105,16 +106,16 @@ async def _find_work_pool(client: PrefectClient, log: Log) -> WorkPool:
         deployment = await client.read_deployment_by_name(SHARD_DEPLOYMENT)
     except ObjectNotFound:
         raise ConfigurationError(
-            f"the deployment {SHARD_DEPLOYMENT}, which runs shards, is missing on this Prefect server: `rlm-batch "
-            "deploy` makes it"
+            f"the deployment {SHARD_DEPLOYMENT}, which runs shards, is missing on this Prefect server: "
+            "create it with `rlm-batch deploy`"
         ) from None
     if deployment.paused:
         raise ConfigurationError(f"the deployment {SHARD_DEPLOYMENT}, which runs shards, is paused: resume it")
     limit = deployment.global_concurrency_limit
     if limit is not None and limit.active:
         raise ConfigurationError(
-            f"the deployment {SHARD_DEPLOYMENT} has a concurrency limit, under which shards could wait for one another "
-            "or be cancelled: take it away. What is to be limited is the provider's max_sandboxes"
+            f"the deployment {SHARD_DEPLOYMENT} has a concurrency limit, so shards could wait for each "
+            "other: remove it, and set the provider's max_sandboxes instead"
         )
     name = deployment.work_pool_name
     if name is None:
@@ -132,8 +133,8 @@ async def _find_work_pool(client: PrefectClient, log: Log) -> WorkPool:
     places = min((limit - taken for limit, taken in _list_limits(pool, queue) if limit is not None), default=None)
     if places is not None and places < 1:
         raise ConfigurationError(
-            f"the work pool {name} or its queue {queue.name} takes too few flow runs at one time for a shard beside "
-            "the run that waits for it: raise its concurrency limit to 2 or more"
+            f"the work pool {name} or its queue {queue.name} allows only one flow run at a time: raise "
+            "its concurrency limit to 2 or more"
         )
     has_no_workers = pool.is_push_pool or pool.is_managed_pool
     work_pool = WorkPool(deployment.id, name, places, not has_no_workers, pool.type == "process")
@@ -157,8 +158,8 @@ async def _wait_for_worker(client: PrefectClient, pool: WorkPool, log: Log) -> N
     while not await pool.count_online_workers(client):
         if asyncio.get_running_loop().time() >= give_up_at:
             raise ConfigurationError(
-                f"the work pool {pool.name} has no worker, so that no shard would ever run: start one with "
-                f"`prefect worker start --pool {pool.name}`, or `rlm-batch up`, on each machine that is to take part"
+                f"the work pool {pool.name} has no worker: start one on each machine with `prefect worker "
+                f"start --pool {pool.name}` or `rlm-batch up`"
             )
         if not has_warned:
             log.warning("the work pool %s has no worker: waiting %.0f s for one", pool.name, WORKER_TIMEOUT_SECONDS)
@@ -170,8 +171,8 @@ def require_server_url() -> None:
     """Raise ConfigurationError if no Prefect server is configured, on whose workers shards run."""
     if not PREFECT_API_URL.value():
         raise ConfigurationError(
-            "shards run on the workers of a Prefect server, and none is configured: start one with `rlm-batch up` and "
-            "name it in PREFECT_API_URL, or leave shards out"
+            f"{name_parameter('shards')} needs a Prefect server with workers: start one with `rlm-batch "
+            f"up` and set PREFECT_API_URL, or leave {name_parameter('shards')} out"
         )
 
 

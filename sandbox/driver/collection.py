@@ -40,7 +40,7 @@ PIECE_BYTES = 180_000  # bytes of a file per frame; as base64 they fit the wire 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 KINDS = {
-    stat.S_IFLNK: "a link, which is not followed", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket",
+    stat.S_IFLNK: "a link, and links are not followed", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFDIR: "a directory: end the pattern with /**",
 }  # fmt: skip
 
@@ -80,7 +80,7 @@ class Collection:
             except OSError as error:
                 sender.refuse(path, f"could not be read: {error.strerror}")
         if self._is_cut:
-            text = f"there are more than {MAX_ENTRIES:,} entries in the working folder: the others were not looked at"
+            text = f"the working folder has more than {MAX_ENTRIES:,} entries, and the rest was not searched"
             sender.refuse("", text)
         sender.finish()
 
@@ -168,15 +168,15 @@ class _Sender:
     def begin_file(self, path: str, size: int) -> None:
         """Count a file to send. Raises Refused if it exceeds a limit."""
         if self._files >= MAX_COLLECTED_FILES:
-            raise Refused(f"is one too many: an execution brings {MAX_COLLECTED_FILES:,} files home at most")
+            raise Refused(f"exceeds the {MAX_COLLECTED_FILES:,} files that an execution may collect")
         if size > self.room_bytes:
             raise Refused(
-                f"has {size:,} bytes: the files of an execution may have {self._max_bytes:,} (as disk_mib says, and 1 "
-                f"GiB at most), of which {self.room_bytes:,} are left"
+                f"has {size:,} bytes, and only {self.room_bytes:,} of {self._max_bytes:,} are left for "
+                "this execution's files (disk_mib, and at most 1 GiB)"
             )
         directories = self._directories.union(list_directories(path))
         if len(directories) > MAX_COLLECTED_DIRECTORIES:
-            raise Refused(f"is in a directory too many: an execution brings {MAX_COLLECTED_DIRECTORIES:,} home at most")
+            raise Refused(f"exceeds the {MAX_COLLECTED_DIRECTORIES:,} directories that an execution may collect")
         self._directories = directories
         self._files += 1
 

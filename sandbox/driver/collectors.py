@@ -52,7 +52,7 @@ def encode_collector_end(
     if process.unconfined is not None:
         reason = loads(process.unconfined.decode("utf-8"))["message"]
     elif sending.end_cause == "timeout":
-        reason = f"that took more than {COLLECT_TIMEOUT_SECONDS:g} s"
+        reason = f"it took more than {COLLECT_TIMEOUT_SECONDS:g} s"
     elif code != 0:
         reason = f"the process that reads them {describe_end(code, number)}"
     return encode_collected(sending.id, reason)

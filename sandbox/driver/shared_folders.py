@@ -68,9 +68,9 @@ class SharedFolders:
         """Return what could not be repaired, or ""."""
         changed = self._list_changed()
         if self._folder in changed:
-            return f"an earlier execution has removed or closed its working folder ({self._folder})"
+            return f"an earlier execution removed or closed its working folder ({self._folder})"
         damaged = [*changed, *self._list_left()]
-        return f"what earlier executions have done to {damaged[0]} could not be undone" if damaged else ""
+        return f"earlier executions' changes to {damaged[0]} could not be undone" if damaged else ""
 
     def _list_changed(self) -> list[str]:
         return [path for path, state in self._states.items() if self._read_state(path) != state]

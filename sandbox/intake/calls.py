@@ -197,14 +197,14 @@ class CallLimit:
             self._waiting_bytes += size
             if self._calls > MAX_CALLS + MAX_WAITING_CALLS:
                 return (
-                    f"the code has called functions of the host more than {MAX_CALLS + MAX_WAITING_CALLS:,} times "
-                    "without waiting for an answer: call fewer at a time"
+                    f"the code called functions of the host more than {MAX_CALLS + MAX_WAITING_CALLS:,} "
+                    "times without waiting for an answer: make fewer calls at a time"
                 )
             if self._waiting_bytes > MAX_WAITING_BYTES or not is_within_share:
                 shared = "" if self._waiting_bytes > MAX_WAITING_BYTES else ", which all executions here share"
                 return (
-                    f"the code has called functions of the host with {self._waiting_bytes:,} bytes that wait for their "
-                    f"turn, and there is room for {MAX_WAITING_BYTES:,}{shared}: call fewer at a time, or hand over "
+                    f"the code's calls to functions of the host hold {self._waiting_bytes:,} bytes, and "
+                    f"at most {MAX_WAITING_BYTES:,} may wait{shared}: make fewer calls at a time, or pass "
                     "paths"
                 )
             return ""

@@ -39,8 +39,8 @@ MAX_BODY_BYTES = 256 * 1024  # one frame with a piece of a file; the driver send
 MAX_UNWRITTEN_BYTES = 16 * 1024 * 1024  # frames that wait for the writer thread
 MAX_REASON_CHARACTERS = 500
 MAX_NAME_CHARACTERS = 200  # a path in a reason
-FOREIGN = "what its sandbox sent of its files is not what a driver sends: what came before that is here"
-LOST = "the sandbox went away while its files were collected"
+FOREIGN = "the sandbox sent invalid data of its files, and only the files before it were collected"
+LOST = "the sandbox was lost while its files were collected"
 FOLDER_PREFIX = "rlm-batch-files-"
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -50,7 +50,7 @@ def check_patterns(collect: Sequence[str] | None) -> list[str]:
     if collect is None:
         return []
     if not isinstance(collect, (list, tuple)) or any(type(pattern) is not str for pattern in collect):
-        raise ConfigurationError("collect is a list of patterns, such as ['*.png', 'out/model.bin']")
+        raise ConfigurationError("collect must be a list of patterns, such as ['*.png', 'out/model.bin']")
     for pattern in collect:
         try:
             parse_pattern(pattern)
@@ -58,8 +58,8 @@ def check_patterns(collect: Sequence[str] | None) -> list[str]:
             raise ConfigurationError(f"collect has the pattern {pattern!r}, and {error}") from None
     if sum(map(len, collect)) > MAX_PATTERN_CHARACTERS:
         raise ConfigurationError(
-            f"the patterns of collect have more than {MAX_PATTERN_CHARACTERS:,} characters together: name a directory, "
-            "as in out/**"
+            f"the patterns of collect have more than {MAX_PATTERN_CHARACTERS:,} characters together: use "
+            "a directory, as in out/**"
         )
     return list(collect)
 

@@ -37,7 +37,9 @@ class Reports:
         if self.is_pruned:
             return True
         if step not in self.values and len(self.values) >= MAX_REPORTS:
-            raise ValueError(f"there are {MAX_REPORTS:,} reports of this execution: report every tenth step, say")
+            raise ValueError(
+                f"this execution already made {MAX_REPORTS:,} reports: report less often, such as every tenth step"
+            )
         number = float(value)
         self.values.setdefault(step, number)
         self.is_pruned = self._should_prune is not None and self._should_prune(step, number)

@@ -10,6 +10,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from ..caller import name_parameter
 from ..errors import (
     CodeCrashed,
     CodeError,
@@ -28,6 +29,7 @@ from ..result import Result
 from ..wire.displays import MAX_REPR_CHARACTERS, check_bundle
 from ..wire.nonfinite import restore_number
 from ..wire.submission import MAX_SUBMIT_DEPTH, SubmissionError, check_submission
+from .advice import find_advice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 SIGXCPU, SIGXFSZ = 24, 25
-SETUP_HINT = "Give the sandbox more of what it lacked, or ask rlm-batch doctor"
+SETUP_HINT = "Raise the sandbox's limits, or see rlm-batch doctor"
 LIMITS = {  # parts of messages about limits on a whole sandbox, by option
     "total_memory_mib": "held more memory", "disk_mib": "had more on disk",
     "total_processes": "had more processes and threads", "processes": "had more processes and threads",
@@ -80,15 +82,14 @@ def decode_end(
         except SubmissionError as reason:
             meta = build_meta(seconds=seconds)
             error = SubmitError(
-                f"what came out of the sandbox is no result, and was written past SUBMIT: {reason}. Hand values back "
-                "with SUBMIT alone"
+                f"the code wrote an invalid result past SUBMIT: {reason}. Return values only with SUBMIT"
             )
     else:
         outcome: Any = None
         try:
             outcome = yield from read_json(body)
         except (ValueError, RecursionError):
-            header, outcome = {"status": "channel"}, {"message": "an outcome that is no JSON"}
+            header, outcome = {"status": "channel"}, {"message": "an outcome that is not JSON"}
         meta = build_meta(seconds=seconds)
         error = _build_error(header, outcome if isinstance(outcome, dict) else {}, meta, timeout)  # type: ignore[reportUnknownArgumentType]
     error.meta = meta
@@ -103,14 +104,14 @@ def decode_submission(body: bytes, expected: list[dict[str, str]] | None) -> Par
         if has_nonfinite:
             value = yield from _restore_numbers(value)
     except (ValueError, RecursionError) as error:
-        raise SubmissionError(f"it is no strict JSON ({type(error).__name__}: {str(error)[:100]})") from None
+        raise SubmissionError(f"it is not strict JSON ({type(error).__name__}: {str(error)[:100]})") from None
     return check_submission(value, body, expected, is_within_limits=is_large(body))
 
 
 def _restore_numbers(pair: Any) -> Parts[Any]:
     """Return the fields of a pair (fields, non-finite numbers) with the numbers restored. Raises ValueError."""
     if len(pair) != 2 or type(pair[1]) is not dict:
-        raise ValueError("a list that is not of fields and of what is not finite in them")
+        raise ValueError("not a list of fields and their non-finite numbers")
     fields, numbers = pair
     for count, (pointer, number) in enumerate(numbers.items(), 1):
         restore_number(fields, pointer, number)
@@ -125,7 +126,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     name, message, traceback = (read_text(outcome, field) for field in ("type", "message", "traceback"))
     line = read_integer(outcome, "line")
     where = f" (line {line})" if line is not None else ""
-    state_note = " The state that earlier executions had left is lost." if header.get("state_lost") else ""
+    state_note = " The state of earlier executions is lost." if header.get("state_lost") else ""
     details: dict[str, Any] = {
         "type": name, "message": message, "traceback": traceback, "stdout": meta.stdout, "line": line,
     }  # fmt: skip
@@ -148,31 +149,31 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
         )
     if status == "channel":
         return CodeCrashed(
-            f"the code wrote to a descriptor that is the sandbox's own ({message}); write to files and to descriptors "
-            f"that the code has opened.{state_note}",
+            f"the code wrote to a file descriptor of the sandbox ({message}): write only to files that "
+            f"the code opens.{state_note}",
             **details,
         )
     if status == "replies":
         return CodeCrashed(
-            f"the code was ended, for {message}: call a function of the host and wait for its answer, or call fewer at "
-            f"a time.{state_note}",
+            f"the code was ended, because of {message}: wait for each answer of a host function, or make "
+            f"fewer calls at a time.{state_note}",
             **details,
         )
     if status == "lost":
         return StateLost(
-            f"the state of the earlier executions is lost: {message}. Start again from the first step, in a new "
-            "interpreter, in this one after reset(), or in another context"
+            f"the state of the earlier executions is lost: {message}. Start again with the first step, "
+            "after reset() or in a new context"
         )
     if status == "unconfined":
-        return CodeCrashed(f"the code was not run: {message}. Ask rlm-batch doctor", **details)
+        return CodeCrashed(f"the code did not run: {message}. See rlm-batch doctor", **details)
     if status == "setup":
         return SandboxStartError(f"the code was not run: {message}{describe_shortage(header, message)}")
     if status == "unprepared":
-        return SandboxLost(f"the code was not run, for {message}: run it in a new sandbox")
+        return SandboxLost(f"the code did not run: {message}. Run it in a new sandbox")
     if status == "commit":
         return VolumeError(
-            f"the code ended well, and what it saved to the volume could not be committed: {message}. Its files may be "
-            "missing for others: run it again"
+            "the code succeeded, but its files on the volume could not be committed, and others may not "
+            f"see them: {message}. Run it again"
         )
     if status == "cancelled":
         return CodeCrashed(f"the execution was cancelled.{state_note}", **details)
@@ -190,18 +191,21 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     if kind == "exit":
         code = read_integer(outcome, "exit_code")
         return CodeCrashed(
-            f"the code called exit({message}){where}; to hand something back it calls SUBMIT, which ends it",
+            f"the code called exit({message}){where} before SUBMIT: return values with SUBMIT, which also "
+            "ends the code",
             exit_code=1 if code is None else code,
             **details,
         )
     if kind == "syntax":
         fence = FENCE_LINE.search(traceback)
         tag = fence["tag"][:40] if fence else ""
-        hint = f". It stands in a Markdown fence of {tag!r}, which is not Python" if tag else ""
+        hint = f". It is in a Markdown fence of {tag!r}, which is not Python" if tag else ""
         return CodeSyntaxError(f"the code is not valid Python{where}: {message}{hint}\n{traceback}", **details)
     hint = describe_limit(header, outcome)
     said = message.rstrip(".") if hint else message
-    return CodeError(f"the code raised {name}{where}: {said}{hint}\n{traceback}", **details)
+    advice = find_advice(name, message, traceback, meta.variables)
+    text = f"the code raised {name}{where}: {said}{hint}\n{traceback}"
+    return CodeError(f"{text.rstrip()}\n{advice}" if advice else text, advice=advice, **details)
 
 
 def read_text(outcome: dict[str, Any], name: str) -> str:
@@ -220,27 +224,28 @@ def describe_crash(header: dict[str, Any], stderr: str, subject: str = "the code
     """Describe how the process of the code ended, with a remedy. `subject` is the name of the code in the message."""
     if option := header.get("limit"):  # set by the host, so trusted
         return (
-            f"the sandbox as a whole {LIMITS[option]} than its {option} allows, and {subject} was killed: do less at a "
-            f"time, or set a higher {option}{_describe_value(header, option)}"
+            f"the sandbox {LIMITS[option]} than {name_parameter(option)} allows, and {subject} was "
+            f"killed: raise {name_parameter(option)}{_describe_value(header, option)}, or do less at a "
+            "time"
         )
     if header.get("out_of_memory"):
         more = describe_more_memory(header)
-        return f"the kernel killed {subject} for want of memory: work on less at a time, or {more}"
+        return f"the kernel killed {subject}, because memory ran out: work on less at a time, or {more}"
     signal, exit_code = read_integer(header, "signal"), read_integer(header, "exit_code")
     if signal == SIGXCPU:
         more = "a longer timeout"
         if "cpu_seconds" in _get_limits(header):
             more = f"a higher cpu_seconds{_describe_value(header, 'cpu_seconds')}"
-        return f"{subject} used up its CPU seconds: set {more}, or give {subject} less to do"
+        return f"{subject} used up its CPU seconds: set {more}, or do less"
     if signal == SIGXFSZ:
         hint = describe_limit(header, {"limit": "file_size"}) or ": write smaller files"
         return f"{subject} wrote a file that is too large{hint}"
     if signal is not None:
         name = SIGNALS.get(signal, f"signal {signal}")
-        return f"{subject}'s process was killed by {name}: look for native code, or for what sends that signal"
+        return f"{subject}'s process was killed by {name}: check native code, and what sends that signal"
     if failed_start := FAILED_START.search(stderr):
         return f"Python could not start with this environment: {failed_start[1]}. Correct `environment`"
-    return f"{subject}'s process exited with status {exit_code} before {subject} had ended: look for os._exit"
+    return f"{subject}'s process exited with status {exit_code} before {subject} ended: check for os._exit"
 
 
 def describe_more_memory(header: dict[str, Any]) -> str:

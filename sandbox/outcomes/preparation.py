@@ -8,9 +8,11 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from ..caller import name_parameter
 from ..errors import PrepareError, RlmBatchError, SandboxStartError
 from ..intake.large_json import Parts, read_json
 from ..wire.names import QUERY_NAMES
+from .advice import find_advice
 from .decoding import (
     describe_crash,
     describe_limit,
@@ -42,43 +44,46 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     line = read_integer(outcome, "line")
     where = f" (line {line})" if line is not None else ""
     if status == "setup":
-        return SandboxStartError(f"prepare was not run: {message}{describe_shortage(header, message)}")
+        return SandboxStartError(f"prepare did not run: {message}{describe_shortage(header, message)}")
     if status == "timeout":
         text = (
-            f"prepare was still running{where} after its prepare_timeout of {timeout or 0:g} s; give it more, or less "
-            "to do"
+            f"prepare was still running{where} after its {name_parameter('prepare_timeout')} of "
+            f"{timeout or 0:g} s: raise it, or do less in prepare"
         )
     elif status == "crashed":
         text = describe_crash(header, meta.stderr, "prepare")
     elif status == "unconfined":
-        text = f"prepare was not run: {message}. Ask rlm-batch doctor"
+        text = f"prepare did not run: {message}. See rlm-batch doctor"
     elif status == "commit":
-        text = f"what prepare saved to the volume could not be committed: {message}"
+        text = f"prepare's files on the volume could not be committed: {message}"
     elif status != "error":
         text = (
-            f"prepare used a descriptor that is the sandbox's own ({message or status}): use those that it has opened"
+            f"prepare wrote to a file descriptor of the sandbox ({message or status}): write only to "
+            "files that it opens"
         )
     elif kind == "syntax":
         text = f"prepare is not valid Python{where}: {message}"
     elif kind == "memory":
-        text = f"prepare ran out of memory{where}: have it hold less, or {describe_more_memory(header)}"
+        text = f"prepare ran out of memory{where}: load less, or {describe_more_memory(header)}"
     elif kind == "exit":
-        text = f"prepare called exit({message}){where}, code that has not failed comes to its end, or calls exit(0)"
+        text = f"prepare called exit({message}){where}: let it end without exit, or call exit(0)"
     elif kind == "threads":
         text = (
-            f"prepare left these threads running: {message}. A fork has none of them: have them end before it ends, "
-            "or start them in the code"
+            f"prepare left these threads running, which forks do not have: {message}. End them in "
+            "prepare, or start them in the code"
         )
         traceback = ""
     else:
         text = f"prepare raised {name}{where}: {message}{describe_limit(header, outcome)}"
         if name == "NameError" and any(f"'{word}'" in message for word in ("SUBMIT", *QUERY_NAMES)):
-            text += ". SUBMIT, queries and tools are there when the code runs, and not before"
+            text += ". SUBMIT, queries and tools only exist when the code runs"
+    advice = find_advice(name, message, traceback, ())
     return PrepareError(
-        f"{text}\n{traceback}" if traceback else text,
+        "\n".join(filter(None, (text, traceback.rstrip(), advice))),
         type=name,
         message=message,
         traceback=traceback,
         stdout=meta.stdout,
         line=line,
+        advice=advice,
     )

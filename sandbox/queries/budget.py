@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..caller import name_parameter
 from ..errors import BudgetExceeded
 
 ROUNDING_TOLERANCE = 1e-9  # relative to a cost limit; rounding errors in sums of fractions of a cent are smaller
@@ -158,7 +159,8 @@ class Budget:
     def _check_alone(self, expected: Estimate) -> None:
         if self._calls is not None and self.usage.calls + 1 > self._calls:
             raise BudgetExceeded(
-                f"all {self._calls} calls of the model are used up: ask for less, or raise max_llm_calls"
+                f"all {self._calls:,} calls of the model are used up: make fewer, or raise "
+                f"{name_parameter('max_llm_calls')}"
             )
         if self._tokens is not None and self.usage.tokens + expected.tokens > self._tokens:
             raise BudgetExceeded(

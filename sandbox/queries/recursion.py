@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ..caller import name_parameter
 from ..errors import BudgetExceeded, DeadlineExceeded, DepthExceeded, QueryError, RlmBatchError
 from ..wire.names import MAX_PROMPTS
 from .session import FLAT_KIND, RECORDED_CHARACTERS, Model, Query, QuerySession
@@ -95,8 +96,9 @@ class Queries:
         async def answer(prompt: str, query: Query, place: int) -> str:
             if query.depth > self.max_depth:
                 raise DepthExceeded(
-                    f"a recursive query here would run at depth {query.depth}, and the greatest is "
-                    f"{self.max_depth}: use llm_query, or raise max_depth"
+                    f"a recursive query here would have depth {query.depth}, and "
+                    f"{name_parameter('max_depth')} is {self.max_depth}: use llm_query, or raise "
+                    f"{name_parameter('max_depth')}"
                 )
             session.check_seconds_left()
             try:
@@ -157,9 +159,12 @@ class Queries:
 def _check_prompts(prompts: list[str]) -> list[str]:
     """Validate and return the prompts, which untrusted code sent. Raises TypeError and ValueError."""
     if type(prompts) is not list or any(type(prompt) is not str for prompt in prompts):
-        raise TypeError("prompts is a list of texts")
+        raise TypeError("prompts must be a list of texts")
     if len(prompts) > MAX_PROMPTS:
-        raise ValueError(f"{len(prompts):,} prompts, and one call takes {MAX_PROMPTS:,} at most: ask in several calls")
+        raise ValueError(
+            f"{len(prompts):,} prompts were given, and one call takes at most {MAX_PROMPTS:,}: split "
+            "them over several calls"
+        )
     return prompts
 
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from ..caller import name_parameter
 from ..errors import BudgetExceeded, DeadlineExceeded, QueryError, RlmBatchError
 from ..meta import QuerySummary
 from .answer_cache import AnswerCache, build_question
@@ -192,7 +193,7 @@ class QuerySession:
 
     @staticmethod
     def make_deadline_error() -> DeadlineExceeded:
-        return DeadlineExceeded("the time for queries is over: give the execution a longer timeout, or ask for less")
+        return DeadlineExceeded(f"no time is left for queries: raise {name_parameter('timeout')}, or ask for less")
 
     async def ask(self, model: Model, messages: list[Message], query: Query) -> Answer:
         """Return the answer to one question of the query, from the cache or by a request.
@@ -223,8 +224,8 @@ class QuerySession:
             return answer
         if self._cached >= MAX_CACHED_ANSWERS and self.budget.remaining_calls is not None:
             raise BudgetExceeded(
-                f"{MAX_CACHED_ANSWERS:,} questions were answered from the cache, which are all that an execution with "
-                "limited calls may have: ask for less, or set max_llm_calls to None"
+                f"{MAX_CACHED_ANSWERS:,} questions were answered from the cache, the most that an "
+                f"execution may have: ask less, or set {name_parameter('max_llm_calls')} to None"
             )
         self._cached += 1
         query.cached += 1

@@ -32,7 +32,7 @@ def decode_code(data: bytes, name: object) -> str:
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise ConfigurationError(
-            f"the file {name} is UTF-16, which Python does not read: convert it, as with iconv -f UTF-16 -t UTF-8"
+            f"the file {name} is UTF-16, which Python cannot read: convert it with iconv -f UTF-16 -t UTF-8"
         )
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
@@ -40,11 +40,11 @@ def decode_code(data: bytes, name: object) -> str:
     except (SyntaxError, UnicodeDecodeError) as error:
         if isinstance(error, SyntaxError) and "unknown encoding" in str(error):
             raise ConfigurationError(
-                f"the file {name} declares an encoding that Python does not know: correct the line with coding: in it"
+                f"the file {name} declares an unknown encoding: correct its line with coding:"
             ) from None
         raise ConfigurationError(
-            f"the file {name} is not UTF-8 text: it should be Python code. Save it as UTF-8, or say what it is in its "
-            "first line, as in # coding: latin-1"
+            f"the file {name} is not UTF-8 text: save it as UTF-8, or declare its encoding in the first "
+            "line, as in # coding: latin-1"
         ) from None
     return text if encoding.startswith("utf-8") else declare_utf8(text)
 

@@ -58,7 +58,7 @@ def convert_variables(variables: dict[str, Any] | None) -> dict[str, Any]:
     try:
         return convert_fields(variables or {}, allow_nonfinite=True)
     except NotJsonError as error:
-        raise ConfigurationError(f"the variables must be JSON: {error}") from None
+        raise ConfigurationError(f"the variables are not JSON: {error}") from None
 
 
 def check_variable_name(name: object, where: str = "") -> None:
@@ -67,10 +67,10 @@ def check_variable_name(name: object, where: str = "") -> None:
         better = re.sub(r"[ .()/%-]+", "_", name).strip("_") if isinstance(name, str) else ""
         better = f"_{better}" if better[:1].isdigit() else f"{better}_" if keyword.iskeyword(better) else better
         advice = f"rename it, as to {better}" if better.isidentifier() else "rename it"
-        raise ConfigurationError(f"{where}the variable {name!r} is no name that Python code could use: {advice}")
+        raise ConfigurationError(f"{where}the variable {name!r} has a name that Python code cannot use: {advice}")
     if name in PROVIDED_NAMES or (name.startswith("__") and name.endswith("__")):
         raise ConfigurationError(
-            f"{where}the variable {name!r} would hide a function or a constant of that name: rename it"
+            f"{where}the variable {name!r} has the name of a function or constant that code already has: rename it"
         )
 
 
@@ -100,13 +100,13 @@ def encode_request(
         refuse_exit: Treat a call of exit() as a failure, whatever the status.
     """
     if type(code) is not str:
-        raise ConfigurationError(f"code is a {type(code).__name__}: it is the text of a Python program")
+        raise ConfigurationError(f"code is a {type(code).__name__}: pass the text of a Python program")
     code = clean_code(code)
     for name in (*variables, *(encoded or ()), *(files or ())):
         check_variable_name(name)
         if name in tools or (queries and (name in QUERY_NAMES or name in QUERY_ERROR_NAMES)):
             raise ConfigurationError(
-                f"the variable {name!r} would hide a function or a constant of that name: rename it"
+                f"the variable {name!r} has the name of a function or constant that code already has: rename it"
             )
     try:
         # Python normalizes names in code to NFKC, too.
@@ -128,7 +128,7 @@ def encode_request(
             }
         )
     except NotJsonError as error:
-        raise ConfigurationError(f"the variables and the code must be JSON and UTF-8: {error}") from None
+        raise ConfigurationError(f"the variables or the code are not JSON and UTF-8: {error}") from None
     more = b",".join(encode_fields({name: None})[1:-5] + value.json for name, value in (encoded or {}).items())
     comma = b"," if variables and more else b""
     return [rest[:-1] + b',"variables":', *values[:-1], values[-1][:-1] + comma, more, b"}}"]

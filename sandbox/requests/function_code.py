@@ -57,13 +57,13 @@ class FunctionParameters:
     def check(self, variables: Iterable[str], *, needs_all: bool) -> None:
         """Raise ConfigurationError for a variable that is not a parameter and, with `needs_all`, for a missing one."""
         variables = set(variables)
-        takes = f"it takes {', '.join(self.names)}" if self.names else "it takes none"
+        takes = f"it has {', '.join(self.names)}" if self.names else "it has none"
         if unknown := sorted(variables.difference(self.names)):
-            raise ConfigurationError(f"the variable {unknown[0]!r} is no parameter of {self.function}(): {takes}")
+            raise ConfigurationError(f"{self.function}() has no parameter for the variable {unknown[0]!r}: {takes}")
         if needs_all and (missing := [name for name in self.required if name not in variables]):
             raise ConfigurationError(
-                f"{self.function}() has the parameter {missing[0]!r}, and there is no variable of that name: pass one, "
-                "or give it a default"
+                f"{self.function}() needs a value for {missing[0]!r}: pass a variable of that name, or "
+                "give it a default"
             )
 
 
@@ -120,7 +120,7 @@ def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> t
         raise _refuse(name, _explain_global(foreign, plain))
     # Compare byte code only now: a call of a name that the module imports compiles differently in this text alone.
     if not _is_compiled_from(plain, text, definition, flags):
-        raise _refuse(name, "its source is not what it was made of: its file has changed since. Import it anew")
+        raise _refuse(name, "its file changed since it was imported. Import it again")
     _check_defaults(name, plain, definition)
     if is_waiting:
         text = FUTURE_LINE + text
@@ -142,16 +142,18 @@ def _check_kind(function: Any) -> tuple[str, FunctionType]:
     """Return the function's name, and the function. Raises ConfigurationError if it is not a plain function."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     if isinstance(function, MethodType):
-        raise _refuse(name, "it is a method, and its object stays here. Pass a function that takes what it needs")
+        raise _refuse(
+            name, "it is a method, and its object cannot be sent. Pass a function with the values as parameters"
+        )
     if isinstance(function, BuiltinFunctionType):
-        raise _refuse(name, "it is not written in Python. Call it from a function of yours")
+        raise _refuse(name, "it is not written in Python. Call it from your own function")
     if isinstance(function, type):
-        raise ConfigurationError(f"the class {name} is no code: pass a function that makes what it needs")
+        raise ConfigurationError(f"the class {name} is not code: pass a function that creates the object")
     if not isinstance(function, FunctionType):
         kind = type(function).__qualname__
         if hasattr(function, "__wrapped__"):
-            raise _refuse(name, f"it is decorated, which has made it a {kind}. Pass the function without that")
-        raise ConfigurationError(f"code is a {kind}: it is the text of a Python program, or a plain function")
+            raise _refuse(name, f"a decorator turned it into a {kind}. Pass the function itself")
+        raise ConfigurationError(f"code is a {kind}: pass the text of a Python program, or a plain function")
     if function.__code__.co_name == "<lambda>":
         raise _refuse(name, "it is a lambda. Write it with def")
     if hasattr(function, "__wrapped__"):
@@ -161,7 +163,7 @@ def _check_kind(function: Any) -> tuple[str, FunctionType]:
         raise _refuse(name, f"it is a closure: it uses {outer} of the function around it. Make that a parameter")
     around = function.__qualname__.rpartition(".")[0]
     if around and not around.endswith("<locals>"):
-        raise _refuse(name, "it is a method. Pass a function that stands for itself")
+        raise _refuse(name, "it is a method. Pass a plain function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise _refuse(name, "it is a generator. Return a list in place of yield")
     return name, function
@@ -172,9 +174,7 @@ def _read_definition(name: str, function: FunctionType) -> tuple[str, Definition
     try:
         lines, _ = inspect.getsourcelines(function)
     except (OSError, TypeError):
-        raise _refuse(
-            name, "there is no source of it, as of what was typed into a Python prompt. Save it to a file, import it"
-        ) from None
+        raise _refuse(name, "its source is unknown, as in a Python prompt. Save it to a file, import it") from None
     try:
         text = _remove_indent(lines)
         body = _parse(text)
@@ -182,7 +182,7 @@ def _read_definition(name: str, function: FunctionType) -> tuple[str, Definition
         body, text = [], ""
     definition = body[0] if len(body) == 1 else None
     if not isinstance(definition, Definition):
-        raise _refuse(name, "its source is not to be found where it says. Import it anew")
+        raise _refuse(name, "its source cannot be found. Import it again")
     if definition.decorator_list:
         decorators = ", ".join(f"@{ast.unparse(item)}" for item in definition.decorator_list)
         raise _refuse(name, f"it is decorated with {decorators}. Pass the function without that")
@@ -210,15 +210,13 @@ def _check_definition(name: str, definition: Definition) -> None:
         if item is not None:
             raise _refuse(name, f"it takes {star}{item.arg}. Name each of its parameters: they are the variables")
     if arguments.posonlyargs:
-        raise _refuse(
-            name, f"its parameter {arguments.posonlyargs[0].arg} has no name for a caller. Leave out the / after it"
-        )
+        raise _refuse(name, f"its parameter {arguments.posonlyargs[0].arg!r} is positional-only. Remove the / after it")
     for parameter in _list_names(definition):
         if parameter in PROVIDED_NAMES or parameter == definition.name:
             what = "the function" if parameter == definition.name else "a function or a constant that code finds"
             raise _refuse(name, f"its parameter {parameter} has the name of {what}. Rename it")
     if definition.name in PROVIDED_NAMES:
-        raise _refuse(name, "it has the name of a function or a constant that code finds. Rename it")
+        raise _refuse(name, "it has the name of a function or constant that code already has. Rename it")
 
 
 def _check_defaults(name: str, function: FunctionType, definition: Definition) -> None:
@@ -238,7 +236,7 @@ def _check_defaults(name: str, function: FunctionType, definition: Definition) -
             continue  # the source does not tell the value of this expression at definition time
         has_all = has_all and repr(written) == repr(value)
     if not has_all:
-        raise _refuse(name, "its defaults are not those of its source, which has changed since. Import it anew")
+        raise _refuse(name, "its source changed since it was imported. Import it again")
 
 
 def _list_names(definition: Definition) -> list[str]:
@@ -329,7 +327,7 @@ def _explain_global(name: str, function: FunctionType) -> str:
     missing = object()
     value = function.__globals__.get(name, missing)
     if value is missing:
-        return f"it uses {name}, which is no name of Python's. Import it in the function, or make it a parameter"
+        return f"it uses {name!r}, which is undefined. Import it in the function, or make it a parameter"
     if isinstance(value, ModuleType):
         line = f"import {value.__name__}" + ("" if value.__name__ == name else f" as {name}")
         return f"it uses {name}, which is imported outside of it. Write `{line}` in the function"

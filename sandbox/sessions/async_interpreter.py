@@ -23,12 +23,9 @@ if TYPE_CHECKING:
     from .output_listener import OnOutput
 
 CONTEXT = "main"
-BUSY = (
-    "the state cannot be reset while an execution is under way: wait for its end, or end it (a timeout, Ctrl-C, "
-    "shutdown())"
-)
-OTHER_LOOP = "this interpreter was started on another event loop: use it within one asyncio.run, or shut it down first"
-GONE = "the sandbox has gone: shutdown() and start() open a new one"
+BUSY = "the state cannot be reset during an execution: wait for its end, or stop it with shutdown()"
+OTHER_LOOP = "this interpreter belongs to another event loop: use it within one asyncio.run, or shut it down first"
+GONE = "the sandbox is gone: call shutdown() and start() for a new one"
 
 
 class AsyncInterpreter:

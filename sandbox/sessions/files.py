@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..sandbox_api import Sandbox
 
 MAX_FILE_BYTES = 256 * 1024 * 1024  # the whole file is in memory, with some providers twice
-REMEDY = "the code can save what is larger to a volume, or cut it into parts"
+REMEDY = "save larger data to a volume, or split it"
 
 FileData = bytes | str | os.PathLike[str]
 
@@ -37,13 +37,13 @@ async def download_file(sandbox: Sandbox, path: str) -> bytes:
 
 def describe_large_file(path: str, size: int, max_bytes: int) -> str:
     """Return the message for a file of `size` bytes or more that is too large to download."""
-    return f"{path} could not be read: it has {size:,} bytes or more, and {max_bytes:,} are the most; {REMEDY}"
+    return f"{path!r} could not be read: it has {size:,} bytes or more, and at most {max_bytes:,} are allowed; {REMEDY}"
 
 
 def _check_path(path: str) -> None:
     parts = PurePosixPath(path).parts if isinstance(path, str) else ()  # type: ignore[reportUnnecessaryIsInstance]
     if not parts or parts[0] == "/" or ".." in parts or "\0" in path:
-        raise VolumeError(f"{path!r} is no path below the sandbox's working folder: name a file in it, without '..'")
+        raise VolumeError(f"{path!r} is not in the sandbox's working folder: name a file in it, without '..'")
 
 
 def _read_data(path: str, data: Any) -> bytes:
@@ -51,7 +51,7 @@ def _read_data(path: str, data: Any) -> bytes:
         if isinstance(data, os.PathLike):
             with open(data, "rb") as file:  # type: ignore[reportUnknownArgumentType]
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise VolumeError(f"{path} could not be sent: {data} is no file")
+                    raise VolumeError(f"{path!r} could not be sent: {data} is not a file")
                 data = file.read(MAX_FILE_BYTES + 1)
         elif isinstance(data, str):
             data = data.encode()
@@ -59,7 +59,7 @@ def _read_data(path: str, data: Any) -> bytes:
         raise VolumeError(f"{path} could not be sent: {error}") from error
     if not isinstance(data, bytes | bytearray):
         raise ConfigurationError(
-            f"the data of {path} is a {type(data).__name__}: it is bytes, text, or the pathlib.Path of a file"
+            f"the data of {path!r} is a {type(data).__name__}: pass bytes, text, or the pathlib.Path of a file"
         )
     if len(data) > MAX_FILE_BYTES:
         raise VolumeError(f"{path} could not be sent: it has more than {MAX_FILE_BYTES:,} bytes; {REMEDY}")

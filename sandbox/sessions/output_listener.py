@@ -26,8 +26,8 @@ class OutputListener:
     def __init__(self, on_output: OnOutput) -> None:
         if not callable(on_output) or inspect.iscoroutinefunction(on_output):
             raise ConfigurationError(
-                "on_output is a plain function of the stream's name and the text: for async code have it put them into "
-                "a queue"
+                "on_output must be a plain function of the stream's name and the text: in async code, "
+                "put the text into a queue"
             )
         self._on_output: OnOutput | None = on_output
 
@@ -40,8 +40,8 @@ class OutputListener:
         except Exception as error:  # noqa: BLE001 - a failing listener must not lose the code's result
             self._on_output = None
             log.warning(
-                "on_output raised %s: %s; it is called no more for this execution, whose result has all output in its "
-                "meta",
+                "on_output raised %s: %s; it is not called again for this execution, and the result's "
+                "meta has all output",
                 *(type(error).__name__, error),
             )
 

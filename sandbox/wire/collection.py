@@ -26,12 +26,12 @@ Steps = frozenset["tuple[str, ...]"]  # remaining parts of the patterns that mat
 def parse_pattern(pattern: str) -> tuple[str, ...]:
     """Split a pattern into the names of its path. Raises ValueError, with the reason, for an invalid pattern."""
     if pattern.startswith("/"):
-        raise ValueError("it is absolute: patterns are of paths below the working folder")
+        raise ValueError("it is absolute: use a pattern relative to the working folder")
     names = [name for name in pattern.split("/") if name not in ("", ".")]
     if ".." in names:
-        raise ValueError("it leads out of the working folder")
+        raise ValueError("it leaves the working folder")
     if not names:
-        raise ValueError("it is empty: ** stands for all files")
+        raise ValueError("it is empty: use ** for all files")
     if not pattern.isprintable():
         raise ValueError("it has characters that cannot be printed")
     if pattern.endswith("/"):
@@ -97,7 +97,7 @@ def find_path_problem(path: str) -> str:
     """Return the reason why a file with this path cannot be collected, or an empty string."""
     names = path.split("/")
     if any(name in ("", ".", "..") for name in names):
-        return "leads out of the working folder"
+        return "leaves the working folder"
     if not path.isprintable():
         return "has a name with characters that cannot be printed"
     if len(names) > MAX_DEPTH + 1:

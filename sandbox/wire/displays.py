@@ -21,10 +21,10 @@ MAX_TYPE_CHARACTERS = 100
 def check_bundle(bundle: Any, body: bytes) -> dict[str, Any]:
     """Validate a MIME bundle and return it; `body` is its JSON. Raises ValueError if it is invalid or too complex."""
     if type(bundle) is not dict or not 0 < len(bundle) <= MAX_TYPES:  # type: ignore[reportUnknownArgumentType]
-        raise ValueError("it is no dict of MIME types and data")
+        raise ValueError("it is not a dict of MIME types and data")
     types: dict[str, Any] = bundle  # type: ignore[reportUnknownVariableType]
     if any(len(name) > MAX_TYPE_CHARACTERS for name in types):
-        raise ValueError("a MIME type that is none")
+        raise ValueError("an invalid MIME type")
     if has_too_many_containers(types, body) or any(is_deeper(data, MAX_SUBMIT_DEPTH) for data in types.values()):
         raise ValueError("data of too many lists and dicts")
     return types

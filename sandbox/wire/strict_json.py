@@ -41,7 +41,7 @@ class NotJsonError(Exception):
 
     def __str__(self) -> str:
         remedy = self._find_remedy()
-        return str(self.args[0]) if remedy is None else f"{self.args[0]}: hand over {remedy}"
+        return str(self.args[0]) if remedy is None else f"{self.args[0]}: use {remedy}"
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -225,7 +225,7 @@ class _Converter:
             pairs: Any = value  # type: ignore[reportUnknownVariableType]
             for key in pairs:
                 if not isinstance(key, str):
-                    raise self._refuse(value, place, f"{place} has the key {key!r}, which is no string")
+                    raise self._refuse(value, place, f"{place} has the key {key!r}, which is not a string")
             # `str.__str__` returns the plain text of a key that is a member of a str enumeration.
             return {str.__str__(key): self.convert(item, f"{place}[{key!r}]") for key, item in pairs.items()}
         raise self._refuse(value, place, f"{place} is a {kind.__qualname__}, which is not JSON")
@@ -244,8 +244,8 @@ class _Converter:
                 value = array.tolist()
             else:
                 raise NotJsonError(
-                    f"{place} is an array of {count:,} items, and takes {self._max_items:,} at most: save it to the "
-                    "volume with save_to_volume and hand over its path, or hand over less of it"
+                    f"{place} is an array of {count:,} items, and takes at most {self._max_items:,}: save "
+                    "it to the volume with save_to_volume and return its path, or return less of it"
                 )
             if is_certainly_json(value):
                 return value
@@ -280,7 +280,7 @@ class _Converter:
         wanted = self._expect(place, converted)
         if wanted is not None:
             kind = type(value).__qualname__
-            raise self._refuse(value, place, f"{place} is a {kind}, and has to be {wanted}", otherwise=None)
+            raise self._refuse(value, place, f"{place} is a {kind}, and must be {wanted}", otherwise=None)
 
 
 def find_loss(array: Any) -> str | None:
@@ -319,8 +319,8 @@ def encode_fields(fields: dict[str, Any]) -> bytes:
             dumps({name: value}).encode("utf-8")
         except UnicodeEncodeError:
             raise NotJsonError(
-                f"{name} has text with a lone surrogate, which is not UTF-8: replace it, as "
-                "text.encode('utf-8', 'replace').decode() does"
+                f"{name} has text with a lone surrogate, which is not UTF-8: use text.encode('utf-8', "
+                "'replace').decode()"
             ) from None
         except (ValueError, RecursionError) as error:
             raise NotJsonError(f"{name}: {error}") from None

@@ -27,7 +27,7 @@ def check_fields(fields: dict[str, Any], expected: list[dict[str, str]]) -> None
     wanted = "SUBMIT takes " + ", ".join(names)
     unknown = [name for name in fields if name not in names]
     if unknown:
-        raise SubmissionError(f"{wanted}; there is no field {unknown[0]!r}")
+        raise SubmissionError(f"{wanted}; it has no field {unknown[0]!r}")
     missing = [name for name in names if name not in fields]
     if missing:
         raise SubmissionError(f"{wanted}; missing: {', '.join(missing)}")
@@ -45,8 +45,8 @@ def check_size(body: bytes) -> None:
     """Raise SubmissionError if the JSON is too large."""
     if len(body) > MAX_SUBMIT_BYTES:
         raise SubmissionError(
-            f"SUBMIT was given {len(body):,} bytes of JSON, more than the {MAX_SUBMIT_BYTES:,} that it takes: "
-            "save the data to the volume with save_to_volume and submit its path"
+            f"SUBMIT was given {len(body):,} bytes of JSON, and takes at most {MAX_SUBMIT_BYTES:,}: save "
+            "the data to the volume with save_to_volume and submit its path"
         )
 
 
@@ -64,15 +64,15 @@ def check_limits(fields: dict[str, Any], body: bytes) -> None:
     check_names(fields)
     if has_too_many_containers(fields, body):
         raise SubmissionError(
-            f"SUBMIT was given more than {MAX_CONTAINERS:,} lists and dicts: save the data to the volume with "
-            "save_to_volume and submit its path"
+            f"SUBMIT was given more than {MAX_CONTAINERS:,} lists and dicts: save the data to the volume "
+            "with save_to_volume and submit its path"
         )
     if body.count(b"[") + body.count(b"{") > MAX_SUBMIT_DEPTH:  # a value with fewer brackets cannot be too deep
         for name, value in fields.items():
             if is_deeper(value, MAX_SUBMIT_DEPTH):
                 raise SubmissionError(
-                    f"{name} is nested too deeply, more than {MAX_SUBMIT_DEPTH} lists or dicts inside one another: "
-                    "hand over a flat list of its parts, or its JSON as a string"
+                    f"{name} is nested more than {MAX_SUBMIT_DEPTH} levels deep: submit a flat list of "
+                    "its parts, or its JSON as a string"
                 )
 
 

@@ -139,8 +139,8 @@ class Admission:
         if self._log is not None and now >= self._log_again_at:
             self._log_again_at = now + LOG_INTERVAL_SECONDS
             self._log.warning(
-                "the provider opens no more sandboxes for now, while %d are open: the run goes on with those that "
-                "it gets, and asks for more from time to time (%s)",
+                "the provider opens no more sandboxes for now, with %d open: the run continues with "
+                "these, and asks again later (%s)",
                 self.open_count,
                 reason,
             )

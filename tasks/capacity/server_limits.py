@@ -217,8 +217,8 @@ async def open_limits(provider: SandboxProvider, run_id: str) -> AsyncIterator[L
     except httpx.HTTPError as error:
         reason = describe_server_error(error)
         raise ConfigurationError(
-            f"the limits of the block could not be made on the Prefect server ({reason}): see that it answers, and "
-            "that you may change its concurrency limits"
+            f"the block's concurrency limits could not be created on the Prefect server ({reason}): check "
+            "that it answers and that you may change them"
         ) from error
     if not settings:
         yield None

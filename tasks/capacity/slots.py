@@ -209,8 +209,8 @@ class Slots:
             slot.is_lost = True
             self._held.discard(slot)
             self._log.warning(
-                "a slot of %s was lost, as the Prefect server had not heard of this run for %g s: what runs goes "
-                "on, and another slot is taken before the next execution",
+                "a slot of %s was lost, because the Prefect server did not hear from this run for %g s: "
+                "running code continues, and the next execution takes another slot",
                 self._names.sandboxes,
                 LEASE_SECONDS,
             )
@@ -220,7 +220,7 @@ class Slots:
             await self._limits.release_slot(lease)
         except httpx.HTTPError as error:
             self._log.warning(
-                "a slot of %s could not be given back, and ends by itself: %s",
+                "a slot of %s could not be returned, and expires by itself: %s",
                 self._names.sandboxes,
                 describe_server_error(error),
             )
@@ -232,7 +232,7 @@ class Slots:
         except httpx.HTTPError as error:
             if not self._is_server_away:
                 self._log.warning(
-                    "the Prefect server does not answer on the limit %s: %s",
+                    "the Prefect server did not answer about the limit %s: %s",
                     *(self._names.sandboxes, describe_server_error(error)),
                 )
             self._is_server_away = True

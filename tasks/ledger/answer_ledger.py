@@ -74,7 +74,7 @@ class AnswerLedger:
     def _warn_once(self, error: OSError) -> None:
         if not self._has_warned:
             self._has_warned = True
-            self._warn(f"answers of the language model may be asked for again: {error}")
+            self._warn(f"answers of the language model were not saved, so they may be asked again: {error}")
 
 
 def _read_keys(part: Path, offset: int) -> Iterator[tuple[str | None, LinePosition]]:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...blocks.storage.location import Location, PathOrLocation
+from ...sandbox.caller import name_parameter
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.meta import Meta
 
@@ -64,7 +65,10 @@ class CollectedFilesStore:
             self._take_room(partial)
             place = self._put(partial, name)
         except OSError as error:
-            problem = f"{len(meta.collected):,} files could not be put into {self._folder}: {error.strerror or error}"
+            problem = (
+                f"{len(meta.collected):,} collected files could not be written to {self._folder}: "
+                f"{error.strerror or error}"
+            )
             return replace(meta, collected=(), not_collected=(*meta.not_collected, problem))
         if not is_final:
             self._provisional[name] = place
@@ -85,9 +89,9 @@ class CollectedFilesStore:
             left = self._room[0] - size, self._room[1] - inodes
             if min(left) < 0:
                 raise OSError(
-                    f"the files of a run may take half of what was free on the disk when the first came, of which "
-                    f"{self._room[0]:,} bytes and {self._room[1]:,} files are left, and these take {size:,} bytes; "
-                    "keep large files on a volume, or pass a results_path on a larger disk"
+                    f"a run's collected files may take half of the free disk; {self._room[0]:,} bytes and "
+                    f"{self._room[1]:,} files are left, and these take {size:,} bytes. Keep large files "
+                    f"on a volume, or set {name_parameter('results_path')} to a larger disk"
                 )
             self._room = left
 

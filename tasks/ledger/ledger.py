@@ -25,6 +25,7 @@ from typing import Any
 from ...blocks.storage.location import Location
 from ...blocks.storage.location_parsing import parse_location
 from ...blocks.storage.mirror import LocalMirror
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Outcome
 from .ledger_line import LedgerLine, LinePosition, SearchLine, encode_line, read_part_lines, read_search_lines
@@ -75,7 +76,10 @@ class Ledger:
         except OSError as error:
             kind = "location" if isinstance(self.path, Location) else "directory"
             raise ConfigurationError(
-                f"the ledger {self.path} cannot be made: {error.strerror}. Name another {kind} with results_path"
+                (
+                    f"the ledger {self.path} cannot be created: {error.strerror}. Set "
+                    f"{name_parameter('results_path')} to another {kind}"
+                )
                 + (", or another root with the environment variable RLM_BATCH_RESULTS" if kind == "directory" else "")
             ) from (None if kind == "location" else error)
 

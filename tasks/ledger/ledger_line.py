@@ -124,7 +124,7 @@ def check_version(data: Any, path: object) -> None:
         raise ValueError("no version")
     if version > VERSION:
         raise ConfigurationError(
-            f"{path} was written by a newer version of rlm-batch (format {version}, and this version reads format "
+            f"{path} was written by a newer version of rlm-batch (format {version!r}, this version reads "
             f"{VERSION}): upgrade rlm-batch, or move the file away"
         )
 

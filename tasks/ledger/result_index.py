@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...blocks.storage.location import resolve_data_dir
 from ...blocks.storage.location_parsing import is_remote, parse_location, parse_scheme
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Result
 from ..execution import Execution, with_index
@@ -33,8 +34,8 @@ def get_results_root() -> Path:
     text = os.environ.get("RLM_BATCH_RESULTS", "")
     if is_remote(text):
         raise ConfigurationError(
-            f"RLM_BATCH_RESULTS is {text}, and must be a directory of this machine: it has an index and large "
-            "parameters too. Name the location with results_path"
+            f"RLM_BATCH_RESULTS is {text}, and must be a directory of this machine: set "
+            f"{name_parameter('results_path')} to the location instead"
         )
     if parse_scheme(text) is not None:
         return Path(str(parse_location(text)))
@@ -92,8 +93,8 @@ class PartIndex:
                 yield database
         except sqlite3.Error as error:
             raise OSError(
-                f"the index of the results, {self._file}, cannot be used ({error}): make room if its disk is full; "
-                "otherwise delete it, for it is made again from the ledgers"
+                f"the results' index {self._file} cannot be used ({error}): free some disk, or delete the "
+                "file, which is rebuilt from the ledgers"
             ) from error
 
 

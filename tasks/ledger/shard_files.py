@@ -72,9 +72,7 @@ class ShardFiles:
             ledger, _, job, name = work_path.rsplit("/", 3)
             shard, attempt = (int(number) for number in name.removesuffix(".jsonl").split("-"))
         except ValueError:
-            raise ConfigurationError(
-                f"{work_path} is not the work of a shard: a job that has shards makes its own"
-            ) from None
+            raise ConfigurationError(f"{work_path} is not a shard's work: only a job with shards creates it") from None
         return cls(parse_location(ledger), job, shard, attempt)
 
     @property
@@ -122,15 +120,15 @@ class ShardFiles:
             return ShardHeader(**header), self._parse_executions(lines)
         except FileNotFoundError:
             raise ConfigurationError(
-                f"the work of this shard, {self.work_path}, is not there for this worker: the results_path of a job "
-                "with shards has to be a location that every worker reaches by the same name"
+                f"this worker cannot see the shard's work {self.work_path}: set results_path to a "
+                "location that every worker reaches under the same name"
             ) from None
         except PermissionError as error:
             raise ConfigurationError(
-                f"the work of this shard, {self.work_path}, may not be read: {error.strerror or error}"
+                f"the shard's work {self.work_path} cannot be read: {error.strerror or error}"
             ) from error
         except (ValueError, TypeError, AttributeError, StopIteration) as error:
-            raise ConfigurationError(f"the work of this shard, {self.work_path}, is damaged: {error}") from None
+            raise ConfigurationError(f"the shard's work {self.work_path} is damaged: {error}") from None
 
     def _parse_executions(self, lines: Iterator[bytes]) -> Iterator[Execution]:
         code = ""

@@ -60,8 +60,8 @@ def test_an_invalid_prepare_is_refused() -> None:
         ({"prepare_seed": 1}, "goes with prepare"),
         ({"prepare": "x", "prepare_timeout": 0}, "above zero"),
         ({"prepare": ""}, "prepare is empty"),
-        ({"prepare": "x = '\ud800'"}, "prepare is no UTF-8 text"),
-        ({"prepare": "x = 1", "processes": 2}, "processes is 2, and prepare takes 3"),
+        ({"prepare": "x = '\ud800'"}, "prepare is not UTF-8 text"),
+        ({"prepare": "x = 1", "processes": 2}, "processes is 2, and prepare needs 3 or more"),
     ]
     for fields, message in wrong:
         with pytest.raises(rlm_batch.ConfigurationError, match=message):
@@ -96,7 +96,7 @@ async def test_an_async_interpreter_has_the_same_methods() -> None:
         is_running.clear()
         running = asyncio.create_task(interpreter.execute("begin(); SUBMIT(x)"))
         await is_running.wait()
-        with pytest.raises(rlm_batch.ConfigurationError, match="while an execution is under way"):
+        with pytest.raises(rlm_batch.ConfigurationError, match="during an execution"):
             await interpreter.reset()
         may_end.set()
         assert (await running).output == 4
@@ -105,7 +105,7 @@ async def test_an_async_interpreter_has_the_same_methods() -> None:
         await interpreter.reset()
         assert (await interpreter.execute("SUBMIT('x' in globals())")).output is False
         assert await interpreter.download("file.txt") == b"kept"
-        with pytest.raises(rlm_batch.ConfigurationError, match="was started on another event loop"):
+        with pytest.raises(rlm_batch.ConfigurationError, match="belongs to another event loop"):
             await asyncio.to_thread(lambda: asyncio.run(interpreter.start()))
         await interpreter.shutdown()
         assert (await interpreter.execute("SUBMIT(1)")).meta.sandbox_id != result.meta.sandbox_id

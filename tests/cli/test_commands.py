@@ -94,7 +94,7 @@ def test_inputs_may_be_a_pipe_and_output_is_shown_below_the_table(run, tmp_path)
     ]
     assert outputs[0] == "0:\nfirst 1\nlast 1"
     assert outputs[1].startswith("1:\nfirst 2\nlast 2\nResults: ")
-    assert "isolation: none (the code can do what you can)" in done.stderr
+    assert "without isolation: the code can do everything that you can" in done.stderr
 
 
 def test_json_output_is_one_line_of_whole_values_per_execution(run, tmp_path):
@@ -127,7 +127,10 @@ def test_failures_show_the_codes_output_escaped_for_the_terminal(run, tmp_path):
     assert r"ValueError: \x1b[31m\u2067" in done.stderr
     assert r"  | \u202eturned" in done.stderr
     assert "1 succeeded, 2 failed, 1 not run" in done.stderr
-    assert "1 more, the first number 3: not run: 2 of 4 executions have failed, and max_failures is 2" in done.stderr
+    assert (
+        "1 did not run, the first is number 3: not run: 2 of 4 executions failed, and --max-failures is 2"
+        in done.stderr
+    )
     assert "rlm_batch" not in done.stderr, "a traceback of ours"
 
 
@@ -198,7 +201,7 @@ def test_a_failing_server_is_a_one_sentence_error(run_alone, tmp_path, monkeypat
         done = run_alone("batch", "a.py")
         failing.shutdown()
     assert done.returncode == 2
-    assert "the Prefect server failed or went away while the flow ran" in done.stderr
+    assert "the Prefect server failed during the run" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -61,7 +61,7 @@ def test_an_interrupted_command_keeps_its_results_and_shows_how_to_resume(run, t
     assert "Traceback" not in errors
     assert part.read_text().count("\n") == 1
     *_, sentence, rest = errors.splitlines()
-    assert f"interrupted; the results so far are in {part.parent}; this runs the rest:" in sentence
+    assert f"interrupted; the results so far are in {part.parent}. To run the rest:" in sentence
     assert rest == f"rlm-batch sweep slow.py --grid x=0,1,2,3 --results-path {part.parent}"
     done = run(*shlex.split(rest)[1:], "--timeout", "1")
     assert "4 of 4 done" in done.stderr

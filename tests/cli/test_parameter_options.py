@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rlm_batch.blocks.registry import PROVIDERS
 from rlm_batch.cli.commands import app
-from rlm_batch.cli.parameter_options import LEFT_OUT, OPTION_NAMES
+from rlm_batch.cli.parameter_options import LEFT_OUT
 from rlm_batch.flows.batch import batch
 from rlm_batch.flows.chunks import chunks
 from rlm_batch.flows.parameters import GROUPS, find_field, find_form
@@ -20,6 +20,7 @@ from rlm_batch.flows.reap import reap
 from rlm_batch.flows.rlm import rlm
 from rlm_batch.flows.sequence import sequence
 from rlm_batch.flows.sweep import sweep
+from rlm_batch.sandbox.caller import OPTIONS_BY_PARAMETER
 
 FLOWS: dict[str, Any] = {
     "batch": batch,
@@ -43,7 +44,7 @@ def test_a_commands_options_are_the_parameters_of_its_flow(name: str) -> None:
         item.field_info.name: item for item in app[name].assemble_argument_collection() if item.name.startswith("--")
     }
     parameters = {
-        OPTION_NAMES.get(name, name): value
+        OPTIONS_BY_PARAMETER.get(name, name): value
         for name, value in inspect.signature(FLOWS[name].fn).parameters.items()
         if name not in WORDS
     }

@@ -71,7 +71,7 @@ def test_reap_deletes_sandboxes_of_a_process_killed_on_the_same_machine(
         elsewhere, env=environment(tmp_path), capture_output=True, text=True, timeout=100, check=False
     )
     assert other.returncode == 0, other.stderr
-    assert f"no sandbox of {provider} was left over" in other.stdout
+    assert f"no unused sandboxes of {provider}" in other.stdout
     assert "which is Running and has been silent for" in other.stderr
     assert "`--older-than 360` takes them once it has been silent for so long" in other.stderr
     assert len(list_sandboxes()) == 2

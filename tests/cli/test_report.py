@@ -284,10 +284,10 @@ def test_an_impossible_report_is_refused_with_one_sentence(
         ([""], "there is no run ''"),
         ([root / "empty"], "has no results"),
         ([root.parent / "newer"], "was written by a newer version of rlm-batch"),
-        (["quick-fox", "--raw-csv"], "--raw-csv says how --csv is written"),
+        (["quick-fox", "--raw-csv"], "--raw-csv needs --csv"),
         (["quick-fox", "--csv", ""], "--csv is empty"),
         (["quick-fox", "--html", ""], "--html is empty"),
-        (["quick-fox", "--parquet", "s3://there/t.parquet"], "--parquet writes to this machine"),
+        (["quick-fox", "--parquet", "s3://there/t.parquet"], "--parquet writes only to this machine"),
     ):
         assert reason in refused("report", *words)
     done = run("report", "quick-fox", "--html", root / "nosuch" / "page.html")

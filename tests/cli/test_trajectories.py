@@ -96,13 +96,13 @@ def test_an_impossible_export_is_refused_with_one_sentence(root: Path, run: Run,
     (root / "file").touch()
     for directory, text in (
         ("", "--atif is empty"),
-        ("s3://bucket/out", "--atif writes to this machine"),
-        (root / "file", "is no directory: name a new directory"),
+        ("s3://bucket/out", "--atif writes only to this machine"),
+        (root / "file", "is not a directory: name a new directory"),
         (root / "run", "is not empty: name a new directory"),
-        (root / "file" / "out", f"{root}/file is no directory: name"),
+        (root / "file" / "out", f"{root}/file is not a directory: name"),
     ):
         assert text in refused("report", "quick-fox", "--atif", directory)
     done = run("report", "quick-fox", "--atif", root / "out")
     assert done.returncode == 2
-    assert "has no trajectories: nothing in that run asked a recursive language model" in done.stderr
+    assert "has no trajectories: only runs that use rlm or rlm_query have them" in done.stderr
     assert not (root / "out").exists()

@@ -31,7 +31,7 @@ def test_chunks_prints_each_chunk_and_the_reduction_and_downloads_files(run, tmp
     assert done.returncode == 0, done.stderr
     assert [line.split() for line in done.stdout.splitlines()[1:4]] == [[str(n), str(n), "3"] for n in range(3)]
     assert "Reduction: total=90" in done.stdout
-    assert "same.txt on the volume was written by the chunks 0, 1, 2" in done.stderr
+    assert "several chunks (0, 1, 2) wrote same.txt on the volume" in done.stderr
 
     assert [line.split() for line in run("volume", "ls", "doubled").stdout.splitlines()] == [
         ["9", "results/chunk_0.json"],
@@ -87,7 +87,7 @@ def test_volume_get_overwrites_files_only_with_force(run, refused, volumes, tmp_
     (volumes / "here" / "results" / "a.txt").write_text("new")
     old = tmp_path / "home" / "results" / "b.txt"
     words = ("volume", "get", "here", "results", "home")
-    assert "home/results/b.txt would be overwritten, and nothing was written: --force overwrites" in refused(*words)
+    assert "home/results/b.txt exists, and nothing was written: --force overwrites" in refused(*words)
     assert not old.with_name("a.txt").exists()
 
     ours, terminal = os.openpty()

@@ -105,9 +105,9 @@ async def test_a_timeout_keeps_the_state_unless_code_ignores_the_interrupt(
 
     async def check_lost() -> None:
         await interpreter.execute("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)", context="killed")
-        with pytest.raises(ExecutionTimeout, match="state that earlier executions had left is lost"):
+        with pytest.raises(ExecutionTimeout, match="The state of earlier executions is lost"):
             await interpreter.execute("import time; time.sleep(1000)", context="killed", timeout=0.2)
-        with pytest.raises(StateLost, match="Start again from the first step"):
+        with pytest.raises(StateLost, match="Start again with the first step"):
             await interpreter.execute("SUBMIT()", context="killed")
 
     async with provider.interpreter(tools={"forever": forever, "quick": lambda: None}) as interpreter:
@@ -121,7 +121,7 @@ async def test_a_crash_loses_the_state_and_the_error_says_so(interpreter: Interp
     with pytest.raises(CodeCrashed, match=r"status 3.* lost"):
         await interpreter.execute("import os; os._exit(3)", context="c")
     for _ in range(2):
-        with pytest.raises(StateLost, match=r"status 3.*Start again from the first step"):
+        with pytest.raises(StateLost, match=r"status 3.*Start again with the first step"):
             await interpreter.execute("SUBMIT()", context="c")
     await interpreter.forget_context("c")
     assert (await interpreter.execute("SUBMIT(x=1)", context="c")).x == 1

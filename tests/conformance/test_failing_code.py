@@ -106,7 +106,7 @@ async def test_code_is_extracted_from_a_models_answer(interpreter: Interpreter) 
     within = "x = '''\n```\n  t\x0cw\u2028o\n```\n'''\nSUBMIT(x=x)\n"
     for text in (within, f"```python\n{within}```"):
         assert (await interpreter.execute(text)).outputs == {"x": "\n```\n  t\x0cw\u2028o\n```\n"}
-    with pytest.raises(CodeSyntaxError, match="It stands in a Markdown fence of 'sh', which is not Python"):
+    with pytest.raises(CodeSyntaxError, match="It is in a Markdown fence of 'sh', which is not Python"):
         await interpreter.execute("```sh\nls\n```")
 
 

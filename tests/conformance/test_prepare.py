@@ -151,7 +151,7 @@ FAILING = {
     "an error": ("import nowhere_at_all", "raised ModuleNotFoundError (line 1): No module named 'nowhere_at_all'"),
     "no Python": ("x = = 1", "is not valid Python (line 1)"),
     "exit": ("import sys\nsys.exit('no licence')", "called exit(no licence) (line 2)"),
-    "os._exit": ("import os; os._exit(0)", "exited with status 0 before prepare had ended: look for os._exit"),
+    "os._exit": ("import os; os._exit(0)", "exited with status 0 before prepare ended: check for os._exit"),
     "a crash": ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
     "a timeout": ("import time\ntime.sleep(1000)", "still running (line 2) after its prepare_timeout of 6 s"),
     "threads": (
@@ -159,14 +159,17 @@ FAILING = {
             "from threading import Thread; from time import sleep\n"
             "for name in ('pump', 'valve'): Thread(target=sleep, args=(999,), name=name, daemon=name > 'q').start()"
         ),
-        "left these threads running: pump, valve",
+        "pump, valve",
     ),
     "threads without a name": (
         "import _thread, time\nfor _ in range(20): _thread.start_new_thread(time.sleep, (1000,))",
-        "left these threads running: 20 without a name",
+        "20 without a name",
     ),
-    "SUBMIT": ("SUBMIT(x=1)", "'SUBMIT' is not defined. SUBMIT, queries and tools are there when the code runs"),
-    "a query": ("llm_query('?')", "'llm_query' is not defined. SUBMIT, queries and tools are there when the code runs"),
+    "SUBMIT": ("SUBMIT(x=1)", "'SUBMIT' is not defined. SUBMIT, queries and tools only exist when the code runs"),
+    "a query": (
+        "llm_query('?')",
+        "'llm_query' is not defined. SUBMIT, queries and tools only exist when the code runs",
+    ),
     "a tool": ("ask(1)", "name 'ask' is not defined"),
 }
 

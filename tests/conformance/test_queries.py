@@ -145,7 +145,7 @@ async def test_a_query_below_the_deepest_level_raises_depth_exceeded(provider: S
     )
     code = "SUBMIT(answer=rlm_query('level one', context='a text'))"
     result = await ask(provider, chat, code, batch_concurrency=1, max_depth=3)
-    assert result.answer.startswith("one two three answer to: flat a recursive query here would run at depth 4")
+    assert result.answer.startswith("one two three answer to: flat a recursive query here would have depth 4")
     assert chat.stats.requests == 4
     assert chat.stats.most_at_once == 1
     (one,) = result.meta.queries.tree
@@ -361,10 +361,10 @@ async def test_tools_and_queries_work_together_and_queries_need_a_model(provider
         code = "SUBMIT(double=double(4), answer=llm_query('x'))"
         result = await interpreter.execute(code, queries=access.queries(interpreter))
         assert result.outputs == {"double": 8, "answer": "answer to: x"}
-        with pytest.raises(ConfigurationError, match="would hide a function"):
+        with pytest.raises(ConfigurationError, match="has the name of a function"):
             await interpreter.execute("1", {"llm_query": 1}, queries=access.queries(interpreter))
         interpreter.tools.clear()
-        with pytest.raises(CodeError, match=r"llm_query has no model to ask: pass language_model="):
+        with pytest.raises(CodeError, match=r"llm_query needs a model: set language_model"):
             await interpreter.execute("llm_query('x')")
 
 

@@ -78,7 +78,7 @@ def test_output_is_streamed_and_a_failing_listener_loses_nothing(make: Make, cap
     assert heard == [("stdout", "one\n", True), ("stderr", "two\n", True)]
     result = interpreter.execute("for _ in range(3): print('y', flush=True)\nSUBMIT(x=2)", on_output=fail)
     assert (result.x, result.meta.stdout) == (2, "y\ny\ny\n")
-    assert caplog.text.count("on_output raised OSError: stdout: the disk is full; it is called no more") == 1
+    assert caplog.text.count("on_output raised OSError: stdout: the disk is full; it is not called again") == 1
     again = list[Exception]()
 
     def run_again(stream: str, text: str) -> None:
@@ -88,7 +88,7 @@ def test_output_is_streamed_and_a_failing_listener_loses_nothing(make: Make, cap
             again.append(error)
 
     assert interpreter.execute("print('w')\nSUBMIT(x=4)", on_output=run_again).x == 4
-    assert all("on_output, cannot run code in the interpreter that waits" in str(error) for error in again)
+    assert all("on_output cannot run code in the interpreter that waits" in str(error) for error in again)
 
     def interrupt(stream: str, text: str) -> None:
         raise KeyboardInterrupt
@@ -100,7 +100,7 @@ def test_output_is_streamed_and_a_failing_listener_loses_nothing(make: Make, cap
 
     async def hear_later(stream: str, text: str) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="on_output is a plain function"):
+    with pytest.raises(ConfigurationError, match="on_output must be a plain function"):
         interpreter.execute("1", on_output=hear_later)
 
 
@@ -119,7 +119,7 @@ def test_a_reset_clears_the_names_and_keeps_sandbox_and_files(make: Make) -> Non
     interpreter.reset()
     interpreter.tools["again"] = interpreter.reset
     code = "x = 2\ntry: again()\nexcept Exception as error: SUBMIT(str(error))"
-    assert "while an execution is under way" in interpreter.execute(code).output
+    assert "during an execution" in interpreter.execute(code).output
     assert interpreter.execute("SUBMIT(x)").output == 2
     interpreter.shutdown()
     interpreter.reset()
@@ -145,12 +145,12 @@ def test_files_are_uploaded_and_downloaded_without_following_links(make: Make, t
         assert interpreter.execute(dedent(code)).outputs == {"answer": 42, "text": "é"}
         assert interpreter.download("out.bin") == b"\x00\xff" * 3
         for path, reason in {
-            "../out.bin": "no path below the sandbox's working folder",
-            "/etc/passwd": "no path below the sandbox's working folder",
+            "../out.bin": "not in the sandbox's working folder",
+            "/etc/passwd": "not in the sandbox's working folder",
             "none": "could not be read",
-            "in": "could not be read|no file that could be read",
-            "pipe": "no file that could be read",
-            "endless": "no file that could be read|is a symbolic link",
+            "in": "could not be read|not a readable file",
+            "pipe": "not a readable file",
+            "endless": "not a readable file|is a symbolic link",
             "large": "it has 269,484,032 bytes or more",
         }.items():
             with pytest.raises(VolumeError, match=reason):

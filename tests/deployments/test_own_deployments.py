@@ -143,15 +143,15 @@ def test_wrong_usage_is_one_sentence_and_creates_nothing(command: Callable[..., 
     Path("big.py").write_text(f"text = {json.dumps('x' * 600_000)}\n")
     named_sweep = (*SWEEP, "--name", "x")
     cases: dict[tuple[str, ...], str] = {
-        ("swep", "train.py", "--grid", "lr=1"): "'swep' is no flow: give batch, ",
+        ("swep", "train.py", "--grid", "lr=1"): "unknown flow 'swep': give batch, ",
         ("--name", "x", "sweep", "train.py"): "'--name' is no flow",
         ("sweep", "nosuch.py", "--name", "x"): "the file nosuch.py cannot be read: No such file",
         ("batch", "train.py", "--inputs", "nosuch.csv", "--name", "x"): "nosuch.csv",
         ("sweep", "train.py", "--name", "x"): "the space is missing",
         SWEEP: "--name",
-        **{(*SWEEP, "--name", name): "is not a name of letters, digits" for name in ("a/b", "x?y", "..", " x", "")},
+        **{(*SWEEP, "--name", name): "is not allowed: use letters, digits" for name in ("a/b", "x?y", "..", " x", "")},
         (*SWEEP, "--name", "local"): "sweep/local is a deployment of rlm-batch's own: give another --name",
-        (*named_sweep, "--cron", "0 2 * *"): "--cron '0 2 * *' is no schedule: give minute, hour",
+        (*named_sweep, "--cron", "0 2 * *"): "--cron '0 2 * *' is not a schedule: give minute, hour",
         (*named_sweep, "--timezone", "Europe/Berlin"): "is no schedule",
         (*named_sweep, "--cron", "0 2 * * *", "--timezone", "Berlin"): "with --timezone 'Berlin' is no schedule",
         (*named_sweep, "--work-pool", "nosuch"): "nosuch",

@@ -192,9 +192,9 @@ def test_a_missing_or_refusing_api_is_a_one_sentence_error(server: str) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Page) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         for url, said in (
-            (f"http://127.1:{urlsplit(server).port}/api", "refuses to be asked by that name"),
-            (f"http://127.0.0.1:{other.server_port}", "is no Prefect API: its address ends in /api"),
-            (f"http://127.0.0.1:{other.server_port}/404", "is no Prefect API: its address ends in /api"),
+            (f"http://127.1:{urlsplit(server).port}/api", "refuses this host name"),
+            (f"http://127.0.0.1:{other.server_port}", "is not a Prefect API, whose address ends in /api"),
+            (f"http://127.0.0.1:{other.server_port}/404", "is not a Prefect API, whose address ends in /api"),
             (f"http://127.0.0.1:{other.server_port}/401", "password: set PREFECT_API_AUTH_STRING=NAME:PASSWORD, or"),
             (
                 f"http://127.0.0.1:{other.server_port}/403",

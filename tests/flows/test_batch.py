@@ -130,7 +130,7 @@ async def test_parameters_too_long_for_prefect_are_stored_in_files(results):
         ({"code": "train.py", "inputs": [{"x": 1}]}, r"'train.py', the name of a file.*Path\('train.py'\).read_text"),
         ({"code": "1", "inputs": []}, "empty"),
         ({"code": "1", "inputs": "nosuch.jsonl"}, "No such file"),
-        ({"code": "1", "inputs": "nosuch.xlsx"}, "neither JSON lines"),
+        ({"code": "1", "inputs": "nosuch.xlsx"}, "is not JSON lines"),
         ({"code": "1", "provider": "nosuch"}, "unknown provider"),
         ({"code": "1", "provider": "local:nosuch"}, "unknown isolation"),
         ({"code": "1", "provider": "local-sandbox/nosuch"}, "no block local-sandbox/nosuch"),
@@ -253,14 +253,14 @@ async def test_provider_options_apply_without_a_saved_block():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"memory": 300}, "the provider local has no option 'memory': did you mean memory_mib?"),
+        ({"memory": 300}, "the provider local has no setting memory: did you mean memory_mib?"),
         ({"memory_mib": 3}, "memory_mib: Input should be greater than or equal to 64"),
-        ({"memory_mib": 10**19}, "MiB are more than a system can count"),
+        ({"memory_mib": 10**19}, "MiB is too much: use at most"),
         ({"packages": ["git+https://host/x"]}, "packages"),
-        ({"repo_token": "hidden"}, "repo_token is no option of a single run: it is a secret"),
-        ({"environment": {"KEY": "hidden"}}, "environment is no option of a single run"),
-        ({"max_sandboxes": 50}, "max_sandboxes is no option of a single run"),
-        ({"isolation": "none"}, "isolation is no option of a single run"),
+        ({"repo_token": "hidden"}, "repo_token cannot be set for one run, because a flow run shows its parameters"),
+        ({"environment": {"KEY": "hidden"}}, "environment cannot be set for one run"),
+        ({"max_sandboxes": 50}, "max_sandboxes cannot be set for one run"),
+        ({"isolation": "none"}, "isolation is chosen with provider"),
     ],
 )
 async def test_unknown_provider_options_are_refused_with_one_sentence(options, message):
@@ -279,7 +279,7 @@ async def test_a_run_cannot_change_the_address_that_gets_secrets():
         ("daytona-sandbox/with-key", {"api_url": "http://127.0.0.1:9/api"}),
         ("daytona", {"api_url": "http://127.0.0.1:9/api"}),
     ):
-        with pytest.raises(ConfigurationError, match="is no option of a single run"):
+        with pytest.raises(ConfigurationError, match="cannot be set for one run"):
             await batch(["SUBMIT()"], provider=provider, provider_options=options)
 
 

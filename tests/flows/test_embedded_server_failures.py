@@ -127,7 +127,7 @@ def test_an_invalid_database_is_reported_at_the_start(home: Path, run: Run) -> N
     sentence = read_sentence(run(home))
     assert "Prefect's embedded server did not start: sqlalchemy.exc.DatabaseError" in sentence
     assert "file is not a database" in sentence
-    assert f"its log is {home}/embedded-server.log). Nothing was run: look at PREFECT_HOME" in sentence
+    assert f"its log is {home}/embedded-server.log). Nothing ran: check PREFECT_HOME" in sentence
 
 
 def test_a_killed_program_leaves_no_server(

@@ -145,7 +145,7 @@ async def test_a_block_of_a_directory_stores_results_there(server: str, tmp_path
         ({"results_path": "block://remote-file-system/nosuch/job"}, "there is no block remote-file-system/nosuch"),
         ({"results_path": "s3://no-such-bucket/job"}, "bucket does not exist"),
         ({"inputs": "s3://results/nosuch.jsonl"}, "the input file s3://results/nosuch.jsonl cannot be read"),
-        ({"inputs": "nosuch://results/nosuch.jsonl"}, "no location of the kind nosuch://"),
+        ({"inputs": "nosuch://results/nosuch.jsonl"}, "unknown kind of location nosuch://"),
         ({"code": "@s3://results/nosuch.txt", "inputs": None}, "the code in s3://results/nosuch.txt cannot be read"),
     ],
 )

@@ -123,7 +123,7 @@ async def test_with_a_seed_random_numbers_depend_only_on_the_executions_number(t
 
 async def test_an_invalid_prepare_is_refused_with_a_sentence(results):
     refused: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"prepare_seed": 1}, "prepare_seed goes with prepare"),
+        ({"prepare_seed": 1}, "prepare_seed needs prepare: pass both, or leave"),
         ({"prepare": "  \n"}, "prepare is empty"),
     )
     for wrong, said in refused:
@@ -155,11 +155,11 @@ SUBMIT(total=sum(data))
 @pytest.mark.full
 async def test_sandboxes_too_small_for_prepare_are_refused(results):
     refused: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
-        ({"processes": 2}, {}, "processes is 2, and prepare takes 3"),
+        ({"processes": 2}, {}, "processes is 2, and prepare needs 3 or more"),
         (
             {"lifetime": 60},
             {"prepare_timeout": 50},
-            "50 s and an execution then 20 s, and a sandbox's lifetime is 60 s",
+            "together exceed the sandbox's lifetime of 60 s",
         ),
     )
     for fields, more, said in refused:

@@ -124,9 +124,12 @@ async def test_parallel_queries_do_not_fail_on_an_unused_budget(chat, limits):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"language_model": "openai/no-such-model", "max_cost": 1.0}, "no price of the model openai/no-such-model"),
+        (
+            {"language_model": "openai/no-such-model", "max_cost": 1.0},
+            "the price of the model openai/no-such-model is unknown",
+        ),
         ({"language_model": "language-model/nosuch"}, "no block language-model/nosuch"),
-        ({"language_model": NAME, "max_llm_calls": 0}, f"no call of the model {NAME} can be made: .* max_llm_calls"),
+        ({"language_model": NAME, "max_llm_calls": 0}, f"the model {NAME} cannot be called: .* max_llm_calls"),
         ({"language_model": NAME, "max_cost": 0.005}, r"could cost \$0.009830, and of \$0.005 .* raise max_cost"),
     ],
 )

@@ -33,7 +33,7 @@ async def test_the_fifth_step_sees_definitions_of_the_first():
 async def test_no_step_runs_after_a_failed_one():
     steps = ["x = 1", "raise ValueError('broken')", "open('/dev/null').read(); SUBMIT(x=x)", "SUBMIT(x=x)"]
     with pytest.raises(
-        ExecutionsFailed, match="1 of 4 steps failed and 2 not run, first number 1 with CodeError"
+        ExecutionsFailed, match="1 of 4 steps failed and 2 did not run, the first is number 1: CodeError"
     ) as ended:
         await sequence(steps)
     first, failed, *rest = ended.value.results
@@ -55,7 +55,7 @@ async def test_a_step_that_kills_the_interpreter_reports_lost_state(stop_on_erro
     steps = ["x = 1", "import os; os._exit(3)", "SUBMIT(x=x)", "SUBMIT(x=x)"]
     outcomes = await sequence(steps, stop_on_error=stop_on_error, on_failure="return")
     assert isinstance(outcomes[1].error, CodeCrashed)
-    assert "The state that earlier executions had left is lost" in str(outcomes[1].error)
+    assert "The state of earlier executions is lost" in str(outcomes[1].error)
     rest = [type(outcome.error) for outcome in outcomes[2:]]
     assert rest == ([NotRun, NotRun] if stop_on_error else [StateLost, StateLost])
 

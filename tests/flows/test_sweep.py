@@ -60,7 +60,7 @@ async def test_an_invalid_space_is_refused_with_one_sentence(space, message):
 async def test_a_missing_objective_lists_the_submitted_fields():
     with pytest.raises(ConfigurationError, match="none submitted it: they submitted lr, batch_size, loss"):
         await sweep(CODE, GRID, objective="los")
-    with pytest.raises(ConfigurationError, match="none of them called SUBMIT"):
+    with pytest.raises(ConfigurationError, match="none called SUBMIT with a field"):
         await sweep("pass", {"x": [1]}, objective="loss")
     for value, message in (
         ("'0.5'", r"loss is text. Submit float\(loss\), or name another objective"),

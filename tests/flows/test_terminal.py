@@ -62,5 +62,5 @@ def test_text_from_code_is_never_a_terminal_command(tmp_path: Path, volumes: Pat
     assert out == escape_text(out, keep="\n\t")
     assert err == escape_text(err, keep="\n\t")
     assert out.count("a message \\x1b]0;owned") > 2
-    assert err.rpartition("ExecutionsFailed: ")[2].startswith("5 of 5 executions failed, first number 0")
-    assert "on the volume was written by the chunks" in err
+    assert err.rpartition("ExecutionsFailed: ")[2].startswith("5 of 5 executions failed, the first is number 0")
+    assert "on the volume, and only the last content remains" in err

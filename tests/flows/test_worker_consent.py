@@ -269,7 +269,7 @@ def test_a_store_is_not_a_path_of_the_host() -> None:
     with fsspec.open("memory://bucket/x.jsonl", "w") as file:
         file.write('{"id": 1}')  # type: ignore[union-attr]
     assert READERS["inputs"]("memory://bucket/x.jsonl") == [("SUBMIT(id)", {"id": 1})]
-    with pytest.raises(ConfigurationError, match="several locations in one"):
+    with pytest.raises(ConfigurationError, match="contains several locations: give one, such as"):
         READERS["inputs"]("simplecache::memory://bucket/x.jsonl")
 
 
@@ -350,7 +350,7 @@ async def test_volumes_are_below_the_workers_root_or_allowed_paths(
         await from_options.open(from_options.labels(""))
     assert not root.exists()
     for name in ("../elsewhere", "a/b", "/etc", ".."):
-        with pytest.raises(ConfigurationError, match="is no name of a volume"):
+        with pytest.raises(ConfigurationError, match="is not the name of a volume: use at most 100"):
             await (await resolve_provider("local")).volume(name)
     below = await LocalSandbox(volume_root=str(volumes / "mine")).volume("v")
     assert below.path == volumes / "mine" / "v"  # type: ignore[attr-defined]

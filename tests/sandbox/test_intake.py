@@ -189,7 +189,7 @@ def test_code_that_floods_the_host_with_calls_is_ended_with_a_sentence(is_sync: 
                 assert (await interpreter.execute("SUBMIT(x=1)")).x == 1
 
     try:
-        with pytest.raises(CodeCrashed, match="more than 10,256 times without waiting for an answer: call fewer"):
+        with pytest.raises(CodeCrashed, match="more than 10,256 times without waiting for an answer: make fewer"):
             run_in_script() if is_sync else asyncio.run(run())
     finally:
         gate.set()
@@ -203,7 +203,7 @@ async def test_unread_answers_end_the_execution_before_memory_fills(
     code = f"{CALL}\nfor _ in range(150): call()\ntime.sleep(1000)"
     tools = {"ask": lambda: "x" * 1_000_000}
     async with LocalSandbox(isolation="none").interpreter(tools=tools) as interpreter:
-        with pytest.raises(CodeCrashed, match="bytes of answers unread: call a function of the host and wait"):
+        with pytest.raises(CodeCrashed, match="bytes of answers unread: wait for each answer of a host function"):
             await interpreter.execute(code)
         assert max(read_memory(pid, "VmHWM") for pid in set(processes()) - before) < 120 * 1024
         assert (await interpreter.execute("SUBMIT(1)")).output == 1

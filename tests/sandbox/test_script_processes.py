@@ -20,7 +20,7 @@ def test_a_forked_script_must_open_a_new_interpreter(script: Run) -> None:
                     try:
                         use()
                     except Exception as error:
-                        print(type(error).__name__, "of which this one is a fork" in str(error), flush=True)
+                        print(type(error).__name__, "of this forked process" in str(error), flush=True)
                 interpreter.shutdown()
                 with interpreter:
                     print(interpreter.execute("'x' in globals()").meta.value, flush=True)
@@ -57,7 +57,10 @@ def test_a_host_without_free_threads_raises_a_sentence_and_keeps_the_sandbox(scr
     out, errors = process.communicate(timeout=PATIENCE)
     *refused, last = out.splitlines()
     assert (len(refused), last) == (2, "2"), errors
-    assert all("no room for another thread" in line and "use fewer workers" in line for line in refused)
+    assert all(
+        "cannot start another thread" in line and "this process cannot open more files, and each" in line
+        for line in refused
+    )
 
 
 @pytest.mark.strongest_first

@@ -15,7 +15,7 @@ from ....sandbox.errors import SandboxStartError
 from ....sandbox.wire.pipes import READ_BYTES, widen_pipe
 
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # no free descriptors, memory or processes
-SHORTAGE_HINT = "Let this process have more (ulimit -n, ulimit -u, ulimit -v), or use fewer workers"
+SHORTAGE_HINT = "Raise the limits of this process (ulimit -n, -u, -v), or use fewer workers"
 PIPE_BYTES = 256 * 1024  # size of the wire's pipe; above 64 MiB per user the kernel makes new pipes small
 # The variables that Python reads when it starts. The code's processes get them too.
 START_ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}

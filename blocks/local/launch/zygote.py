@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from ....sandbox.caller import name_parameter
 from ....sandbox.driver_bundle import ZYGOTE_MODULES, build_driver_code
 from ....sandbox.errors import SandboxStartError
 from ....sandbox.wire.process_table import read_process
@@ -84,7 +85,7 @@ class Zygote:
             words = self._process.communicate()[1].decode("utf-8", "replace").strip()[-2000:]
             self.end()
             was_killed = self._process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
-            raise ZygoteError(words or "it ended at once, or was not ready in time", is_lasting=not was_killed)
+            raise ZygoteError(words or "it was not ready in time", is_lasting=not was_killed)
         control.setblocking(False)
 
     @property
@@ -136,8 +137,8 @@ class Zygote:
             for fd in fds:
                 os.close(fd)
             raise SandboxStartError(
-                f"no pipes for a sandbox could be made: {error.strerror}. Let this process open more files "
-                "(ulimit -n), or use fewer workers"
+                f"a sandbox's pipes could not be created: {error.strerror}. Raise the limit of open files "
+                f"(ulimit -n), or lower {name_parameter('max_workers')}"
             ) from error
         its_stdin, stdin, stdout, its_stdout, stderr, its_stderr = fds
         pipes = os.fdopen(stdin, "wb", 0), os.fdopen(stdout, "rb", 0), os.fdopen(stderr, "rb", 0)
@@ -172,7 +173,7 @@ class Zygote:
                 await asyncio.sleep(SEND_RETRY_SECONDS)
             except OSError as error:
                 raise ZygoteError(f"it has ended: {error.strerror}") from error
-        raise ZygoteError(f"it has taken no request for {START_TIMEOUT_SECONDS:g} s")
+        raise ZygoteError(f"it answered no request for {START_TIMEOUT_SECONDS:g} s")
 
 
 class ForkedProcess(DriverProcess):
@@ -216,9 +217,9 @@ class ForkedProcess(DriverProcess):
             await wait_readable(self._status.fileno(), deadline - time.monotonic())
             self._read_status()
         if not self._pid:
-            late = f"it did not stand after {START_TIMEOUT_SECONDS:g} s"
-            why = self._failure or (late if self._exit_code is None else "it ended before it stood")
-            raise SandboxStartError(f"the sandbox could not be forked from its zygote: {why}. Ask rlm-batch doctor")
+            late = f"it did not start within {START_TIMEOUT_SECONDS:g} s"
+            why = self._failure or (late if self._exit_code is None else "it ended before it started")
+            raise SandboxStartError(f"the sandbox could not be started: {why}. See rlm-batch doctor")
         return self._pid
 
     def _read_status(self) -> None:

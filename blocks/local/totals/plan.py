@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 
+from ....sandbox.caller import name_parameter
 from ....sandbox.errors import ConfigurationError
 from ..settings import LocalSettings
 from .cgroups import MIB, find_parents
@@ -38,9 +39,9 @@ def plan_totals(settings: LocalSettings, level: str) -> TotalsPlan:
             grouped[controller] = limit * MIB if controller == "memory" else limit
         elif controller == "cpu":
             raise ConfigurationError(
-                f"cpus={limit:g} takes control groups that this process may make, with the cpu controller, and there "
-                "are none here: run it as a service with Delegate=yes (systemd-run --user -p Delegate=yes), or leave "
-                "cpus out"
+                f"{name_parameter('cpus')} is {limit:g}, and needs control groups with the cpu "
+                "controller, which this process cannot create: run it with systemd-run --user -p "
+                f"Delegate=yes, or leave {name_parameter('cpus')} out"
             )
         else:
             watched[OPTIONS[controller]] = int(limit)

@@ -149,7 +149,7 @@ class Watcher:
                 try:
                     sandbox.check(processes)
                 except Exception as error:  # noqa: BLE001 - one sandbox's error must not leave the others unwatched
-                    log.warning("the limits of a local sandbox could not be looked at: %r", error)
+                    log.warning("the limits of a local sandbox could not be checked: %r", error)
             spent = time.thread_time() - started  # CPU time, without waits on a busy machine
             time.sleep(max(INTERVAL_SECONDS, spent / MAX_SHARE))
 

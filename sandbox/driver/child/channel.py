@@ -53,7 +53,7 @@ def place_descriptors(ends: list[int]) -> list[int]:
 
 def report_unconfined(error: OSError) -> NoReturn:
     """Report on the channel that the calling process could not be confined, and exit: no code may run in it."""
-    message = dumps({"message": f"the confinement could not be had: {error.strerror or error}"}).encode()
+    message = dumps({"message": f"the confinement could not be set up: {error.strerror or error}"}).encode()
     os.write(CHANNEL_OUT, encode_frame({"op": "end", "status": "setup"}, message))
     os._exit(0)
 
@@ -244,7 +244,7 @@ class Channel:
     def check_process(self, name: str) -> None:
         """Raise RuntimeError in a process that the code has forked."""
         if os.getpid() != self.process_id:
-            raise RuntimeError(f"{name} works in the code's own process only: hand the value back to it first")
+            raise RuntimeError(f"{name} works only in the code's main process: return the value to it first")
 
     def call_host(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the host's function and return its value. Raises the host's exception, or ToolError."""
@@ -255,7 +255,9 @@ class Channel:
         except NotJsonError as error:
             raise TypeError(f"{name}: {error}") from None
         if len(body) > MAX_CALL_BYTES:
-            raise ValueError(f"{name} was given {len(body):,} bytes, more than {MAX_CALL_BYTES:,}: pass a path instead")
+            raise ValueError(
+                f"{name} was given {len(body):,} bytes, and takes at most {MAX_CALL_BYTES:,}: pass a path instead"
+            )
         if has_too_many_containers(arguments, body):
             raise ValueError(f"{name} was given more than {MAX_CONTAINERS:,} lists and dicts: pass a path instead")
         waiter = Waiter()

@@ -33,7 +33,7 @@ FORMS = {"_repr_html_": "text/html", "_repr_svg_": "image/svg+xml", "_repr_png_"
 PLAIN_TYPES = frozenset((int, float, bool, str, list, dict, tuple, bytes))  # types without a form besides `repr`
 SIZED_TYPES = (str, bytes, list, tuple, dict)
 MAX_NOTE_CHARACTERS = MAX_NOTE_BYTES // 6 - len(TEXT)  # a character takes at most 6 bytes of JSON
-MORE = f"an execution shows {MAX_DISPLAYS_BYTES // 1024 // 1024} MiB and {MAX_DISPLAYS:,} displays at most"
+MORE = f"an execution may display {MAX_DISPLAYS_BYTES // 1024 // 1024} MiB and {MAX_DISPLAYS:,} displays"
 
 
 class Displays:
@@ -76,7 +76,7 @@ class Displays:
                 self.display(figure)
                 pyplot.close(figure)
         except Exception as error:
-            _complain(f"the figures that are open could not be shown: {_describe_error(error)}")
+            _complain(f"the open figures could not be displayed: {_describe_error(error)}")
 
     def _send_bundle(self, bundle: dict[str, Any]) -> None:
         """Send the forms that fit, with a note in the text on those left out."""
@@ -85,7 +85,7 @@ class Displays:
             return
         left_out: list[str] = []
         if self._count == MAX_DISPLAYS:
-            bundle, left_out = {}, ["this display and those that follow"]
+            bundle, left_out = {}, ["this display and the following ones"]
         # A display and its note go in one frame.
         room = min(MAX_DISPLAYS_BYTES - self._bytes, MAX_DISPLAYS_BYTES - MAX_NOTE_BYTES)
         body = b""

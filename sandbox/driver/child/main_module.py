@@ -193,7 +193,7 @@ class MainModule:
                         if not self._start_path and self._write(path, program):
                             self._start_path = path
                     if not self._start_path:
-                        raise OSError("no file for the processes' program can be written: free some disk")
+                        raise OSError("the program of the other processes cannot be written: free some disk")
                 data["init_main_from_path"] = self._start_path
             return data
 

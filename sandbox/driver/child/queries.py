@@ -121,16 +121,16 @@ def _ask_many(
     context: tuple[Any] | None = None,
 ) -> list[Any]:
     if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):  # type: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"{name}: concurrency is {concurrency!r}: it is 1 or more, or None for the host's own")
+        raise ValueError(f"{name}: concurrency is {concurrency!r}: use 1 or more, or None for the default")
     if on_error not in ("raise", "return"):
-        raise ValueError(f"{name}: on_error is {on_error!r}: it is 'raise' or 'return'")
+        raise ValueError(f"{name}: on_error is {on_error!r}: use 'raise' or 'return'")
     if isinstance(prompts, str):
-        raise TypeError(f"{name}: prompts is one text: it is a list of texts")
+        raise TypeError(f"{name}: prompts is one text: pass a list of texts")
     prompts = list(prompts)
     if len(prompts) > MAX_PROMPTS:
         raise ValueError(
-            f"{name} was given {len(prompts):,} prompts, and takes {MAX_PROMPTS:,} at most: ask in several calls, of "
-            f"prompts[:{MAX_PROMPTS}] and prompts[{MAX_PROMPTS}:]"
+            f"{name} was given {len(prompts):,} prompts, and takes at most {MAX_PROMPTS:,}: split them "
+            "over several calls"
         )
     for index, prompt in enumerate(prompts):
         _check_text(name, f"prompts[{index}]", prompt)
@@ -143,8 +143,9 @@ def _ask_many(
         kinds = {type(error) for error in errors.values()}
         first = min(errors)
         raise (kinds.pop() if len(kinds) == 1 else QueryError)(
-            f"{len(errors)} of {len(answers)} queries failed, first number {first}: {errors[first]} -- the answers "
-            "are in this error's .results, the errors in its .errors, by index; on_error='return' returns both",
+            f"{len(errors)} of {len(answers)} queries failed, first number {first}: {errors[first]} -- "
+            "this error's .results and .errors have the answers and errors by index; on_error='return' "
+            "returns both",
             results,
             errors,
         )
@@ -153,7 +154,7 @@ def _ask_many(
 
 def _check_text(name: str, argument: str, value: Any) -> None:
     if not isinstance(value, str):
-        raise TypeError(f"{name}: {argument} is a {type(value).__name__}: it is a text")
+        raise TypeError(f"{name}: {argument} is a {type(value).__name__}: pass a text")
 
 
 def _ask(
@@ -161,7 +162,7 @@ def _ask(
 ) -> list[Any]:
     """Return answers and unraised errors. `context` has the one value; functions without a context pass None."""
     if call_host is None:
-        raise QueryError(f"{name} has no model to ask: pass language_model= where the code is run")
+        raise QueryError(f"{name} needs a model: set language_model (--language-model)")
     options: dict[str, Any] = {"concurrency": concurrency}
     path = None
     try:
@@ -231,8 +232,8 @@ def _cut(name: str, prompts: list[str]) -> list[list[str]]:
         length = len(dumps(prompt).encode("utf-8", "replace")) + 1
         if length > MAX_PROMPTS_BYTES:
             raise ValueError(
-                f"{name} was given a prompt of {length:,} bytes, more than {MAX_PROMPTS_BYTES:,}: cut it, or hand "
-                "its text to rlm_query as context"
+                f"{name} was given a prompt of {length:,} bytes, and takes at most {MAX_PROMPTS_BYTES:,}: "
+                "cut it, or pass its text to rlm_query as context"
             )
         if parts[-1] and size + length > MAX_PROMPTS_BYTES:
             parts.append([])

@@ -29,7 +29,7 @@ def make_report(call_host: CallHost, end: Callable[[], Any]) -> Callable[[Any, A
         number = _convert("value", value)
         place = _convert("step", step)
         if not _is_finite(place) or place < 0 or int(step) != step:
-            raise ValueError(f"report: step is {step!r}: it is a whole number from 0 on")
+            raise ValueError(f"report: step is {step!r}: use a whole number of at least 0")
         if call_host("report", (number if _is_finite(number) else str(number), int(step)), {}):
             end()
 
@@ -49,6 +49,6 @@ def _convert(name: str, value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"report: {name} is larger than a float holds") from None
+        raise ValueError(f"report: {name} is too large for a float") from None
     except (TypeError, ValueError):
         raise TypeError(f"report: {name} is a {type(value).__name__}: it is a number") from None

@@ -31,10 +31,10 @@ def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected:
     if expected is not None:
         fields = _match_fields(values, fields, [field["name"] for field in expected])
     elif len(values) > 1:
-        raise SubmitError(f"SUBMIT takes one positional value, or fields by name; it was given {len(values)}")
+        raise SubmitError(f"SUBMIT takes one positional value, or fields by name, and was given {len(values)} values")
     elif values:
         if "output" in fields:
-            raise SubmitError("SUBMIT was given 'output' twice, by position and by name")
+            raise SubmitError("SUBMIT was given 'output' by position and by name: give it once")
         fields = {"output": values[0], **fields}
     try:
         return encode_output(fields, expected)
@@ -73,10 +73,10 @@ def _convert_keys(value: Any, depth: int = MAX_SUBMIT_DEPTH) -> Any:
 def _match_fields(values: tuple[Any, ...], fields: dict[str, Any], names: list[str]) -> dict[str, Any]:
     """Return all fields by name; `names` are the names of the positions."""
     if len(values) > len(names):
-        raise SubmitError(f"SUBMIT takes {', '.join(names)}; it was given {len(values)} positional values")
+        raise SubmitError(f"SUBMIT takes {', '.join(names)}, and was given {len(values)} positional values")
     matched = dict(zip(names, values))
     for name, value in fields.items():
         if name in matched:
-            raise SubmitError(f"SUBMIT was given {name!r} twice, by position and by name")
+            raise SubmitError(f"SUBMIT was given {name!r} by position and by name: give it once")
         matched[name] = value
     return matched

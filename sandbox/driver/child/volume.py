@@ -141,26 +141,25 @@ class Volume:
         """Return a path relative to the volume, and its real absolute path. Raises VolumeError if it leads out."""
         if self.root is None:
             raise VolumeError(
-                f"{function} needs a volume, and this sandbox has none: ask for one with volume_name, "
-                "as in volume_name='results'"
+                f"{function} needs a volume: set volume_name (--volume-name), as in volume_name='results'"
             )
         text = os.fspath(path)
         if not isinstance(text, str):  # type: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"{function}: a path is text, not {type(text).__name__}")
+            raise TypeError(f"{function}: a path must be text, not {type(text).__name__}")
         inside = text
         if text.startswith("/"):
             inside = os.path.normpath(text)
             if inside != self.root and not inside.startswith(self.root + "/"):
-                raise VolumeError(f"{text!r} is not on the volume, which is at {self.root}: paths are relative to it")
+                raise VolumeError(f"{text!r} is not on the volume, which is at {self.root}: use a path relative to it")
             inside = inside[len(self.root) + 1 :]
         names = [name for name in inside.split("/") if name not in ("", ".")]
         if ".." in names or ".." in text.split("/"):
-            raise VolumeError(f"{text!r} leaves the volume: name a path in it, without '..'")
+            raise VolumeError(f"{text!r} leaves the volume: use a path in it, without '..'")
         if "\0" in text:
-            raise VolumeError(f"{text!r} is no path: it has a null character")
+            raise VolumeError(f"{text!r} contains a null character: remove it")
         if self._real_root is None:
             if not os.path.isdir(self.root):
-                raise VolumeError(f"the volume is not there: nothing is mounted at {self.root}")
+                raise VolumeError(f"the volume is missing: nothing is mounted at {self.root}")
             self._real_root = os.path.realpath(self.root)
         inside = "/".join(names)
         try:
@@ -180,7 +179,8 @@ class Volume:
                 raise VolumeError(f"{inside!r} was not saved: its text is not UTF-8 ({error.reason})") from None
         elif not isinstance(data, (bytes, bytearray, memoryview)):  # type: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                f"save_to_volume takes text or bytes, not {type(data).__name__}: json.dumps makes text of most values"
+                f"save_to_volume takes text or bytes, not {type(data).__name__}: convert it, for example "
+                "with json.dumps"
             )
         try:
             if real == self._real_root or os.path.isdir(real):
@@ -245,7 +245,7 @@ class Volume:
                 mode = os.fstat(file.fileno()).st_mode
                 if not stat.S_ISREG(mode):
                     kind = "a directory" if stat.S_ISDIR(mode) else "no file"
-                    raise VolumeError(f"{inside!r} is {kind}: list_volume() says what there is")
+                    raise VolumeError(f"{inside!r} is {kind}: list_volume() lists the files")
                 data = file.read()
         except VolumeError:
             raise
@@ -286,15 +286,14 @@ class Volume:
 def _build_error(error: OSError, path: str, function: str) -> VolumeError:
     number = error.errno
     if function != "save_to_volume" and number in (errno.ENOENT, errno.ENOTDIR):
-        return VolumeError(f"there is no {path!r} on the volume: list_volume() says what there is")
+        return VolumeError(f"there is no {path!r} on the volume: list_volume() lists the files")
     if function == "save_to_volume" and number in (errno.EEXIST, errno.ENOTDIR):
         return VolumeError(f"{path!r} could not be saved: one of the directories on its way is a file")
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return VolumeError(f"the volume is full: {path!r} was not saved, and nothing of it is left; make room on it")
+        return VolumeError(f"the volume is full, and {path!r} was not saved: delete files on it")
     if number == errno.EFBIG:
         return VolumeError(
-            f"{path!r} was not saved, and nothing of it is left: it is larger than one file of this sandbox may "
-            "be; cut it into several, or allow more"
+            f"{path!r} was not saved, because it is larger than file_size_mib allows: split it, or raise file_size_mib"
         )
     verb = {"save_to_volume": "saved", "load_from_volume": "read"}.get(function, "listed")
     return VolumeError(f"{path!r} could not be {verb}: {error.strerror or error}")

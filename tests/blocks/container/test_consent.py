@@ -29,16 +29,16 @@ def test_an_image_is_a_name_and_never_a_path() -> None:
     for image in NAMES:
         assert ContainerSandbox(image=image).image == image
     for image in PLACES:
-        with pytest.raises(ValidationError, match="is no name of an image"):
+        with pytest.raises(ValidationError, match="is not the name of an image"):
             ContainerSandbox(image=image)
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"disk_mib": 2000}, "a container's files are in its memory"),
+        ({"disk_mib": 2000}, "may take three quarters of its memory"),
         ({"packages": ["a @ https://host/a.whl"]}, "names a place"),
-        ({"packages": "environment"}, "local sandboxes alone"),
+        ({"packages": "environment"}, "works only in local sandboxes"),
         ({"runtime": "/usr/bin/env"}, "runtime"),
         ({"processes": 5000}, "processes"),
     ],
@@ -50,7 +50,7 @@ def test_impossible_settings_are_refused_with_a_sentence(fields: dict[str, Any],
 
 def test_a_run_cannot_choose_the_engine_or_its_runtime() -> None:
     for name in ("engine", "runtime"):
-        with pytest.raises(ConfigurationError, match=f"{name} is no option of a single run"):
+        with pytest.raises(ConfigurationError, match=f"{name} cannot be set for one run"):
             ContainerSandbox().with_options({name: "docker"})
 
 
@@ -62,10 +62,10 @@ async def test_a_deployments_run_needs_its_workers_consent(
     own_image = container.with_options({"image": name_image(), "packages": ["a-shape"]})
     for provider, words in (
         (ContainerSandbox(network=True), "this worker gives containers no network.*RLM_BATCH_ALLOW_NETWORK=1"),
-        (ContainerSandbox(runtime="bash"), "do not name the runtime 'bash'"),
-        (ContainerSandbox(volume_name="a", volume_root="/etc"), "does not let runs of deployments use /etc"),
-        (ContainerSandbox(repo_url="/srv/repository"), "does not let runs of deployments use"),
-        (own_image, "packages for an image of the run's own"),
+        (ContainerSandbox(runtime="bash"), "may not choose the runtime 'bash'"),
+        (ContainerSandbox(volume_name="a", volume_root="/etc"), "does not let deployments use /etc"),
+        (ContainerSandbox(repo_url="/srv/repository"), "does not let deployments use"),
+        (own_image, "to install packages"),
     ):
         with pytest.raises(ConfigurationError, match=words):
             await provider.open({})

@@ -96,7 +96,7 @@ async def test_reap_deletes_only_our_expired_containers(server: str, container: 
         await container.delete_sandbox(running)
         assert not container_exists(running)
         await container.delete_sandbox(running)  # deleting a missing container is not an error
-        with pytest.raises(ConfigurationError, match="no id of a container"):
+        with pytest.raises(ConfigurationError, match="is not a container of rlm-batch"):
             await container.delete_sandbox("somebody-elses")
     finally:
         run_podman("rm", "--force", "--time", "0", "--ignore", expired, running)

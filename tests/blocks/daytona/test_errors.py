@@ -327,7 +327,7 @@ async def test_a_call_to_a_deleted_sandbox_is_not_retried_until_the_timeout(stan
 async def test_a_key_refused_twice_is_an_error_that_hides_the_key(standin: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"refused the API key \(Invalid credentials\)") as caught:
         await open_and_remove(DaytonaSandbox(api_key=SecretStr("a wrong key")))
-    assert "set api_key on the block, or DAYTONA_API_KEY" in str(caught.value)
+    assert "set DAYTONA_API_KEY, or api_key of the block" in str(caught.value)
     assert "a wrong key" not in str(caught.value)
     assert standin.state()["counts"] == {CREATE: 1, "GET /api/sandbox/*": 2}
 
@@ -380,13 +380,13 @@ def test_credentials_come_from_the_saved_block_named_default(
             {"max_sandboxes": 0},
             {},
             QuotaExceeded,
-            ("limit exceeded. Maximum allowed: 0", "use fewer workers, or raise the account's limits"),
+            ("limit exceeded. Maximum allowed: 0", "wait for other sandboxes, or raise the quota"),
         ),
         (
             {"broken_volumes": ["broken"]},
             {"volume_name": "broken"},
             ConfigurationError,
-            ("'broken' is in the state error (the bucket could not be made)", "name another with volume_name"),
+            ("'broken' is in the state error (the bucket could not be made)", "set volume_name to another"),
         ),
     ],
     ids=["snapshot", "quota", "volume"],
@@ -467,10 +467,10 @@ async def test_a_refusals_message_is_shown_without_json_or_html(
 
 def test_a_block_refuses_invalid_settings_without_showing_a_secret() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"snapshot": "a", "image": "b", "api_key": "hidden"}, "not from both"),
-        ({"memory": 2}, "go with an image"),
-        ({"environment": {"A=B": "hidden"}}, "'A=B' is no name"),
-        ({"environment": {"": "hidden"}}, "'' is no name"),
+        ({"snapshot": "a", "image": "b", "api_key": "hidden"}, "set either snapshot or image"),
+        ({"memory": 2}, "need an image"),
+        ({"environment": {"A=B": "hidden"}}, "'A=B' is not the name"),
+        ({"environment": {"": "hidden"}}, "'' is not the name"),
         ({"environment": {"A": "hidden\0"}}, "value of A has a null"),
     ]
     for fields, message in wrong:

@@ -151,7 +151,7 @@ async def test_losing_a_sandbox_during_setup_is_not_a_configuration_error(
     await DaytonaSandbox().delete_sandbox(box["id"])
     await wait_until_empty(standin)
     go_on(standin)
-    with pytest.raises(SandboxStartError, match="it went away meanwhile"):
+    with pytest.raises(SandboxStartError, match="it disappeared meanwhile"):
         await opening
     assert standin.state()["created"] == 1
 

@@ -120,7 +120,7 @@ def test_a_path_without_modules_is_refused_with_a_sentence(source: Path, monkeyp
     refused: list[tuple[Any, str]] = [
         ("src", "is a list of directories"),
         (["nowhere"], "there is no nowhere on this machine"),
-        (["src/mine.py"], "is a file: name the directory that it is in"),
+        (["src/mine.py"], "is a file: name its directory"),
         (["/"], "is the whole machine"),
         ([" "], "is no path"),
         (["src\0"], "is no path"),
@@ -128,14 +128,14 @@ def test_a_path_without_modules_is_refused_with_a_sentence(source: Path, monkeyp
     for paths, words in refused:
         with pytest.raises(ConfigurationError, match=words):
             LocalInterpreter(python_path=paths)
-    with pytest.raises(ConfigurationError, match="for modules of your own there is python_path"):
+    with pytest.raises(ConfigurationError, match="for your own modules use python_path"):
         LocalInterpreter(packages=["./src"])
     read_python_path([str(source)])
     (source / "data.bin").write_bytes(b"x" * 10)
     for name, most in (("MAX_FILES", 1), ("MAX_BYTES", 20)):
         with monkeypatch.context() as limited:
             limited.setattr(module, name, most)
-            with pytest.raises(ConfigurationError, match="name the directory of the modules alone"):
+            with pytest.raises(ConfigurationError, match="name only directories of modules"):
                 read_python_path([str(source)])
 
 

@@ -107,7 +107,7 @@ async def test_an_answer_that_trickles_in_times_out(chat, monkeypatch):
         litellm_client, "LATE_SECONDS", -59.0
     )  # seconds; with this the client waits 1 s in all, and 60 s between bytes
     chat.rule("for ever", Reply(trickle=True))
-    with pytest.raises(QueryError, match="its answer was not whole after 60 s"):
+    with pytest.raises(QueryError, match="its answer was not complete after 60 s"):
         await ask(model(chat, request_timeout=60, retries=0), "for ever")
 
 
@@ -243,11 +243,11 @@ async def test_the_reserved_maximum_is_never_less_than_a_calls_use(chat):
 
 async def test_a_cost_limit_needs_a_known_price_and_length(chat):
     unknown = model(chat, model="openai/of-my-own", max_tokens=10)
-    with pytest.raises(ConfigurationError, match="no price of the model openai/of-my-own is known"):
+    with pytest.raises(ConfigurationError, match="the price of the model openai/of-my-own is unknown"):
         await open_model_access(unknown, max_cost=1.0)
     unbounded = model(chat, model="openai/mine", input_cost_per_token=0, output_cost_per_token=0)
     for limits in ({"max_cost": 1.0}, {"max_llm_tokens": 1000}):
-        with pytest.raises(ConfigurationError, match=r"how long an answer .* can be"):
+        with pytest.raises(ConfigurationError, match=r"the longest answer .* is unknown"):
             await open_model_access(unbounded, **limits)
     await open_model_access(unknown, max_llm_tokens=1000)
     await open_model_access(model(chat), max_cost=1.0)
@@ -307,7 +307,7 @@ def test_half_a_surrogate_pair_in_one_answer_harms_no_other_answer(chat):
 
 def test_a_block_refuses_an_unknown_option_without_showing_its_value(chat):
     for name in ("stream", "api_key", "timeout"):
-        with pytest.raises(ValidationError, match=f"{name} cannot be among the options") as caught:
+        with pytest.raises(ValidationError, match=f"options cannot contain {name}") as caught:
             model(chat, options={name: "of-a-person"})
         assert "of-a-person" not in str(caught.value)
 
@@ -330,12 +330,12 @@ def test_invalid_limits_are_refused(chat):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": "of-my-own"}, "of-my-own is no model that LiteLLM knows. A name begins with who serves the model"),
+        ({"model": "of-my-own"}, "LiteLLM knows no model 'of-my-own': begin the name with the service"),
         (
             {"sub_model": "groq/llama-3.1-8b-instant"},
-            "no key for the model groq/llama-3.1-8b-instant: set GROQ_API_KEY",
+            "the model groq/llama-3.1-8b-instant needs a key: set GROQ_API_KEY",
         ),
-        ({}, "no key for the model openai/gpt-4o-mini: set OPENAI_API_KEY"),
+        ({}, "the model openai/gpt-4o-mini needs a key: set OPENAI_API_KEY"),
     ],
 )
 def test_an_unknown_model_or_missing_key_is_refused_before_a_sandbox_opens(

@@ -42,7 +42,7 @@ def test_the_error_names_the_kernel_setting_that_forbids_namespaces(tmp_path: Pa
         command, capture_output=True, text=True, check=True, env={**os.environ, "TMPDIR": str(tmp_path)}
     )
     refused, allowed = done.stdout.splitlines()
-    assert "the first sandbox of it failed: the driver did not start" in refused
+    assert "its first sandbox failed: the driver did not start" in refused
     assert "user.max_user_namespaces is 0 here, which forbids namespaces: sudo sysctl -w user.max_user" in refused
     assert "install bubblewrap" not in refused
     assert allowed.startswith("bubblewrap (namespaces")
@@ -53,7 +53,7 @@ def test_the_error_names_the_kernel_setting_that_forbids_namespaces(tmp_path: Pa
     [
         ("kernel/apparmor_restrict_unprivileged_userns", "1", UID_MAP, "load the AppArmor profile for bwrap"),
         ("kernel/unprivileged_userns_clone", "0", UID_MAP, "sudo sysctl -w kernel.unprivileged_userns_clone=1"),
-        ("kernel/apparmor_restrict_unprivileged_userns", "0", UID_MAP, "may make no user namespaces|is a container"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "0", UID_MAP, "may not create user namespaces|is a container"),
         ("kernel/apparmor_restrict_unprivileged_userns", "1", "its image is broken", "^$"),
     ],
 )

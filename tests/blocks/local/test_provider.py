@@ -100,7 +100,7 @@ async def test_auto_rejects_a_level_that_shows_the_hosts_files(
     isolation_level._reasons.clear()
     unknown_machine.setattr(creation, "build_confinement", lambda *_: {"limits": {}})
     for isolation in ("auto", "landlock"):
-        with pytest.raises(ConfigurationError, match="could read a file that it must not see"):
+        with pytest.raises(ConfigurationError, match="could read a file outside"):
             await resolve_level(isolation)  # type: ignore[arg-type]
 
 
@@ -134,7 +134,7 @@ async def test_an_unsupported_system_is_named(
     unknown_machine.setattr(sys, "platform", system)
     if system == "linux":
         unknown_machine.setattr("platform.machine", lambda: machine)
-    with pytest.raises(ConfigurationError, match="Linux" if system != "linux" else "x86_64 and aarch64"):
+    with pytest.raises(ConfigurationError, match="Linux" if system != "linux" else "x86_64 or aarch64"):
         await resolve_level("auto")
 
 
@@ -192,9 +192,7 @@ async def test_the_next_reap_deletes_a_folder_that_took_too_long(
         async with block.interpreter() as interpreter:
             await interpreter.execute("open('left', 'w').close()")
             sandbox = interpreter.sandbox.id
-        assert (
-            f"{sandbox} of a sandbox could not be removed within 0.5 s: rlm-batch reap goes on with it" in caplog.text
-        )
+        assert f"{sandbox} of a sandbox could not be removed within 0.5 s: run rlm-batch reap" in caplog.text
         with pytest.raises(RlmBatchError, match="could not be removed within"):
             await block.delete_sandbox(sandbox)
     monkeypatch.undo()
@@ -216,7 +214,7 @@ async def test_deleting_a_missing_sandbox_changes_nothing(tmp_path: Path, monkey
 
 async def test_only_ids_of_local_sandboxes_are_deleted() -> None:
     for name in ("", "x", "../rlm-batch-x", "rlm-batch-/../x", "/tmp/rlm-batch-x", "rlm-batch-x/../.."):
-        with pytest.raises(ConfigurationError, match="no id of a local sandbox"):
+        with pytest.raises(ConfigurationError, match="is not a local sandbox"):
             await LocalSandbox().delete_sandbox(name)
 
 

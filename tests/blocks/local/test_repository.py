@@ -188,7 +188,7 @@ async def test_a_missing_repository_or_revision_is_a_one_sentence_error(
 @pytest.mark.parametrize("url", ["https://user:hunter2secret@example.com/x.git", "https://:hunter2secret@[::1]:8443/x"])
 def test_an_address_with_a_password_is_refused_and_not_shown(url: str) -> None:
     for make in (LocalSandbox, LocalInterpreter):
-        with pytest.raises((ConfigurationError, ValueError), match="a token over as repo_token") as refused:
+        with pytest.raises((ConfigurationError, ValueError), match="and set repo_token") as refused:
             make(repo_url=url)
         assert "hunter2secret" not in "".join(traceback.format_exception(refused.value))
     with pytest.raises(ConfigurationError, match="repo_token"):
@@ -308,7 +308,10 @@ def test_dependencies_of_a_wheel_are_not_built(needs: str, source: Path, index: 
     put_wheel(index, "harmless", needs.format(folder=source))
     with tarfile.open(index / "source-1.0.tar.gz", "w:gz") as file:
         file.add(source / "setup.py", "source-1.0/setup.py")
-    with pytest.raises(ConfigurationError, match="from wheels alone"), LocalInterpreter(packages=["harmless"]):
+    with (
+        pytest.raises(ConfigurationError, match="Local sandboxes install only wheels"),
+        LocalInterpreter(packages=["harmless"]),
+    ):
         pass
     assert not (tmp_path / "built").exists()
 
@@ -349,5 +352,5 @@ def test_unavailable_packages_are_a_one_sentence_error(index: Path) -> None:
         "pyproject.toml",
         " ",
     ):
-        with pytest.raises(ConfigurationError, match="is no requirement"):
+        with pytest.raises(ConfigurationError, match="is not a requirement"):
             LocalInterpreter(packages=[package]).start()

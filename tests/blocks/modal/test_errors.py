@@ -62,7 +62,7 @@ async def test_an_unavailable_gpu_region_image_or_volume_is_named(modal_sandbox:
     modal_standin.ask("volume", name="of-old", version=1)
     text = await refuse(modal_sandbox(volume_name="of-old"))
     assert "has version v1, not v2" in text
-    assert "Name another with volume_name" in text
+    assert "Set volume_name to another" in text
     assert not modal_standin.ask("state")["sandboxes"]
 
 
@@ -71,7 +71,7 @@ async def test_a_failed_image_build_shows_pips_error(modal_sandbox: Make, modal_
     block = modal_sandbox(packages=[NO_PACKAGE])
     text = await refuse(block)
     assert "No such file or directory: '/nowhere/there_is_none-1.0-py3-none-any.whl'" in text
-    assert "mend `image` or `packages`" in text
+    assert "correct `image` or `packages`" in text
     assert "modal image logs im-" in text
     await refuse(block)  # The block retries, because the user may have fixed the cause.
     assert not modal_standin.ask("state")["counts"].get("SandboxCreateV2")
@@ -99,12 +99,12 @@ async def test_throttling_is_retried_for_a_bounded_time_with_one_warning(
     assert modal_standin.ask("state")["faults"] == {"SandboxCreateV2": 8}
     monkeypatch.setenv("MODAL_MAX_THROTTLE_WAIT", "1")
     modal_standin.ask("faults", rules=[throttled])
-    with pytest.raises(QuotaExceeded, match=r"tried for 1 s, and asks for 0\.2 s more") as caught:
+    with pytest.raises(QuotaExceeded, match=r"Retried for 1 s, and Modal asks for 0\.2 s more") as caught:
         await block.open(block.labels(""))
     assert caught.value.retry_after == pytest.approx(0.2)
     records = [record for record in caplog.records if record.name.startswith(("rlm_batch", "modal"))]
     (line,) = [record.getMessage() for record in records if record.levelno >= logging.WARNING]
-    assert line.startswith("Modal throttles calls, which are made again for a while")
+    assert line.startswith("Modal throttles calls, and they are retried")
     assert "injected RESOURCE_EXHAUSTED" in line
 
 

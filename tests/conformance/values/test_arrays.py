@@ -104,7 +104,7 @@ FOLLOWED: list[tuple[str, Any]] = [
 ]
 REFUSED = [
     ("np.broadcast_to(0, (10**6, 10**6))", "1,000,000,000,000 items"),
-    ("np.zeros(400_000)", "bytes of JSON, more than"),
+    ("np.zeros(400_000)", "save the data to the volume with save_to_volume"),
 ]
 
 

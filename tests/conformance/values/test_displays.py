@@ -83,11 +83,11 @@ async def test_a_too_large_value_or_display_is_truncated_and_named(interpreter: 
     assert [len(bundle["image/png"]) for bundle in first] == [1_333_336] * 3
     for bundle in (*first, fourth, last):
         assert "text/html of 100,000,000 bytes" in bundle["text/plain"]
-        assert "an execution shows 4 MiB and 1,000 displays at most" in bundle["text/plain"]
+        assert "an execution may display 4 MiB and 1,000 displays" in bundle["text/plain"]
     assert all("image/png of 1,333,336 bytes" in bundle["text/plain"] for bundle in (fourth, last))
     displays = (await run(interpreter, "for number in range(3000): display(number)")).meta.displays
     assert [displays[0], displays[998], len(displays)] == [{"text/plain": "0"}, {"text/plain": "998"}, 1000]
-    assert displays[-1]["text/plain"].startswith("[left out: this display and those that follow; ")
+    assert displays[-1]["text/plain"].startswith("[left out: this display and the following ones; ")
 
 
 async def test_a_repr_that_ends_its_process_ends_only_its_execution(interpreter: Interpreter) -> None:

@@ -37,7 +37,7 @@ async def test_an_error_names_variables_that_code_cannot_use(interpreter: Interp
         with pytest.raises(ConfigurationError, match="rename it"):
             await interpreter.execute("SUBMIT()", {name: 1})
     for name in ("SUBMIT", "ask"):
-        with pytest.raises(ConfigurationError, match=f"'{name}' would hide a function"):
+        with pytest.raises(ConfigurationError, match=f"'{name}the tool ' has the name of a"):
             await interpreter.execute("SUBMIT()", {name: 1})
     with pytest.raises(ConfigurationError):
         await interpreter.execute("SUBMIT()", {1: 1})  # type: ignore[dict-item]
@@ -90,7 +90,7 @@ async def test_encoded_variables_behave_like_other_variables(interpreter: Interp
         assert result.outputs == {"x": 1, "y": [size, "é", [math.inf]], "z": "nan", "left": []}
         assert result.meta.variables == {"x": 1}
     assert (await interpreter.execute("SUBMIT(y)", encoded={"y": encode_variable([1])})).output == [1]
-    with pytest.raises(ConfigurationError, match="'a b' is no name"):
+    with pytest.raises(ConfigurationError, match="'a b' has a name"):
         await interpreter.execute("pass", encoded={"a b": encode_variable(1)})
 
 

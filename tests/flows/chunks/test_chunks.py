@@ -119,17 +119,17 @@ async def test_large_chunks_and_results_use_files_and_the_same_names():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({}, "one of the two"),
-        ({"chunks": {"a": 1}, "data": [1], "chunk_size": 1}, "one of the two"),
+        ({}, "pass either chunks"),
+        ({"chunks": {"a": 1}, "data": [1], "chunk_size": 1}, "pass either chunks"),
         ({"data": [1]}, "chunk_size is missing"),
-        ({"chunks": {"a": 1}, "chunk_size": 2}, "chunk_size goes with data"),
+        ({"chunks": {"a": 1}, "chunk_size": 2}, "chunk_size needs data"),
         ({"chunks": {}}, "empty"),
         ({"data": [], "chunk_size": 1}, "empty"),
         ({"chunks": {1: "a", "1": "b"}}, "the same id"),
-        ({"chunks": "{here}/rows.jsonl"}, "a chunk has id and data"),
-        ({"chunks": "{here}/twice.jsonl"}, "which an earlier one has too"),
-        ({"chunks": "{here}/null.jsonl"}, "is no chunk id"),
-        ({"chunks": {"a": 1}, "volume_name": "../x"}, "no name of a volume"),
+        ({"chunks": "{here}/rows.jsonl"}, "a chunk needs id and data"),
+        ({"chunks": "{here}/twice.jsonl"}, "like an earlier one"),
+        ({"chunks": "{here}/null.jsonl"}, "is not a chunk id"),
+        ({"chunks": {"a": 1}, "volume_name": "../x"}, "not the name of a volume"),
     ],
 )
 async def test_invalid_input_is_refused_with_one_sentence(tmp_path, parameters, message):
@@ -155,15 +155,15 @@ save_to_volume(f"own/{chunk_id}", "x")
     with caplog.at_level("WARNING"):
         report = await chunks(code, {"a": 1, "b": 2, "c": 3}, volume_name="overlap")
     assert report.overlaps == {"same.txt": ["a", "b", "c"]}
-    assert any(
-        "same.txt on the volume was written by the chunks a, b, c" in line.getMessage() for line in caplog.records
-    )
+    assert any("several chunks (a, b, c) wrote same.txt on the volume" in line.getMessage() for line in caplog.records)
 
 
 async def test_a_failed_chunk_prevents_the_reduction():
     code = "if not data: load_from_volume('x')\nSUBMIT(y=1 / (data - 1))"
     jobs = {"a": 2, "b": 1, "c": 0}
-    with pytest.raises(ExecutionsFailed, match="2 of 4 executions failed and 1 not run, first number 1") as caught:
+    with pytest.raises(
+        ExecutionsFailed, match="2 of 4 executions failed and 1 did not run, the first is number 1"
+    ) as caught:
         await chunks(code, jobs, reduce="SUBMIT(n=len(results))")
     result, broken, volumeless, reduction = caught.value.results
     assert result.y == 1

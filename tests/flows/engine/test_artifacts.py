@@ -162,7 +162,7 @@ async def test_long_output_is_truncated_in_the_log_and_logging_can_be_disabled(r
     messages = [record.message for record in await logs(run_id)]
     assert len(messages) == 201
     assert max(map(len, messages)) < 1100
-    assert any(re.search(r"\d+ more lines are not in this log", message) for message in messages)
+    assert any(re.search(r"\d+ more lines are left out of this log", message) for message in messages)
     await batch([code], log_output=False)
     (other,) = [folder.name for folder in results.iterdir() if folder.name != run_id]
     assert await logs(other) == []

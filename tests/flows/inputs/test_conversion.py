@@ -42,7 +42,7 @@ def test_a_file_name_instead_of_code_is_refused_without_a_server(flow: Any, para
     with pytest.raises(ConfigurationError) as caught:
         flow.sync(**parameters)
     assert str(caught.value) == (
-        "the code is 'hello.py', the name of a file: pass the text that is in it, as in Path('hello.py').read_text()"
+        "the code is 'hello.py', the name of a file: pass its text, as in Path('hello.py').read_text()"
     )
 
 
@@ -54,7 +54,7 @@ def test_a_file_name_instead_of_code_is_refused_without_a_server(flow: Any, para
         (batch, {"code": 7, "on_failure": "ignore"}, r"code.*; on_failure: Input should be 'raise' or 'return'"),
         (sequence, {"steps": 3, "python_path": 3}, r"steps.*; python_path: Input should be a valid list"),
         (sweep, {"code": "", "grid": {}, "mounts": ["/data"]}, r"mounts: Input should be a valid dictionary"),
-        (chunks, {"code": "", "data": [1], "mounts": {"/usr": "."}}, r"/usr is a place that a sandbox needs"),
+        (chunks, {"code": "", "data": [1], "mounts": {"/usr": "."}}, r"/usr is used by the sandbox itself"),
         (batch, {"code": '{"x": 1}\n{"x": 2}\n'}, r"the code is lines of JSON.*pass them as inputs"),
         (batch, {"code": "SUBMIT('\ud800')"}, r"code has text with a lone surrogate"),
         (
@@ -125,12 +125,12 @@ def test_the_suggested_fix_for_a_value_works(flow: Any, name: str, text: str) ->
     names[name] = eval(text, names)
     with pytest.raises(ConfigurationError, match="hand over") as caught:
         flow.sync(**options, **{name: names[name]})
-    remedy = str(caught.value).partition(": hand over ")[2]
+    remedy = str(caught.value).partition(": use ")[2]
     place = next(word for word in re.findall(name + r"(?:\[[^\]]*\])*", remedy))
     names[name] = eval(text, names)  # the first call consumed iterators
     exec(f"{place} = {remedy}", names)
     # No server is running, so a valid call fails only there; a name such as "0" is refused with another remedy.
-    with pytest.raises(ConfigurationError, match=r"PREFECT_API_URL|is no name that Python code could use: rename it"):
+    with pytest.raises(ConfigurationError, match=r"PREFECT_API_URL|a name that Python code cannot use: rename it"):
         flow.sync(**options, **{name: names[name]})
 
 
@@ -174,12 +174,12 @@ def test_a_deployments_run_reads_code_from_allowed_absolute_paths(
     file.write_bytes(b"\xef\xbb\xbfSUBMIT(y=x)\r\n")
     assert read_text_reference(f"@{file}") == "SUBMIT(y=x)\n"
     for place, reason in (
-        ("slow.py", r"'slow\.py', which is no absolute path.* @/DIRECTORY/slow\.py"),
-        ("./code/slow.txt", "no absolute path"),
+        ("slow.py", r"'slow\.py' is not an absolute path.* @/DIRECTORY/slow\.py"),
+        ("./code/slow.txt", "not an absolute path"),
         (f"{file}.old", r"the code in /.*slow\.py\.old cannot be read: No such file"),
         (str(tmp_path), "cannot be read: "),
-        (str(numbers), "each of its lines is a text"),
-        (str(unknown), r"unknown\.py declares an encoding that Python does not know"),
+        (str(numbers), "each line must be a text in JSON"),
+        (str(unknown), r"unknown\.py declares an unknown encoding"),
         (str(wide), r"wide\.py is UTF-16.*iconv -f UTF-16 -t UTF-8"),
     ):
         for read in (plan_batch, read_text_reference, lambda text: plan_steps([text])):
@@ -227,5 +227,5 @@ def check_code() -> None:
         *sequence.sync(["x = 1", "# \0"], on_failure="return", provider="local:none")[1:],
     ]
     assert [type(outcome.error) for outcome in one if isinstance(outcome, Failure)] == [CodeSyntaxError] * 2
-    with pytest.raises(ConfigurationError, match="prepare has a NUL character"):
+    with pytest.raises(ConfigurationError, match="prepare contains a NUL character"):
         batch.sync("SUBMIT()", prepare="x = '\0'", provider="local:none")

@@ -112,14 +112,14 @@ MISFITS: list[tuple[str | bytes, Any, list[str]]] = [
     ("n,x\n1,2\n3,2.5\n", {"x": "int"}, ["line 3", "'2.5' is no int"]),
     ("n,x\n1,2\n3,1_000\n", {"x": "int"}, ["line 3", "'1_000' is no int"]),
     ('n,x\n"1\n\n",2\n3,b\n', {"x": "float"}, ["line 5", "'b' is no float"]),
-    ("n,x\n1,2\n3,4,5\n", None, ["line 3", "not as many cells as the header: 3, and there 2: n, x"]),
+    ("n,x\n1,2\n3,4,5\n", None, ["line 3", "has 3 cells, and the header has 2: n, x"]),
     ("n,x\n1,2\n3\n4,5,6\n", None, ["line 3"]),
     ("n,x\n1,2\n\n3,4\n5\n", None, ["line 5"]),
     ("n,x\n1,nan\n3,12e4567\n", {"x": "float"}, ["line 3", "'12e4567' is no float"]),
     ("n,x\n1,-inf\n3,-1e-4567\n", {"x": "float"}, ["line 3", "'-1e-4567' is no float"]),
     (b"n,x\n1,a\n2,b\n3,\xe9t\xe9\n", None, ["line 4", "is not UTF-8", "iconv"]),
     (b"n,\xe9\n1,a\n", None, ["line 1", "is not UTF-8"]),
-    ('n,x\n1,"2\n3,4\n', None, ["no CSV that can be read", "unexpected end of data"]),
+    ('n,x\n1,"2\n3,4\n', None, ["is not CSV", "unexpected end of data"]),
     ("n,n\n1,2\n", None, ["'n' twice"]),
     ("n,x\n1,2\n", {"y": "int"}, ["'y'", "it has n, x"]),
 ]
@@ -151,15 +151,15 @@ def test_trailing_empty_rows_are_ignored_and_inner_ones_are_executions(tmp_path:
         {"x": 3, "y": 4},
     ]
     (tmp_path / "in.csv").write_text("x,y\n,\n")
-    with pytest.raises(ConfigurationError, match="is empty: there is nothing to run"):
+    with pytest.raises(ConfigurationError, match="is empty: give at least one"):
         read_inputs(str(tmp_path / "in.csv"))
 
 
 def test_variable_names_in_a_list_are_checked_and_a_text_is_a_path(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"inputs: the variable '0' is no name .*: rename it"):
+    with pytest.raises(ConfigurationError, match=r"inputs: the variable '0' has a name .*: rename it"):
         read_inputs([{"x": 1}, {"0": 1}])
     for text in ('[{"x":0.5}]', "x=1,2", str(tmp_path / "data.txt")):
-        with pytest.raises(ConfigurationError, match="there is no such file, and a text is the path of one"):
+        with pytest.raises(ConfigurationError, match="the file does not exist, and a text is taken as a path"):
             read_inputs(text)
 
 
@@ -172,19 +172,19 @@ LIKELY_CAUSES: list[tuple[str, bytes, str]] = [
     ("in.csv", b",x\n0,1\n", "column 1 has no name, as pandas writes its index: save without it"),
     ("in.csv", b"Unnamed: 0,x\n0,1\n", "column 1 has no name"),
     ("in.csv", b"x,y,\n1,2,\n", "column 3 has no name: drop it"),
-    ("in.csv", b"0.1,32\n0.2,64\n", "0.1 is no name of a variable. Put a line of names before the data"),
-    ("in.csv", b"-1.5 2e3\n1 2\n", "-1.5 2e3 is no name of a variable. Put a line of names before the data"),
+    ("in.csv", b"0.1,32\n0.2,64\n", "0.1 cannot be the name of a variable: put a line of names before the data"),
+    ("in.csv", b"-1.5 2e3\n1 2\n", "-1.5 2e3 cannot be the name of a variable: put a line of names before the data"),
     ("in.csv", b'{"x": 1}\n', "if the file is JSON lines, call it NAME.jsonl"),
-    ("in.csv", b"<!DOCTYPE html>\n", "'<!DOCTYPE html>' is no name that Python code could use: rename it$"),
+    ("in.csv", b"<!DOCTYPE html>\n", "'<!DOCTYPE html>' has a name that Python code cannot use: rename it$"),
     ("in.csv", b"learning rate\n1\n", "rename it, as to learning_rate"),
     ("in.csv", b"x,lambda\n1,2\n", "rename it, as to lambda_"),
     ("in.csv", b"x,2nd (s)\n1,2\n", "rename it, as to _2nd_s"),
-    ("in.csv", b"SUBMIT\n1\n", "'SUBMIT' would hide a function"),
+    ("in.csv", b"SUBMIT\n1\n", "'SUBMIT' has the name of a function"),
     ("in.jsonl", b'{"x": 1}\n{"VOLUME": 1}\n', "line 2 of .*'VOLUME' would hide"),
     ("in.csv", b"__name__\n1\n", "'__name__' would hide"),
     ("in.csv", b"__index_level_0__,x\n0,1\n", r"pandas' index: save without it, to_parquet\(index=False\)"),
-    ("in.csv", b"sep=;\nx;y\n1;2\n", "line 1 of .*, sep=;, is for Excel alone: delete it"),
-    ("in.csv", b"sep=,\nx,y\n1,2\n", "line 1 of .*, sep=, is for Excel alone: delete it"),
+    ("in.csv", b"sep=;\nx;y\n1;2\n", "line 1 of .*, sep=;, is only for Excel: delete it"),
+    ("in.csv", b"sep=,\nx,y\n1,2\n", "line 1 of .*, sep=, is only for Excel: delete it"),
     ("in.jsonl", b'{"x": 1}\n{"x": 1e400}\n', "line 2 of .*1e400 is more than a number can be"),
     ("in.jsonl", b'{"x": [1e-400]}\n', "line 1 of .*1e-400 is too small"),
     ("in.xlsx", b"PK\x03\x04", "it is a spreadsheet: save it as CSV UTF-8"),
@@ -192,7 +192,7 @@ LIKELY_CAUSES: list[tuple[str, bytes, str]] = [
     ("in.csv.gz", gzip.compress(b"x\n1\n"), "is compressed: unpack it with gunzip"),
     ("in.jsonl", gzip.compress(b"{}\n"), "is compressed: unpack it with gunzip"),
     ("in.csv", b"PAR1\x15\0", "is Parquet: call it NAME.parquet"),
-    ("in.txt", b"x\n1\n", "neither JSON lines .*: rename or convert it"),
+    ("in.txt", b"x\n1\n", "is not JSON lines .*: rename or convert it"),
 ]
 
 
@@ -283,7 +283,7 @@ def test_parquet_keeps_its_types_and_values_beyond_json_are_refused(tmp_path: Pa
     with pytest.raises(ConfigurationError, match=r"column 'raw' of .* is binary"):
         read_points(str(file))
     file.write_bytes(b"PAR1 not")
-    with pytest.raises(ConfigurationError, match="no Parquet that can be read"):
+    with pytest.raises(ConfigurationError, match="is not valid Parquet"):
         read_points(str(file))
 
 

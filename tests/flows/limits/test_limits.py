@@ -217,9 +217,9 @@ async def test_limits_that_the_server_refuses_are_a_one_sentence_error(there):
             server.shutdown()
             thread.join()
     (sentence,) = str(refused.value).splitlines()
-    assert sentence.startswith("the limits of the block could not be made on the Prefect server (")
+    assert sentence.startswith("the block's concurrency limits could not be created on the Prefect server (")
     assert ("403" if there else "connect") in sentence
-    assert sentence.endswith("see that it answers, and that you may change its concurrency limits")
+    assert sentence.endswith("check that it answers and that you may change them")
 
 
 @pytest.mark.full

@@ -50,8 +50,11 @@ async def test_variables_that_do_not_match_the_function_are_refused(tmp_path: Pa
     ledger = tmp_path / "ledger"
     not_text: Any = train
     wrong: list[tuple[Any, str]] = [
-        (lambda: batch(train, [{"rate": 1}, {"rates": 1}], results_path=ledger), "'rates' is no parameter of train"),
-        (lambda: batch([train, "SUBMIT(1)"], results_path=ledger), "the parameter 'rate', and there is no variable"),
+        (
+            lambda: batch(train, [{"rate": 1}, {"rates": 1}], results_path=ledger),
+            "has no parameter for the variable 'rates'",
+        ),
+        (lambda: batch([train, "SUBMIT(1)"], results_path=ledger), "needs a value for 'rate'"),
         (lambda: sweep(train, {"layers": [1]}, results_path=ledger), "the parameter 'rate'"),
         (lambda: chunks(train, data=[1], chunk_size=1, results_path=ledger), "the parameter 'rate'"),
         (lambda: sequence([go_on], results_path=ledger), "the parameter 'state'"),
@@ -62,7 +65,7 @@ async def test_variables_that_do_not_match_the_function_are_refused(tmp_path: Pa
         with pytest.raises(ConfigurationError, match=message):
             await call()
     assert not ledger.exists()
-    with pytest.raises(ConfigurationError, match="a deployment's parameters are JSON, with code as text"):
+    with pytest.raises(ConfigurationError, match="a deployment's parameters are JSON"):
         batch.to_deployment("nightly", parameters={"code": train})
 
 

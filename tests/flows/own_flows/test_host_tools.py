@@ -53,9 +53,9 @@ async def test_a_tool_timeout_raises_in_the_code(monkeypatch: pytest.MonkeyPatch
 
 async def test_invalid_tools_are_refused_before_a_sandbox_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     wrong: list[tuple[dict[Any, Any], str]] = [
-        ({"look up": len}, "no name that Python code could use"),
-        ({"SUBMIT": len}, "would hide a function"),
-        ({"size": 3}, "is 3: it is a function, or the import path"),
+        ({"look up": len}, "a name that Python code cannot use"),
+        ({"SUBMIT": len}, "has the name of a function"),
+        ({"size": 3}, "is 3: pass a function, or its import path"),
         ({"size": "os.path"}, "is 'os.path': it is a function"),
         ({"size": "no.such:function"}, "no.such:function, cannot be imported on this host"),
         ({"size": "os.path:nothing"}, "cannot be imported on this host"),
@@ -66,7 +66,7 @@ async def test_invalid_tools_are_refused_before_a_sandbox_opens(tmp_path: Path, 
             await batch(["SUBMIT(1)"], tools=tools, results_path=tmp_path / "ledger")
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "as a worker has it")
     monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(tmp_path))
-    with pytest.raises(ConfigurationError, match=r"does not let runs of deployments call os\.path:basename"):
+    with pytest.raises(ConfigurationError, match=r"does not let deployments call os\.path:basename"):
         await batch(["SUBMIT(1)"], tools={"size": "os.path:basename"})
     monkeypatch.setenv("RLM_BATCH_ALLOWED_TOOLS", "os.path:basename, json:dumps")
     assert (await batch(["SUBMIT(size('/a'))"], tools={"size": "os.path:basename"}))[0].output == "a"

@@ -74,12 +74,9 @@ def test_a_page_shows_pictures_and_markdown_mentions_them() -> None:
     outside = page.replace(frame[0], "")
     assert not re.search(r"<(script|svg|meta http-equiv=.?refresh|form|link)", outside)
     assert "&lt;/pre&gt;&lt;script&gt;" in outside
-    assert "[application/json: a form that this page has no place for]" in outside
-    assert "What 50 more have shown is in the ledger." in outside
-    assert (
-        "What 150 executions displayed, ended with, or brought home, is in the page that rlm\\-batch report writes"
-        in markdown
-    )
+    assert "[application/json: this page cannot show it]" in outside
+    assert "The displays of 50 more are in the ledger." in outside
+    assert "The displays and files of 150 executions are in the page that rlm\\-batch report writes" in markdown
     assert "hostile" not in markdown
     assert PNG not in markdown
 

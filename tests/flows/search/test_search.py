@@ -96,7 +96,7 @@ async def test_a_search_resumes_and_pruned_trials_keep_their_curves(
         assert steps in (2, 5)
         assert trial.outputs == {"loss": trial.meta.reports[-1][1]}
         assert not trial.meta.submitted
-        with pytest.raises(AttributeError, match="the trial was pruned before its code called SUBMIT"):
+        with pytest.raises(AttributeError, match="the trial was pruned before it called SUBMIT"):
             _ = trial.steps
     assert all(len(trial.meta.reports) == 9 for trial in whole)
     assert report.best.loss == min(trial.loss for trial in whole)
@@ -202,7 +202,7 @@ async def test_a_grid_may_have_several_objectives() -> None:
         "SUBMIT(a=x, b=-x, c=abs(x))", {"x": [-1, 0, 1]}, objective=["a", "c"], direction="maximize", **OPTIONS
     )
     assert [trial.meta.variables["x"] for trial in report.pareto_front] == [1]
-    with pytest.raises(ConfigurationError, match="the objective is 'd', and of 3 trials none submitted it"):
+    with pytest.raises(ConfigurationError, match="none of the 3 trials submitted it 'd'"):
         await run_sweep("SUBMIT(a=x)", {"x": [-1, 0, 1]}, objective=["a", "d"], **OPTIONS)
 
 
@@ -213,7 +213,7 @@ async def test_a_study_is_saved_to_storage_for_optunas_tools(tmp_path: Path) -> 
     report.study(url, "first")
     loaded = optuna.load_study(study_name="first", storage=url)
     assert loaded.best_value == report.best.loss
-    with pytest.raises(ConfigurationError, match="the study cannot be made in sqlite"):
+    with pytest.raises(ConfigurationError, match="the study cannot be created in"):
         report.study(url, "first")
     grid = await run_sweep("SUBMIT(loss=x)", {"x": [1, 2, 3]}, objective="loss", **OPTIONS)
     assert grid.study().best_params == {"x": 1}
@@ -234,7 +234,7 @@ async def test_a_second_run_on_the_ledger_of_a_search_is_refused(tmp_path: Path)
     other = Ledger(tmp_path / "job")
     other.create()
     assert other.register_writer()
-    with pytest.raises(ConfigurationError, match="a search has one writer"):
+    with pytest.raises(ConfigurationError, match="a search needs its ledger alone"):
         await run_sweep(CODE, space=SPACE, trials=2, objective="loss", results_path=tmp_path / "job", **OPTIONS)
     other.unregister_writer()
 
@@ -242,7 +242,7 @@ async def test_a_second_run_on_the_ledger_of_a_search_is_refused(tmp_path: Path)
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"grid": {"x": [1]}, "trials": 3}, "trials goes with a space"),
+        ({"grid": {"x": [1]}, "trials": 3}, "trials needs space"),
         ({"grid": {"x": [1]}, "space": ONE}, "given twice: pass grid or space"),
         ({"space": {"x": {"low": 2, "high": 1}}, "trials": 3}, "low 2 above high 1"),
     ],

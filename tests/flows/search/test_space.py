@@ -22,20 +22,20 @@ CODE = "report(x, 0)\nSUBMIT(y=x)"
         ({"x": ["a", "b", "a"]}, 'the choice "a" twice'),
         ({"x": [1.0, float("nan")]}, "choices that are no JSON"),
         ({"x": {"low": 1, "high": 0.1}}, "low 1 above high 0.1"),
-        ({"x": {"low": 0, "high": 1, "log": True}}, "has low 0: a logarithm takes more than 0"),
-        ({"x": {"low": 1, "hihg": 2}}, "'hihg', which there is not: there are low, high, log, step, type"),
+        ({"x": {"low": 0, "high": 1, "log": True}}, "has low 0: use a low above 0"),
+        ({"x": {"low": 1, "hihg": 2}}, "the unknown key 'hihg': use low, high, log, step, type"),
         ({"x": {"low": 1}}, "has no high"),
-        ({"x": {"low": "a", "high": 2}}, "low 'a': it is a finite number"),
-        ({"x": {"low": 0.5, "high": 10**5000}}, "high of so many digits: it is a finite number, of no more than 1e"),
-        ({"x": {"low": -1.7e308, "high": 1.0}}, "low -1.7e.308: it is a finite number, of no more than 1e.300"),
+        ({"x": {"low": "a", "high": 2}}, "low 'a': use a finite number"),
+        ({"x": {"low": 0.5, "high": 10**5000}}, "high of so many digits: use a finite number of at most 1e"),
+        ({"x": {"low": -1.7e308, "high": 1.0}}, "low -1.7e.308: use a finite number of at most 1e.300"),
         ({"x": {"low": 0.0, "high": 1.0, "step": 1e-320}}, "too small for 0.0 to 1.0"),
-        ({"x": {"low": 1, "high": 9, "step": 0}}, "step 0: it is above 0"),
+        ({"x": {"low": 1, "high": 9, "step": 0}}, "step 0: use a step above 0"),
         ({"x": {"low": 1, "high": 9, "step": 2, "log": True}}, "log and step"),
-        ({"x": {"low": 1, "high": 9, "log": 1}}, "log 1: it is true or false"),
+        ({"x": {"low": 1, "high": 9, "log": 1}}, "log 1: use true or false"),
         ({"x": {"low": 1, "high": 9, "type": "whole"}}, "type 'whole'"),
         ({"x": {"low": 1.5, "high": 9, "type": "int"}}, "whole numbers and low 1.5"),
-        ({"x y": [1]}, "no name that Python code could use"),
-        ({"SUBMIT": [1]}, "'SUBMIT' would hide a function"),
+        ({"x y": [1]}, "a name that Python code cannot use"),
+        ({"SUBMIT": [1]}, "'SUBMIT' has the name of a function"),
         ({"x": ["\ud800"]}, "choices that are no UTF-8"),
     ],
 )
@@ -64,18 +64,21 @@ def test_a_range_is_integer_if_its_bounds_are_or_on_request() -> None:
     ("more", "message"),
     [
         ({"trials": None}, "trials="),
-        ({"trials": 10**9}, "1,000,000,000 trials are more than a search takes, which is 100,000"),
-        ({"sampler": "best"}, "there is no sampler 'best': it is random or tpe, or an import path"),
+        ({"trials": 10**9}, "trials is 1,000,000,000, and at most 100,000 are allowed"),
+        ({"sampler": "best"}, "unknown sampler 'best': use random or tpe, or an import path"),
         ({"sampler": "nosuch.module:Sampler"}, "cannot be imported"),
-        ({"sampler": "optuna.pruners:MedianPruner"}, "is no sampler"),
-        ({"objectives": ()}, "the sampler tpe goes by an objective"),
-        ({"objectives": (), "sampler": "random", "pruner": "asha"}, "the pruner asha goes by an objective"),
-        ({"pruner": "sharp"}, "no pruner 'sharp': it is median or asha"),
-        ({"pruner": "asha", "objectives": parse_objectives(["y", "z"], "minimize")}, "goes by one objective"),
+        ({"sampler": "optuna.pruners:MedianPruner"}, "is not a subclass"),
+        ({"objectives": ()}, "the sampler tpe needs an objective"),
+        ({"objectives": (), "sampler": "random", "pruner": "asha"}, "the pruner asha needs an objective"),
+        ({"pruner": "sharp"}, "unknown pruner 'sharp': use median or asha"),
+        ({"pruner": "asha", "objectives": parse_objectives(["y", "z"], "minimize")}, "needs one objective"),
         ({"pruner": "asha", "code": "SUBMIT(y=x)  # reported"}, "never calls report"),
         ({"pruner": "asha", "space": {"report": [1, 2]}}, "'report' would hide the function"),
-        ({"is_sharded": True}, "the sampler tpe goes by what other trials have come to"),
-        ({"is_sharded": True, "sampler": "random", "pruner": "asha"}, "the pruner asha goes by what other trials"),
+        ({"is_sharded": True}, "the sampler tpe needs the results of other trials"),
+        (
+            {"is_sharded": True, "sampler": "random", "pruner": "asha"},
+            "the pruner asha needs the results of other trials",
+        ),
     ],
 )
 def test_an_impossible_search_is_refused_with_one_sentence(more: dict[str, Any], message: str) -> None:
@@ -90,7 +93,7 @@ def test_a_deployments_run_imports_only_optunas_samplers(monkeypatch: pytest.Mon
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "of a worker")
     objectives = parse_objectives("y", "minimize")
     parameters = {"trials": 3, "objectives": objectives, "seed": 0, "pruner": None, "code": CODE}
-    with pytest.raises(ConfigurationError, match="runs of deployments import no sampler but Optuna's own"):
+    with pytest.raises(ConfigurationError, match="runs of deployments may only import Optuna's own"):
         plan_search(SPACE, **parameters, sampler="os:system")
     assert plan_search(SPACE, **parameters, sampler="optuna.samplers:QMCSampler").is_adaptive
 

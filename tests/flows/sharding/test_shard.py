@@ -141,7 +141,7 @@ async def test_a_shard_gets_its_jobs_modules_data_and_tools_or_refuses_to_start(
     for path, other in ((source / "mine.py", "VALUE = 3\n"), (data, "12")):
         was = path.read_text()
         path.write_text(other)
-        with pytest.raises(ConfigurationError, match="other files in python_path or mounts than the job"):
+        with pytest.raises(ConfigurationError, match="the files of python_path or mounts differ on this worker"):
             await shard(work=str(files.work_path), options=options, files_digest=digest)
         path.write_text(was)
     assert read_values(files) == {}
@@ -156,7 +156,7 @@ async def test_a_shard_gets_its_jobs_modules_data_and_tools_or_refuses_to_start(
 async def test_a_shard_that_cannot_reach_the_ledger_says_so(results):
     files = files_of(results, "SUBMIT(y=1)")
     os.remove(str(files.work_path))
-    with pytest.raises(ConfigurationError, match="every worker reaches by the same name"):
+    with pytest.raises(ConfigurationError, match="every worker reaches under the same name"):
         await run(files)
 
 

@@ -52,18 +52,18 @@ except ValueError as error:
     async with LocalSandbox(isolation="none").interpreter() as interpreter:
         for name, count in (("llm", 1_000_000), ("rlm", 10_001)):
             refused = await interpreter.execute(too_many.format(name, count), queries=make_queries(model))
-            assert f"{count:,} prompts, and takes 10,000 at most: ask in several calls" in refused.said
+            assert f"{count:,} prompts, and takes at most 10,000: split them" in refused.said
         assert not model.most_tasks
         result = await interpreter.execute(too_long, queries=make_queries(model))
     assert result.answers == [str(size) for size in sizes]
-    assert "hand its text to rlm_query as context" in result.said
+    assert "pass its text to rlm_query as context" in result.said
 
 
 async def test_the_host_refuses_too_many_prompts() -> None:
     queries = make_queries(LengthModel())
     for name in ("llm_query", "rlm_query_batched"):
         context = {"context": {}} if name.startswith("rlm") else {}
-        with pytest.raises(ValueError, match="10,001 prompts, and one call takes 10,000 at most"):
+        with pytest.raises(ValueError, match="10,001 prompts were given, and one call takes at most 10,000"):
             await queries.tools[name]([""] * 10_001, concurrency=None, **context)
         for wrong in ("text", {"a": 1}, [1], [["nested"]], None):
             with pytest.raises(TypeError, match="a list of texts"):

@@ -295,7 +295,7 @@ def test_a_second_writer_sees_the_first_until_it_dies(ledger, tmp_path):
 
 def test_an_unusable_index_is_a_one_sentence_error(tmp_path):
     (tmp_path / "index.sqlite").write_bytes(b"no database at all" * 100)
-    with pytest.raises(OSError, match=r"^the index of the results, .* cannot be used \(file is not a database\)"):
+    with pytest.raises(OSError, match=r"^the results' index .* cannot be used \(file is not a database\)"):
         ResultIndex(tmp_path).refresh()
 
 
@@ -451,5 +451,5 @@ async def test_collected_files_use_at_most_half_of_the_free_disk(
             assert bool(meta.collected) != bool(meta.not_collected)
             problems += meta.not_collected
     assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["0", "1"][: 3 - len(problems)]
-    assert all("may take half of what was free on the disk" in problem for problem in problems)
+    assert all("may take half of the free disk" in problem for problem in problems)
     assert problems

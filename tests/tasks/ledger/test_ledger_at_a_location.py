@@ -155,11 +155,11 @@ def test_a_writer_waits_when_the_upload_buffer_is_full(
 @pytest.mark.parametrize(
     ("location", "message"),
     [
-        ("s3://no-such-bucket/job", "s3://no-such-bucket/job cannot be made: .*bucket does not exist.*results_path"),
-        ("gs://bucket/job", "needs a package that is not installed: pip install 'gcsfs'"),
-        ("nosuch://bucket/job", "no location of the kind nosuch://; there are s3://"),
-        ("simplecache::s3://bucket/job", "several locations in one"),
-        ("s3://key:secret-of-the-url@bucket/job", "has a password in it"),
+        ("s3://no-such-bucket/job", "s3://no-such-bucket/job cannot be created: .*bucket does not exist.*results_path"),
+        ("gs://bucket/job", "needs a package: pip install 'gcsfs'"),
+        ("nosuch://bucket/job", "unknown kind of location nosuch://; use s3://"),
+        ("simplecache::s3://bucket/job", "contains several locations: give one, such as"),
+        ("s3://key:secret-of-the-url@bucket/job", "contains a password"),
         ("file://data/job", "three slashes"),
         ("block://remote-file-system", "names no block"),
     ],
@@ -174,7 +174,7 @@ def test_an_invalid_location_is_refused_with_one_sentence(s3: Any, location: str
 
 def test_an_unwritable_location_is_refused_with_one_sentence(s3: Any, quick: None) -> None:
     s3.ask("refuse", methods=["PUT"])
-    with pytest.raises(ConfigurationError, match="the ledger s3://results/job cannot be made: "):
+    with pytest.raises(ConfigurationError, match="the ledger s3://results/job cannot be created: "):
         Ledger("s3://results/job").create()
 
 

@@ -105,7 +105,7 @@ def test_damaged_or_newer_work_is_a_one_sentence_error(files, text, message):
 
 
 def test_a_file_that_is_not_shard_work_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="is not the work of a shard"):
+    with pytest.raises(ConfigurationError, match="is not a shard's work"):
         ShardFiles.from_work_path(str(tmp_path / "inputs.jsonl"))
 
 

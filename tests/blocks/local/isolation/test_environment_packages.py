@@ -155,7 +155,10 @@ def test_environment_packages_start_no_installer(tmp_path: Path, environment: ob
 @pytest.mark.requires("root", "isolation")
 def test_as_root_an_environment_closed_to_other_users_is_refused(environment: dict[str, Path]) -> None:
     environment["platlib"].chmod(0o700)
-    with pytest.raises(ConfigurationError, match="closed to other users"), LocalInterpreter(packages="environment"):
+    with (
+        pytest.raises(ConfigurationError, match="is not readable by other users"),
+        LocalInterpreter(packages="environment"),
+    ):
         pass
 
 
@@ -176,11 +179,14 @@ def test_an_upgrade_changes_the_key(environment: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: LocalInterpreter(packages=["environment", "numpy"]), "nothing is installed beside them"),
+        (lambda: LocalInterpreter(packages=["environment", "numpy"]), "and allows no others"),
         (lambda: LocalInterpreter(packages="numpy"), "list"),  # type: ignore[arg-type]
-        (lambda: DaytonaInterpreter(packages="environment"), "local sandboxes alone"),  # type: ignore[arg-type]
-        (lambda: asyncio.run(resolve_provider("modal", {"packages": "environment"})), "local sandboxes alone"),
-        (lambda: asyncio.run(resolve_provider("daytona", {"packages": ["environment"]})), "local sandboxes alone"),
+        (lambda: DaytonaInterpreter(packages="environment"), "works only in local sandboxes"),  # type: ignore[arg-type]
+        (lambda: asyncio.run(resolve_provider("modal", {"packages": "environment"})), "works only in local sandboxes"),
+        (
+            lambda: asyncio.run(resolve_provider("daytona", {"packages": ["environment"]})),
+            "works only in local sandboxes",
+        ),
     ],
 )
 def test_incompatible_settings_are_refused_with_a_sentence(make: Any, words: str) -> None:

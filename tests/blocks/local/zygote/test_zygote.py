@@ -231,7 +231,7 @@ async def test_a_zygote_without_free_descriptors_refuses_only_the_new_sandbox(
         pids = find_zygotes(os.getpid())
         limit = max(resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids)
         set_file_limit(pids, (3, limit[1]))
-        with pytest.raises(SandboxStartError, match=r"did not start|could not be forked"):
+        with pytest.raises(SandboxStartError, match=r"did not start|could not be started"):
             await local.interpreter().execute("SUBMIT(2)")
         for _ in range(2):  # a process forked meanwhile has the low limit too
             set_file_limit(pids | find_zygotes(os.getpid()), limit)
@@ -268,7 +268,7 @@ def test_few_idle_zygotes_with_other_settings_are_kept(volumes: Path, zygotes: Z
 @pytest.mark.parametrize(
     ("calls", "found"),
     [
-        (["unshare"], "bubblewrap; each sandbox starts a Python of its own (the sandbox could not be forked"),
+        (["unshare"], "bubblewrap; each sandbox starts a Python of its own (the sandbox could not be started"),
         pytest.param(
             ["unshare", "clone namespaces", "clone3"],
             "landlock; each sandbox is forked from a zygote",

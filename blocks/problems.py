@@ -1,0 +1,47 @@
+"""The description of pydantic's errors: the parameter as the caller writes it, its value, and what it should be."""
+
+import re
+import reprlib
+from collections.abc import Collection
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..sandbox.caller import name_parameter
+from ..sandbox.outcomes.text_escape import escape_text
+
+# The part of a location that names one alternative of a union.
+UNION_TAG = re.compile(r"constrained-\w+|literal\[.*\]|(str|int|float|bool|list|dict)(\[.*\])?")
+
+
+def describe_problems(error: ValidationError, secrets: Collection[str] = ()) -> str:
+    """Return a line with each wrong value.
+
+    Args:
+        error: The error of pydantic.
+        secrets: Names of parameters whose values must not be shown.
+    """
+    by_name: dict[str, list[tuple[list[Any], Any]]] = {}
+    for problem in error.errors():
+        place = [item for item in problem["loc"] if not UNION_TAG.fullmatch(str(item))]
+        by_name.setdefault(str(place[0]) if place else "", []).append((place, problem))
+    return "; ".join(_describe_problem(problems, name in secrets) for name, problems in by_name.items())
+
+
+def _describe_problem(problems: list[tuple[list[Any], Any]], is_secret: bool) -> str:
+    """Return the problem of one parameter. Of a union's alternatives, the one that fits furthest was meant."""
+    depth = max(len(place) for place, _ in problems)
+    place, problem = next(item for item in problems if len(item[0]) == depth)
+    texts = [_simplify(item["msg"]) for other, item in problems if other == place]
+    name = "".join([name_parameter(str(item)) if not number else f"[{item!r}]" for number, item in enumerate(place)])
+    if problem["type"] == "value_error":
+        return ": ".join(filter(None, (name, texts[0])))
+    if problem["type"] == "missing":
+        return f"{name} is missing"
+    text = " or ".join([texts[0], *(text.removeprefix("it should be ") for text in texts[1:])])
+    return f"{name}: {text}" if is_secret else f"{name} is {escape_text(reprlib.repr(problem['input']))}: {text}"
+
+
+def _simplify(message: str) -> str:
+    message = message.removeprefix("Value error, ").partition(", unable to parse")[0]
+    return message.replace("Input should be", "it should be").replace("String should", "it should")

@@ -1,0 +1,99 @@
+"""The caller: messages name options on the command line, and parameters in Python."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+OPTIONS_BY_PARAMETER = {
+    "cache_results": "resume",
+    "objective": "minimize",
+}  # Options that are not called as their parameter.
+VALUES_BY_PARAMETER = {"grid": ("=VALUE,VALUE", "[...]"), "space": ("=LOW..HIGH", '{"low": ..., "high": ...}')}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The caller's way of passing parameters, for messages that say what to pass.
+
+    Args:
+        is_command: The caller typed a command, so parameters are options.
+        is_flow: The code runs in a flow, so a provider's settings are in `provider_options`.
+        variables_source: The parameter that sets the variables of an execution; empty without one.
+        code_directories: The directories of the code's files; by default that of the running program.
+    """
+
+    is_command: bool = False
+    is_flow: bool = False
+    variables_source: str = "variables"
+    code_directories: tuple[str, ...] = ()
+
+
+_program = Caller()  # This process's own caller, in threads that have no context too.
+_current: ContextVar[Caller | None] = ContextVar("rlm_batch_caller", default=None)
+
+
+def get_caller() -> Caller:
+    """Return the caller of the running code."""
+    return _current.get() or _program
+
+
+@contextmanager
+def use_options(*code_directories: str) -> Iterator[None]:
+    """Make this process a command's until the context ends: messages name options."""
+    global _program
+    previous, _program = _program, replace(_program, is_command=True, code_directories=code_directories)
+    try:
+        yield
+    finally:
+        _program = previous
+
+
+@contextmanager
+def use_flow(variables_source: str) -> Iterator[None]:
+    """Run in a flow until the context ends. `variables_source` is as in `Caller`."""
+    token = _current.set(replace(_program, is_flow=True, variables_source=variables_source))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def name_parameter(name: str) -> str:
+    """Return a parameter's name as the caller writes it: `max_workers`, or `--max-workers` in a command."""
+    if not get_caller().is_command:
+        return name
+    return f"--{OPTIONS_BY_PARAMETER.get(name, name).replace('_', '-')}"
+
+
+def describe_setting(name: str, value: str) -> str:
+    """Return how the caller adds a value to a provider's setting that is a list, such as `packages`."""
+    caller = get_caller()
+    if caller.is_command:
+        return f"{name_parameter(name)} {value}"
+    setting = {name: [value]}
+    return f"provider_options={setting}" if caller.is_flow else f"{name}=[{value!r}]"
+
+
+def describe_variable(name: str) -> str:
+    """Return how the caller passes a variable to an execution; empty if executions get none."""
+    caller = get_caller()
+    source = caller.variables_source
+    if not source:
+        return ""
+    option_value, value = VALUES_BY_PARAMETER.get(source, ("", "..."))
+    if caller.is_command:
+        option = name_parameter(source)
+        return f"{option} {name}{option_value}" if option_value else f"{option} FILE (a file with a column {name})"
+    variables = f'{{"{name}": {value}}}'
+    return f"{source}={variables}" if option_value or source == "variables" else f"{source}=[{variables}, ...]"
+
+
+def list_code_directories() -> list[str]:
+    """Return the directories of the caller's code."""
+    main: Any = sys.modules.get("__main__")
+    own = os.path.dirname(os.path.abspath(getattr(main, "__file__", None) or "FILE"))
+    return list(dict.fromkeys(get_caller().code_directories or (own,)))

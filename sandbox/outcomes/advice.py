@@ -1,0 +1,94 @@
+"""Advice for two common mistakes in code: a module that a sandbox lacks, and a name without a value.
+
+The code may have written the messages, so only plain identifiers of them are used.
+"""
+
+from __future__ import annotations
+
+import builtins
+import difflib
+import os
+import re
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from ..caller import describe_setting, describe_variable, get_caller, list_code_directories, name_parameter
+from ..wire.names import QUERY_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+MISSING_MODULE = re.compile(r"No module named '([A-Za-z_]\w{0,99}(?:\.\w{1,100})?)'")
+MISSING_NAME = re.compile(r"name '([A-Za-z_]\w{0,99})' is not defined\b")
+# Distributions that are not called as their module. A module of the namespace `google` has two parts.
+DISTRIBUTIONS = {
+    "attr": "attrs", "Bio": "biopython", "bs4": "beautifulsoup4", "Crypto": "pycryptodome",
+    "cv2": "opencv-python-headless", "dateutil": "python-dateutil", "docx": "python-docx", "dotenv": "python-dotenv",
+    "faiss": "faiss-cpu", "fitz": "PyMuPDF", "git": "GitPython", "google.protobuf": "protobuf", "jose": "python-jose",
+    "jwt": "PyJWT", "magic": "python-magic", "OpenSSL": "pyOpenSSL", "PIL": "pillow", "pkg_resources": "setuptools",
+    "pptx": "python-pptx", "psycopg2": "psycopg2-binary", "pywt": "PyWavelets", "serial": "pyserial",
+    "skimage": "scikit-image", "sklearn": "scikit-learn", "slugify": "python-slugify", "umap": "umap-learn",
+    "usb": "pyusb", "websocket": "websocket-client", "yaml": "PyYAML", "zmq": "pyzmq",
+}  # fmt: skip
+# Modules that newer versions of Python no longer have.
+REMOVED = frozenset({"asynchat", "asyncore", "cgi", "cgitb", "crypt", "imghdr", "imp", "pipes", "smtpd", "telnetlib"})
+IMPORTS = {  # Import statements for names that many programs use.
+    "np": "import numpy as np", "pd": "import pandas as pd", "plt": "import matplotlib.pyplot as plt",
+    "Path": "from pathlib import Path", "datetime": "from datetime import datetime",
+}  # fmt: skip
+MIN_SIMILARITY = 0.75  # of two names, of which one is a misspelling of the other
+
+
+def find_advice(kind: str, message: str, traceback: str, variables: Collection[str]) -> str:
+    """Return what the caller can do about an exception of the code, or an empty string.
+
+    Args:
+        kind: The exception's type.
+        message: The exception's message.
+        traceback: The exception's traceback, with lines of the code.
+        variables: The names of the execution's variables.
+    """
+    if kind == "ModuleNotFoundError" and (match := MISSING_MODULE.fullmatch(message)):
+        return _advise_on_module(match[1], traceback)
+    if kind == "NameError" and (match := MISSING_NAME.match(message)):
+        return _advise_on_name(match[1], traceback, variables)
+    return ""
+
+
+def _advise_on_module(module: str, traceback: str) -> str:
+    if module == "google" and "google.protobuf" in traceback:
+        module = "google.protobuf"
+    for directory in list_code_directories():
+        path = os.path.join(directory, module)
+        if os.path.isfile(f"{path}.py") or os.path.isdir(path):
+            shown = os.path.relpath(directory) if get_caller().is_command else directory
+            if get_caller().is_command:
+                return f"The module {module} is in {shown}: pass {name_parameter('python_path')} {shlex.quote(shown)}"
+            return f"The module {module} is in {shown}: pass python_path=[{shown!r}]"
+    # A package that is there, and lacks this submodule, is not missing.
+    is_known = module in DISTRIBUTIONS or ("." not in module and module not in REMOVED | sys.stdlib_module_names)
+    if not is_known:
+        return ""
+    return f"The sandbox has no module {module}: add {describe_setting('packages', DISTRIBUTIONS.get(module, module))}"
+
+
+def _advise_on_name(name: str, traceback: str, variables: Collection[str]) -> str:
+    if similar := _find_similar(name, variables):
+        return f"{name} is not a variable of the execution: did you mean {similar}?"
+    if similar := _find_similar(name, ("SUBMIT", "report", "display", *QUERY_NAMES)):
+        return f"{name} is not a function: did you mean {similar}?"
+    if name in IMPORTS or name in sys.stdlib_module_names:
+        return f"{name} is not imported: add `{IMPORTS.get(name, f'import {name}')}` to the code"
+    is_called = re.search(rf"\b{name}\s*\(", traceback) is not None  # A variable is no function.
+    if is_called or _find_similar(name, dir(builtins)) or not (how := describe_variable(name)):
+        return ""
+    known = f" (it has {', '.join(sorted(variables)[:10])})" if variables else ""
+    return f"{name} is not a variable of the execution{known}: pass it with {how}, or define it in the code"
+
+
+def _find_similar(name: str, known: Collection[str]) -> str:
+    """Return the known name that this one misspells, or an empty string."""
+    spellings = {word.replace("_", "").casefold(): word for word in known}
+    close = difflib.get_close_matches(name.replace("_", "").casefold(), spellings, 1, MIN_SIMILARITY)
+    return spellings[close[0]] if close else ""
