@@ -198,8 +198,7 @@ def check_code(text: str) -> None:
     """Raise ConfigurationError where the code is the name of a file, or lines of data, and surely not what is meant."""
     if len(text) <= MAX_FILE_NAME and FILE_NAME.fullmatch(text.strip()):
         raise ConfigurationError(
-            f"the code is {text.strip()!r}, the name of a file: pass the text that is in it, as in "
-            f"Path({text.strip()!r}).read_text()"
+            f"the code is {text.strip()!r}, the name of a file: pass its text, as in Path({text.strip()!r}).read_text()"
         )
     if text.lstrip()[:1] in ("{", "[") and _is_json_lines(text):
         raise ConfigurationError(

@@ -140,8 +140,8 @@ def test_help_and_usage_errors_do_not_import_prefect() -> None:
         "batch --help": "0\n",
         "batch x.py --no-such-option": "--no-such-option",
         f"batch {__file__} --max-workers 0 --retries -1": (
-            "retries: Input should be greater than or equal to 0; "
-            "max_workers: Input should be greater than or equal to 1\n2\n"
+            "--retries is -1: it should be greater than or equal to 0; "
+            "--max-workers is 0: it should be greater than or equal to 1\n2\n"
         ),
         **{
             f"{command} nosuch.py": "rlm-batch: the file nosuch.py cannot be read: No such file or directory\n2\n"

@@ -292,7 +292,7 @@ def test_an_impossible_report_is_refused_with_one_sentence(
         assert reason in refused("report", *words)
     done = run("report", "quick-fox", "--html", root / "nosuch" / "page.html")
     assert done.returncode == 2
-    assert "No such file or directory; name another file" in done.stderr
+    assert "(No such file or directory): name another file" in done.stderr
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # simulate a machine without pyarrow
     done = run("report", "quick-fox", "--parquet", root / "t.parquet")
     assert done.returncode == 2

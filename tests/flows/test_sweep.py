@@ -44,7 +44,7 @@ async def test_the_report_lists_failed_trials_and_the_best_trial():
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({}, "the space is missing"),
+        ({}, "the points are missing"),
         ({"grid": {"x": []}}, "no values for 'x'"),
         ({"points": [{"x": 1, "y": 2}, {"x": 1}]}, "point 2 has no variable 'y', which the first has"),
         ({"points": "nosuch.csv"}, "No such file"),

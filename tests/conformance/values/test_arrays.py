@@ -133,14 +133,14 @@ def test_an_array_that_a_list_cannot_hold_is_refused_with_a_fix(scientist: Local
             exec(code, names)
             with pytest.raises(ConfigurationError) as caught:
                 scientist.execute("SUBMIT(loss)", {"loss": names["loss"]})
-            remedy = str(caught.value).partition("hand over ")[2]
+            remedy = str(caught.value).partition(": use ")[2]
             result = scientist.execute("SUBMIT(loss)", {"loss": eval(remedy, names)})
         else:
             call = "SUBMIT(loss=loss)" if way == "submit" else "keep(loss)"
             with pytest.raises((CodeError, SubmitError)) as refused:
                 scientist.execute(code + call)
             error = str(refused.value)
-            remedy = error.partition("hand over ")[2].splitlines()[0]
+            remedy = error.partition(": use ")[2].splitlines()[0]
             remedy = remedy.rpartition(" (")[0] if way == "submit" else remedy.replace("args[0]", "loss")
             result = scientist.execute(f"{code}SUBMIT({remedy})")
         assert repr(result.outputs) == repr({"output": value}), remedy
@@ -211,9 +211,9 @@ async def test_a_value_that_a_flow_cannot_send_is_refused_before_it_runs() -> No
 
     dated = pandas.DataFrame({"x": pandas.to_datetime(["2026-01-02"])})
     for value, message in (
-        ([{"x": {1}}], "inputs[0]['x'] is a set, which is not JSON: hand over sorted(inputs[0]['x'])"),
-        (pandas.DataFrame({"x": [1]}), "hand over inputs.to_dict('records')"),
-        (dated, "hand over json.loads(json.dumps(inputs.to_dict('records'), default=str))"),
+        ([{"x": {1}}], "inputs[0]['x'] is a set, which is not JSON: use sorted(inputs[0]['x'])"),
+        (pandas.DataFrame({"x": [1]}), "use inputs.to_dict('records')"),
+        (dated, "use json.loads(json.dumps(inputs.to_dict('records'), default=str))"),
     ):
         with pytest.raises(ConfigurationError, match=re.escape(message)):
             await batch("SUBMIT()", inputs=value, provider="local:none")  # type: ignore[arg-type]

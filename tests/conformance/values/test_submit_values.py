@@ -54,9 +54,9 @@ MODULES = "array, collections, dataclasses, datetime, decimal, enum, fractions, 
 REFUSED = [
     ("object()", "numbers, text, lists and dicts"),
     (GRAPH, "numbers, text, lists and dicts"),
-    ("decimal.Decimal('0.5')", "hand over str(loss) or float(loss)"),
+    ("decimal.Decimal('0.5')", "use str(loss) or float(loss)"),
     ("print", "numbers, text, lists and dicts"),
-    ("type('array', (), {'tolist': lambda self: 1 / 0})()", "raised ZeroDivisionError: division by zero: hand over"),
+    ("type('array', (), {'tolist': lambda self: 1 / 0})()", "raised ZeroDivisionError: division by zero: use"),
     ("type('array', (), {'shape': (1000, 1000), 'tolist': id})()", "save_to_volume"),
 ]
 
@@ -76,7 +76,7 @@ async def test_a_value_that_is_not_json_raises_an_error_with_a_fix(interpreter: 
         assert text.startswith(path), value
         assert "line 3" in text, value
         assert "fine" not in text, value
-        remedy = text.partition("hand over ")[2].rpartition(" (")[0]
+        remedy = text.partition(": use ")[2].rpartition(" (")[0]
         assert (await interpreter.execute(f"{code}SUBMIT({remedy})")).outputs == {"output": expected}, text
     for value, message in REFUSED:
         text = await read_refusal(interpreter, f"import decimal\nSUBMIT(loss={value})")
@@ -126,7 +126,7 @@ async def test_a_value_nested_up_to_a_hundred_levels_comes_back(interpreter: Int
     for depth, limit in ((101, 1000), (489, 1000), (800, 1000), (900, 100_000), (5000, 1000)):
         text = await read_refusal(interpreter, dedent(code).replace("depth", str(depth)).replace("limit)", f"{limit})"))
         assert "value" in text
-        assert "nested too deeply" in text
+        assert "is nested more than 100 levels deep" in text
 
 
 async def test_the_size_limit_counts_all_fields_together(interpreter: Interpreter) -> None:

@@ -230,7 +230,7 @@ async def test_the_hook_deletes_by_parameters_and_spares_the_same_process(
 
         assert await called(mine, provider="local") == left  # the run's own lanes remove its sandboxes
         assert await called(gone, provider="local-sandbox/nosuch") == left
-        assert "could not be looked for, and are left to their expiry: " in read_log(caplog)
+        assert "could not be listed, and stay until they expire: " in read_log(caplog)
         assert "nosuch" in read_log(caplog)
         assert await called(gone) == {boxes[0].id}  # the default provider of the flows is local
     finally:

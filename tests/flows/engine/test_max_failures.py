@@ -32,7 +32,7 @@ def inputs(count: int) -> list[dict[str, int]]:
 async def test_no_execution_starts_after_max_failures_and_the_next_run_resumes(
     max_failures: float, per_task: int
 ) -> None:
-    with pytest.raises(ExecutionsFailed, match=r"3 of 20 executions failed and 14 not run") as caught:
+    with pytest.raises(ExecutionsFailed, match=r"3 of 20 executions failed and 14 did not run") as caught:
         await batch(ODD_FAILS, inputs(20), max_failures=max_failures, max_workers=1, executions_per_task=per_task)
     results = caught.value.results
     assert [outcome.x for outcome in results[:6:2]] == [0, 2, 4]
@@ -139,7 +139,7 @@ async def test_executions_that_did_not_run_are_counted_in_one_line(caplog: pytes
         f"execution 2 failed: NotRun: {reason}",
         "28 executions failed with NotRun",
     ]
-    assert lines[-1].startswith("ExecutionsFailed: 2 of 30 executions failed and 28 not run")
+    assert lines[-1].startswith("ExecutionsFailed: 2 of 30 executions failed and 28 did not run")
 
 
 @pytest.mark.parametrize("max_failures", [0, -1, "some"])

@@ -49,13 +49,21 @@ def test_a_file_name_instead_of_code_is_refused_without_a_server(flow: Any, para
 @pytest.mark.parametrize(
     ("flow", "parameters", "words"),
     [
-        (batch, {"code": "SUBMIT()", "max_workers": "many"}, r"max_workers: Input should be a valid integer"),
-        (batch, {"code": "SUBMIT()", "timeout": -1}, r"timeout: Input should be greater than 0"),
-        (batch, {"code": 7, "on_failure": "ignore"}, r"code.*; on_failure: Input should be 'raise' or 'return'"),
-        (sequence, {"steps": 3, "python_path": 3}, r"steps.*; python_path: Input should be a valid list"),
-        (sweep, {"code": "", "grid": {}, "mounts": ["/data"]}, r"mounts: Input should be a valid dictionary"),
+        (batch, {"code": "SUBMIT()", "max_workers": "many"}, r"max_workers is 'many': it should be a valid integer"),
+        (batch, {"code": "SUBMIT()", "timeout": -1}, r"timeout is -1: it should be greater than 0"),
+        (
+            batch,
+            {"code": 7, "on_failure": "ignore"},
+            r"code.*; on_failure is 'ignore': it should be 'raise' or 'return'",
+        ),
+        (sequence, {"steps": 3, "python_path": 3}, r"steps.*; python_path is 3: it should be a valid list"),
+        (
+            sweep,
+            {"code": "", "grid": {}, "mounts": ["/data"]},
+            r"mounts is \['/data'\]: it should be a valid dictionary",
+        ),
         (chunks, {"code": "", "data": [1], "mounts": {"/usr": "."}}, r"/usr is used by the sandbox itself"),
-        (batch, {"code": '{"x": 1}\n{"x": 2}\n'}, r"the code is lines of JSON.*pass them as inputs"),
+        (batch, {"code": '{"x": 1}\n{"x": 2}\n'}, r"the code is lines of JSON.*pass them with inputs"),
         (batch, {"code": "SUBMIT('\ud800')"}, r"code has text with a lone surrogate"),
         (
             batch,
@@ -123,7 +131,7 @@ def test_the_suggested_fix_for_a_value_works(flow: Any, name: str, text: str) ->
     names: dict[str, Any] = {}
     exec("import decimal, json\nimport numpy, pandas, pyarrow", names)
     names[name] = eval(text, names)
-    with pytest.raises(ConfigurationError, match="hand over") as caught:
+    with pytest.raises(ConfigurationError, match=": use ") as caught:
         flow.sync(**options, **{name: names[name]})
     remedy = str(caught.value).partition(": use ")[2]
     place = next(word for word in re.findall(name + r"(?:\[[^\]]*\])*", remedy))

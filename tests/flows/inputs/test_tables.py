@@ -121,7 +121,7 @@ MISFITS: list[tuple[str | bytes, Any, list[str]]] = [
     (b"n,\xe9\n1,a\n", None, ["line 1", "is not UTF-8"]),
     ('n,x\n1,"2\n3,4\n', None, ["is not CSV", "unexpected end of data"]),
     ("n,n\n1,2\n", None, ["'n' twice"]),
-    ("n,x\n1,2\n", {"y": "int"}, ["'y'", "it has n, x"]),
+    ("n,x\n1,2\n", {"y": "int"}, ["'y'", "has n, x"]),
 ]
 
 
@@ -172,16 +172,16 @@ LIKELY_CAUSES: list[tuple[str, bytes, str]] = [
     ("in.csv", b",x\n0,1\n", "column 1 has no name, as pandas writes its index: save without it"),
     ("in.csv", b"Unnamed: 0,x\n0,1\n", "column 1 has no name"),
     ("in.csv", b"x,y,\n1,2,\n", "column 3 has no name: drop it"),
-    ("in.csv", b"0.1,32\n0.2,64\n", "0.1 cannot be the name of a variable: put a line of names before the data"),
-    ("in.csv", b"-1.5 2e3\n1 2\n", "-1.5 2e3 cannot be the name of a variable: put a line of names before the data"),
+    ("in.csv", b"0.1,32\n0.2,64\n", "'0.1' cannot be the name of a variable: put a line of names before the data"),
+    ("in.csv", b"-1.5 2e3\n1 2\n", "'-1.5 2e3' cannot be the name of a variable: put a line of names before the data"),
     ("in.csv", b'{"x": 1}\n', "if the file is JSON lines, call it NAME.jsonl"),
     ("in.csv", b"<!DOCTYPE html>\n", "'<!DOCTYPE html>' has a name that Python code cannot use: rename it$"),
     ("in.csv", b"learning rate\n1\n", "rename it, as to learning_rate"),
     ("in.csv", b"x,lambda\n1,2\n", "rename it, as to lambda_"),
     ("in.csv", b"x,2nd (s)\n1,2\n", "rename it, as to _2nd_s"),
     ("in.csv", b"SUBMIT\n1\n", "'SUBMIT' has the name of a function"),
-    ("in.jsonl", b'{"x": 1}\n{"VOLUME": 1}\n', "line 2 of .*'VOLUME' would hide"),
-    ("in.csv", b"__name__\n1\n", "'__name__' would hide"),
+    ("in.jsonl", b'{"x": 1}\n{"VOLUME": 1}\n', "line 2 of .*'VOLUME' has the name of a function"),
+    ("in.csv", b"__name__\n1\n", "'__name__' has the name of a function"),
     ("in.csv", b"__index_level_0__,x\n0,1\n", r"pandas' index: save without it, to_parquet\(index=False\)"),
     ("in.csv", b"sep=;\nx;y\n1;2\n", "line 1 of .*, sep=;, is only for Excel: delete it"),
     ("in.csv", b"sep=,\nx,y\n1,2\n", "line 1 of .*, sep=, is only for Excel: delete it"),
@@ -254,9 +254,9 @@ def test_files_written_by_python_and_pandas_are_read_correctly(tmp_path: Path) -
 
 def test_types_need_a_csv_file(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
-    with pytest.raises(ConfigurationError, match="leave them out"):
+    with pytest.raises(ConfigurationError, match="is not one: leave it out"):
         read_points(str(tmp_path / "in.jsonl"), {"x": "int"})
-    with pytest.raises(ConfigurationError, match="there is no file"):
+    with pytest.raises(ConfigurationError, match="there is none: leave it out"):
         read_points([{"x": 1}], "json")
 
 

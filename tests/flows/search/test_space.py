@@ -17,10 +17,10 @@ CODE = "report(x, 0)\nSUBMIT(y=x)"
     [
         ({}, "the space is empty"),
         ([{}], "the space is empty"),
-        ({"x": 3}, "the space of 'x' is 3: it is a list of choices, or a dict with low and high"),
+        ({"x": 3}, "the space of 'x' is 3: give a list of choices, or a dict with low and high"),
         ({"x": []}, "no choices for 'x'"),
         ({"x": ["a", "b", "a"]}, 'the choice "a" twice'),
-        ({"x": [1.0, float("nan")]}, "choices that are no JSON"),
+        ({"x": [1.0, float("nan")]}, "choices that are not JSON"),
         ({"x": {"low": 1, "high": 0.1}}, "low 1 above high 0.1"),
         ({"x": {"low": 0, "high": 1, "log": True}}, "has low 0: use a low above 0"),
         ({"x": {"low": 1, "hihg": 2}}, "the unknown key 'hihg': use low, high, log, step, type"),
@@ -36,7 +36,7 @@ CODE = "report(x, 0)\nSUBMIT(y=x)"
         ({"x": {"low": 1.5, "high": 9, "type": "int"}}, "whole numbers and low 1.5"),
         ({"x y": [1]}, "a name that Python code cannot use"),
         ({"SUBMIT": [1]}, "'SUBMIT' has the name of a function"),
-        ({"x": ["\ud800"]}, "choices that are no UTF-8"),
+        ({"x": ["\ud800"]}, "choices that are not UTF-8"),
     ],
 )
 def test_an_invalid_space_is_refused_with_one_sentence(space: Any, message: str) -> None:
@@ -63,7 +63,7 @@ def test_a_range_is_integer_if_its_bounds_are_or_on_request() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"trials": None}, "trials="),
+        ({"trials": None}, "trials is missing"),
         ({"trials": 10**9}, "trials is 1,000,000,000, and at most 100,000 are allowed"),
         ({"sampler": "best"}, "unknown sampler 'best': use random or tpe, or an import path"),
         ({"sampler": "nosuch.module:Sampler"}, "cannot be imported"),

@@ -64,13 +64,13 @@ async def test_shards_that_cannot_run_are_refused(client, monkeypatch, tmp_path)
     with monkeypatch.context() as with_a_worker:
         with_a_worker.setattr(work_pool, "_wait_for_worker", _nothing)
         (tmp_path / "file").write_text("")
-        assert "cannot be made" in await read_refusal(results_path=str(tmp_path / "file" / "run"))
+        assert "cannot be created" in await read_refusal(results_path=str(tmp_path / "file" / "run"))
 
     deployment = await client.read_deployment_by_name(work_pool.SHARD_DEPLOYMENT)
     await client.update_deployment(deployment.id, DeploymentUpdate(concurrency_limit=1))
     assert "has a concurrency limit" in await read_refusal()
     await client.delete_deployment(deployment.id)
-    assert "`rlm-batch deploy` makes it" in await read_refusal()
+    assert "create it with `rlm-batch deploy`" in await read_refusal()
 
 
 async def _nothing(*_: Any) -> None: ...
@@ -78,7 +78,7 @@ async def _nothing(*_: Any) -> None: ...
 
 async def test_shards_without_a_server_are_refused():
     with temporary_settings({PREFECT_API_URL: ""}):
-        assert "shards run on the workers of a Prefect server, and none is configured" in await read_refusal()
+        assert "shards needs a Prefect server with workers" in await read_refusal()
 
 
 @pytest.mark.parametrize("shards", [0, "many"])

@@ -169,7 +169,7 @@ REFUSED = [
     (generates_async, "is a generator"),
     (generates, "is a generator"),
     (len, "not written in Python"),
-    (Model, "class Model is no code"),
+    (Model, "class Model is not code"),
     (functools.partial(pair, 1), "code is a partial"),
     (uses_global, "uses OUTSIDE, which is a global variable"),
     (uses_import, "Write `import numpy as np` in the function"),
@@ -177,7 +177,7 @@ REFUSED = [
     (uses_function, "uses pair, which is defined outside"),
     (calls_tool, "uses lookup, which is undefined"),
     (takes_any, r"takes \*x"),
-    (has_no_names, "parameter x has no name"),
+    (has_no_names, "parameter x is positional-only"),
     (hides, "parameter SUBMIT has the name"),
 ]
 
