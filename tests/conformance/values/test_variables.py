@@ -68,7 +68,7 @@ async def test_deeply_nested_values_arrive_or_are_refused(interpreter: Interpret
             result = await interpreter.execute(dedent(code), {"value": value})
         except ConfigurationError as error:
             assert depth > 100, "that much nesting is usual"
-            assert "nested too deeply" in str(error)  # noqa: PT017 - either outcome is right
+            assert "nested" in str(error)  # noqa: PT017 - either outcome is right
         else:
             assert result.depth == depth
 
