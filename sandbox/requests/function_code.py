@@ -210,7 +210,7 @@ def _check_definition(name: str, definition: Definition) -> None:
         if item is not None:
             raise _refuse(name, f"it takes {star}{item.arg}. Name each of its parameters: they are the variables")
     if arguments.posonlyargs:
-        raise _refuse(name, f"its parameter {arguments.posonlyargs[0].arg!r} is positional-only. Remove the / after it")
+        raise _refuse(name, f"its parameter {arguments.posonlyargs[0].arg} is positional-only. Remove the / after it")
     for parameter in _list_names(definition):
         if parameter in PROVIDED_NAMES or parameter == definition.name:
             what = "the function" if parameter == definition.name else "a function or a constant that code finds"
@@ -327,7 +327,7 @@ def _explain_global(name: str, function: FunctionType) -> str:
     missing = object()
     value = function.__globals__.get(name, missing)
     if value is missing:
-        return f"it uses {name!r}, which is undefined. Import it in the function, or make it a parameter"
+        return f"it uses {name}, which is undefined. Import it in the function, or make it a parameter"
     if isinstance(value, ModuleType):
         line = f"import {value.__name__}" + ("" if value.__name__ == name else f" as {name}")
         return f"it uses {name}, which is imported outside of it. Write `{line}` in the function"
