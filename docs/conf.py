@@ -32,13 +32,14 @@ html_theme = "furo"
 html_title = f"rlm-batch {release}"
 html_copy_source = html_show_copyright = html_show_sphinx = False
 myst_heading_anchors = 3
+autodoc_member_order = "bysource"
 default_role = "code"  # Docstrings mark code with single backticks, as Markdown does.
 autodoc_typehints_format = "short"
 autodoc_mock_imports = ["dspy"]  # Importing it takes many seconds.
 maximum_signature_line_length = 88
 
 # The pages below a page in the navigation: those that it links to in this form.
-NAVIGATION = {"README": r"\]\((docs/\w[\w-]*|[A-Z]+)\.md", "docs/reference": r"\]\((api/\w+)\.rst"}
+NAVIGATION = {"README": r"\]\((docs/\w[\w-]*|[A-Z]+)\.md\)", "docs/reference": r"\]\((api/\w+)\.rst"}
 RETRIES = {
     "never": "It is not retried.",
     "always": "It is retried, up to `retries` times.",
@@ -106,10 +107,13 @@ def list_fields(model: type[BaseModel]) -> Iterator[str]:
 
 def describe(name: str, annotation: Any, default: Any, description: str | None) -> str:
     """Return a line of an Args section: name, type, description and default."""
-    kind = stringify_annotation(annotation, "smart").replace("~", "")
+    kind = re.sub(r"~?\b(?:\w+\.)+", "", stringify_annotation(annotation, "smart"))  # without modules
     text = re.sub(r"([\\*`|]|_(?!\w))", r"\\\1", description or "")  # It is plain text.
-    is_required = default is inspect.Parameter.empty or default is PydanticUndefined
-    return f"    {name} ({kind}): {text} {'Required.' if is_required else f'Default: `{default!r}`.'}"
+    if default is inspect.Parameter.empty or default is PydanticUndefined:
+        text += " Required."
+    elif default is not None or "default" not in text:
+        text += f" Default: `{default!r}`."
+    return f"    {name} ({kind}): {text}"
 
 
 def insert_arguments(text: str, arguments: Iterable[str]) -> str:
