@@ -113,7 +113,7 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
     of it.
 
     Returns:
-        The answer. With `on_failure="return"` it may be missing: `answered` is then False, and `answer` the last output.
+        The answer. With `on_failure="return"` it can be missing: `answered` is False, and `answer` is the last output.
 
     Raises:
         ConfigurationError: A parameter is wrong. Nothing has run.
