@@ -1,0 +1,53 @@
+"""The advice after failures: a missing module and a misspelled variable, told once, and each remedy works."""
+
+import re
+import shlex
+
+import pytest
+
+
+def find_advice(text: str, pattern: str) -> str:
+    """Return the one line that matches the pattern, which failures that are alike share."""
+    (line,) = [line for line in text.splitlines() if re.search(pattern, line)]
+    return line
+
+
+def test_alike_failures_share_one_traceback_and_one_advice_for_a_sibling_module(run, tmp_path):
+    (tmp_path / "helpers.py").write_text("FACTOR = 3\n")
+    (tmp_path / "use.py").write_text("import helpers\nSUBMIT(y=x * helpers.FACTOR)")
+    (tmp_path / "in.csv").write_text("x\n" + "".join(f"{number}\n" for number in range(12)))
+    failed = run("batch", "use.py", "--inputs", "in.csv")
+    assert "12 executions in local sandboxes (" in failed.stderr
+    assert "12 executions (0, 1, 2, 3, 4 and 7 more): ModuleNotFoundError (line 1)" in failed.stderr
+    assert failed.stderr.count("    import helpers") == 1
+    remedy = find_advice(failed.stderr, "The module helpers is in").partition(": pass ")[2]
+    done = run("batch", "use.py", "--inputs", "in.csv", *shlex.split(remedy))
+    assert done.returncode == 0, done.stderr
+
+    command = find_advice(failed.stderr, "All of one execution: ").partition("rlm-batch ")[2]
+    shown = run(*shlex.split(command))
+    assert "execution 0 failed" in shown.stdout
+    assert "x = 0" in shown.stdout
+    assert "No module named 'helpers'" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "distribution"),
+    [("sklearn", "scikit-learn"), ("cv2", "opencv-python"), ("bs4", "beautifulsoup4"), ("no_such", "no_such")],
+)
+def test_a_missing_module_names_its_distribution(run, tmp_path, module, distribution):
+    (tmp_path / "use.py").write_text(f"raise ModuleNotFoundError(\"No module named '{module}'\")")
+    failed = run("batch", "use.py")
+    assert f"The sandbox has no module {module}: add --packages {distribution}" in failed.stderr
+
+
+def test_an_undefined_name_names_the_option_or_the_similar_variable(run, tmp_path):
+    (tmp_path / "use.py").write_text("SUBMIT(y=2 * learning_rte)")
+    (tmp_path / "in.csv").write_text("learning_rate\n1\n")
+    failed = run("batch", "use.py", "--inputs", "in.csv")
+    assert "did you mean learning_rate?" in failed.stderr
+    failed = run("sweep", "use.py", "--grid", "x=1")
+    remedy = find_advice(failed.stderr, "is not a variable").partition("pass it with ")[2].partition(", or")[0]
+    assert remedy == "--grid learning_rte=VALUE,VALUE"
+    done = run("sweep", "use.py", "--grid", "learning_rte=1,2")
+    assert done.returncode == 0, done.stderr
