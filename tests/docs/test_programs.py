@@ -15,18 +15,20 @@ from ..infra.scripted_turns import make_script
 from ..standins.openai_chat import ChatServer
 from .pages import PAGES, ROOT, Block, blocks, commands, read_page
 
-PROGRAMS = [block for block in blocks("python") if "rlm_batch" in block.text]
+# `test_cookbook.py` runs the blocks of tests with pytest.
+PROGRAMS = [block for block in blocks("python") if "rlm_batch" in block.text and "def test_" not in block.text]
 CODE = [block for block in blocks("python") if "rlm_batch" not in block.text]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 pytestmark = pytest.mark.timeout(600)  # importing LiteLLM and DSPy takes minutes on a busy machine
 
 # Pages for beginners; the full tests run the programs of the other pages.
-FIRST_PAGES = ("README.md", "docs/start.md")
+FIRST_PAGES = ("README.md", "docs/start.md", "docs/cookbook.md")
 WITH_NEEDS = [
     pytest.param(
         block,
         marks=[
-            *([] if block.page in FIRST_PAGES else [pytest.mark.full]),
+            *([] if block.page in FIRST_PAGES and "scikit-learn" not in block.text else [pytest.mark.full]),
+            *([pytest.mark.requires("index")] if "scikit-learn" in block.text else []),
             *(
                 [pytest.mark.requires("namespaces")]
                 if re.search("(Daytona|Modal).*volume", block.text, re.DOTALL)
@@ -37,6 +39,33 @@ WITH_NEEDS = [
     )
     for block in PROGRAMS
 ]
+
+FILES = {
+    **{f"{name}.py": f"SUBMIT(name={name!r})" for name in ("one", "two", "load", "fit", "report")},
+    "code.py": "SUBMIT(y=x * x)",
+    "model.py": "SUBMIT(loss=1 / units, size=units)",
+    "space.json": '[{"units": {"low": 1, "high": 9}}, {"units": [16, 32]}]',
+    "prepare.py": "import random",
+    "inputs.jsonl": '{"x": 1}\n{"x": 2}\n',
+    "points.csv": "lr,batch_size\n0.1,32\n0.01,64\n",
+    "count.py": "save_to_volume(f'results/{chunk_id}', str(len(data))); SUBMIT(count=len(data))",
+    "table.py": "save_to_volume('results/table.json', str(sum(fields['count'] for fields in results.values())))",
+    "rows.jsonl": "".join(f'{{"n": {n}}}\n' for n in range(250)),
+    "report.txt": "a long report\n" * 1000,
+    "digits/rows.csv": "1,2\n",
+    "labels.csv": "0\n",
+    "train.py": "SUBMIT(loss=(lr - 0.1) ** 2 + seed / 100)",
+    "texts/one.txt": "one two",
+    "src/shapes.py": "def area(r):\n    return 3 * r * r\n",
+    "data/rows.csv": "1\n2\n",
+}
+
+
+def write_files(folder: Path) -> None:
+    """Write the files that the programs and commands read."""
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
 
 
 @pytest.mark.parametrize("program", WITH_NEEDS, ids=lambda block: f"{block.page}: {block.text.splitlines()[-1][:40]}")
@@ -53,7 +82,7 @@ def test_a_program_runs(
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "report.txt").write_text("a long report\n" * 1000)
+    write_files(tmp_path)
     openai.script = make_script(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
     name = f"<{program.page}>"
     # The cache lets tracebacks show the program's lines.
@@ -69,22 +98,8 @@ def test_code_for_a_sandbox_runs_in_one() -> None:
             assert interpreter.execute(code.text, {"lr": 0.01, "batch_size": 64}).loss > 0
 
 
-FILES = {
-    **{f"{name}.py": f"SUBMIT(name={name!r})" for name in ("one", "two", "load", "fit", "report")},
-    "code.py": "SUBMIT(y=x * x)",
-    "model.py": "SUBMIT(loss=1 / units, size=units)",
-    "space.json": '[{"units": {"low": 1, "high": 9}}, {"units": [16, 32]}]',
-    "prepare.py": "import random",
-    "inputs.jsonl": '{"x": 1}\n{"x": 2}\n',
-    "points.csv": "lr,batch_size\n0.1,32\n0.01,64\n",
-    "count.py": "save_to_volume(f'results/{chunk_id}', str(len(data))); SUBMIT(count=len(data))",
-    "table.py": "save_to_volume('results/table.json', str(sum(fields['count'] for fields in results.values())))",
-    "rows.jsonl": "".join(f'{{"n": {n}}}\n' for n in range(250)),
-    "report.txt": "a long report\n" * 1000,
-    "digits/rows.csv": "1,2\n",
-    "labels.csv": "0\n",
-}
-# `tests/deployments` and `tests/flows/sharding` run commands that need a port or workers, or change the server.
+# `test_cookbook.py`, `tests/deployments` and `tests/flows/sharding` run commands that need a port or workers, or change
+# the server.
 ELSEWHERE = re.compile("rlm-batch (up|deploy)|.* --shards ")
 OURS = {page: [line for line in commands(page) if line.startswith("rlm-batch ")] for page in PAGES}
 RUN_HERE = {page: [line for line in lines if not ELSEWHERE.match(line)] for page, lines in OURS.items()}
@@ -122,10 +137,7 @@ def test_the_commands_of_a_page_run_in_order(
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    (tmp_path / "src").mkdir()
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path)
     openai.script = make_script(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
     for command in RUN_HERE[page]:
         words = shlex.split(command)[1:]

@@ -9,10 +9,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "text"), [("word_counts.py", "  the\n"), ("five_steps.py", "87178291200")])
-def test_an_example_runs(
-    name: str,
-    text: str,
+def test_the_word_counts_example_prints_the_most_frequent_words(
     server: str,
     volumes: Path,
     tmp_path: Path,
@@ -21,5 +18,5 @@ def test_an_example_runs(
 ) -> None:
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path / "results"))
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-    assert text in capsys.readouterr().out
+    runpy.run_path(str(EXAMPLES / "word_counts.py"), run_name="__main__")
+    assert "  the\n" in capsys.readouterr().out

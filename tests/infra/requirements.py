@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,13 @@ def _find_missing_pip() -> str:
     return "" if (library / "pip").is_dir() else f"{own} has no pip of its own, which Daytona's sandboxes have"
 
 
+def _find_missing_index() -> str:
+    """Return a message if pip reaches no index of packages; empty otherwise."""
+    command = [sys.executable, "-m", "pip", "index", "versions", "--quiet", "scikit-learn"]
+    found = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return "" if found else "pip reaches no package index here: set PIP_INDEX_URL"
+
+
 def _find_missing_user_level(level: str) -> str:
     return find_missing_support(level, os.getuid() or ORDINARY_UID)
 
@@ -85,6 +93,7 @@ REQUIREMENTS: dict[str, Callable[[], str]] = {
     ),
     "gcc": lambda: _find_missing_program("gcc", package="gcc", purpose="a fork bomb that is fast enough"),
     "pip": _find_missing_pip,
+    "index": _find_missing_index,
     "memory groups": lambda: _find_missing_controller("memory"),
     "cpu groups": lambda: _find_missing_controller("cpu"),
     "freezer": lambda: (

@@ -1,0 +1,99 @@
+"""The cookbook's recipes that need pytest, a schedule or workers, and programs that come from fleet-rlm."""
+
+import asyncio
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
+
+from rlm_batch.cli.commands import app
+from rlm_batch.deployments.deploy import deploy
+
+from ..infra.workers import Worker, wait_until_online
+from .pages import blocks, commands, names, sections, table_rows
+from .test_programs import write_files
+
+PAGE = "docs/cookbook.md"
+IMPORTS = {row[0]: names(" ".join(row[1:])) for row in table_rows(sections(PAGE)["Coming from fleet-rlm"]) if row[2:]}
+THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+{line}
+
+def run(number):
+    interp = {interpreter}(timeout=120)
+    interp.start()
+    try:
+        return interp.execute(f"import math; SUBMIT(task={{number}}, value=math.factorial({{number}}))")
+    finally:
+        interp.shutdown()
+
+with ThreadPoolExecutor(max_workers=2) as pool:
+    values = [result.value for result in pool.map(run, range(4))]
+"""
+
+
+def read_command(start: str, word: str) -> list[str]:
+    """Return the words of the page's command that starts so and contains the word, without the program's name."""
+    (line,) = [line for line in commands(PAGE) if line.startswith(f"rlm-batch {start}") and word in line]
+    return shlex.split(line)[1:]
+
+
+def run_command(words: list[str]) -> None:
+    assert app(words, exit_on_error=False, result_action="return_value") in (None, 0)
+
+
+def test_the_tests_of_the_recipe_pass_in_pytest(tmp_path: Path) -> None:
+    (block,) = [block for block in blocks("python") if block.page == PAGE and "def test_" in block.text]
+    (tmp_path / "test_mine.py").write_text(block.text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=250)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_nightly_sweep_has_its_schedule(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def remove() -> DeploymentResponse:
+        async with get_client() as client:
+            deployment = await client.read_deployment_by_name("sweep/nightly-lr")
+            await client.delete_deployment(deployment.id)
+            return deployment
+
+    write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    asyncio.run(deploy())
+    run_command(read_command("deploy", "--cron"))
+    deployment = asyncio.run(remove())
+    assert deployment.parameters["grid"] == {"lr": [0.1, 0.01], "seed": [0, 1, 2]}
+    (schedule,) = deployment.schedules
+    assert isinstance(schedule.schedule, CronSchedule)
+    assert schedule.schedule.cron == "0 2 * * *"
+
+
+@pytest.mark.full
+def test_a_worker_runs_the_shards(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    asyncio.run(deploy())
+    words = [word.replace("/mnt", str(tmp_path)) for word in read_command("batch", "--shards")]
+    allowed = {"RLM_BATCH_ALLOWED_PATHS": str(tmp_path)}
+    with Worker(tmp_path / "machine", server, "worker-of-the-cookbook", limit=3, environment=allowed) as worker:
+        asyncio.run(wait_until_online(worker.name))
+        run_command(words)
+    assert "2 succeeded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("provider", ["Daytona", "Modal"])
+def test_a_program_for_fleet_rlm_runs_with_the_new_import(provider: str, account: Callable[..., None]) -> None:
+    account(provider.lower())
+    before, now = IMPORTS[f"for {provider}"]
+    program = THREADS.format(line=before, interpreter=f"{provider}Interpreter")
+    values: dict[str, object] = {}
+    exec(program.replace(before, now), values)
+    assert values["values"] == [1, 1, 2, 6]
