@@ -64,7 +64,7 @@ class HostMount:
                 status = os.fstat(fd)
         except OSError as error:
             raise ConfigurationError(
-                f"mounts: {self.source} was removed meanwhile ({error.strerror or error})"
+                f"mounts: {self.source} cannot be opened any more ({error.strerror or error})"
             ) from None
         if (status.st_dev, status.st_ino) != (self.device, self.inode):
             raise ConfigurationError(

@@ -57,8 +57,8 @@ def test_a_modal_interpreter_imports_its_sdk_and_no_prefect(modal_standin: Any) 
 
 def test_an_invalid_prepare_is_refused() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"prepare_seed": 1}, "goes with prepare"),
-        ({"prepare": "x", "prepare_timeout": 0}, "above zero"),
+        ({"prepare_seed": 1}, "needs prepare"),
+        ({"prepare": "x", "prepare_timeout": 0}, "above 0"),
         ({"prepare": ""}, "prepare is empty"),
         ({"prepare": "x = '\ud800'"}, "prepare is not UTF-8 text"),
         ({"prepare": "x = 1", "processes": 2}, "processes is 2, and prepare needs 3 or more"),

@@ -375,7 +375,12 @@ def test_credentials_come_from_the_saved_block_named_default(
 @pytest.mark.parametrize(
     ("settings", "fields", "error", "words"),
     [
-        ({}, {"snapshot": "no-such"}, ConfigurationError, ("Snapshot no-such not found", "account's with snapshot")),
+        (
+            {},
+            {"snapshot": "no-such"},
+            ConfigurationError,
+            ("Snapshot no-such not found", "set snapshot to one of the account's"),
+        ),
         (
             {"max_sandboxes": 0},
             {},

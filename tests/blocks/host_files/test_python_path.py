@@ -118,7 +118,7 @@ def test_the_key_covers_the_modules_and_their_order(source: Path, tmp_path: Path
 def test_a_path_without_modules_is_refused_with_a_sentence(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(source.parent)
     refused: list[tuple[Any, str]] = [
-        ("src", "is a list of directories"),
+        ("src", "is a text: pass a list"),
         (["nowhere"], "there is no nowhere on this machine"),
         (["src/mine.py"], "is a file: name its directory"),
         (["/"], "is the whole machine"),

@@ -126,7 +126,7 @@ async def test_a_value_nested_up_to_a_hundred_levels_comes_back(interpreter: Int
     for depth, limit in ((101, 1000), (489, 1000), (800, 1000), (900, 100_000), (5000, 1000)):
         text = await read_refusal(interpreter, dedent(code).replace("depth", str(depth)).replace("limit)", f"{limit})"))
         assert "value" in text
-        assert "is nested more than 100 levels deep" in text
+        assert "nested" in text
 
 
 async def test_the_size_limit_counts_all_fields_together(interpreter: Interpreter) -> None:

@@ -37,7 +37,7 @@ async def test_an_error_names_variables_that_code_cannot_use(interpreter: Interp
         with pytest.raises(ConfigurationError, match="rename it"):
             await interpreter.execute("SUBMIT()", {name: 1})
     for name in ("SUBMIT", "ask"):
-        with pytest.raises(ConfigurationError, match=f"'{name}the tool ' has the name of a"):
+        with pytest.raises(ConfigurationError, match=f"'{name}' has the name of a function"):
             await interpreter.execute("SUBMIT()", {name: 1})
     with pytest.raises(ConfigurationError):
         await interpreter.execute("SUBMIT()", {1: 1})  # type: ignore[dict-item]
