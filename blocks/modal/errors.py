@@ -56,7 +56,7 @@ def map_error(error: Exception, failure: str) -> RlmBatchError:
             )
         limit = os.environ.get("MODAL_MAX_THROTTLE_WAIT", THROTTLE_SECONDS)
         return QuotaExceeded(
-            f"{failure}: {reason} Retried for {limit:g} s, and Modal asks for {waits[0]:g} s more: lower "
+            f"{failure}: {reason} Retried for {limit} s, and Modal asks for {waits[0]:g} s more: lower "
             f"{name_parameter('max_workers')}, or ask Modal for a higher limit",
             retry_after=waits[0],
         )

@@ -110,7 +110,7 @@ def test_mounting_anything_but_data_is_refused() -> None:
     for source, words in refused:
         with pytest.raises(ConfigurationError, match=words):
             LocalInterpreter(mounts={"/data": source})
-    with pytest.raises(ConfigurationError, match="is a dict"):
+    with pytest.raises(ConfigurationError, match="pass a dict"):
         LocalInterpreter(mounts=["data"])  # type: ignore[arg-type]
 
 
