@@ -243,7 +243,7 @@ async def test_a_second_run_on_the_ledger_of_a_search_is_refused(tmp_path: Path)
     ("parameters", "message"),
     [
         ({"grid": {"x": [1]}, "trials": 3}, "trials needs space"),
-        ({"grid": {"x": [1]}, "space": ONE}, "given twice: pass grid or space"),
+        ({"grid": {"x": [1]}, "space": ONE}, "given twice: pass only one of grid and space"),
         ({"space": {"x": {"low": 2, "high": 1}}, "trials": 3}, "low 2 above high 1"),
     ],
 )
