@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ def get_caller() -> Caller:
 
 
 @contextmanager
-def use_options(*code_directories: str) -> Iterator[None]:
+def use_options(*code_directories: str) -> Generator[None]:
     """Make this process a command's until the context ends: messages name options."""
     global _program
     previous, _program = _program, replace(_program, is_command=True, code_directories=code_directories)
@@ -53,7 +53,7 @@ def use_options(*code_directories: str) -> Iterator[None]:
 
 
 @contextmanager
-def use_flow(variables_source: str) -> Iterator[None]:
+def use_flow(variables_source: str) -> Generator[None]:
     """Run in a flow until the context ends. `variables_source` is as in `Caller`."""
     token = _current.set(replace(_program, is_flow=True, variables_source=variables_source))
     try:

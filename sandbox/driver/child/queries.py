@@ -211,11 +211,12 @@ def describe_shape(value: Any) -> str:
     if isinstance(value, str):
         return f"a str of {len(value):,} characters"
     if isinstance(value, dict):
-        keys = [repr(key)[:NAME_CHARACTERS] for key in list(value)[:NAMED_KEYS]]
-        return f"a dict of {len(value):,} keys: {', '.join(keys)}{', ...' if len(value) > NAMED_KEYS else ''}"
+        keys: list[Any] = list(value)  # type: ignore[reportUnknownArgumentType]
+        names = [repr(key)[:NAME_CHARACTERS] for key in keys[:NAMED_KEYS]]
+        return f"a dict of {len(keys):,} keys: {', '.join(names)}{', ...' if len(keys) > NAMED_KEYS else ''}"
     if isinstance(value, (list, tuple)):
-        first = f", the first is {describe_shape(value[0])}" if value else ""
-        return f"a list of {len(value):,} items{first}"
+        items: list[Any] = list(value)  # type: ignore[reportUnknownArgumentType]
+        return f"a list of {len(items):,} items" + (f", the first is {describe_shape(items[0])}" if items else "")
     return f"a {type(value).__name__}"
 
 

@@ -61,9 +61,10 @@ def encode_output(fields: dict[str, Any], expected: list[dict[str, str]] | None 
 def _convert_keys(value: Any, depth: int = MAX_SUBMIT_DEPTH) -> Any:
     """Return the value with numbers and None as keys of dicts converted to text, as JSON has them."""
     if depth and type(value) is dict:
+        items: dict[Any, Any] = value  # type: ignore[reportUnknownVariableType]
         return {
             dumps(key) if key is None or type(key) in (bool, int, float) else key: _convert_keys(item, depth - 1)
-            for key, item in value.items()
+            for key, item in items.items()
         }
     if depth and type(value) in (list, tuple):
         return [_convert_keys(item, depth - 1) for item in value]
