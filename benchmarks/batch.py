@@ -6,9 +6,9 @@ A Prefect server with the shipped settings runs as a separate process. Each vari
 starts when the server is idle. Two times are measured: until the variant returns, and until the server shows all its
 task runs as completed. The peers are pools of as many threads. Their executions are a new Python, a new Python in
 bubblewrap, and an rlm-batch sandbox. Ratios are to the Python in bubblewrap, or without bubblewrap to the plain Python.
-Empty task runs, as many at once, show Prefect's own cost. CPU is per execution: the program's, the server's, and the
-rest of the machine's, which is the sandboxes'. The last line is one long batch in reused sandboxes, with the growth of
-the process's memory.
+Task runs that do nothing, with the same concurrency, show Prefect's own cost. CPU is per execution: the time of the
+program, of the server, and of the rest of the machine, which counts as the sandboxes' time. The last line is one long
+batch in reused sandboxes, with the growth of the process's memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WALLS += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", 
 
 @dataclass
 class Sample:
-    """One measurement: seconds until the way returned and until the server showed it, and CPU seconds."""
+    """One measurement: seconds until the function returned, seconds until the server showed it, and CPU seconds."""
 
     seconds: float
     recorded: float
@@ -65,7 +65,7 @@ class Sample:
 
 @dataclass
 class Way:
-    """One way to run the executions, and the number of task runs that the server shows then."""
+    """One way to run the executions, and the number of task runs that it adds to the server."""
 
     run: Callable[[], None]
     task_runs: int = 0

@@ -2,12 +2,17 @@
 
     python benchmarks/interpreter.py [--rounds 40]
 
-Rows, as medians in milliseconds: the first answer of a new interpreter; a warm call that keeps its state; a call from
-the code to a function of the host and back; a call with a variable of 1 MiB; a stateless execution, forked in a warm
-sandbox; the same, forked from a process that has prepared. The peers are `dspy.LocalInterpreter`, a subprocess without
-isolation and without stateless executions, and a bare worker of a dozen lines over two pipes. Ratios are to dspy's: 1.0
-or less is no slower. The last rows count the new interpreters that answer and shut down in a second, on one core and on
-all.
+The rows are medians in milliseconds:
+- the first answer of a new interpreter
+- a warm call that keeps its state
+- a call from the code to a function of the host and back
+- a call with a variable of 1 MiB
+- a stateless execution, forked in a warm sandbox
+- a stateless execution, forked from a process that has run `prepare`
+
+The peers are `dspy.LocalInterpreter`, which is a subprocess without isolation or stateless executions, and a bare
+worker of a dozen lines over two pipes. Ratios are to dspy: at most 1.0 means that it is not slower than dspy. The last
+rows count the new interpreters that answer and shut down in a second, on one core and on all cores.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 BIG = "x" * (1 << 20)
 LEVELS = ("bubblewrap", "landlock", "none")
 FRESH_SECONDS = 5.0
-CALLS = 50  # calls of the host in one execution, which share its own time
+CALLS = 50  # calls of the host in one execution; each call has this share of the execution's own time
 WORKER = """
 import json, sys
 names = {}
@@ -100,7 +105,7 @@ def time_work(work: Callable[[], Any]) -> float:
 
 
 def measure_calls(make: Callable[[], Any], rounds: int, samples: dict[str, list[float]]) -> None:
-    """Add one round of every row but the stateless ones to the samples."""
+    """Measure one round of all rows except the stateless ones, and add the times to the samples."""
     interpreter = make()
 
     def first() -> None:
@@ -118,7 +123,7 @@ def measure_calls(make: Callable[[], Any], rounds: int, samples: dict[str, list[
 
 
 def count_fresh(name: str, cores: int) -> float:
-    """Return how many new interpreters answer once and shut down in a second, in a thread for each core."""
+    """Return how many new interpreters a second answer once and shut down, with one thread for each core."""
     done = subprocess.run(
         [sys.executable, __file__, "--fresh", name, "--cores", str(cores)], capture_output=True, text=True, check=True
     )
@@ -126,7 +131,7 @@ def count_fresh(name: str, cores: int) -> float:
 
 
 def print_fresh(make: Callable[[], Any], cores: int) -> None:
-    """Print that number for this process, which from here on uses so many cores, as do its children."""
+    """Limit this process and its children to `cores` cores, and print how many new interpreters a second answer."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     counts: list[int] = []
 

@@ -1,9 +1,9 @@
-"""The cost of queries from inside a sandbox: batched ones and single ones, beside other ways, in one run.
+"""The cost of queries from inside a sandbox, batched and single, compared with other ways in the same run.
 
     python benchmarks/queries.py [--rounds 5] [--queries 100] [--concurrency 16] [--delay 0.2]
 
 The model is a separate server on this machine that answers after the delay. The variants run in turns. The table has
-medians, and ratios to the ideal, which is one delay per full round of the concurrency. The variants are:
+medians, and ratios to the ideal: `delay` seconds for every `concurrency` queries. The variants are:
 - plain asyncio over bare connections
 - LiteLLM called directly, on which rlm-batch is built
 - `llm_query_batched` in a local sandbox

@@ -2,9 +2,10 @@
 
     python benchmarks/start.py [--rounds 5]
 
-Each variant is a separate process, in turns, in a home where everything has run once. `from rlm_batch import
-LocalInterpreter`, alone and with a first answer, is compared with a bare Python. `rlm-batch batch hello.py`, from start
-to end, is compared with a script whose flow does nothing, for which Prefect also starts a server.
+Each variant is a separate process, and the variants take turns. An uncounted first round fills the caches of their
+shared home directory. `from rlm_batch import LocalInterpreter`, alone and with a first answer, is compared with a bare
+Python. `rlm-batch batch hello.py`, from start to end, is compared with a script whose flow does nothing. Prefect starts
+a server for that script too.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ except ImportError as error:
     raise ConfigurationError(INSTALL_HINT) from error
 
 FACADE = ("__dspy_construct__", "__dspy_call__")  # The tools of DSPy's own sub-agents.
-FACADE_TOKEN = "__dspy_host_token"  # A variable of the code with which DSPy installs these tools.
+FACADE_TOKEN = "__dspy_host_token"  # DSPy passes this variable to the code that installs these tools.
 REFUSED = (
     "dspy is not offered in this sandbox, because what it asks goes around the budget and the depth: use "
     "llm_query, llm_query_batched, rlm_query and rlm_query_batched"
@@ -139,7 +139,7 @@ class DSPyInterpreter:
             return finish(returned) if inspect.isawaitable(returned) else returned
 
         async def finish(returned: Awaitable[Any]) -> Any:
-            # In a task with that context, so that the awaited part of the tool has the context too.
+            # Await in a task with that context, so that the awaited part of the tool has the context too.
             return await asyncio.get_running_loop().create_task(_finish_call(returned), context=context.copy())
 
         return call

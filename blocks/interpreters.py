@@ -49,7 +49,7 @@ class _ProviderSandboxes:
         max_cost: US dollars for all executions together. Default: no limit.
         cache_queries: Ask the same question (model, its settings, messages) only once while the interpreter exists.
             Answers from the cache are not calls and cost nothing. Default: False.
-        prepare: Code that runs once when the sandbox is open. The process of the executions is a fork of its process.
+        prepare: Code that runs once when the sandbox is open. The executions run in a fork of the process that ran it.
             Default: none.
         prepare_timeout: Seconds for `prepare`; None for no limit. Default: 300.
         prepare_seed: The seed of the random generators in `prepare`; by default the operating system seeds them.
@@ -102,7 +102,7 @@ class _ProviderSandboxes:
         preparation = Preparation.from_parameters(prepare, prepare_timeout, prepare_seed)
         if preparation is not None:
             self._provider.check_preparation()
-        # Type checkers do not see the interpreter class that each subclass inherits from after this one.
+        # This calls the interpreter class that each subclass also inherits from. Type checkers do not see it.
         super().__init__(
             self._open_sandbox,  # type: ignore[reportCallIssue]
             timeout=timeout,  # type: ignore[reportCallIssue]

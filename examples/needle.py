@@ -2,7 +2,7 @@
 
 python examples/needle.py openai/gpt-4o-mini      # with OPENAI_API_KEY in the environment
 python examples/needle.py ollama_chat/llama3.2    # a model on your own machine
-python examples/needle.py --stand-in              # no model: a server that plays one, with what it would write
+python examples/needle.py --stand-in              # no model: a server with scripted answers
 """
 
 import asyncio
@@ -29,7 +29,7 @@ SUBMIT(answer=llm_query("Which number does this line name? Answer with the numbe
 
 
 def haystack(number: int, characters: int = 1_000_000) -> str:
-    """Lines about cities, one of which has the number."""
+    """Return lines about cities. One of the lines contains the number."""
     chance = random.Random(number)
     lines, size = [], 0
     while size < characters:

@@ -48,7 +48,7 @@ def module_files() -> dict[str, Path]:
 
 
 def run_isolated(program: str, *arguments: str, cwd: Path) -> str:
-    """Run a program with neither the working directory nor the environment's paths, and return what it prints."""
+    """Run a program that imports neither from the working directory nor from PYTHONPATH, and return its output."""
     environment = os.environ | {"PREFECT_HOME": str(cwd / "prefect"), "PREFECT_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(
         [sys.executable, "-I", "-c", textwrap.dedent(program), *arguments],

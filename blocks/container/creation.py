@@ -123,7 +123,7 @@ def check_mounts(mounts: Sequence[HostMount], engine: Engine) -> None:
 
 
 def check_consent(settings: ContainerSettings) -> None:
-    """Check that this process may run such containers. Raise ConfigurationError."""
+    """Check that this process may run containers with that network and runtime. Raise ConfigurationError."""
     if settings.network:
         check_network("network")
     if settings.runtime is not None:

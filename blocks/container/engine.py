@@ -15,11 +15,12 @@ ENGINES = ("podman", "docker")  # Order of `auto`: Podman needs no daemon, which
 ANSWER_SECONDS = 30.0
 # Working directory of clients. In a writable directory Podman's conmon would leave a file `oom`.
 CLIENT_DIRECTORY = "/proc" if os.path.isdir("/proc") else "/"
-# By setting: Podman's name of the controller, and Docker's name of the property.
+# Each setting maps to Podman's name of the controller and Docker's name of the property.
 CONTROLLERS = {
     "memory_mib": ("memory", "MemoryLimit"), "processes": ("pids", "PidsLimit"), "cpus": ("cpu", "CpuCfsQuota"),
 }  # fmt: skip
-# The engine failed, the program cannot be run, or the program is missing. Other statuses are the program's.
+# Exit statuses of the engine: it failed, it cannot run the program, or the program is missing. Other exit statuses
+# come from the program.
 ENGINE_STATUSES = (125, 126, 127)
 INSTALL_HINT = "install Podman (apt install podman, brew install podman) or Docker, and start its machine or daemon"
 

@@ -13,7 +13,7 @@ REFERENCE = re.compile(
     r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?::[0-9]+(?=/))?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 )
-# Prefixes that Podman, before a colon, takes for a transport and not for part of an image's name.
+# Podman reads these words before a colon as a transport, and not as part of an image's name.
 TRANSPORTS = (
     "atomic", "containers-storage", "dir", "docker", "docker-archive", "docker-daemon", "oci", "oci-archive", "ostree",
     "sif", "tarball",

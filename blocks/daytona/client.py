@@ -38,7 +38,7 @@ class SharedClient:
         return self
 
     def release(self) -> None:
-        """Return what was borrowed."""
+        """Give the client back after `borrow`. An unused client closes later."""
         self._users -= 1
         self._changed.set()
 

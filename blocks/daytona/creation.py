@@ -149,8 +149,8 @@ class _Creation:
         """Find the sandbox that a failed call created, and wait until it has started. Return None if none exists."""
         loop = asyncio.get_running_loop()
         while True:
-            # A refused call created nothing, or an earlier call did. A lost call may still be running, so look several
-            # times.
+            # After a refusal one look is enough: only an earlier call can have created the sandbox. A lost call may
+            # still be running, so look several times.
             status = get_status(failure)
             looks = 3 if status is None or status >= 500 else 1
             remote = await find_sandbox(self._client, self._params.name, looks)

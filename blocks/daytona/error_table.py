@@ -2,10 +2,10 @@
 
 The status alone is not enough. Daytona answers 400, 401 and 404 also when a machine is missing, when a sandbox has just
 started, and when its own services cannot reach each other. So a refusal counts as an error of the block only if a row
-says so. Unknown refusals count as transient.
+says so. Unknown refusals by the API count as transient, and unknown refusals by a sandbox's daemon as final.
 
-The sources are files of github.com/daytonaio/daytona in release 0.190, the last one with published code, issues there
-(#), and measurements of the service.
+A source is a file of github.com/daytonaio/daytona, an issue of that repository (#NUMBER), or a measurement of the
+service. The files are from release 0.190, the last release with published code.
 """
 
 import re
@@ -60,12 +60,12 @@ REPOSITORY_ADVICE = "check repo_url, repo_ref and repo_token"
 # The first matching row counts.
 TABLE: tuple[Row, ...] = (
     Row((429,), "", Meaning.THROTTLED, "apps/api/src/common/guards/authenticated-rate-limit.guard.ts"),
-    # Between client and sandbox: a proxy, which queries the API, and the runner, the sandbox's machine.
+    # Refusals by the proxy or by the runner. The proxy queries the API. The runner is the machine of the sandbox.
     Row((400,), "failed to get (runner info|sandbox public status)", Meaning.MAYBE_GONE, PROXY_TARGET),
     Row(
         (401,),
         "authentication failed: |Bearer token (validation error|is invalid)",
-        Meaning.MAYBE_GONE,  # the proxy's answer for a valid key, too, if the API did not respond
+        Meaning.MAYBE_GONE,  # The proxy also refuses a valid key if the API did not respond.
         "apps/proxy/pkg/proxy/auth.go, #5136",
     ),
     Row((400,), r"Is the Sandbox started\?|no IP address found", Meaning.MAYBE_GONE, RUNNER_PROXY),
@@ -161,7 +161,7 @@ TABLE: tuple[Row, ...] = (
         GIT_ERRORS,
         REPOSITORY_ADVICE,
     ),
-    # The key. A temporary refusal looks the same.
+    # The key. A temporary refusal of a valid key looks the same as the refusal of a wrong key.
     Row((401,), "", Meaning.KEY, "apps/api/src/auth/global-auth.guard.ts, #5136", KEY_ADVICE),
     Row((403,), "Forbidden resource", Meaning.KEY, "the framework's text for every guard of the API", RIGHTS_ADVICE),
 )

@@ -1,4 +1,4 @@
-"""Handling of the SDK's errors: when a call is retried, and which error of this package one becomes."""
+"""Handling of the SDK's errors: retries, and the conversion to errors of this package."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 CALL_SECONDS = 30.0  # seconds for an answer
 SETUP_SECONDS = 1800.0  # seconds for a clone or for pip, which compiles some packages
-TRIES = 7  # attempts of a repeatable call; with the pauses some 7 s
+TRIES = 7  # attempts of a repeatable call, which take about 7 s with the pauses
 KEY_SECONDS = 3.0  # seconds after which a key that is refused again counts as wrong
 GIVE_UP_SECONDS = 60.0  # seconds without a successful call or reconnection before a sandbox counts as lost
 LONGEST_DELAY_SECONDS = 20.0  # upper limit of the seconds that a refusal can ask to wait
@@ -49,7 +49,10 @@ def _describe_silence(error: BaseException) -> str:
 
 
 def find_row(error: BaseException) -> Row:
-    """Return the table's row for an error. An unknown error gets a row with the meaning PASSING."""
+    """Return the table's row for an error.
+
+    An unknown error is PASSING. It is FINAL if the sandbox's daemon, or the SDK itself, refused the request.
+    """
     status, message = get_status(error), get_message(error)
     if status is None:  # No answer arrived. If the SDK rejects a request itself, it raises a subclass.
         is_lost = isinstance(error, (daytona.DaytonaConnectionError, daytona.DaytonaTimeoutError))

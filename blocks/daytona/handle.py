@@ -79,10 +79,10 @@ class DaytonaSandboxHandle(Sandbox):
             await unpack_files(self._remote, self._archive, settings.start_timeout)
 
     async def _ensure_end(self) -> None:
-        """Make sure that an idle sandbox ends, even on an old Daytona without lifetimes, which ignores unknown fields.
+        """Make sure that an idle sandbox ends, even if an old Daytona ignored the lifetime in the creation request.
 
-        The driver ends at the lifetime, by its own clock. Then nothing keeps the sandbox awake, so Daytona stops it and
-        deletes it as a stopped sandbox.
+        The driver itself ends at the end of the lifetime. The sandbox is then idle, so Daytona stops it, and deletes it
+        because it is stopped.
         """
         remote = self._remote
         try:
@@ -100,8 +100,8 @@ class DaytonaSandboxHandle(Sandbox):
     async def _launch(self, frames: list[bytes]) -> tuple[str, str]:
         """Start the driver; return its session and command. Raise SandboxStartError or StartLostError.
 
-        The first small frames become part of the command, which saves a call, and leave the list. Environment variables
-        may be secrets, which no command may contain: if there are any, all frames are sent later.
+        Put the first small frames into the command, which saves a call, and remove them from the list. If there are
+        environment variables, send all frames later: the variables may be secrets, which no command may contain.
         """
         first = b""
         while frames and not self.settings.environment and len(first) + len(frames[0]) <= INPUT_LIMIT_BYTES:

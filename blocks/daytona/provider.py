@@ -112,7 +112,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
 
 
 async def _import_sdk() -> None:
-    """Import the SDK and the modules that use it in a thread, because that would block the event loop for seconds."""
+    """Import the SDK and the modules that use it. A thread does it, because the import takes seconds."""
     module = sys.modules.get(f"{__package__}.creation")
     if module is None or not hasattr(module, "open_sandbox"):  # Another thread may be importing it.
         await asyncio.to_thread(import_module, ".creation", __package__)

@@ -19,7 +19,7 @@ from .client import NAME_PREFIX
 from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, is_turned_away, retry_call, says_gone
 from .settings import DaytonaSettings
 
-# Messages of the daemon if a commit is not on the cloned branch, by go-git and by git itself.
+# Messages of go-git and of git, which the daemon returns if a commit is not on the cloned branch.
 NOT_ON_BRANCH = re.compile("object not found|git checkout .* exited with|reference is not a tree|unable to read tree")
 
 

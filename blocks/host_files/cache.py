@@ -38,8 +38,8 @@ async def check_out_repository(url: str, commit: str, token: SecretStr | None) -
         try:
             await run_fetch("--depth", "1", "--", url, commit)
         except ConfigurationError:
-            # Some servers refuse single commits, so fetch all branches and tags. The branches become remote branches,
-            # because git refuses to fetch into the branch that is checked out, such as a new repository's first one.
+            # Some servers refuse single commits, so fetch all branches and tags. Fetch the branches as remote branches:
+            # git does not fetch into a checked-out branch, and a new repository has its first branch checked out.
             await run_fetch("--", url, "+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
         await run_here("checkout", "--quiet", "--detach", commit, timeout=FETCH_TIMEOUT_SECONDS)
         (folder / ".git" / "FETCH_HEAD").unlink(missing_ok=True)  # The file has the URL, which may contain secrets.

@@ -18,9 +18,10 @@ from ...sandbox.errors import ConfigurationError
 from .source_tree import find_files, locate_source, open_source
 
 MAX_UPLOADED_FILES = 10_000
-# The limit on all mounts together, per upload to a sandbox: six seconds at 10 MiB/s. The data is in this host's memory.
+# The limit on all mounts together. Each sandbox gets an upload, which takes six seconds at 10 MiB/s. The host keeps the
+# data in memory.
 MAX_UPLOADED_BYTES = 64 * 1024 * 1024
-# Directories that sandboxes of some provider need for the system, themselves or rlm-batch.
+# Directories that the system or rlm-batch needs in the sandboxes of at least one provider.
 RESERVED = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/proc", "/run", "/sbin",
     "/sys", "/usr", "/.sandboxes", "/packages", "/python", "/python-path", "/sandbox", "/scripts", "/tmp/sandbox",

@@ -17,7 +17,7 @@ from .source_tree import find_files, locate_source, open_source
 
 MAX_FILES = 10_000
 MAX_BYTES = 64 * 1024 * 1024
-# Names to skip, in addition to names with a leading dot, which are not modules and may hold secrets (.env, .git).
+# Names to skip. Names with a leading dot are skipped too: they are not modules and may hold secrets (.env, .git).
 LEFT_OUT = ("__pycache__", "node_modules", "venv")
 
 

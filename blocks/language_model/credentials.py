@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 HIDDEN = "[...]"  # The replacement of a credential.
 LEAST_CHARACTERS = 6  # The shortest credential that is blanked. Shorter strings are common in ordinary text.
-LEAST_IN_ANSWERS = 16  # The same limit for answers, so that a key that is an ordinary word does not change them.
+LEAST_IN_ANSWERS = 16  # The shortest credential that is blanked in answers. A shorter key may be a word.
 # Words in names of variables, options and headers whose values are credentials, in addition to LiteLLM's list.
 CREDENTIAL_WORDS = re.compile(
     "(^|-)([a-z]*(apikey|password|secret|token)|keys?|tokens|secrets|passwd|pass|passphrase|pat|auth|authorization|jwt"
@@ -72,7 +72,7 @@ class CredentialMask:
 
 
 def find_environment_credentials() -> set[str]:
-    """Return the credentials in this process's environment: variables with such names, and passwords in URLs."""
+    """Return the credentials in the environment: values of variables with credential names, and passwords in URLs."""
     return {value for name in os.environ for value in _find_credentials(name, os.environ[name])}
 
 

@@ -26,8 +26,8 @@ RATE_LIMIT_SECONDS = 600.0  # seconds for which a query waits for a server that 
 LONGEST_BACKOFF_SECONDS = 60.0  # seconds; the limit on a server's Retry-After
 OVERHEAD_TOKENS = 16  # tokens at most for a message's role and separators
 MAX_MESSAGE_LENGTH = 500  # characters of a server's message in an error
-# Variables from which LiteLLM reads the keys of providers that always require one. For other providers it is unknown
-# whether a key is needed. The same applies if a model has an address, or the program gave LiteLLM a key.
+# Variables from which LiteLLM reads the keys of providers that always require one. `check` demands no key for other
+# providers, for a model with an address, or if the program gave LiteLLM a key.
 KEY_VARIABLES = {
     "openai": ("OPENAI_API_KEY",),
     "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
@@ -210,7 +210,7 @@ class LiteLLMModel:
         return Usage(1, prompt, completion, None if cost is None else max(0.0, cost))
 
     async def estimate_max_usage(self, messages: list[Message], *, is_priced: bool = True) -> Estimate:
-        """Return the most that a call can use; see `Model.estimate_max_usage`. A token has at least one byte."""
+        """Return the most that a call can use; see `Model.estimate_max_usage`. Count a byte as a token."""
         self._litellm = self._litellm or await _import_litellm()
         price = self._price() if is_priced else (0.0, 0.0)
         answer = self.sampling.get("max_tokens") or self._listed().get("max_output_tokens")

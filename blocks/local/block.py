@@ -12,9 +12,10 @@ from .settings import LocalFields
 class LocalSandbox(LocalProvider, Block):
     """Sandboxes on this machine, which need no account.
 
-    Code runs in processes of its own with no network, none of the host's environment, the system's files read only,
-    one folder that it may write, and limits on memory, processes, file sizes and time. It shares the kernel: a kernel
-    bug breaks this. It is for code that is wrong, not for an attacker who is determined.
+    Code runs in separate processes without a network and without the host's environment variables. It can read the
+    system's files, and can write to one folder. Memory, processes, file sizes and time are limited. A sandbox shares
+    the host's kernel, so a kernel bug can break the isolation. It protects against wrong code, not against a
+    determined attacker.
 
     Example:
         Load a saved block, and run a batch in its sandboxes:

@@ -109,7 +109,7 @@ def _kill_user(uid: int) -> None:
 
 
 def _may_be_driver(pid: int) -> bool:
-    """Return whether a process has no system call filter: a driver, bubblewrap, or code of level none."""
+    """Return whether a process has no system call filter. Drivers, bubblewrap and code of level none have none."""
     with suppress(OSError):
         return b"\nSeccomp:\t0" in Path(f"/proc/{pid}/status").read_bytes()
     return False
@@ -138,7 +138,7 @@ def _find_processes(folder: Path) -> dict[int, str]:
 
 
 def _count_ancestors(pid: int, pids: Collection[int]) -> int:
-    """Return how many of these processes are ancestors of `pid`, also across processes that are not among them."""
+    """Return how many ancestors of `pid` are in `pids`. Ancestors that are not in `pids` may be between them."""
     count = 0
     with suppress(OSError):  # A process ended meanwhile.
         while pid > 1:
@@ -148,7 +148,7 @@ def _count_ancestors(pid: int, pids: Collection[int]) -> int:
 
 
 def remove_empty_folder(folder: Path) -> bool:
-    """Remove a folder in which code left no files, the common case, without a thread; return whether it is gone."""
+    """Remove a folder in which code left no files, and return whether the folder is gone. This needs no thread."""
     try:
         for name in ("work", "tmp"):
             (folder / name).rmdir()
@@ -163,8 +163,8 @@ def remove_empty_folder(folder: Path) -> bool:
 def remove_folder(folder: Path) -> bool:
     """Remove a folder with all files of the code, at any depth and in closed directories; return whether it is gone.
 
-    Separate programs do this: they hold nothing of this process, and are killed after `REMOVAL_SECONDS`. If the folder
-    stays, the log says so, and the next reap continues.
+    Separate programs remove the files, because a program can be killed after `REMOVAL_SECONDS`, and a thread cannot. If
+    the folder stays, this function logs a warning, and the next reap continues.
     """
     end = time.monotonic() + REMOVAL_SECONDS
     # A relative directory in PATH is below the working directory, where code may have put a program.

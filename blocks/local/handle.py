@@ -31,7 +31,7 @@ class LocalSandboxHandle(Sandbox):
     """One local sandbox: a folder, and the processes of its driver."""
 
     provider = "local"
-    memory_option = "memory_mib"  # For a kill, `find_exceeded_limit` names the option, unless the machine lacks memory.
+    memory_option = "memory_mib"  # for a MemoryError; after a kill, `find_exceeded_limit` names the option
     folder: Path
     level: IsolationLevel
     layers: tuple[str, ...]
@@ -48,7 +48,7 @@ class LocalSandboxHandle(Sandbox):
         self.has_network = self.level == "none"
         self._process: DriverProcess | None = None
         self._channel: LocalChannel | None = None
-        # It removes the folder if the program ends without a shutdown. The processes end with the wire.
+        # This removes the folder if the program ends without a shutdown. The processes end when the wire closes.
         self._finalizer = weakref.finalize(
             self, _remove_unclosed, os.getpid(), self.folder, self.lock, self._list_groups()
         )
@@ -167,7 +167,7 @@ class LocalSandboxHandle(Sandbox):
         return self.folder / "work", path
 
     async def remove(self) -> None:
-        """Close the wire, so that the driver ends everything; end the driver if it does not, and remove the folder."""
+        """Close the wire, which makes the driver end all processes, and remove the folder. Kill a driver that hangs."""
         process, self._process = self._process, None
         if self.watched is not None:
             watcher.remove(self.watched)

@@ -23,7 +23,8 @@ RECORDED_CHARACTERS = 200  # prompts and errors in a record are cut to this leng
 MAX_RECORDED_QUERIES = 1000  # per session; further queries are only counted
 # Per session with limited calls. Cached answers cost nothing, so without this limit a loop could ask until its timeout.
 MAX_CACHED_ANSWERS = 100_000
-# Queries end this long before the code's timeout, or 1/20 of a short timeout, so the code can submit what it has.
+# Seconds from the end of queries to the code's timeout, but at most 1/20 of the timeout. In this time the code can
+# submit its partial results.
 DEADLINE_MARGIN_SECONDS = 1.0
 
 
@@ -69,7 +70,7 @@ class Model(Protocol):
 
 
 async def estimate_for_budget(budget: Budget, model: Model, messages: list[Message]) -> Estimate:
-    """Return the most that a call can use of what the budget limits. Raises ConfigurationError if it is not known."""
+    """Return the most tokens and cost of a call, if the budget limits them. Raises ConfigurationError if unknown."""
     if not (budget.limits_tokens or budget.limits_cost):
         return NO_ESTIMATE
     return await model.estimate_max_usage(messages, is_priced=budget.limits_cost)
@@ -79,9 +80,9 @@ async def estimate_for_budget(budget: Budget, model: Model, messages: list[Messa
 class Query:
     """The record of one query. `usage` and `cached` exclude the queries below it.
 
-    `turn` is the turn, from 1, of the recursive query whose code asked this query; 0 if plain code asked it.
-    `cached` is the number of its questions that were answered without a call. `value` is a recursive model's answer, if
-    it is not a text.
+    `turn` is 0 if plain code asked this query. If the code of a recursive query asked it, `turn` is the number of that
+    code's turn, counted from 1. `cached` is the number of questions that were answered without a call. `value` is a
+    recursive model's answer, if the answer is not a text.
     """
 
     kind: str

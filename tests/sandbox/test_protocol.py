@@ -33,7 +33,7 @@ def test_frames_are_decoded_from_any_stream_pieces() -> None:
 
 
 def test_the_longest_output_is_decoded_in_pieces() -> None:
-    text = "\x01" * 50_000  # six bytes of JSON each; this half of the output limit is streamed
+    text = "\x01" * 50_000  # six bytes of JSON for each character
     data = encode_frame({"op": "output", "id": 1, "stream": "stdout"}, dumps(text).encode())
     for size in (len(data), 4096):
         frames, decoded = FrameReader(), []

@@ -77,7 +77,7 @@ def test_ctrl_c_ends_an_async_script_that_waits_for_code_and_tools(script: Run) 
     ],
 )
 def test_ctrl_c_that_interrupts_no_system_call_ends_a_script(script: Run, options: str) -> None:
-    """Check a signal that interrupts no call of the main thread, because it came just before or to another thread."""
+    """Check a signal that interrupts no system call: it arrives just before the call, or in another thread."""
     process = script(f"""
         import signal, threading
         def press():
@@ -216,7 +216,7 @@ def test_ctrl_c_during_the_start_waits_until_the_sandbox_is_deleted(script: Run,
 
 @pytest.mark.full
 def test_ctrl_c_at_any_moment_of_a_start_leaves_no_sandbox(script: Run, local: LocalSandbox) -> None:
-    # Python itself loses an interrupt that comes in the callback of a weak reference; it only prints that one.
+    # If Ctrl-C arrives in a weak reference's callback, Python only prints the KeyboardInterrupt. The hook hides it.
     process = script(f"""
         import signal, sys
         sys.unraisablehook = lambda it: it.exc_type is KeyboardInterrupt or sys.__unraisablehook__(it)

@@ -1,4 +1,4 @@
-"""The process of a local sandbox's driver as its handle sees it, and the start of one as a separate program."""
+"""The process of a local sandbox's driver: its interface for the handle, and its start as a separate program."""
 
 import asyncio
 import errno
@@ -16,7 +16,7 @@ from ....sandbox.wire.pipes import READ_BYTES, widen_pipe
 
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # no free descriptors, memory or processes
 SHORTAGE_HINT = "Raise the limits of this process (ulimit -n, -u, -v), or use fewer workers"
-PIPE_BYTES = 256 * 1024  # size of the wire's pipe; above 64 MiB per user the kernel makes new pipes small
+PIPE_BYTES = 256 * 1024  # size of the wire's pipe; if a user's pipes exceed 64 MiB, new ones are small
 # The variables that Python reads when it starts. The code's processes get them too.
 START_ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
 BOOT_COMMENT = "# rlm-batch: "  # first words of a program, to show its purpose in a list of processes
@@ -139,7 +139,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def find_python() -> str:
-    """Return this Python's base executable, not a virtual environment's: code sees the standard library."""
+    """Return the base executable of this Python. It has no virtual environment: code sees the standard library."""
     return _resolve(getattr(sys, "_base_executable", None) or sys.executable)
 
 
