@@ -19,7 +19,8 @@ ALLOW_NO_ISOLATION = "RLM_BATCH_ALLOW_NO_ISOLATION"
 ALLOWED_PATHS = "RLM_BATCH_ALLOWED_PATHS"
 ALLOWED_TOOLS = "RLM_BATCH_ALLOWED_TOOLS"
 ALLOW_NETWORK = "RLM_BATCH_ALLOW_NETWORK"
-# For any other name Podman starts the program of that name on the PATH, with root's rights if Podman has them.
+# OCI runtimes that a run may name. Podman would start any other name as a program on the PATH, as root if Podman is
+# root.
 OCI_RUNTIMES = {"crun", "kata", "kata-runtime", "krun", "nvidia", "runc", "runsc", "youki"}
 # Prefect sets these for the process of a flow run. A worker sets both, `.serve()` only the second.
 RUN_VARIABLES = ("PREFECT__FLOW_RUN_ID", "PREFECT__ENABLE_CANCELLATION_AND_CRASHED_HOOKS")

@@ -16,7 +16,7 @@ from ..flows.inputs.tables import TextFile
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.requests.code_text import decode_code
 
-# Of a variable, as in log:1e-5..0.1 or 32..512:32.
+# The bounds of a variable, such as log:1e-5..0.1 or 32..512:32.
 BOUNDS = re.compile(r"(?P<log>log:)?(?P<low>[^.,:]*(?:\.[^.,:]+)?)\.\.(?P<high>[^,:]+)(?::(?P<step>[^,:]+))?")
 LIKE_BOUNDS = re.compile(r"log:|(?:log|[a-z]+:)?\s*[-+]?\.?\d[\de.+-]*?\s*(?:\.\.|\u2026)|(?:\.\.|\u2026)\s*[-+]?\.?\d")
 LIKE_SLICE = re.compile(r"[-+.\de]*\d(?::[-+.\de]*\d){1,2}")
@@ -88,7 +88,7 @@ def parse_space(words: list[str]) -> Any:
 
 
 def _split_words(option: str, words: list[str], form: str) -> dict[str, str]:
-    """Return the texts after the signs by the names before them."""
+    """Split each word at its first equals sign, and return the values by name. Raises ConfigurationError."""
     texts: dict[str, str] = {}
     for word in words:
         name, equals, values = map(str.strip, word.partition("="))
@@ -103,17 +103,17 @@ def _split_words(option: str, words: list[str], form: str) -> dict[str, str]:
 
 
 def _parse_values(option: str, name: str, values: str) -> list[Any]:
-    """Return the values between commas, each read by itself, or the values of a single list.
+    """Return the parsed values, which commas separate, or the values of a single list.
 
-    Raises ConfigurationError, with the spelling that was meant, for a word that only looks like a range, a list, JSON
-    or a number.
+    Raises ConfigurationError for a text that looks like a range, a list, JSON or a number but is none. The message has
+    the spelling that the user probably meant.
     """
     whole = read_word(values)
     if isinstance(whole, list):
         return whole  # type: ignore[reportUnknownVariableType]
     parsed: list[Any] = []
     reasons: list[str] = []
-    meant: list[str] | None = []  # None where a word's meaning does not show
+    meant: list[str] | None = []  # None if the intended spelling of a value is unknown
     as_text: list[str] = []
     for piece in _split_values(values):
         parsed.append(read_word(piece))
@@ -137,7 +137,7 @@ def _refuse_values(
 
 
 def _split_values(values: str) -> list[str]:
-    """Return the texts between commas, but for commas within quotes, lists, objects and calls such as f(1,2)."""
+    """Split the text at commas, except at commas within quotes, lists, objects and calls such as f(1,2)."""
     pieces: list[str] = []
     begin = 0
     while begin <= len(values):
@@ -161,9 +161,9 @@ def _split_values(values: str) -> list[str]:
 
 
 def _find_slip(option: str, name: str, text: str, *, is_alone: bool) -> tuple[str, list[str] | None] | None:
-    """Return why a text is surely not what was meant, and the words that were, None if they do not show.
+    """Return why a text is certainly a mistake, and the intended words, or None if the text may be correct.
 
-    Return None for a text that may well be meant.
+    The words are None if they are unknown.
     """
     if not text:
         return "a value is missing beside a comma", []
@@ -207,9 +207,10 @@ def _spell_bounds(text: str) -> str | None:
 
 
 def _spell_json(text: str, *, is_alone: bool) -> list[str] | None:
-    """Return the JSON that was meant by literals of Python, an open quote or bracket, or texts without quotes.
+    """Return the JSON that the user meant, or None if it is unknown.
 
-    Where the text is alone, a list has its values. None where the meaning does not show.
+    The mistakes are literals of Python, an unclosed quote or bracket, and texts without quotes. A text that is alone
+    gives one JSON value, even if it contains commas.
     """
     text = re.sub(r"(?<=['\"])\s+(?=['\"])", ",", text.translate(TYPOGRAPHIC_QUOTES))  # numpy's texts have no commas
     is_list = text.startswith("[")
@@ -234,7 +235,7 @@ def _spell_json(text: str, *, is_alone: bool) -> list[str] | None:
 
 
 def _read_as_python(text: str) -> float | None:
-    """Return the number that Python would read in its code or by `float`, or None."""
+    """Return the number that a Python literal or `float` reads from the text, or None."""
     for read in (lambda: int(text, 0), lambda: int(text), lambda: float(text)):
         try:
             return read()

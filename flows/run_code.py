@@ -61,7 +61,7 @@ async def _should_retry(own_task: Task[..., Any], run: TaskRun, state: State[Any
 @task(
     name="run code",
     persist_result=False,
-    cache_policy=NO_CACHE,  # Prefect's own policy takes equal code for equal results.
+    cache_policy=NO_CACHE,  # Prefect's own policy would reuse results for equal code.
     retries=RETRIES,
     retry_delay_seconds=list(BACKOFF_SECONDS),
     retry_jitter_factor=JITTER_FACTOR,

@@ -1,4 +1,4 @@
-"""The tags of our task runs, by which Prefect's own tag limits can hold them, and the state of a cancelled one."""
+"""The tags of task runs, which Prefect's tag limits can use, and the state of a cancelled task run."""
 
 import asyncio
 import functools

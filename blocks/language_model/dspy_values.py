@@ -31,7 +31,7 @@ def convert_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
 def convert_returned(value: Any) -> Any:
     """Convert a tool's result to JSON like variables, with named tuples as dicts.
 
-    A result that JSON cannot hold, NaN and infinity included, becomes the text of the whole result. Raises
+    If JSON cannot hold a part of the result, such as NaN, the whole result becomes its `str`. Raises
     CodeInterpreterError for a pydantic model that cannot be serialized.
     """
     try:

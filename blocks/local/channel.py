@@ -48,7 +48,7 @@ class LocalChannel:
                 async with asyncio.timeout(self._stall_seconds):
                     await self._ready.wait()
             except TimeoutError:
-                left = self._write(rest)  # This process's event loop may have stalled instead.
+                left = self._write(rest)  # Try to write again: the event loop itself may have stalled.
                 if len(left) == len(rest):
                     self._end_reason = f"it read none of its input for {self._stall_seconds:g} s"
                     loop.remove_writer(self._fd)

@@ -76,7 +76,7 @@ def create_sandbox(
         folder.mkdir(mode=0o700)
         for path in (folder / "work", folder / "tmp"):
             path.mkdir()
-            path.chmod(0o755)  # The umask may be stricter, and a root supervisor has dropped root's rights.
+            path.chmod(0o755)  # Override a strict umask: a root host's supervisor enters without root's rights.
             if uid is not None:
                 os.chown(path, uid, uid)
         if uid is not None:

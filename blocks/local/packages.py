@@ -40,7 +40,8 @@ INSTALLER_VARIABLES = re.compile(
     "|PATH|HOME|USER|LOGNAME|LANG|LC_ALL|TMPDIR|XDG_(CONFIG_HOME|CONFIG_DIRS|CACHE_HOME|DATA_HOME)"
 )
 BUILD_VARIABLES = re.compile("(PIP|UV)_(NO_BINARY.*|REQUIREMENT|EDITABLE|CONFIG_SETTINGS.*|NO_BUILD_ISOLATION.*)")
-# pip that may start no program but `keyring`, for passwords. It does without the programs whose versions it asks for.
+# A pip that may start only `keyring`, for passwords. Normally pip also asks some programs for their versions, which it
+# does not need.
 PIP_PROGRAM = """
 import os, runpy, sys
 
@@ -52,7 +53,7 @@ def refuse(event, arguments):
 sys.addaudithook(refuse)
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
-# It starts the Python beside the script, in a `bin` that may be a link. Python reads these lines as a string.
+# This head starts the Python in the script's own directory, which may be a link. Python reads these lines as a string.
 SCRIPT_HEAD = b"""#!/bin/sh
 '''exec' "${0%/*}/python" "$0" "$@"
 ' '''
@@ -89,7 +90,7 @@ async def install_packages(requirements: list[str]) -> Path:
                 timeout=INSTALL_TIMEOUT_SECONDS,
                 environment=environment,
                 merge_stderr=True,
-                cwd=folder,  # Elsewhere a file could have a package's name; this folder is empty.
+                cwd=folder,  # This folder is empty. In another one a file could have a package's name.
             )
         except TimeoutError:
             raise ConfigurationError(

@@ -70,8 +70,8 @@ async def _create(
         reason = map_error(error, "Modal opens no sandbox now" if is_throttled else "no sandbox could be opened")
         if isinstance(error, (modal.exception.InvalidError, modal.exception.AuthError)):
             raise reason from error
-    # A lost answer may hide a sandbox. A refusal may do so too, because the client itself retries: the first try may
-    # have created one.
+    # If an answer was lost, a sandbox may exist. It may also exist after a refusal: the client itself retries, and its
+    # first try may have created one.
     sandbox = await find_sandbox(settings, account, name)
     if sandbox is None:
         raise reason from failure

@@ -55,7 +55,7 @@ class LocalMirror:
             return [self.folder / name for name in sizes if name in self._sizes]
 
     def fetch_file(self) -> Path:
-        """Download the location itself, a file, and return the path of the copy. Raises OSError."""
+        """Download the file at the location, and return the path of the copy. Raises OSError."""
         try:
             self._location.download(self.folder / "file")
         except OSError:

@@ -80,8 +80,8 @@ def _build_command(user: list[str], own: list[str], mounts: tuple[Mount, ...], s
     return [
         shutil.which("bwrap") or "bwrap",
         *user,
-        # The driver is the namespace's first process. A first process of bubblewrap's would hold the wire as its
-        # standard input and output. Without Landlock, any process of the same user could open them and its memory.
+        # The driver is the first process of the namespace. A process of bubblewrap in its place would hold the wire as
+        # standard input and output. Without Landlock, the code could open that process's files and memory.
         *("--unshare-pid", "--as-pid-1", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--hostname", "sandbox", "--new-session"),
         *own,  # These precede the system's mounts, because Python may be below the host's /tmp.
@@ -117,7 +117,7 @@ def _can_size_tmpfs() -> bool:
 def _build_system_binds(has_landlock: bool) -> tuple[str, ...]:
     """Return the options that mount the system.
 
-    With Landlock, which closes most of /etc, all of /etc is one mount: each mount costs 0.1 ms.
+    With Landlock, mount all of /etc at once, because each mount costs 0.1 ms and Landlock closes most of /etc.
     """
     links = [path for path in confinement_policy.SYSTEM if os.path.islink(path)]
     etc = ("/etc",) if has_landlock else confinement_policy.ETC

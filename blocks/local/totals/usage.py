@@ -29,8 +29,8 @@ class Usage:
 def measure_processes(pids: Collection[int], shm_bytes: int, enough: int) -> Usage:
     """Measure what these processes use; `shm_bytes` is the content of their /dev/shm.
 
-    A total below `enough` bytes may be an overestimate, because it counts shared pages more than once. Only above it
-    are they divided between their processes, for which the kernel walks all pages.
+    If the total is below `enough` bytes, it may be too high, because it counts shared pages more than once. Above
+    `enough`, each process gets its part of the shared pages. This is slow, because the kernel visits every page.
     """
     usage = Usage()
     anonymous, shared = {}, {}
@@ -88,9 +88,9 @@ def _read_status(pid: int) -> tuple[int, int, int]:
 
 
 def _read_shares(pid: int) -> tuple[int, int] | None:
-    """Return the bytes of private and shareable memory, with only the process's part of pages shared with others.
+    """Return the bytes of private and shareable memory; None if the kernel does not report them.
 
-    None if they cannot be read.
+    A page that several processes share counts only with this process's part of it.
     """
     found = {"Pss_Anon": 0, "Pss_Shmem": 0, "SwapPss": 0}
     try:
@@ -105,7 +105,7 @@ def _read_shares(pid: int) -> tuple[int, int] | None:
 
 
 def _measure_open_files(threads: dict[int, int]) -> tuple[dict[int, int], int]:
-    """Return the bytes of deleted files that processes hold: of files in memory by process, of files on disk in total.
+    """Return the bytes of deleted files that processes hold: files in memory by process, and files on disk in total.
 
     `threads` maps each process to the thread that /proc is read for.
     """
