@@ -1,4 +1,4 @@
-"""The time that code waits for its sandbox: our interpreter on each level beside unisolated peers, in one run.
+"""The time that code waits for its sandbox: our interpreter on each isolation level, and peers without isolation.
 
     python benchmarks/interpreter.py [--rounds 40]
 

@@ -105,8 +105,8 @@ def _split_words(option: str, words: list[str], form: str) -> dict[str, str]:
 def _parse_values(option: str, name: str, values: str) -> list[Any]:
     """Return the parsed values, which commas separate, or the values of a single list.
 
-    Raises ConfigurationError for a text that looks like a range, a list, JSON or a number but is none. The message has
-    the spelling that the user probably meant.
+    Raises ConfigurationError for a text that only looks like a range, a list, JSON or a number. The message has the
+    spelling that the user probably meant.
     """
     whole = read_word(values)
     if isinstance(whole, list):
@@ -163,7 +163,7 @@ def _split_values(values: str) -> list[str]:
 def _find_slip(option: str, name: str, text: str, *, is_alone: bool) -> tuple[str, list[str] | None] | None:
     """Return why a text is certainly a mistake, and the intended words, or None if the text may be correct.
 
-    The words are None if they are unknown.
+    Instead of unknown words, return None as the second item.
     """
     if not text:
         return "a value is missing beside a comma", []

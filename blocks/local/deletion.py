@@ -109,7 +109,7 @@ def _kill_user(uid: int) -> None:
 
 
 def _may_be_driver(pid: int) -> bool:
-    """Return whether a process has no system call filter. Drivers, bubblewrap and code of level none have none."""
+    """Return whether a process lacks a system call filter, as drivers, bubblewrap and code of level none do."""
     with suppress(OSError):
         return b"\nSeccomp:\t0" in Path(f"/proc/{pid}/status").read_bytes()
     return False

@@ -31,7 +31,7 @@ class LocalSandboxHandle(Sandbox):
     """One local sandbox: a folder, and the processes of its driver."""
 
     provider = "local"
-    memory_option = "memory_mib"  # for a MemoryError; after a kill, `find_exceeded_limit` names the option
+    memory_option = "memory_mib"  # This is for a MemoryError. After a kill, `find_exceeded_limit` names the option.
     folder: Path
     level: IsolationLevel
     layers: tuple[str, ...]

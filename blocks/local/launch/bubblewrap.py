@@ -80,8 +80,8 @@ def _build_command(user: list[str], own: list[str], mounts: tuple[Mount, ...], s
     return [
         shutil.which("bwrap") or "bwrap",
         *user,
-        # The driver is the first process of the namespace. A process of bubblewrap in its place would hold the wire as
-        # standard input and output. Without Landlock, the code could open that process's files and memory.
+        # Make the driver the namespace's first process. Otherwise a process of bubblewrap is the first, and holds the
+        # wire as standard input and output. Without Landlock, code could open that process's files and memory.
         *("--unshare-pid", "--as-pid-1", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--hostname", "sandbox", "--new-session"),
         *own,  # These precede the system's mounts, because Python may be below the host's /tmp.
