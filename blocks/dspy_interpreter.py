@@ -152,8 +152,16 @@ def _bind(tool: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[
     """
     if not args or not hasattr(tool, "__signature__"):
         return args, kwargs
-    bound = inspect.signature(tool).bind(*args, **kwargs)
-    return (args, kwargs) if bound.args[len(bound.arguments) :] else ((), dict(bound.arguments))
+    signature = inspect.signature(tool)
+    named = dict(signature.bind(*args, **kwargs).arguments)
+    for parameter in signature.parameters.values():
+        if parameter.name not in named:
+            continue
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+            return args, kwargs
+        if parameter.kind is parameter.VAR_KEYWORD:
+            named |= named.pop(parameter.name)
+    return (), named
 
 
 async def _finish_call(returned: Awaitable[Any]) -> Any:

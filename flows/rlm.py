@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -16,6 +17,7 @@ from ..sandbox.meta import QuerySummary
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
 from ..sandbox.queries.recursive_model import RecursionSettings
 from ..sandbox.result import Outcome, Result
+from ..sandbox.wire.nonfinite import restore_numbers
 from ..tasks.ledger.run_record import ReportSpec
 from .inputs.conversion import LongText, PathText
 from .inputs.host_paths import check_input_path
@@ -70,7 +72,9 @@ class RlmAnswer(Report):
         trajectory = root.get("trajectory", [])
         if isinstance(outcome, Result):
             answer = outcome["answer"]
-            return cls(answer, trajectory, queries, outcome, results_path, value=root.get("value", answer))
+            value = {"value": deepcopy(root.get("value", answer))}
+            restore_numbers(value, root.get("nonfinite", {}))
+            return cls(answer, trajectory, queries, outcome, results_path, value=value["value"])
         printed = [turn["output"] for turn in trajectory if turn.get("output") and not turn.get("failed")]
         partial_answer = printed[-1] if printed else ""
         return cls(partial_answer, trajectory, queries, outcome, results_path, answered=False, error=outcome.error)

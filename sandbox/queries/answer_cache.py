@@ -70,7 +70,7 @@ class AnswerCache:
             # The shield keeps a cancelled caller from cancelling the request for the others.
             outcome = await asyncio.shield(flight)
             if isinstance(outcome, QueryError):
-                raise QueryError(str(outcome))
+                raise type(outcome)(str(outcome))
             if outcome is not None:
                 self.hits += 1
                 return outcome

@@ -19,6 +19,8 @@ from ..errors import CodeCrashed, CodeError, ExecutionTimeout, QueryError, State
 from .session import EmptyAnswerError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..interpreter import Interpreter
     from ..result import Result
     from .recursion import Queries, QueryContext
@@ -26,9 +28,9 @@ if TYPE_CHECKING:
 
 OUTPUT_CHARACTERS = 10_000  # of a turn's output that the model sees and the trajectory keeps
 PREVIEW_CHARACTERS = 500  # of the context that the model sees before its first turn
-# A fence opens with three or more backticks or tildes and a language, and closes with at least as many.
-# The closing one may also end the last line of the code, as some models write it.
-FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:\1[`~]*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+# A fence opens with three or more backticks or tildes and a language. `split_reply` says how it closes.
+OPENING = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)")
+MAX_FENCE_DEPTH = 3  # fences within fences
 PYTHON_LANGUAGES = {"", "python", "python3", "py", "py3", "repl", "ipython", "tool_code"}
 OUTPUT_FIELDS = [{"name": "answer"}]  # of any type
 
@@ -127,8 +129,9 @@ async def answer(
             query.trajectory.append(turn)
             try:
                 reply = await session.ask(session.root_model, messages, query)
-                turn["reasoning"], turn["usage"] = FENCE.sub("", reply.text).strip(), asdict(reply.usage)
-                result = await python.run_turn(find_code(reply.text), turn)
+                turn["usage"] = asdict(reply.usage)
+                turn["reasoning"], blocks = split_reply(reply.text)
+                result = await python.run_turn(blocks, turn)
                 if result is not None and result.meta.submitted:
                     return result["answer"]
                 content = f"{turn['output'] or NO_OUTPUT}\n\nTurns left: {settings.max_turns - number}."
@@ -210,13 +213,17 @@ class _Python:
     async def _start(self) -> None:
         self._name = f"rlm-{uuid.uuid4().hex[:12]}"
         context = self._context
-        if context.path:
-            read = "json.load(_file)" if context.is_json else "_file.read()"
-            opened = f"open({context.path!r}, encoding='utf-8', errors='surrogatepass', newline='')"
-            await self._execute(f"import json\nwith {opened} as _file:\n    context = {read}\ndel _file, json")
-        elif context.shape:
-            parse = "import json\ncontext = json.loads(context)\ndel json" if context.is_json else "pass"
-            await self._execute(parse, {"context": context.text})
+        try:
+            if context.path:
+                read = "json.load(_file)" if context.is_json else "_file.read()"
+                opened = f"open({context.path!r}, encoding='utf-8', errors='surrogatepass', newline='')"
+                await self._execute(f"import json\nwith {opened} as _file:\n    context = {read}\ndel _file, json")
+            elif context.shape:
+                parse = "import json\ncontext = json.loads(context)\ndel json" if context.is_json else "pass"
+                await self._execute(parse, {"context": context.text})
+        except CodeError as error:  # Further turns would be paid for without a context.
+            await self.close()
+            raise QueryError(f"the context of the recursive query cannot be read: {error.summary}") from error
 
     async def _execute(self, code: str, variables: dict[str, Any] | None = None) -> Result:
         left = self._queries.session.check_seconds_left()
@@ -232,15 +239,37 @@ class _Python:
         )
 
 
-def find_code(reply: str) -> list[str]:
-    """Return the blocks of Python in a model's reply, in their order."""
+def split_reply(reply: str, depth: int = MAX_FENCE_DEPTH) -> tuple[str, list[str]]:
+    """Return a model's reply without its fenced blocks, and the blocks of Python in their order.
+
+    A fence closes with at least as many characters as opened it, on a line of their own or, as some models write it, at
+    the end of the last line of code. The time is linear in the length of the reply, whatever it has.
+    """
+    text: list[str] = []
     blocks: list[str] = []
-    for _fence, language, content in FENCE.findall(reply):
+    lines = iter(reply.split("\n"))
+    for line in lines:
+        opening = OPENING.match(line)
+        if opening is None or "`" in line[opening.end() :]:  # Backticks that close on the same line are no fence.
+            text.append(line)
+            continue
+        marker, language = opening.groups()
+        content = "\n".join(_take_content(lines, marker))
         if content.lstrip().startswith(("```", "~~~")):  # a fence around the block's own
-            blocks += find_code(content)
+            blocks += split_reply(content, depth - 1)[1] if depth > 1 else []
         elif language.lower() in PYTHON_LANGUAGES and content.strip():
             blocks.append(textwrap.dedent(content).strip("\n"))
-    return blocks
+    return "\n".join(text).strip(), blocks
+
+
+def _take_content(lines: Iterator[str], marker: str) -> Iterator[str]:
+    """Yield the lines of a block, and take its closing fence, if it has one."""
+    for line in lines:
+        stripped = line.rstrip(" \t\r")
+        closing = stripped.find(marker, len(stripped.rstrip("`~")))
+        yield line if closing < 0 else stripped[:closing]
+        if closing >= 0:
+            return
 
 
 def shorten(text: str) -> str:
@@ -267,11 +296,22 @@ def _write_instructions(
 
 def _describe_tool(name: str, tool: Any) -> str:
     try:
-        signature = str(inspect.signature(tool))
+        signature = str(_hide_defaults(inspect.signature(tool))).replace("Ellipsis", "...")
     except (TypeError, ValueError):
         signature = "(...)"
     purpose = (inspect.getdoc(tool) or "").partition("\n")[0]
     return f"- `{name}{signature}`" + (f": {purpose}" if purpose else "")
+
+
+def _hide_defaults(signature: inspect.Signature) -> inspect.Signature:
+    """Return the signature with `...` for defaults other than numbers and None: a `partial` may hold a secret."""
+    parameters = [
+        parameter
+        if parameter.default is parameter.empty or isinstance(parameter.default, (int, float, type(None)))
+        else parameter.replace(default=...)
+        for parameter in signature.parameters.values()
+    ]
+    return signature.replace(parameters=parameters)
 
 
 def _write_question(prompt: str, context: QueryContext) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from ..caller import name_parameter
 from ..errors import BudgetExceeded, DeadlineExceeded, QueryError, RlmBatchError
 from ..meta import QuerySummary
+from ..wire.nonfinite import replace_nonfinite
 from .answer_cache import AnswerCache, build_question
 from .budget import NO_ESTIMATE, Budget, Estimate, Usage
 
@@ -82,7 +83,7 @@ class Query:
 
     `turn` is 0 if plain code asked this query. If the code of a recursive query asked it, `turn` is the number of that
     code's turn, counted from 1. `cached` is the number of questions that were answered without a call. `value` is a
-    recursive model's answer, if the answer is not a text.
+    recursive model's answer; the JSON has it unless it is a text.
     """
 
     kind: str
@@ -95,7 +96,7 @@ class Query:
     usage: Usage = field(default_factory=Usage)
     cached: int = 0
     error: str = ""
-    value: Any = None
+    value: Any = ""
     trajectory: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     children: list["Query"] = field(default_factory=list["Query"])
 
@@ -126,8 +127,9 @@ class Query:
             record["cached"] = self.cached
         if self.error:
             record["error"] = self.error
-        if self.value is not None:
-            record["value"] = self.value
+        if not isinstance(self.value, str):
+            plain, nonfinite = replace_nonfinite({"value": self.value})
+            record |= {**plain, **({"nonfinite": nonfinite} if nonfinite else {})}
         if self.trajectory:
             record["trajectory"] = self.trajectory
         if self.children:

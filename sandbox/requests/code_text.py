@@ -11,7 +11,7 @@ import tokenize
 from ..errors import ConfigurationError
 
 # Outside of strings and comments, Python code has no such mark. Words may precede it.
-FENCE_LINE = re.compile(r"^[^#'\"`\n]*(?P<mark>```+)[ \t]*(?P<tag>[^\s`]*)[^\n`]*$", re.MULTILINE)
+FENCE_LINE = re.compile(r"^[^#'\"`\n]*(?P<mark>```++)[ \t]*+(?P<tag>[^\s`]*+)[^\n`]*$", re.MULTILINE)
 PYTHON_TAGS = ("py", "py3", "python", "python3", "ipython", "ipython3", "repl")
 QUOTES = ('"""', "'''")
 DECLARATION = re.compile(r"^([ \t\f]*#.*?coding[:=][ \t]*)[-\w.]+", re.ASCII | re.MULTILINE)  # PEP 263

@@ -213,6 +213,23 @@ def test_dspys_rlm_runs_with_its_model_tools_and_sub_agents(chat, dspy):
 
 
 @pytest.mark.full
+def test_arguments_by_position_reach_tools_that_dspy_has_wrapped(protocol, dspy):
+    def find(table: str, limit: int = 3, *, order: str = "up", **filters: Any) -> str:
+        return f"{table} {limit} {order} {filters}"
+
+    async def find_later(table: str, *, order: str = "up") -> str:
+        return f"{table} {order}"
+
+    rlm = dspy.RLM("query -> answer", tools=[find, find_later], interpreter_factory=factory())
+    with factory()() as interpreter:
+        interpreter.tools.update(rlm._prepare_execution_tools())
+        assert interpreter.execute("find('a')") == "a 3 up {}"
+        assert interpreter.execute("find('a', 4, order='down', city='Ghent')") == "a 4 down {'city': 'Ghent'}"
+        assert interpreter.execute("find_later('a', order='down')") == "a down"
+        with pytest.raises(protocol.CodeExecutionError, match="too many positional arguments"):
+            interpreter.execute("find('a', 4, 'down')")
+
+
 def test_a_language_model_keeps_our_queries_and_refuses_calls_outside_the_budget(chat, dspy):
     """DSPy injects its own `llm_query`, and a module `dspy` whose models bypass the budget."""
     chat.script = make_script(

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -200,6 +201,46 @@ async def test_an_answer_of_any_type_has_a_text_and_a_value(chat, submitted, val
     chat.script = make_script(("", f"SUBMIT({submitted})"))
     answer = await rlm("q", NAME)
     assert (answer.answer, answer.value) == (text, value)
+
+
+@pytest.mark.parametrize(
+    ("submitted", "value"),
+    [
+        ("None", None),
+        ("False", False),
+        ("0", 0),
+        ("''", ""),
+        ("float('inf')", math.inf),
+        ("[None, -1e999]", [None, -math.inf]),
+    ],
+)
+async def test_an_empty_or_infinite_answer_is_kept_in_the_ledger(chat, submitted, value):
+    chat.script = make_script(("", f"SUBMIT({submitted})"))
+    for _ in range(2):
+        answer = await rlm("q", NAME, cache_results=True)
+        assert answer.value == value
+        assert type(answer.value) is type(value)
+    assert chat.stats.requests == 1
+
+
+async def test_a_context_that_cannot_be_read_ends_the_query_after_one_turn(chat):
+    chat.script = make_script(("", "print(len(context))"))
+    code = """
+import os, tempfile
+make = tempfile.mkstemp
+def make_and_delete(**options):
+    fd, path = make(**options)
+    os.unlink(path)
+    return fd, path
+tempfile.mkstemp = make_and_delete
+try:
+    rlm_query("q", context="x" * 100_000)
+except QueryError as error:
+    print(error)
+"""
+    (result,) = await batch([code], language_model=NAME)
+    assert "the context of the recursive query cannot be read: the code raised FileNotFoundError" in result.meta.stdout
+    assert chat.stats.requests == 1
 
 
 async def test_the_model_continues_after_a_reply_without_code(chat):

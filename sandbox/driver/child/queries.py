@@ -206,8 +206,8 @@ def _describe_context(name: str, context: Any) -> dict[str, Any]:
     return {**described, "path": path}
 
 
-def describe_shape(value: Any) -> str:
-    """Return the type of a value and its size."""
+def describe_shape(value: Any, depth: int = 3) -> str:
+    """Return the type of a value and its size, and the same of first items down to that depth."""
     if isinstance(value, str):
         return f"a str of {len(value):,} characters"
     if isinstance(value, dict):
@@ -216,7 +216,8 @@ def describe_shape(value: Any) -> str:
         return f"a dict of {len(keys):,} keys: {', '.join(names)}{', ...' if len(keys) > NAMED_KEYS else ''}"
     if isinstance(value, (list, tuple)):
         items: list[Any] = list(value)  # type: ignore[reportUnknownArgumentType]
-        return f"a list of {len(items):,} items" + (f", the first is {describe_shape(items[0])}" if items else "")
+        first = f", the first is {describe_shape(items[0], depth - 1)}" if items and depth else ""
+        return f"a list of {len(items):,} items{first}"
     return f"a {type(value).__name__}"
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from rlm_batch import BudgetExceeded, DeadlineExceeded, QueryError
 from rlm_batch.sandbox.queries import session as session_module
-from rlm_batch.sandbox.queries.answer_cache import AnswerCache, MemoryAnswers
+from rlm_batch.sandbox.queries.answer_cache import AnswerCache, MemoryAnswers, build_question
 from rlm_batch.sandbox.queries.budget import Budget, Estimate, Usage
-from rlm_batch.sandbox.queries.session import Answer, Message, Query, QuerySession
+from rlm_batch.sandbox.queries.session import Answer, EmptyAnswerError, Message, Query, QuerySession
 
 pytestmark = pytest.mark.anyio
 
@@ -95,6 +95,23 @@ async def test_a_failure_reaches_all_waiters_and_is_not_cached():
     assert len({id(outcome) for outcome in outcomes}) == 5
     model.refuses = False
     assert await begin(model, cache) == "answer 2, 1 called, 0 cached"
+
+
+async def test_an_empty_answer_stays_one_for_all_waiters():
+    """A recursive model asks again after an EmptyAnswerError, and ends after another QueryError."""
+    cache = AnswerCache(MemoryAnswers())
+    gate = asyncio.Event()
+
+    async def ask() -> str:
+        await gate.wait()
+        raise EmptyAnswerError("no text")
+
+    question = build_question("m", {}, [])
+    tasks = [asyncio.create_task(cache.get_answer(question, ask)) for _ in range(3)]
+    await settle()
+    gate.set()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [EmptyAnswerError] * 3
 
 
 async def test_another_model_setting_or_prompt_is_not_answered_from_the_cache():
