@@ -137,7 +137,7 @@ async def answer(
                 content = f"{turn['output'] or NO_OUTPUT}\n\nTurns left: {settings.max_turns - number}."
                 messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": content}]
             except EmptyAnswerError as error:
-                turn |= {"output": str(error), "failed": True}
+                turn |= {"output": str(error), "failed": True, "usage": asdict(error.usage)}
             except BaseException:
                 if "usage" not in turn:
                     query.trajectory.pop()  # There was no reply.
@@ -151,7 +151,10 @@ async def answer(
                     f"the recursive model failed in {errors} turns in a row (max_errors): {turn['output']}"
                 )
         reply = await session.ask(session.root_model, [*messages, {"role": "user", "content": LAST_CALL}], query)
-        query.trajectory.append({"reasoning": reply.text, "code": "", "output": "", "usage": asdict(reply.usage)})
+        turn = {"reasoning": reply.text, "code": "", "output": "", "usage": asdict(reply.usage)}
+        query.trajectory.append(turn)
+        if session.on_turn is not None:
+            session.on_turn(query, turn)
         return reply.text.strip()
     finally:
         await run_shielded(python.close())

@@ -49,7 +49,11 @@ class NoAnswerError(Exception):
 
 
 class EmptyAnswerError(QueryError):
-    """An answer without a text. Code gets it as a QueryError; a recursive model asks again."""
+    """An answer without a text. Code gets it as a QueryError; a recursive model asks again. `usage` is what it used."""
+
+    def __init__(self, message: str, usage: Usage | None = None) -> None:
+        super().__init__(message)
+        self.usage = Usage() if usage is None else usage
 
 
 class Model(Protocol):
@@ -248,7 +252,7 @@ class QuerySession:
                     except NoAnswerError as error:
                         reservation.settle(error.usage)
                         query.usage += error.usage
-                        raise EmptyAnswerError(str(error)) from None
+                        raise EmptyAnswerError(str(error), error.usage) from None
                     reservation.settle(answer.usage)
                 finally:
                     reservation.release()  # a cancelled request counts as unused: no provider reports if it was billed

@@ -357,6 +357,19 @@ async def test_the_last_turn_is_followed_by_a_call_for_the_answer(chat):
     assert (found.answer, found.queries.calls) == ("seven", 3)
 
 
+async def test_each_turn_is_in_the_ledger_with_its_usage_even_without_a_text(chat):
+    replies = iter([Reply("a b c", no_text=True), format_turn("print(7)"), "seven"])
+    chat.script = lambda _: next(replies)
+    found = await rlm("q", NAME, max_turns=2)
+    assert found.answer == "seven"
+    *turns, _ = read(found.results_path)
+    assert [line["number"] for line in turns] == [1, 2, 3]
+    assert [line["turn"] for line in turns] == found.trajectory
+    assert sum(turn["usage"]["calls"] for turn in found.trajectory) == found.queries.calls == 3
+    used = sum(turn["usage"]["completion_tokens"] for turn in found.trajectory)
+    assert used == chat.stats.completion_tokens
+
+
 async def test_failed_turns_in_a_row_end_the_query(chat):
     chat.script = make_script(("", "1 / 0"))
     found = await rlm("q", NAME, max_errors=3, on_failure="return")
