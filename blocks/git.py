@@ -16,8 +16,8 @@ ANSWER_TIMEOUT_SECONDS = 60.0  # seconds for a server to answer
 PASSWORD_ADVICE = (
     "repo_url contains a password, which logs would show: remove user and password from it, and set repo_token"
 )
-# A program for `sh -c` with a directory, an address and a commit. It fetches that commit alone, or all branches and
-# tags if the server refuses single commits. Its exit status is 3 if the commit is in none of them.
+# A program for `sh -c` with a directory, an address and a commit. It fetches only the commit, or all branches
+# and tags if the server refuses single commits. Its exit status is 3 if no branch or tag contains the commit.
 FETCH_COMMIT = """
 set -e
 mkdir -p "$1"
@@ -53,7 +53,7 @@ def build_sign_in_environment(token: SecretStr | None, number: int = 0) -> dict[
     """Return the variables that sign git in with the token. They follow `number` other GIT_CONFIG entries."""
     if token is None:
         return {}
-    # GitHub, GitLab and Bitbucket accept any user name with a token. All their manuals show this one.
+    # GitHub, GitLab and Bitbucket accept any user name with a token. All their manuals show this name.
     basic = base64.b64encode(f"x-access-token:{token.get_secret_value()}".encode()).decode()
     return {
         "GIT_CONFIG_COUNT": str(number + 1),
@@ -86,7 +86,7 @@ async def run_git(*arguments: str, token: SecretStr | None = None, timeout: floa
 
 
 async def resolve_commit(url: str, ref: str | None, token: SecretStr | None) -> str:
-    """Return the commit of a branch or a tag, or with None the commit of the repository's HEAD.
+    """Return the commit of a branch or a tag. Return a full commit id unchanged. If `ref` is None, use HEAD.
 
     Raises:
         ConfigurationError: The repository cannot be read, or has no such ref.

@@ -1,4 +1,4 @@
-"""The description of pydantic's errors: the parameter as the caller writes it, its value, and what it should be."""
+"""The description of pydantic's errors: the parameter as the caller writes it, its value, and the valid values."""
 
 import re
 import reprlib
@@ -29,7 +29,7 @@ def describe_problems(error: ValidationError, secrets: Collection[str] = ()) -> 
 
 
 def _describe_problem(problems: list[tuple[list[Any], Any]], is_secret: bool) -> str:
-    """Return the problem of one parameter. Of a union's alternatives, the one that fits furthest was meant."""
+    """Return the problem of one parameter. For a union, use the alternative with the deepest error."""
     depth = max(len(place) for place, _ in problems)
     place, problem = next(item for item in problems if len(item[0]) == depth)
     texts = [_simplify(item["msg"]) for other, item in problems if other == place]

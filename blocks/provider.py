@@ -39,36 +39,36 @@ class SandboxInfo:
 
     id: str
     labels: dict[str, str]
-    abandoned: bool = False  # Its host process is known to be dead. Only the local provider can tell.
+    abandoned: bool = False  # True if its host process is dead; only the local provider knows
 
     @property
     def expires(self) -> float:
-        """Return when its lifetime ends, in epoch seconds, or 0 if the label is missing or damaged."""
+        """Return when the sandbox's lifetime ends, in epoch seconds, or 0 if the label is missing or damaged."""
         return self._read_epoch_seconds("expires")
 
     @property
     def began(self) -> float:
-        """Return when it was requested, in epoch seconds, or 0 if the label is missing or damaged."""
+        """Return when the sandbox was requested, in epoch seconds, or 0 if the label is missing or damaged."""
         return self._read_epoch_seconds("began")
 
     @property
     def run(self) -> str:
-        """Return the id of its flow run, empty if a script opened it."""
+        """Return the id of the sandbox's flow run, empty if a script opened the sandbox."""
         return self.labels.get("rlm-batch-run", "")
 
     @property
     def server(self) -> str:
-        """Return the id of the Prefect server of its flow run, empty if a script opened it."""
+        """Return the id of the flow run's Prefect server, empty if a script opened the sandbox."""
         return self.labels.get("rlm-batch-server", "")
 
     @property
     def host(self) -> str:
-        """Return the name of the machine that opened it."""
+        """Return the name of the machine that opened the sandbox."""
         return self.labels.get("rlm-batch-host", "")
 
     @property
     def process(self) -> str:
-        """Return the identity of the process that opened it, empty on systems without one. See `process_identity`."""
+        """Return the identity of the process that opened the sandbox, empty if unknown. See `process_identity`."""
         return self.labels.get("rlm-batch-process", "")
 
     def _read_epoch_seconds(self, name: str) -> float:
@@ -83,7 +83,7 @@ class SandboxProvider(SandboxSettings, ABC):
     """A provider: opens sandboxes, lists those with rlm-batch's labels, and deletes one by its id."""
 
     provider_name: ClassVar[str]
-    gradual: ClassVar[bool] = True  # A flow run opens many sandboxes one by one, so others are served too.
+    gradual: ClassVar[bool] = True  # Flow runs start with few sandboxes, so that other users get some too.
     uploads_files: ClassVar[bool] = True  # Files of the host are uploaded to its sandboxes.
     binds_mounts: ClassVar[bool] = False  # Mounts are bound from the host, even if other files are uploaded.
     _commit: str | None = PrivateAttr(default=None)
@@ -138,8 +138,8 @@ class SandboxProvider(SandboxSettings, ABC):
         return await self.open_volume(name)
 
     async def open_volume(self, name: str) -> VolumeStore:
-        """Return the volume of that name. This default reaches it from a sandbox, for APIs without file access."""
-        # Reading a volume needs no repository and no packages, which would only take time.
+        """Return the volume of that name. This default uses a sandbox, for APIs without access to files."""
+        # A sandbox that only reads a volume starts faster without a repository and packages.
         plain = {"volume_name": name, "repo_url": None, "repo_ref": None, "repo_token": None, "packages": []}
         provider = self.model_copy(update=plain)
         provider._files = HostFiles()
@@ -180,7 +180,7 @@ class SandboxProvider(SandboxSettings, ABC):
 
         Args:
             options: Values by the names of the block's fields. Secrets are refused, because a flow run shows its
-                parameters. So is `repo_url` in a block with a `repo_token`, which would send the token elsewhere.
+                parameters. A block with a `repo_token` also refuses `repo_url`, because the token would go elsewhere.
 
         Raises:
             ConfigurationError: An option is unknown, not allowed for one run, or invalid.
@@ -251,7 +251,7 @@ class SandboxProvider(SandboxSettings, ABC):
         return provider
 
     async def compute_files_digest(self) -> str | None:
-        """Return a hash of the host's files that its sandboxes have, or None without files."""
+        """Return a hash of the host's files in this provider's sandboxes, or None without files."""
         found = await asyncio.to_thread(self._files.build_fingerprint)
         return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest() if found else None
 

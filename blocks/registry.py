@@ -24,7 +24,7 @@ class ProviderEntry:
     """A provider: the package blocks/NAME. The names of its classes and its block type derive from NAME."""
 
     name: str  # NAME in `provider="NAME"`
-    sign_in: str = ""  # `doctor` prints this without credentials.
+    sign_in: str = ""  # `doctor` prints this if there are no credentials.
     isolations: tuple[str, ...] = ()  # Values of ISOLATION in `provider="NAME:ISOLATION"`.
     probed_isolations: tuple[str, ...] = ()  # `doctor` tries these, and one has to work.
     engines: tuple[str, ...] = ()  # Values of ENGINE in `provider="NAME:ENGINE"`.
@@ -87,7 +87,7 @@ async def resolve_provider(provider: str | SandboxProvider, options: dict[str, A
     """Return a provider, with `options` overriding its settings.
 
     Args:
-        provider: A provider or block, or its name. `local`, `container`, `daytona` and `modal` have their defaults.
+        provider: A provider or block, or its name. `local`, `container`, `daytona` and `modal` use default settings.
             `local:none`, `local:landlock` and `local:bubblewrap` choose the isolation, `container:docker` and
             `container:podman` the engine. `daytona-sandbox/NAME` is the block that was saved under that name.
         options: Values by the names of the block's fields.

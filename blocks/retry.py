@@ -1,7 +1,7 @@
 """The retry loop for calls of a provider. Each provider chooses the errors to retry and the delays.
 
-It uses no library, because warm executions make such calls: a call that succeeds costs about 0.1 ms with tenacity or
-stamina, and 0.2 µs here. Stamina also logs each retry, and can turn that off only for the whole process.
+It uses no library, because each warm execution makes calls: a successful call costs about 0.1 ms with tenacity or
+stamina, and 0.2 µs here. Stamina also logs each retry, and this log can be turned off only for the whole process.
 """
 
 import asyncio

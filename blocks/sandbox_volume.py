@@ -49,7 +49,7 @@ class SandboxVolume(VolumeStore):
     """A volume behind a sandbox. The first access opens the sandbox, and `close` deletes it."""
 
     def __init__(self, make_interpreter: Callable[..., Interpreter]) -> None:
-        self._make_interpreter = make_interpreter  # It takes `timeout`, seconds for each execution.
+        self._make_interpreter = make_interpreter  # The function takes `timeout`, seconds for each execution.
         self._interpreter: Interpreter | None = None
 
     async def ls(self, path: str = "") -> list[VolumeFile]:

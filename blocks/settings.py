@@ -1,4 +1,4 @@
-"""The settings that all sandbox providers share. Plain pydantic: a Prefect block and a script both use them."""
+"""The settings that all sandbox providers share. They need only pydantic, so scripts can use them without Prefect."""
 
 import re
 from collections.abc import Mapping
@@ -185,7 +185,7 @@ class SandboxSettings(BaseModel):
 
     @property
     def has_sandbox_limit(self) -> bool:
-        """Return whether sandboxes are limited in number. Then `delete_sandbox` must wait until the sandbox is gone."""
+        """Return whether the number of sandboxes is limited. Then `delete_sandbox` must wait for the sandbox's end."""
         return self.max_sandboxes is not None
 
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 
-MAX_OUTPUT_BYTES = 16 << 20  # The last bytes of each stream; a program may write without end.
+MAX_OUTPUT_BYTES = 16 << 20  # of each stream's end, because a program may write without limit
 
 
 async def run_command(

@@ -39,7 +39,7 @@ class VolumeStore(ABC):
 
     @abstractmethod
     async def put(self, path: str, data: bytes) -> None:
-        """Write or replace a file, with the directories above it. Raises VolumeError if that fails."""
+        """Write or replace a file, and create missing directories. Raises VolumeError on failure."""
 
     @abstractmethod
     async def delete(self, path: str) -> None:

@@ -55,7 +55,7 @@ class ContainerChannel:
         return self._stderr.decode("utf-8", "replace").strip()
 
     async def close(self) -> None:
-        """Close the connection. The driver then ends everything, and the container with it."""
+        """Close the connection. The driver then ends all processes, and the container ends with the driver."""
         self._end("it was removed", is_told=False)
         if self._process.stdin is not None:
             self._process.stdin.close()

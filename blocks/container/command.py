@@ -13,9 +13,9 @@ from .engine import Engine
 from .settings import ContainerSettings
 
 OPEN_FILES = 4096  # per process
-MOST_PROCESSES = 4096  # per user: without privileges Podman cannot set many more
+MOST_PROCESSES = 4096  # per user; Podman without privileges cannot set a much higher limit
 FIRST_UID = 0x5B000000  # first of the user ids for code if the host is root, far from the ids that systems assign
-NOBODY = 65534  # the user id for an engine whose root is an unprivileged user of this machine
+NOBODY = 65534  # the user id for rootless Docker, whose root is an unprivileged user of this machine
 # Directories that a container needs itself.
 SYSTEM_DIRECTORIES = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/tmp")
 START_ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}  # variables that Python reads at its start
@@ -98,8 +98,9 @@ def build_ulimits(engine: Engine) -> list[str]:
 def _build_user(engine: Engine, gid: int | None) -> list[str]:
     """Return the options for the user that code runs as, which is never root.
 
-    If this process is root, the user is a new one, because the kernel counts some limits by user. Otherwise it is the
-    user of this process, who can write the volumes. `gid` is the group that owns a volume.
+    If this process is root, code runs as a new user, because the kernel counts some limits by user. Otherwise code runs
+    as the user of this process, who can write the volumes, or in rootless Docker as `NOBODY`. `gid` is the group that
+    owns a volume.
     """
     if engine.is_rootless and engine.name == "podman":
         return ["--userns", "keep-id"]
@@ -112,12 +113,12 @@ def _build_user(engine: Engine, gid: int | None) -> list[str]:
 
 
 def is_mountable(path: str) -> bool:
-    """Return True if the mount option, which engines parse as a line of CSV, can contain that path."""
+    """Return True if the mount option, which engines parse as a line of CSV, can contain the path."""
     return re.search(r'[\x00-\x1f\x7f,"]', path) is None
 
 
 def resolve_mount_point(path: str) -> str:
-    """Return the path of a volume in the container. Raise ConfigurationError if the container needs the path itself."""
+    """Return the path of a volume in the container. Raise ConfigurationError if no mount is possible there."""
     mount = PurePosixPath(os.path.normpath("/" + path.lstrip("/")))
     if not is_mountable(path):
         raise ConfigurationError(

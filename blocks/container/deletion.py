@@ -44,7 +44,7 @@ async def delete_container(engines: list[Engine], sandbox_id: str) -> None:
 
 async def remove_container(engine: Engine, container: str, sandbox_id: str) -> None:
     """Remove a container that has this package's label. Raise RlmBatchError if that fails."""
-    # Without it, Podman waits ten seconds for a process that ignores signals.
+    # Without `--time 0`, Podman waits ten seconds for a process that ignores signals.
     at_once = ["--time", "0"] if engine.name == "podman" else []
     command = ("rm", "--force", *at_once, "--volumes", container)
     done = await engine.run(*command, timeout=REMOVE_SECONDS)

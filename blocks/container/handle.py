@@ -30,7 +30,7 @@ except (OSError, ValueError) as error:
     print(error, file=sys.stderr)
     os._exit({FILE_ERROR_STATUS})
 """
-# The program refuses devices and pipes, which have no end. Code may have left a link to one.
+# The program refuses devices and pipes, because they can be endless. Code may have created a link to a device.
 READ_FILE = f"""
 import os, stat, sys
 try:
@@ -161,7 +161,7 @@ class ContainerHandle(Sandbox):
         return stdout
 
     async def remove(self) -> None:
-        """Close the connection, so that the driver ends everything. Remove the container if that does not suffice."""
+        """Close the connection, which makes the driver end all processes. Remove a container that does not end."""
         process, self._process = self._process, None
         if process is None:
             return

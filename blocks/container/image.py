@@ -15,8 +15,8 @@ from .settings import DEFAULT_IMAGE, ContainerSettings
 
 BUILD_SECONDS = 1800.0
 BUILT_REPOSITORY = "localhost/rlm-batch-packages"
-PIP_SECRET = "pip"  # name of the build secret with pip's credentials, which no layer or history keeps
-# pip's settings of package sources, without those that name files of this machine.
+PIP_SECRET = "pip"  # name of the build secret with pip's credentials; the image and its history do not contain them
+# pip's settings of package sources. Settings that name files of this machine are excluded.
 INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST")
 
 
@@ -26,7 +26,7 @@ async def find_image(settings: ContainerSettings, engine: Engine) -> bool:
 
 
 async def ensure_image(settings: ContainerSettings, engine: Engine) -> str:
-    """Return the name of an image in the engine's store that has the packages. Raise ConfigurationError."""
+    """Pull or build the image with the packages if it is missing, and return its name. Raise ConfigurationError."""
     if not await find_image(settings, engine):
         await _pull(settings, engine)
     if not settings.packages:

@@ -13,8 +13,8 @@ CWD = "/tmp/sandbox"  # /tmp's size limit covers the clone and the host's files,
 ARCHIVE_PIECE_BYTES = 1 << 20
 
 # A program for `python3 -c`. Its standard input has the driver, the host's files and then the first frame. A child
-# process unpacks the files, because that imports modules which the driver does not need. The first process of a
-# namespace ignores signals without a handler, so SIGALRM gets one.
+# process unpacks the files, because unpacking imports modules that the driver does not need. The first process of a
+# namespace ignores signals without a handler, so the program sets a handler for SIGALRM.
 BOOT = """
 import sys
 
@@ -72,7 +72,7 @@ class Payload:
     repository: Path | None = None
 
     def build_boot_program(self, seconds: int) -> str:
-        """Build the program that reads the payload. It gives up after `seconds`."""
+        """Build the program that reads the payload. The program ends if this takes longer than `seconds`."""
         code, text = compress_driver()
         return BOOT.format(
             seconds=seconds,

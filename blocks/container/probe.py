@@ -17,8 +17,8 @@ from .image import ensure_image, list_image_volumes
 from .settings import ContainerSettings
 
 PROBE_SECONDS = 60.0
-# A program that prints what the kernel reports about its container. The first path of each pair is that of cgroups v1.
-# gVisor has neither path.
+# A program that prints what the kernel reports about its container. The last path in each list belongs to cgroups v2,
+# the others to v1. gVisor has none of them.
 PROBE = """
 import json, os, sys
 
@@ -64,7 +64,7 @@ class Readiness:
     python: str
     limits: tuple[str, ...]  # the settings that the kernel enforces for the container as a whole
     layers: tuple[str, ...]
-    machine: str | None  # architecture of its processes; None if its kernel accepts no system call filters
+    machine: str | None  # architecture of its processes; None if no system call filter is active in it
     is_host_kernel: bool  # False for the kernel of a virtual machine, or one implemented in user space
 
 
@@ -73,9 +73,9 @@ _locks = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
 
 
 async def ensure_ready(settings: ContainerSettings, engine: Engine, labels: Mapping[str, str]) -> Readiness:
-    """Return an image that was pulled and tried once in this process, in a container with these labels.
+    """Return the image's readiness. The first call pulls the image and runs the probe in a container with these labels.
 
-    Raise ConfigurationError if no container of it runs.
+    Raise ConfigurationError if the image is not available or its container does not run.
     """
     key = _build_key(settings, engine)
     if key not in _ready:

@@ -55,11 +55,11 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
         return list_volumes(self.volume_root)
 
     async def fingerprint(self) -> dict[str, Any]:
-        """Return the common settings, the image and the network. Limits are left out: they do not change results."""
+        """Return the common settings, the image and the network, but no limits: limits do not change results."""
         settings = {**await super().fingerprint(), "image": self.image}
         if self.network:
             settings["network"] = True
-        if self.volume_name is not None:  # The same name below another root is another volume.
+        if self.volume_name is not None:  # A volume of this name below another root is a different volume.
             settings["volume"] += [str(find_volumes_root(self.volume_root))]
         return settings
 

@@ -1,4 +1,4 @@
-"""The connection to a driver in Daytona: output arrives through a command's log, input is sent by API calls."""
+"""The connection to a driver in Daytona. Output arrives through a command's log, and API calls send the input."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ class DaytonaChannel:
     """The connection to a driver that runs as a command of a session.
 
     After a lost connection the log starts again from its beginning. An input whose answer was lost is sent again.
-    Either side ignores frames that it has already received.
+    Host and driver ignore frames that they have already received.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class DaytonaChannel:
         closed: Callable[[str], None],
     ) -> None:
         self._remote = remote
-        self._launch = launch  # function that starts the driver and removes the frames it starts with
+        self._launch = launch  # function that starts the driver, and removes from its argument the frames that it sent
         self._command = ("", "")  # session and command id, set when the driver has started
         self._receive = receive
         self._closed = closed
@@ -145,7 +145,7 @@ class DaytonaChannel:
                     self._end("it was shut down")
                     raise
                 finally:
-                    self._settle(futures, is_delivered=False)  # frames that were not sent
+                    self._settle(futures, is_delivered=False)  # affects only frames that were not sent
 
     async def _shrink(self, data: bytes) -> bytes:
         """Return a small frame unchanged. Upload the body of a large one and return a frame that names the file."""
@@ -230,7 +230,7 @@ class DaytonaChannel:
             attempt += 1
 
     async def _on_stdout(self, text: str) -> None:
-        # After an exception here, the SDK passes on its remaining buffer, with its own stream markers in it.
+        # After an exception here, the SDK calls again with the rest of its buffer, which contains its stream markers.
         if self._is_broken:
             return
         self._is_broken = True

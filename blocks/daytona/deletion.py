@@ -18,7 +18,7 @@ log = logging.getLogger("rlm_batch.daytona")
 async def find_sandbox(
     client: SharedClient, name: str, looks: int = 1, *, seconds: float = 0.0
 ) -> daytona.AsyncSandbox | None:
-    """Find the sandbox with that name or id. Look several times if a call that creates it may be running.
+    """Find the sandbox with that name or id. Use several `looks` if a creation call may still be running.
 
     `seconds` is passed to `retry_call` for each look. Raise DaytonaError.
     """
@@ -76,7 +76,7 @@ async def delete_leftover(client: SharedClient, creating: asyncio.Future[Any], n
 
 
 def warn_of_leftover(sandbox: str, error: daytona.DaytonaError) -> None:
-    """Log that a sandbox, given by id or name, was not removed, and what will remove it."""
+    """Log that a sandbox, given by id or name, was not removed, and how to remove it."""
     log.warning(
         "sandbox %s could not be removed within %.0f s (%s): run `rlm-batch reap --provider daytona` "
         "later, or wait until Daytona removes it",

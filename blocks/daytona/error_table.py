@@ -16,13 +16,13 @@ from enum import Enum
 class Meaning(Enum):
     """The consequence of a refusal."""
 
-    PASSING = "it may well succeed in a moment: it is tried again"
-    MAYBE_GONE = "the same, unless the sandbox is no more, which its record says"
-    GONE = "the sandbox, or what was started in it, is no more"
-    THROTTLED = "too many calls: it is tried again after the time that the answer names"
-    QUOTA = "other sandboxes are in the way: it helps to wait until they have ended"
-    KEY = "the key is refused: it is wrong where it is refused again some seconds later"
-    FINAL = "it is refused whenever it is asked: what was asked for has to change"
+    PASSING = "the same call may succeed in a moment, so it is retried"
+    MAYBE_GONE = "like PASSING, unless the sandbox's record says that the sandbox is not running"
+    GONE = "the sandbox, or a session or command in it, has ended"
+    THROTTLED = "too many calls: the call is retried after the time that the response names"
+    QUOTA = "other sandboxes use the quota: wait until some of them have ended"
+    KEY = "the key was refused: a key that is refused again some seconds later is wrong"
+    FINAL = "every attempt will be refused: the request has to change"
 
 
 @dataclass(frozen=True, slots=True)

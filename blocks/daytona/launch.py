@@ -1,4 +1,4 @@
-"""The start of the driver in a Daytona sandbox, by one command of a session that contains the whole driver."""
+"""The start of the driver in a Daytona sandbox. One command of a session contains the whole driver."""
 
 import binascii
 import shlex
@@ -12,11 +12,11 @@ from .errors import CALL_SECONDS, get_message, get_status, retry_call
 from .setup import open_session
 
 PYTHON = "python3"
-LOST_RACE_STATUS = 75  # exit status of a start that finds an earlier one
+LOST_RACE_STATUS = 75  # exit status of a start command that finds an earlier start
 
-# `mkdir` succeeds only once. So a repeated start does nothing, whether an answer was lost or Daytona's proxy repeated
-# the call (libs/common-go/pkg/proxy/retry_transport.go). The shell itself writes the file, because a program's argument
-# is limited to 128 KiB. A session's command must not be `exit`.
+# `mkdir` succeeds only once, so a repeated start does nothing. The host repeats a start whose answer was lost, and
+# Daytona's proxy repeats calls too (libs/common-go/pkg/proxy/retry_transport.go). The shell itself writes the file,
+# because a program's argument is limited to 128 KiB. `exit` runs in a subshell, because it would end the session.
 COMMAND = """if mkdir -m 700 {folder}; then
 printf %s {data} > {folder}/start
 {enter}{python} -u -c {boot} {folder}/start
@@ -50,9 +50,9 @@ class StartLostError(Exception):
 async def start_driver(remote: daytona.AsyncSandbox, directory: str, first: bytes, seconds: float) -> tuple[str, str]:
     """Start the driver in a directory with its first frames; return its session and command.
 
-    A refused start is retried for `seconds`. After a lost answer, look for the start in its session. If it is not
-    there, start again in a new session, because in the same one it would wait for the first start to end. Raise
-    SandboxStartError or StartLostError.
+    A refused start is retried for `seconds`. After a lost answer, look for the start command in its session. If it is
+    missing, start again in a new session, because in the old session the new command would wait for the end of the
+    first command. Raise SandboxStartError or StartLostError.
     """
     command = _make_command(remote.id, directory, first)
     request = daytona.SessionExecuteRequest(command=command, run_async=True, suppress_input_echo=True)

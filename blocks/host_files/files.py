@@ -12,7 +12,7 @@ from .python_path import PythonPath, read_python_path
 UPLOADED_PYTHON_PATH = "/tmp/rlm-batch-python-path"  # The directory of uploaded modules in a sandbox.
 UPLOADED_PYTHON = "/tmp/rlm-batch-python/bin/python"  # A Python that imports the uploaded modules.
 ARCHIVE_PATH = "/tmp/rlm-batch-files.zip"  # The uploaded archive, until it is unpacked.
-# A program for `sh -c` with an archive and a Python. It may run again if its answer was lost, without the archive.
+# A program for `sh -c` with an archive and a Python. After a lost answer it runs again, maybe without the archive.
 UNPACK_ARCHIVE = 'if [ -e "$1" ]; then "$2" -I -m zipfile -e "$1" / && rm -f "$1"; fi'
 
 
@@ -34,7 +34,7 @@ class HostFiles:
         return replace(self, archive=_build_archive(self))
 
     def build_fingerprint(self) -> dict[str, Any]:
-        """Return digests of the files, as JSON. A result depends on them."""
+        """Return digests of the files, as JSON, because a result depends on the files."""
         modules = {} if self.python_path is None else {"python_path": self.python_path.digest}
         mounts = {mount.target: mount.digest for mount in self.mounts}
         return {**modules, **({"mounts": mounts} if mounts else {})}
@@ -84,7 +84,7 @@ def _build_archive(files: HostFiles) -> bytes:
 
 
 def describe_unpacking_failure(output: str) -> ConfigurationError:
-    """Return the error for a sandbox that could not unpack the archive, with the last line of the command's output."""
+    """Return the error of a sandbox that could not unpack the archive. It quotes the last line of the output."""
     lines = output.strip().splitlines() or ["no message"]
     return ConfigurationError(
         f"the files of python_path and mounts could not be unpacked in a sandbox: {lines[-1][-1000:]}. "

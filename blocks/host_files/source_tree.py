@@ -18,7 +18,7 @@ def locate_source(text: str, parameter: str) -> Path:
     """Return the host's file or directory that a parameter names, with links resolved.
 
     Raises:
-        ConfigurationError: It is missing, or a deployment run may not use it.
+        ConfigurationError: The source is missing or `/`, or a deployment run may not use it.
     """
     if not text.strip() or "\0" in text:
         raise ConfigurationError(f"{parameter}: {text!r} is no path: name a directory of this machine")
@@ -33,7 +33,7 @@ def locate_source(text: str, parameter: str) -> Path:
 
 @contextmanager
 def open_source(path: Path) -> Iterator[int]:
-    """Yield a descriptor of a file or directory at a path without links. Raises OSError if a part is a link now."""
+    """Yield a descriptor of a file or directory at a path without links. Raises OSError if a part has become a link."""
     with enter_directory_below(Path("/"), path.parts[1:-1]) as at:
         fd = os.open(path.name, OPEN_FLAGS, dir_fd=at)
     try:
@@ -66,7 +66,7 @@ class _Opener:
 
     def __call__(self) -> BinaryIO:
         file = open(os.open(self._name, OPEN_FLAGS, dir_fd=self._directory), "rb")  # noqa: SIM115
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # It was replaced meanwhile.
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # Code replaced the file meanwhile.
             file.close()
             raise OSError("it is no regular file any more")
         return file

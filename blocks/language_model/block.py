@@ -24,7 +24,7 @@ class LanguageModel(LanguageModelSettings, Block):
 
     _block_type_name: ClassVar[str] = "Language Model"  # type: ignore[misc]
     _block_type_slug: ClassVar[str] = "language-model"  # type: ignore[misc]
-    # It is part of the schema, and saved blocks refer to the schema by its checksum. A new text makes a new schema.
+    # The description is part of the schema. Saved blocks refer to the schema by its checksum, which a new text changes.
     _description: ClassVar[str] = "Answers the queries of sandboxed code, through LiteLLM."  # type: ignore[misc]
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://docs.litellm.ai/docs/providers")  # type: ignore[misc]
 

@@ -41,14 +41,14 @@ class ModelAccess:
 
     Args:
         model: The model's settings.
-        batch_concurrency: Requests at the same time. 4 suits servers for one person.
+        batch_concurrency: Requests at the same time. 4 suits a server that only one person uses.
         max_depth: Depth of recursive queries. 2 allows a recursive model to ask another one.
         max_llm_calls: Calls of the model, including its turns in recursive queries; None for no limit.
         max_llm_tokens: Tokens of all calls together; None for no limit.
         spent: The budget of all executions together.
         track: Runs and records each query.
         wrap_model: Wraps the models before they are asked.
-        cache: Answers to earlier questions, which are not asked again.
+        cache: Answers to earlier questions. A cached question is not asked again.
         recursion: Limits and instructions of recursive models.
 
     Raises:
@@ -95,7 +95,7 @@ class ModelAccess:
         raise ConfigurationError(refusals[0])
 
     async def check_estimates(self) -> None:
-        """Raise ConfigurationError if a limit needs a price or a length of answers that is not known."""
+        """Raise ConfigurationError if a limit needs an unknown price or an unknown length of answers."""
         for model in self._models:
             await estimate_for_budget(self._make_budget(), model, [])
 

@@ -110,7 +110,7 @@ class LanguageModelSettings(BaseModel):
 
     async def check(self) -> None:
         """Raise ConfigurationError if LiteLLM is missing."""
-        if importlib.util.find_spec("litellm") is None:  # `find_spec` does not import it.
+        if importlib.util.find_spec("litellm") is None:  # `find_spec` does not import LiteLLM.
             raise ConfigurationError(INSTALL_HINT)
 
     def fingerprint(self) -> dict[str, Any]:

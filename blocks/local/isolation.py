@@ -119,7 +119,8 @@ def build_confinement(
 def check_mount_places(mounts: Sequence[HostMount], level: IsolationLevel) -> None:
     """Raise ConfigurationError if sandboxes of this level cannot have the mounts at their targets.
 
-    Without namespaces nothing is mounted: code sees the machine's own paths, and Landlock opens those of the mounts.
+    Without namespaces nothing is mounted. Code sees the machine's own paths, and Landlock allows it to use the mounts'
+    paths.
     """
     for mount in mounts:
         source = str(mount.source)

@@ -1,6 +1,6 @@
 """The choice of a local sandbox's isolation level: the requested one, or the strongest that works here.
 
-Where bubblewrap cannot create namespaces, the kernel's settings name the remedy.
+If bubblewrap cannot create namespaces, this module reads the kernel's settings to suggest a remedy.
 """
 
 import os
@@ -65,7 +65,7 @@ async def resolve_level(isolation: IsolationLevel | Literal["auto"]) -> Isolatio
 
 
 async def find_strongest_level() -> tuple[IsolationLevel | None, str]:
-    """Return the strongest level that works here, or None, and why the stronger ones do not."""
+    """Return the strongest level that works here, or None, and why the stronger levels do not work."""
     reasons: list[str] = []
     for level in ("bubblewrap", "landlock"):
         reason = await probe_level(level)
@@ -78,13 +78,13 @@ async def find_strongest_level() -> tuple[IsolationLevel | None, str]:
 async def probe_level(level: IsolationLevel) -> str:
     """Return why a level does not work here, empty if it does. The test runs code under it, once per process."""
     if level not in _reasons:
-        # A failed test is repeated, because its sandbox may have been killed, such as for lack of memory.
+        # A failed test is repeated, because its sandbox may have been killed, for example for lack of memory.
         _reasons[level] = _find_missing_support(level) or (await try_level(level) and await try_level(level))
     return _reasons[level]
 
 
 def _find_missing_support(level: IsolationLevel) -> str:
-    """Return what this machine lacks for a level, as far as that is known without a test."""
+    """Return what this machine lacks for a level, as far as this is clear without a test; empty if nothing."""
     if sys.platform != "linux":
         return f"local isolation needs Linux (or WSL2), and this is {sys.platform}"
     if confinement_policy.find_architecture() is None:

@@ -62,7 +62,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
         level = await self._choose_isolation()
         if isinstance(level, SandboxProvider):
             container = await level.open(labels)
-            if self.total_memory_mib is not None:  # It is the container's memory_mib.
+            if self.total_memory_mib is not None:  # The container's memory_mib has this value.
                 container.memory_option = container.kill_memory_option = "total_memory_mib"
             return container
         check_mount_places(self._files.mounts, level)
@@ -175,14 +175,14 @@ class LocalProvider(LocalSettings, SandboxProvider):
         return list_volumes(self.volume_root)
 
     async def fingerprint(self) -> dict[str, Any]:
-        """Return the common settings and Python's version. Limits decide whether there is a result, but not which."""
+        """Return the common settings and Python's version. Limits can prevent a result, but not change it."""
         if (stand_in := await self._find_stand_in()) is not None:
             return await stand_in.fingerprint()
         settings = {**await super().fingerprint(), "python": sys.version.split()[0]}
         if self.has_environment_packages:
             directories = tuple(find_environment_packages())
             settings["packages"] += [await asyncio.to_thread(digest_installed_versions, directories)]
-        if self.volume_name is not None:  # The same name below another root is another volume.
+        if self.volume_name is not None:  # A volume of this name below another root is a different volume.
             settings["volume"] += [str(find_volumes_root(self.volume_root))]
         return settings
 
@@ -192,7 +192,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
 
 
 def _build_stand_in(settings: LocalSettings, commit: str | None, files: HostFiles) -> SandboxProvider:
-    """Return a container provider with these settings. Raises ConfigurationError if containers cannot have them.
+    """Return a container provider with these settings. Raises ConfigurationError if containers do not accept them.
 
     Containers replace local sandboxes on a machine that cannot isolate them. A limit on each process becomes a limit on
     the whole container, unless there is a total.

@@ -83,7 +83,7 @@ class LocalSettings(SandboxSettings):
         description="Directory of volumes. By default it is RLM_BATCH_VOLUMES, or one below the user's data directory.",
     )
 
-    # A bound of the fields would change the checksum of the block's schema, by which Prefect finds saved blocks.
+    # A bound in `Field` would change the checksum of the block's schema. Prefect finds saved blocks by this checksum.
     @field_validator("memory_mib", "file_size_mib")
     @classmethod
     def _check_size(cls, mib: int) -> int:

@@ -1,6 +1,6 @@
 """A signed-in client of Modal, its app and its volumes.
 
-Each is created once per process. Concurrent callers wait for the first one.
+Each is created once per process. Concurrent callers wait until the first caller has created it.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ async def open_account(settings: ModalSettings) -> Account:
 
 
 async def get_volume(settings: ModalSettings) -> modal.Volume | None:
-    """Return the volume, of version 2: only there does `sync` commit. Raise the errors of `SandboxProvider.open`."""
+    """Return the volume. Only in version 2 does `sync` commit. Raise the errors of `SandboxProvider.open`."""
     name = settings.volume_name
     if name is None:
         return None
@@ -114,7 +114,7 @@ def forget_images_and_volumes(settings: ModalSettings) -> None:
 
 
 def get_account_key(settings: ModalSettings) -> tuple[Hashable, ...]:
-    """Return the key of an account's handles. Modal's client reads further settings from the environment."""
+    """Return the key of an account's handles. It includes the environment variables that Modal's client reads."""
     environment = (os.environ.get(f"MODAL_{name}") for name in ENVIRONMENT_NAMES)
     return (*_get_token(settings), settings.app_name, *environment)
 

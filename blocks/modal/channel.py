@@ -12,7 +12,7 @@ from ...sandbox.errors import SandboxLost
 from ...sandbox.wire.pipes import READ_BYTES
 from .errors import THROTTLE_SECONDS, get_last_line, retry_refused
 
-SEND_SECONDS = 90.0  # seconds for the driver to read a piece of its input, equal to the silence that it is allowed
+SEND_SECONDS = 90.0  # seconds for the driver to read a piece of its input; a driver without input ends then too
 PIECE_BYTES = 4 * 1024 * 1024  # bytes of input per write; the client accepts at most 16 MiB
 READ_SECONDS = 5.0  # seconds to read the last output of a driver that has ended
 
@@ -20,7 +20,7 @@ READ_SECONDS = 5.0  # seconds to read the last output of a driver that has ended
 class ModalChannel:
     """The connection to a driver's process.
 
-    `first_input` is sent before the first frame. `lifetime` is the sandbox's, in seconds.
+    `first_input` is sent before the first frame. `lifetime` is the sandbox's lifetime in seconds.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ async def terminate_sandbox(sandbox: modal.Sandbox, *, wait: bool = False) -> No
         return
     finally:
         with suppress(Exception):
-            await sandbox.detach.aio()  # Without this its socket stays open for half a minute.
+            await sandbox.detach.aio()  # Without `detach` its socket stays open for half a minute.
 
 
 async def try_to_terminate(sandbox: modal.Sandbox, *, wait: bool) -> None:
@@ -49,7 +49,7 @@ async def terminate_abandoned(creating: asyncio.Future[modal.Sandbox], wait: boo
 
 
 async def find_sandbox(settings: ModalSettings, account: Account, name: str) -> modal.Sandbox | None:
-    """Find the sandbox of that name, whose creation may have lost its answer. Return None if none exists."""
+    """Find the sandbox of that name after a creation call without an answer. Return None if none exists."""
     try:
         return await retry_until_done(
             lambda: modal.Sandbox.from_name.aio(settings.app_name, name, client=account.client)

@@ -1,4 +1,4 @@
-"""Handling of the client's errors: when a call is retried, and which error of this package one becomes."""
+"""Handling of the client's errors: retries, and the conversion to errors of this package."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ async def retry_refused(call: Callable[[], Awaitable[T]]) -> T:
 
 
 async def retry_until_done(call: Callable[[], Awaitable[T]]) -> T:
-    """Make a call, and retry it after any error of the client but NotFoundError. Raise the last error."""
+    """Make a call, and retry it after any error of the client except NotFoundError. Raise the last error."""
 
     def choose_delay(error: Exception, attempt: int) -> float | None:
         is_final = not isinstance(error, modal.exception.Error) or isinstance(error, modal.exception.NotFoundError)
@@ -70,6 +70,6 @@ def map_error(error: Exception, failure: str) -> RlmBatchError:
 
 
 def get_last_line(error: BaseException) -> str:
-    """Return an error's last line. Of a failed build's many lines the last one is the reason."""
+    """Return an error's last line. The last line of a failed build is the reason."""
     lines = [line.strip() for line in extract_message(str(error)).splitlines() if line.strip()]
     return lines[-1][:500] if lines else type(error).__name__

@@ -89,7 +89,7 @@ class ModalSandboxHandle(Sandbox):
         return self._channel is not None and not self._channel.is_complete
 
     async def refresh_volume(self) -> None:
-        """Reload the volume; see `Sandbox.refresh_volume`. Modal refuses that while code has a file of it open."""
+        """Reload the volume; see `Sandbox.refresh_volume`. Modal refuses to reload while code has a file of it open."""
         has_ended = self._is_removed or (self._channel is not None and self._channel.end_reason)
         if self.settings.volume is None or has_ended:
             return

@@ -1,10 +1,10 @@
 """Modal as a provider of sandboxes, through Modal's own client.
 
-The client is imported on first use, because that takes 0.6 s. All calls use their `.aio` form, because the plain ones
-would block the event loop. The code relies on this behaviour of the client, read in release 1.6:
-- A command's standard input loses what is written while it drains, so one lock covers both.
+The client is imported on first use, because the import takes 0.6 s. All calls use their `.aio` form, because the plain
+form would block the event loop. The code relies on this behaviour of the client, read in release 1.6:
+- A command's standard input loses bytes that are written while it drains, so one lock covers writing and draining.
 - A command ends only by its own deadline or with its sandbox, and its arguments are limited to 64 KiB.
-- A call that is refused with a time to wait is retried for ever unless MODAL_MAX_THROTTLE_WAIT is set.
+- If Modal refuses a call and names a time to wait, the client retries for ever, unless MODAL_MAX_THROTTLE_WAIT is set.
 """
 
 import os

@@ -21,7 +21,7 @@ GIDS = 1 << 24
 UMASK = 0o002  # The umask of code with a separate user: the volume's group may write its files.
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_DEPTH = 200  # Levels of directories in a list. Each holds an open descriptor.
-OWN_MODES, SHARED_MODES = (0o755, 0o644), (0o2775, 0o664)  # Modes of folders and files; shared: a group owns them.
+OWN_MODES, SHARED_MODES = (0o755, 0o644), (0o2775, 0o664)  # modes of folders and files; shared: for a group
 
 
 def find_volumes_root(named: str | None) -> Path:
@@ -173,7 +173,7 @@ def _add_files(files: list[VolumeFile], way: tuple[str, ...], folder: int) -> No
         with os.scandir(folder) as found:
             entries = [entry for entry in found if not is_reserved_name(entry.name)]
         for entry in entries:
-            with suppress(FileNotFoundError):  # It was deleted meanwhile.
+            with suppress(FileNotFoundError):  # Code deleted the entry meanwhile.
                 if entry.is_dir(follow_symlinks=False):
                     _add_files(files, (*way, entry.name), os.open(entry.name, FOLDER_FLAGS, dir_fd=folder))
                 elif entry.is_file(follow_symlinks=False):

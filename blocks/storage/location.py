@@ -54,12 +54,12 @@ class Location:
             if probe.name not in self.list_sizes("probe-*"):
                 raise OSError(errno.EIO, "what is written there is not listed")
         finally:
-            with suppress(OSError):  # A ledger needs no right to delete.
+            with suppress(OSError):  # The store may forbid deletion, which a ledger does not need.
                 self._call(self.file_system.rm_file, probe.path)
 
     @property
     def _has_directories(self) -> bool:
-        """Return whether directories exist there, and not only prefixes of names."""
+        """Return whether the store has real directories, and not only prefixes of names."""
         protocol = self.file_system.protocol
         protocols = {protocol} if isinstance(protocol, str) else set(protocol)
         return protocols.isdisjoint(OBJECT_STORE_SCHEMES)
@@ -106,7 +106,7 @@ class Location:
     def list_sizes(self, pattern: str = "*") -> dict[str, int]:
         """Return the sizes in bytes of the matching files directly below, by name and sorted.
 
-        It makes one listing, without fsspec's cache. A missing directory gives an empty dict.
+        This makes one request, without fsspec's cache. A missing directory gives an empty dict.
         """
         try:
             self._call(self.file_system.invalidate_cache, self.path)
@@ -150,7 +150,7 @@ def write_file(path: PathOrLocation, data: bytes | Iterable[bytes]) -> None:
 
     Args:
         path: The file.
-        data: Its bytes, or pieces of them, which are not kept in memory together.
+        data: The bytes, or an iterator of pieces. The pieces are not kept in memory together.
     """
     if isinstance(path, Path):
         path.parent.mkdir(parents=True, exist_ok=True)

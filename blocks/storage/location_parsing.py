@@ -21,7 +21,7 @@ SCHEME_PATTERN = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 LOCAL_SCHEMES = ("file", "local")  # Schemes of paths on this machine.
 PACKAGE_BY_SCHEME = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "sftp": "paramiko", "ssh": "paramiko"}
 PACKAGE_BY_SCHEME |= {"az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "smb": "smbprotocol"}
-# Locations in use. Parsing the same text returns the same location, and does not request its block again.
+# Locations in use. Parsing a text again returns the existing location, without a new request for its block.
 _open_locations: weakref.WeakValueDictionary[str, Location] = weakref.WeakValueDictionary()
 
 
@@ -29,7 +29,7 @@ def parse_location(text: str | os.PathLike[str] | Location) -> PathOrLocation:
     """Return the absolute path or the location that a text names.
 
     Raises:
-        ConfigurationError: The text is invalid, its block or package is missing, or it cannot be reached.
+        ConfigurationError: The text is invalid, its block or package is missing, or the store cannot be reached.
     """
     if isinstance(text, Location):
         return text

@@ -83,7 +83,7 @@ def write_file_below(root: Path, path: str, data: bytes) -> None:
 def replace_file_below(root: Path, path: str, data: bytes, folder_mode: int, file_mode: int) -> None:
     """Write a file below `root` under a temporary name, and rename it when it is complete.
 
-    Raises VolumeError and deletes the temporary file if that fails.
+    If writing fails, delete the temporary file and raise VolumeError.
     """
     names = split_path(path)
     partial = f"{OWN_FILE_PREFIX}-{os.urandom(8).hex()}.partial"

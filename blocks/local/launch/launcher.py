@@ -81,8 +81,8 @@ class Zygotes:
     def find_obstacle(self, launch: Launch) -> str:
         """Return why this sandbox cannot use a zygote, as far as tested; empty if it can."""
         if launch.is_bubblewrap and os.geteuid() and not isolation.find_landlock_abi():
-            # A forked process that starts no new program keeps the user namespace in which its parent's program
-            # started. The root of that namespace is the user that runs the code.
+            # A forked driver starts no program, so the kernel assigns it to the user namespace in which the zygote's
+            # program started. The root of that namespace is the user that runs the code.
             return "without Landlock the code could change its supervisor's entries in /proc"
         return self._reasons.get(launch.key, "")
 
@@ -145,7 +145,7 @@ class Zygotes:
 def _identify(path: str | Path) -> tuple[int, int] | None:
     """Return a path's device and inode, None if it is missing.
 
-    They differ for a recreated directory, and a zygote still has the old one mounted.
+    A recreated directory gets another inode, but an existing zygote still has the old directory mounted.
     """
     try:
         status = os.stat(path)

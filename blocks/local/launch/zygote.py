@@ -1,4 +1,4 @@
-"""A zygote as its host sees it: its start, the requests to it, and the drivers forked from it."""
+"""The host's side of a zygote: its start, the requests to it, and the drivers forked from it."""
 
 import asyncio
 import errno
@@ -39,7 +39,7 @@ REFUSALS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS)  # not shorta
 class ZygoteError(Exception):
     """The error of a zygote that did not start, ended, or could not set up a sandbox.
 
-    `is_lasting`: another attempt would fail too. It is False after a kill or a shortage.
+    `is_lasting` is True if another attempt would fail too, and False after a kill or a shortage.
     """
 
     def __init__(self, message: str, *, is_lasting: bool = False) -> None:
@@ -122,7 +122,8 @@ class Zygote:
     async def fork(self, request: dict[str, Any]) -> "ForkedProcess":
         """Fork a new sandbox's driver, which waits for its first frame. Raises ZygoteError, SandboxStartError.
 
-        Only the first fork waits until its sandbox is ready. A later failure shows on the wire or in `find_pid`.
+        Only the first fork waits until its sandbox is ready. The failure of another fork shows on the wire or in
+        `find_pid`.
         """
         data = json.dumps(request).encode()
         if len(data) > MAX_REQUEST_BYTES:
@@ -237,7 +238,7 @@ class ForkedProcess(DriverProcess):
                     number, _, self._failure = rest.partition(" ")
                     self.is_refused = number.isdigit() and int(number) in REFUSALS
                 else:
-                    # If the zygote was killed, the kernel killed this driver too, or the handle will kill the rest.
+                    # If the zygote was killed, the kernel also killed this driver, or the handle kills what still runs.
                     self._was_cut_off = word != "ended"
                     self._exit_code = -signal.SIGKILL if self._was_cut_off else int(rest)
 
@@ -289,7 +290,7 @@ def _read_pid(handle: int) -> int:
 
 
 def _end_zygote(control: socket.socket, process: subprocess.Popen[bytes], handles: list[int]) -> None:
-    """End the zygote by closing its socket, as the end of this process would; kill it after 1 s."""
+    """End the zygote by closing its socket, and kill it after 1 s. The end of this process also closes the socket."""
     while handles:
         os.close(handles.pop())
     control.close()

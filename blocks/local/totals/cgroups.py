@@ -18,7 +18,7 @@ ROUND_SECONDS = 0.01
 MAKE_TRIES = 10  # attempts, because a starting process may remove a new group as a leftover
 REMOVE_SECONDS = 1.0  # time for killed processes to leave their group
 MIB = 1024 * 1024
-# Errors for a group that is being removed: before one of its files is opened, after that, and during mkdir.
+# Errors for a group that is being removed: from opening one of its files, from using an open file, and from mkdir.
 VANISHED = (errno.ENOENT, errno.ENODEV, errno.EEXIST)
 
 
@@ -38,7 +38,7 @@ def find_parents() -> dict[str, Parent]:
     """
     parents: dict[str, Parent] = {}
     if not os.path.exists("/proc/thread-self/children"):
-        return parents  # `_move` could not find bubblewrap's child.
+        return parents  # `_move` needs this file to find bubblewrap's child.
     for controller, own, top, version in _list_hierarchies():
         candidates = [own] if version == 1 else list_delegated(own, top)
         for path in candidates:
@@ -72,7 +72,7 @@ def _list_hierarchies() -> Iterator[tuple[str, Path, Path, int]]:
 
 
 def list_delegated(own: Path, top: Path) -> list[Path]:
-    """Return this process's group and its ancestors, as far up as it may move processes between them."""
+    """Return this process's group and its ancestors, up to the first group that this process may not change."""
     found: list[Path] = []
     for path in (own, *own.parents):
         if not (os.access(path, os.W_OK) and os.access(path / "cgroup.procs", os.W_OK)):
@@ -119,7 +119,7 @@ def _remove_empty_groups(parent: Path) -> None:
 
 
 def build_group(name: str, limits: dict[str, float]) -> "SandboxGroup":
-    """Return a sandbox's group, not created yet; `limits` are by controller: bytes, processes, processors."""
+    """Return a sandbox's group without creating it. `limits` has bytes, processes or processors by controller."""
     group = SandboxGroup()
     for controller, limit in limits.items():
         parent = find_parents()[controller]
@@ -163,7 +163,7 @@ class SandboxGroup:
                     _make(directory, limits)
 
     def has_new_memory_kill(self) -> bool:
-        """Return whether the kernel killed in this group for lack of memory since the last call."""
+        """Return whether the kernel has killed a process of this group for lack of memory since the last call."""
         before, self._memory_kills = self._memory_kills, self._count_memory_kills()
         return self._memory_kills > before
 
@@ -185,7 +185,7 @@ def _make(directory: Path, limits: dict[str, int | str]) -> None:
         try:
             directory.mkdir(exist_ok=True)
             for name, value in limits.items():
-                # A kernel that does not account for swap has no such file.
+                # A kernel that does not account for swap has no files for swap limits.
                 if "sw" not in name or (directory / name).exists():
                     (directory / name).write_text(str(value))
             return
@@ -202,7 +202,7 @@ def _move(pid: int, directory: Path) -> None:
         except ProcessLookupError:
             if process == pid:
                 raise
-        # Later children start in the group. This list has the earlier ones.
+        # Children that start after the move are in the group. This loop finds the earlier children.
         for task in Path(f"/proc/{process}/task").glob("*/children"):
             with suppress(OSError):
                 moving += map(int, task.read_text().split())

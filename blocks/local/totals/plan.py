@@ -13,7 +13,10 @@ OPTIONS = {"memory": "total_memory_mib", "pids": "total_processes", "cpu": "cpus
 
 @dataclass(frozen=True)
 class TotalsPlan:
-    """The limits on a whole sandbox: `grouped` in control groups by controller, `watched` by option."""
+    """The limits on a whole sandbox: control groups enforce `grouped`, the watcher enforces `watched`.
+
+    `grouped` is by controller, and `watched` is by option.
+    """
 
     grouped: dict[str, float]
     watched: dict[str, int]
@@ -48,7 +51,7 @@ def plan_totals(settings: LocalSettings, level: str) -> TotalsPlan:
     if settings.disk_mib is not None:
         watched["disk_mib"] = settings.disk_mib
     if level == "landlock" and not has_own_count(level) and settings.total_processes is None:
-        # RLIMIT_NPROC also counts the user's other processes, so it allows more of the code's when those end.
+        # RLIMIT_NPROC also counts the user's other processes, so the code could start more when those end.
         watched["processes"] = settings.processes
     return TotalsPlan(grouped, watched)
 
@@ -59,7 +62,7 @@ def has_own_count(level: str) -> bool:
 
 
 def describe_totals(level: str) -> str:
-    """Return a text on what would enforce each limit on a whole sandbox, on this level and machine."""
+    """Return a text that says what enforces each limit on a whole sandbox, on this level and machine."""
     parents = find_parents()
     holders = {option: "nothing" if name == "cpu" else "a watcher" for name, option in OPTIONS.items()}
     holders |= {OPTIONS[name]: f"cgroup v{parent.version}" for name, parent in parents.items()}

@@ -41,7 +41,7 @@ class WatchedSandbox:
     _exceeded: list[str] = field(default_factory=list[str])
 
     def expect_execution(self, *, is_preparation: bool) -> None:
-        """Record that code is about to run; `is_preparation`: in the process that executions are forked from."""
+        """Record that code is about to run, with `is_preparation` in the process from which executions are forked."""
         self._is_used = True
         if is_preparation:
             self._prepares_at = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
@@ -70,7 +70,7 @@ class WatchedSandbox:
         usage = measure_processes(everything, shm, memory_limit or 1 << 62)
         if memory_limit and usage.total_memory > memory_limit:
             self._kill("total_memory_mib", executions, usage.memory, processes, memory_limit)
-        of_code = {pid for below in executions.values() for pid in below}  # RLIMIT_NPROC applies only to them.
+        of_code = {pid for below in executions.values() for pid in below}  # RLIMIT_NPROC applies only to these.
         for name, counted in (("total_processes", set(everything)), ("processes", of_code)):
             if name in self.limits and sum(usage.tasks[pid] for pid in counted) > self.limits[name]:
                 self._kill(name, executions, usage.tasks, processes, self.limits[name])
@@ -118,7 +118,7 @@ def _list_tree(pid: int, children: dict[int, list[int]]) -> list[int]:
 
 
 class Watcher:
-    """The watcher of this process's sandboxes: one thread, which runs while there are any."""
+    """The watcher of this process's sandboxes: one thread, which runs while there are sandboxes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
