@@ -27,8 +27,8 @@ class Volume:
     """A volume for scripts, with the methods of `VolumeStore` but without `await`.
 
     The first write creates the volume. Some providers' volumes are accessible only from a sandbox. With such a
-    provider each call opens a sandbox, and calls within a `with` block share one sandbox. A method raises ConfigurationError if
-    there is no such provider.
+    provider each call opens a sandbox, and calls within a `with` block share one sandbox. A method raises
+    ConfigurationError if there is no such provider.
 
     Args:
         name: The volume's name; by default the `volume_name` of the provider's block.
