@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CHANNEL_PIPE_BYTES = 1024 * 1024  # bytes of a pipe to a child: the largest pipe that an ordinary user may request
 CHILD_FRAMES: tuple[str, ...] = ("submit", "call", "files", "value", "display", "end")
-NEVER = float("inf")  # a moment
+NEVER = float("inf")  # monotonic seconds
 CPU_GRACE_SECONDS = 10.0  # seconds beyond its timeout in which an execution is interrupted and killed
 MAX_CPU_SECONDS = 1e9  # seconds; longer timeouts get no CPU limit
 INHERIT_EXIT = 70  # EX_SOFTWARE: a child that could not even report why it failed
@@ -147,7 +147,7 @@ class ChildProcess:
         header: dict[str, Any] = {"op": "execute", "token": execution.token, "call_token": execution.call_token}
         header["once"] = self.context is None
         if self.context is None and execution.timeout < MAX_CPU_SECONDS:
-            # All processors' time within the timeout: this limit ends a process that escapes the kill.
+            # The CPU time of all processors within the timeout. This limit ends a process that escapes the kill.
             header["cpu_seconds"] = int((execution.timeout + CPU_GRACE_SECONDS) * (os.cpu_count() or 1)) + 1
         self.send(header, body)
 

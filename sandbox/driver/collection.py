@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..wire.collection import Steps
 
 MAX_ENTRIES = 100_000  # entries of the folder to scan
-PIECE_BYTES = 180_000  # bytes of a file per frame; as base64 they fit the wire without a file
+PIECE_BYTES = 180_000  # bytes of a file per frame; a larger frame would go to the host as a file
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 KINDS = {
@@ -128,7 +128,8 @@ class Collection:
     ) -> None:
         path = prefix + name
         if not stat.S_ISDIR(status.st_mode):
-            if is_match(below) or stat.S_ISLNK(status.st_mode):  # a link may point to a directory
+            # A link may point to a directory with matches, so report it.
+            if is_match(below) or stat.S_ISLNK(status.st_mode):
                 matches[path] = status
             return
         if is_match(below) and is_wanted:

@@ -153,7 +153,7 @@ class Confinement:
             "landlock_create_ruleset",
             self._libc.syscall(self.LANDLOCK_CREATE, struct, self._ctypes.c_size_t(len(struct)), 0),
         )
-        ruleset = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 10)  # above the descriptors that a child has in fixed places
+        ruleset = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 10)  # above a child's fixed descriptors
         os.close(made)
         for path, access in settings["rules"]:
             try:
@@ -233,10 +233,10 @@ class Confinement:
         self._prctl("PR_SET_DUMPABLE", 1)
         try:
             adjust = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-            os.write(adjust, b"1000")  # Out of memory, the kernel kills this process and not the supervisor.
+            os.write(adjust, b"1000")  # If memory runs out, the kernel kills this process and not the supervisor.
             os.close(adjust)
         except OSError:
-            pass  # /proc is missing or not writable: the order of the kernel's kills is no promise
+            pass  # /proc is missing or not writable; the kernel may then kill another process first
         self.adopt_orphans()
         for limit, value in self._limits:
             hard = resource.getrlimit(limit)[1]
@@ -256,7 +256,7 @@ class Confinement:
         if self._filter is not None:
             self._filter.set_own_pid(0 if is_forked_on else os.getpid())
             self._prctl("PR_SET_SECCOMP", 2, self._filter.address)
-        self.close_to_others()  # An execution opens it again.
+        self.close_to_others()  # An execution opens /proc/self again.
 
     def confine_fork(self, rulesets: list[int]) -> None:
         """Give a fork of a confined process its own Landlock domain; all other walls are inherited. Raises OSError.

@@ -80,7 +80,7 @@ class ForkServer:
         """Return a new fork of the process that waits for an execution and is not in `known`. Raises OSError."""
         if self.loss or not self.is_ready:
             raise OSError(errno.ESRCH, self.loss or "prepare has not ended yet")
-        # This scan of all processes is rarely needed.
+        # Scan all processes only if the prepared process may have children, which is rare.
         below = list_descendants(self.process.pid) if self._may_have_children else {}
         ends, ours = open_pipes()
         try:
@@ -126,7 +126,7 @@ class ForkServer:
         until = time.monotonic() + END_SECONDS
         while (end := read_end(self.process.pid)) is None and time.monotonic() < until:
             time.sleep(0.001)
-        # It may already have been ending by itself.
+        # The process may have ended by itself before the kill.
         why = "makes no more forks" if end is None or end[1] == signal.SIGKILL else describe_end(*end)
         self.loss = self.loss or f"the process that prepare had run in {why}"
         return OSError(errno.ESRCH, self.loss)

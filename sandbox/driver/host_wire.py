@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .event_loop import EventLoop
 
 FILE_ABOVE_BYTES = 256 * 1024  # larger bodies go to the host as a file, if the settings name a folder
-MAX_BACKLOG_BYTES = 8 * 1024 * 1024  # waiting for the host; above this, children are not read
+MAX_BACKLOG_BYTES = 8 * 1024 * 1024  # bytes that wait for the host; above this, children are not read
 
 
 class HostWire:
@@ -47,7 +47,7 @@ class HostWire:
         self.last_sent = time.monotonic()
         if body is not None:
             if len(body) < 2:
-                body += b" "  # a wire that marks lines may hold back one that is shorter than its marks
+                body += b" "  # some wires mark lines, and hold back a line that is shorter than a mark
             elif len(body) > FILE_ABOVE_BYTES and self.files_folder:
                 body = self._write_file(header, body)
         self._backlog += encode_frame(header, body)

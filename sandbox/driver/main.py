@@ -32,7 +32,7 @@ def main(
         child: A child forked ahead, which waits for the settings: its id and our ends of its pipes.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # The host may have blocked signals, which this process inherits.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the host's terminal is the host's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host handles Ctrl-C in its terminal
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     if watched:
         fork_supervisor()
@@ -78,7 +78,7 @@ def fork_supervisor() -> None:
     if pid == 0:
         os.close(null)
         return
-    # Arrives once for each of the host's threads that was this process's parent when it ended.
+    # This signal arrives each time a thread of the host ends that was this process's parent.
     signal.signal(signal.SIGTERM, lambda _number, _frame: send_signal(pid, signal.SIGKILL))
     _close_wire(null)  # Only the supervisor keeps the wire, so that its end closes the wire.
     while os.waitpid(-1, 0)[0] != pid:

@@ -25,9 +25,9 @@ ORPHANS_TIMEOUT_SECONDS = 10.0  # time to end all that an execution leaves
 SCAN_SECONDS = 0.02  # pause between two scans of all processes
 ROUND_SECONDS = 0.001  # pause between two rounds, in which killed processes can end
 LATE_ROUND_SECONDS = 0.25  # pause between two rounds after ORPHANS_TIMEOUT_SECONDS
-MAX_LISTS = 50  # lists of children per round: without a process limit, new ones may end as fast as they are listed
-MAX_ROUNDS = 10  # rounds for what an execution of a context started; then the context is ended too
-MAX_HELD = 4096  # unreaped dead processes: the machine limits its processes too
+MAX_LISTS = 50  # lists of children per round; without a process limit, every list may have new dead children
+MAX_ROUNDS = 10  # rounds to kill the processes of an execution in a context; then kill the context too
+MAX_HELD = 4096  # unreaped dead processes; they also count against the machine's process limit
 MAX_NAMES = 10  # names in a message
 NEVER = float("inf")
 
@@ -57,7 +57,7 @@ class OrphanKiller:
         for _ in range(MAX_LISTS):
             orphans = [pid for pid in list_children() if not any(pid in pids for pids in known)]
             new = [pid for pid in orphans if pid not in self._dead]
-            # If one of them just ended, its children were adopted only after this list was made.
+            # The children of an orphan that just ended are not in this list. The next list has them.
             self._living = [pid for pid in new if not self._has_ended(pid)]
             if not new or len(self._dead) > MAX_HELD:
                 self._reap()
@@ -137,7 +137,7 @@ def kill_descendants(pid: int, since: float) -> bool:
         below = list_descendants(pid).items()
         new = {child: started for child, started in below if started >= first and killed.get(child) != started}
         if not new:
-            return True  # a killed process forks no more, whenever it ends
+            return True  # killed processes fork no more, even if they have not ended yet
         for child, started in new.items():
             kill_exactly(child, started)
         killed.update(new)

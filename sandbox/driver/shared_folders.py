@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-REPAIR_SECONDS = 60.0  # time for the repair process, which may remove many files; then the sandbox is given up
-# It also removes what its own user cannot open. Nothing reads its output, and a full pipe would block it.
+REPAIR_SECONDS = 60.0  # time for the repair process, which may remove many files
+# This shell program also empties directories that its user has closed. It discards its output: nothing reads the pipe,
+# and a full pipe would block it.
 REMOVER = 'exec >/dev/null 2>&1; rm -rf -- "$@" || { chmod -R u+rwX -- "$@"; rm -rf -- "$@"; }'
 REMOVED_AT_ONCE = 1000  # paths per call; the kernel limits a program's arguments to 2 MiB by default
 

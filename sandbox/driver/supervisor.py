@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_OUTCOME_BYTES = MAX_SUBMIT_BYTES + 256 * 1024  # bytes: a traceback, or the fields and their framing
-MAX_REPLIES_BYTES = 64 * 1024 * 1024  # bytes of replies that a child has not read; a larger backlog ends it
+MAX_REPLIES_BYTES = 64 * 1024 * 1024  # bytes of unread replies; a child with more is killed
 SUBMIT_GRACE_SECONDS = 5.0  # time for `finally` blocks after SUBMIT; the result is already recorded
 IDLE_SECONDS = 1.0  # idle time after which the driver prepares for more executions
-MAX_WAIT_SECONDS = 3600.0  # limit for one system call, whose own limit is some 24 days
+MAX_WAIT_SECONDS = 3600.0  # seconds of one wait; epoll itself allows some 24 days
 
 
 class Supervisor:
@@ -84,7 +84,8 @@ class Supervisor:
             os.set_blocking(fd, False)
         gc.disable()  # a collection touches every page that children would share
         signal.set_wakeup_fd(wake_writes, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # the wake-up descriptor tells the loop
+        # Without a handler, SIGCHLD writes nothing to the wake-up descriptor.
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.signal(signal.SIGTERM, self._op_stop)
         self._wake = (wake_reads, wake_writes)
         self._loop.watch(wake_reads, self._on_signal)
@@ -133,7 +134,7 @@ class Supervisor:
         """Send the heartbeat, and end what is past its deadline: executions, commits, the driver itself."""
         now = time.monotonic()
         if now >= min(self._expires_at, self._wire.last_heard + self._silence_seconds):
-            self._is_done = True  # the host is gone; some providers end a sandbox only when it is idle
+            self._is_done = True  # no host, or the lifetime is over; some providers delete only idle sandboxes
         elif now >= self._wire.last_sent + self._beat_seconds:
             self._wire.send({"op": "beat", "id": 0})
         for process in list(self._processes.values()):
@@ -141,7 +142,7 @@ class Supervisor:
             if execution is None or now < execution.due_at:
                 continue
             if not execution.is_ending:
-                # Output sent in time counts: it may wait in the pipe while the host falls behind.
+                # Read what the child sent in time: its frames wait in the pipe while the host is slow.
                 self._on_channel(process)
                 if process.execution is execution and not execution.is_ending:
                     self._stop(process, execution, "timeout")
@@ -193,20 +194,20 @@ class Supervisor:
         self._memory_kills = count_memory_kills()
         self._wire.send({"op": "ready", "id": 0, "pid": os.getpid(), "python": sys.version.split()[0]})
         if not self._is_warm:
-            # The first compilation of a process makes a hundred types; this saves each child a millisecond.
+            # The first compilation in a process creates a hundred types. Children inherit them and save a millisecond.
             compile("0", CODE_NAME, "exec")
 
     def _op_beat(self, _header: dict[str, Any], _body: bytes | None) -> None:
-        pass  # any frame is a sign of life
+        pass  # reading the frame has already updated the wire's `last_heard`
 
     def _op_stop(self, _header: object, _body: object) -> None:
         self._is_done = True
 
     def _op_prepare(self, header: dict[str, Any], body: bytes) -> None:
         assert self._confinement is not None
-        self._is_warm = True  # executions are not forks of this process
+        self._is_warm = True  # executions will not be forks of this process, so they inherit no modules from it
         execution = Execution(header["id"], header["timeout"], self._settings["output_cap"])
-        self._end_spare()  # frees its place under the process limit
+        self._end_spare()  # it would count against the process limit
         try:
             server = ForkServer(
                 self._runner, self._settings, self._confinement, self._loop, self._list_fds(), self._start_file
@@ -253,7 +254,7 @@ class Supervisor:
         if context is not None:
             process.context = context
             self._contexts[context] = process
-        self._drain(process)  # reads the output of earlier executions' processes
+        self._drain(process)  # drops output that processes of earlier executions have written
         if self._folders is not None and self._is_idle:
             self._folders.note_contents()
         process.begin(execution, body)
@@ -404,7 +405,8 @@ class Supervisor:
     def _read_channel(self, process: ChildProcess, data: bytes) -> None:
         if process.is_broken:
             return
-        self._drain(process)  # output that the child wrote before this frame, which may be its end
+        # First send the output that the child wrote before this frame. The frame may end the execution.
+        self._drain(process)
         try:
             for header, body in process.frames.feed(data):
                 self._take_child_frame(process, header, body)
@@ -426,7 +428,7 @@ class Supervisor:
         if op not in ("call", "display") and len(body) > (MAX_SUBMIT_BYTES if op == "submit" else MAX_OUTCOME_BYTES):
             raise BadFrameError(f"an outcome of {len(body):,} bytes")
         if op == "end" and header.get("status") == "setup" and process.executions <= 1:
-            # The code may have sent this frame, so the child's report causes no retry.
+            # Code may have forged this frame, so the status becomes "unconfined". The host retries only "setup".
             process.unconfined = body
             if execution is not None and not execution.status:
                 execution.status, execution.outcome = "unconfined", body

@@ -150,7 +150,7 @@ class Channel:
     """
 
     NEXT, SETTINGS = -1, -2  # waiter keys for the next execution and for the settings
-    _KINDS = {"execute": NEXT, "start": SETTINGS}  # noqa: RUF012 - of frames that answer no call
+    _KINDS = {"execute": NEXT, "start": SETTINGS}  # noqa: RUF012 - keys of frames that answer no call
 
     def __init__(self, shield: InterruptShield) -> None:
         self.number = 0

@@ -52,4 +52,4 @@ def _take(get: Any, set_to: Any) -> Any:
             set_to(None)
         return function
     except BaseException:
-        return None  # The function raised when Python called it for this call, so Python has removed it.
+        return None  # The function traced this call and raised, so Python has removed it.

@@ -53,7 +53,7 @@ def _use_python(executable: str, python_path: list[str]) -> None:
             write_python_directory(prefix, base, first=python_path, sites=sites)
         except OSError:
             return  # full or read-only file system: use the machine's Python without the modules
-        # For scripts whose first line names the machine's Python.
+        # This is for scripts whose first line names the machine's Python.
         given = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join([*python_path, *([given] if given else [])])
     sys.executable, sys.prefix, sys.exec_prefix = executable, prefix, prefix

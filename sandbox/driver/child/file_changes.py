@@ -36,7 +36,7 @@ def _check_first(function: Any, is_following: bool) -> Any:
             os.stat(path, dir_fd=options.get("dir_fd"), follow_symlinks=is_followed)
         times = arguments[0] if arguments else options.get("times")
         if function.__name__ == "utime" and times is None and options.get("ns") is None:
-            return None  # The filter refuses `now`, so that `touch` programs create missing files.
+            return None  # The filter refuses the time `now`: `touch` programs then create missing files.
         return function(path, *arguments, **options)
 
     change.__name__ = change.__qualname__ = function.__name__

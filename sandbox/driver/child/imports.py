@@ -45,7 +45,7 @@ def list_imports(frame: Any) -> list[tuple[str, Any]]:
     """Return the modules being imported in this frame and its callers, innermost first: names and modules so far."""
     imports: list[tuple[str, Any]] = []
     while frame is not None:
-        # Checks frames and not `_initializing`, because other threads' imports continue.
+        # Check frames and not `_initializing`: the imports of other threads continue.
         if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename == IMPORT_MACHINERY:
             name = frame.f_locals.get("name")
             imports.append((name, MODULES.get(name)))

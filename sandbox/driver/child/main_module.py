@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 CODE_NAME = "<code>"
 MAX_SOURCES = 100  # executions of a context whose source lines tracebacks can show
 FILE_WORDS = ("__file__", "argv")  # code that contains one of these may open its file
-# The program of a process that multiprocessing starts with `spawn` or `forkserver`, instead of the code's file. It runs
-# the code as Python would: up to the first process that the code starts, if `if __name__ == "__main__":` is missing. Of
-# a context's earlier executions it runs imports, definitions and assignments.
+# A process that multiprocessing starts with `spawn` or `forkserver` runs this program instead of the code's file. The
+# program runs the code as Python would. If `if __name__ == "__main__":` is missing, it stops at the first process that
+# the code starts. Of a context's earlier executions, it runs only imports, definitions and assignments.
 START_PROGRAM = """
 def _load(data, namespace):
     import ast, linecache, marshal, traceback
@@ -128,7 +128,7 @@ class MainModule:
         """Let tracebacks, `inspect` and warnings find the lines of these sources; by default, of all."""
         linecache: Any = MODULES.get("linecache")
         if linecache is None or not self._path:
-            return  # `linecache` is not imported yet; `install` makes its import call this
+            return  # `linecache` is not imported yet; its import calls this method (`install`)
         try:
             for name in names or self.sources:
                 _add_lines(linecache, name, self.sources[name])

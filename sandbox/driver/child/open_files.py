@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 FIRST_DESCRIPTOR = 5  # the lowest descriptor of a code's file: below are its streams and channel
-WATCHED_DESCRIPTORS = 128  # a file with a higher descriptor is missed if the code has closed all of these
+WATCHED_DESCRIPTORS = 128  # number of checked descriptors; if all are closed, files with higher ones are missed
 
 
 class OpenFiles:

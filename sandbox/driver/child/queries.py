@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_INLINE_CHARACTERS = 32 * 1024  # characters of a query's context on the wire; a longer one goes through a file
 PREVIEW_CHARACTERS = 1000  # characters of a context that a model sees
 NAMED_KEYS, NAME_CHARACTERS = 20, 60  # keys of a dict that a model sees, and characters of each
-MAX_PROMPTS_BYTES = MAX_CALL_BYTES - 256 * 1024  # bytes of JSON in one host call; the rest is for a context
+MAX_PROMPTS_BYTES = MAX_CALL_BYTES - 256 * 1024  # bytes of JSON for prompts per host call; the rest is for a context
 
 
 class QueryError(RuntimeError):

@@ -52,7 +52,7 @@ MAX_TRACEBACK_CHARACTERS = 20_000
 REHEARSAL = b'{"code":"x = 0","names":[],"output_fields":null,"queries":false,"variables":{}}'
 # Message of the SystemError that Python 3.11 raised instead of a MemoryError in a function that had filled its memory.
 NO_EXCEPTION = "error return without exception set"
-FILLED_SHARE = 0.5  # share of the address space, which also holds libraries and untouched memory
+FILLED_SHARE = 0.5  # resident share of the limit that counts as full; untouched memory counts against the limit too
 RESERVE_BYTES = 4 * 1024 * 1024  # untouched address space, freed to describe an error
 
 
@@ -133,11 +133,11 @@ class CodeRunner:
         if settings["volume"] is not None:
             self._volume = Volume(settings["volume"], is_shared, self._shield)
             self._provided_names.clear()
-        # Last, so that files of an execution do not replace library modules.
+        # The working folder comes last, so that files of an execution do not replace library modules.
         if not os.environ.get("PYTHONSAFEPATH"):
             sys.path.append(settings["cwd"])
         self._folder = settings["cwd"]
-        # Not in the supervisor, which would then run such a module instead of a library module.
+        # The supervisor does not get this path: it could run these modules in place of library modules.
         sys.path[:0] = settings["python_path"]
         if settings["confinement"].get("ignores_changes"):
             report_missing_files()
@@ -147,7 +147,7 @@ class CodeRunner:
         channel = self._channel
         header, body = channel.wait(channel.NEXT, channel.expect_execution())
         if self._parent:
-            confinement.end_with_parent(self._parent)  # The supervisor is its parent by now.
+            confinement.end_with_parent(self._parent)  # By now the supervisor is this process's parent.
         if "cpu_seconds" in header:
             confinement.limit_cpu_seconds(header["cpu_seconds"])
         confinement.open_own_proc()
@@ -219,7 +219,7 @@ class CodeRunner:
         if self._shield.interrupted_imports:
             repair_imports(self._shield.interrupted_imports)
         if not self._is_own_process:
-            # This process is a fork that the code made: its end is not the execution's.
+            # This process is a fork that the code made. Its end does not end the execution.
             if outcome is not None:
                 os.write(2, outcome["traceback"].encode("utf-8", "replace"))
             self._flush()
@@ -330,7 +330,7 @@ class CodeRunner:
             return value
         finally:
             if self._is_stateless:
-                # An execution's end waits for threads anyway, unless it submits; a preparation's end does not.
+                # An execution waits for its threads at its end, unless it submits. `prepare` does not, so wait here.
                 self._coroutines.close(joins_threads=has_ended and not self._executions)
 
     def _provide_names(self, can_query: bool) -> dict[str, Any]:
@@ -424,7 +424,7 @@ class CodeRunner:
             if self._is_stateless:
                 self._module.__dict__.clear()
             _clear_frames(error)
-        line = self._find_line(error)  # The traceback is trimmed below.
+        line = self._find_line(error)  # This needs the whole traceback, which `_format_traceback` shortens.
         try:
             message = str(error)
         except BaseException:
@@ -445,7 +445,7 @@ class CodeRunner:
         self._main.show_lines()  # The code may have cleared the lines.
         try:
             return _format_traceback(error)
-        except BaseException:  # the code may have changed any module behind it
+        except BaseException:  # the code may have changed a module that `traceback` uses
             return _format_plainly(error, self._main.sources)
 
     def _find_kind(self, error: BaseException) -> str:
@@ -513,7 +513,7 @@ def _format_traceback(error: BaseException) -> str:
         first = first.tb_next
     trace = first
     last: Any = None
-    while trace is not None:  # Frames of the driver end the traceback: SUBMIT, tools, interrupts.
+    while trace is not None:  # Cut the traceback at frames of the driver, such as SUBMIT.
         if trace.tb_frame.f_code.co_filename.startswith(DRIVER_FILE_PREFIX):
             break
         last, trace = trace, trace.tb_next

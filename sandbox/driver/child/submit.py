@@ -44,7 +44,7 @@ def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected:
 
 def encode_output(fields: dict[str, Any], expected: list[dict[str, str]] | None = None) -> bytes:
     """Return the JSON of fields by name, as `encode_submission` does. Raises NotJsonError and SubmissionError."""
-    if expected is not None:  # The fields of DSPy and of recursive models, which convert values as JSON does.
+    if expected is not None:  # DSPy and recursive models expect fields. They convert keys as JSON does.
         fields = {name: _convert_keys(value) for name, value in fields.items()}
     # An item takes at least two bytes.
     fields = convert_fields(fields, MAX_SUBMIT_BYTES // 2, allow_nonfinite=True)

@@ -42,7 +42,7 @@ class ThreadExecution(_thread._local):  # type: ignore[reportPrivateUsage]
                     setattr(threading, "_" + name, wrapper)
 
     def _hand_on(self) -> Callable[[], None]:
-        # A list that the new thread empties: any thread can read the variables of a frame.
+        # The new thread empties this list, because any thread could read the token in a frame's variables.
         handed = [(self.number, self.token)]
 
         def take() -> None:

@@ -75,7 +75,7 @@ class Volume:
                 if event == "os.rename":
                     self._note_path(arguments[1])
         except Exception:
-            pass  # The code would get the error, for a missing working directory or wrong arguments.
+            pass  # A missing working directory or wrong arguments: the code would get this error.
 
     def _note_path(self, path: Any) -> None:
         inside = self._find_path_inside(path)

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
-MAX_REQUEST_BYTES = 64 * 1024  # the host knows this limit
+MAX_REQUEST_BYTES = 64 * 1024  # the host refuses a longer request
 DESCRIPTORS = 4  # descriptors in a request
-# Idle time since the last request or sandbox end. A process forked at once would slow down the sandbox just requested.
-# The spare process waits as long again before it forks its first child: for 3 ms it then takes no request.
+# The zygote forks a spare process after this idle time. A fork right after a request would slow down the new sandbox.
+# The spare process also waits for this time before it forks its first child, because the fork blocks it for 3 ms.
 IDLE_MILLISECONDS = 10
 FAILED = 71  # EX_OSERR: the sandbox's walls could not be set up
 
@@ -93,7 +93,7 @@ class _Zygote:
         self._sandboxes: dict[int, socket.socket] = {}  # keys: ids of the sandboxes' first processes
         self._wake, self._wake_writes = os.pipe()
         self._spare: tuple[int, socket.socket] | None = None
-        self._orphans = OrphanKiller()  # left by killed sandboxes without a process namespace
+        self._orphans = OrphanKiller()  # for sandboxes without a process namespace
         self._own_namespace = -1 if folders is None else os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         for fd in (self._wake, self._wake_writes):
             os.set_blocking(fd, False)
@@ -110,7 +110,7 @@ class _Zygote:
             if time.monotonic() >= self._orphans.next_at:
                 self._kill_orphans()
             if not events and is_spare_due:
-                is_spare_due = False  # It is not replaced if it ends: the next one would fail too.
+                is_spare_due = False  # A spare process that ends is not replaced: the next one would fail too.
                 try:
                     self._spare = self._fork_spare()
                 except OSError:
@@ -126,7 +126,7 @@ class _Zygote:
                 if not data:
                     self._end()
                 if len(fds) != DESCRIPTORS:
-                    for cut in fds:  # This process's file limit cut off the others. The host sees all closed.
+                    for cut in fds:  # The open file limit cut off the other descriptors. The host sees a closed wire.
                         os.close(cut)
                     continue
                 self._open_sandbox(data, fds)
@@ -180,7 +180,7 @@ class _Zygote:
                 return pid, ours
             try:
                 ours.close()
-                for fd in asked:  # Its copies come with the request. These would stay open for code.
+                for fd in asked:  # The request brings copies. The originals would stay open for code.
                     os.close(fd)
                 self._become_sandbox(its, zygote, has_time=not asked)
             except BaseException as error:
@@ -213,7 +213,7 @@ class _Zygote:
                 rehearse_start(self._runner)
         except OSError as error:
             failure = error
-            waiting.shutdown(socket.SHUT_RD)  # this request gets the error; the next one gets a new process
+            waiting.shutdown(socket.SHUT_RD)  # a request already sent gets the error; later ones get a new process
         if has_time and failure is None and not _is_asked_within(IDLE_MILLISECONDS, waiting):
             with suppress(OSError):
                 child = ChildAhead(self._runner, waiting.fileno(), self._user, has_namespaces=self._folders is not None)
@@ -232,7 +232,7 @@ class _Zygote:
             return
         status.close()
         del data, fds, status
-        # The host may act on the process before it sends its first frame.
+        # Wait for the host's first frame: before it, the host may still act on this process.
         _is_asked_within(None, 0)
         run_driver(runner=self._runner, child=None if child is None else child.handle)
 
@@ -277,7 +277,8 @@ class _Zygote:
         if sandbox is not None:
             _send_words(sandbox, f"ended {os.waitstatus_to_exitcode(status)}")
             sandbox.close()
-            if status and self._folders is None:  # Otherwise the driver or the namespace has ended all.
+            # Otherwise the driver or the process namespace has ended all processes.
+            if status and self._folders is None:
                 self._kill_orphans()
 
     def _list_known(self) -> list[int]:

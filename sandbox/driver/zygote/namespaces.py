@@ -50,7 +50,7 @@ def fork_into_pid_namespace(own_namespace: int) -> int:
     try:
         pid = os.fork()
     finally:
-        if pid:  # otherwise the caller could make no other namespace
+        if pid:  # in the caller, which could otherwise make no other namespace
             _call("setns", own_namespace, CLONE_NEWPID)
     return pid
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..child.runner import CodeRunner
     from ..confinement import Confinement
 
-ROUNDS = 16  # the zygote's rehearsals: twice the eight calls, in some 20 ms
+ROUNDS = 16  # rehearsals in the zygote: twice the eight calls; they take some 20 ms
 SETTINGS: dict[str, Any] = {
     "cwd": "/", "volume": None, "environment": {}, "path": [], "python_path": [], "executable": None, "temporary": [],
     "heartbeat": None, "silence": None, "lifetime": 60.0, "commit": [], "output_cap": 1000, "files": None,

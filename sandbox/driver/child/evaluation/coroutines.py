@@ -36,7 +36,7 @@ class CoroutineRunner:
         self._shield = shield
         self._loop: Any = None
         self._main: Any = None  # the current task
-        self._is_cancelled = False  # this class cancelled it, because something else ended the execution
+        self._is_cancelled = False  # this class cancelled the task after an interrupt or an error outside the task
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run the coroutine and return its value. Raises its exception, or the one that interrupted it."""

@@ -21,7 +21,7 @@ def compile_code(source: str, file_name: str) -> tuple[list[CodeType], CodeType 
     """
     start = _find_last_statement(source)
     last = source[start:].rstrip()
-    # Most code ends this way, and in a new process building a tree takes longer than compiling.
+    # Most code ends this way and needs no tree. In a new process, building a tree takes longer than compiling.
     if _is_assignment(last) or _is_submission(last):
         return [compile(source, file_name, "exec", TOP_LEVEL_AWAIT, dont_inherit=True)], None
     if "__future__" not in source:  # a `__future__` import must start the code and applies to all of it

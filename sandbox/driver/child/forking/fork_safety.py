@@ -19,7 +19,7 @@ END_SECONDS = 0.01  # time for a thread that is about to end
 MAX_NAMES = 10  # names in a message
 WORD_BITS = 32  # bits in each number of a numpy seed
 SEED_BYTES = 32
-# Exit functions of library modules: log handlers and processes at the exit. The last one registered is called first.
+# Exit functions that library modules register, for log handlers and processes. Python calls the last registered first.
 EXIT_FUNCTIONS = (("logging", "shutdown"), ("multiprocessing.util", "_exit_function"))
 
 

@@ -52,10 +52,10 @@ def serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) -
                 break
             status = os.waitstatus_to_exitcode(os.waitpid(middle, 0)[1])
         except ChildProcessError:
-            pass  # It has ended: a handler of the code reaped it, or SIGCHLD is ignored.
+            pass  # The middle process has ended: the code's signal handler reaped it, or the code ignores SIGCHLD.
         except OSError as error:
             status = error.errno or 1
-        confinement.adopt_orphans()  # processes that the code left running are this process's
+        confinement.adopt_orphans()  # this process adopts the processes that the code left running
         has_children = _reap_orphans()
         for fd in fds:
             os.close(fd)
