@@ -11,7 +11,7 @@ from typing import Any
 OPTIONS_BY_PARAMETER = {
     "cache_results": "resume",
     "objective": "minimize",
-}  # Options that are not called as their parameter.
+}  # Options whose name differs from the parameter's name.
 VALUES_BY_PARAMETER = {"grid": ("=VALUE,VALUE", "[...]"), "space": ("=LOW..HIGH", '{"low": ..., "high": ...}')}
 
 
@@ -23,7 +23,7 @@ class Caller:
         is_command: The caller typed a command, so parameters are options.
         is_flow: The code runs in a flow, so a provider's settings are in `provider_options`.
         variables_source: The parameter that sets the variables of an execution; empty without one.
-        code_directories: The directories of the code's files; by default that of the running program.
+        code_directories: The directories of the code's files; by default the directory of the running program.
     """
 
     is_command: bool = False
@@ -32,7 +32,7 @@ class Caller:
     code_directories: tuple[str, ...] = ()
 
 
-_program = Caller()  # This process's own caller, in threads that have no context too.
+_program = Caller()  # The caller where the context has none, for example in new threads.
 _current: ContextVar[Caller | None] = ContextVar("rlm_batch_caller", default=None)
 
 
@@ -43,7 +43,7 @@ def get_caller() -> Caller:
 
 @contextmanager
 def use_options(*code_directories: str) -> Generator[None]:
-    """Make this process a command's until the context ends: messages name options."""
+    """Treat this process as a command until the context ends, so messages name options."""
     global _program
     previous, _program = _program, replace(_program, is_command=True, code_directories=code_directories)
     try:
@@ -54,7 +54,7 @@ def use_options(*code_directories: str) -> Generator[None]:
 
 @contextmanager
 def use_flow(variables_source: str) -> Generator[None]:
-    """Run in a flow until the context ends. `variables_source` is as in `Caller`."""
+    """Treat the running code as part of a flow until the context ends. See `Caller` for `variables_source`."""
     token = _current.set(replace(_program, is_flow=True, variables_source=variables_source))
     try:
         yield
@@ -70,7 +70,7 @@ def name_parameter(name: str) -> str:
 
 
 def describe_setting(name: str, value: str) -> str:
-    """Return how the caller adds a value to a provider's setting that is a list, such as `packages`."""
+    """Return the text that adds a value to a list setting of a provider, such as `packages`."""
     caller = get_caller()
     if caller.is_command:
         return f"{name_parameter(name)} {value}"

@@ -1,4 +1,4 @@
-"""The driver as one program for a sandbox: code objects for a Python of the host's version, text for any other.
+"""The driver as one program for a sandbox: code objects for a Python of the host's version, text for other versions.
 
 Both forms load the driver's modules and define `main`. A sandbox whose Python has the host's magic number
 (`importlib.util.MAGIC_NUMBER`) takes the code objects, which start some 20 ms sooner than text.
@@ -45,7 +45,7 @@ if __name__ == "__main__":
     main()
 """
 
-# Lines of a program with the variables `code` and `text` from `compress_driver`. They leave `main` in `found`.
+# Lines of a program with the variables `code` and `text` from `compress_driver`. They define `found["main"]`.
 DRIVER_LOADER = f"""
 import marshal, zlib
 from _frozen_importlib_external import MAGIC_NUMBER
@@ -74,10 +74,10 @@ def build_driver_text() -> bytes:
 
 @cache
 def build_driver_code(modules: tuple[str, ...] = MODULES) -> bytes:
-    """Return the program as a marshalled code object, for a Python with this one's magic number.
+    """Return the program as a marshalled code object, for a Python with the same magic number.
 
-    Its `main` comes from the last module. Python's bytecode cache provides the modules' code if possible. File names
-    match those of code that the sandbox compiles from text.
+    The program's `main` is the last module's `main`. Python's bytecode cache provides the modules' code if possible.
+    File names are the same as in code that the sandbox compiles from text.
     """
     parts = tuple(
         (module, _rename_file(loader.get_code(name), f"{DRIVER_FILE_PREFIX}{module.replace('.', '/')}.py"))

@@ -16,17 +16,17 @@ class DriverSettings:
     """The settings that the driver in a sandbox receives when it starts.
 
     Attributes:
-        cwd: Working directory of the code. A relative one is below the driver's working directory.
+        cwd: Working directory of the code. A relative path is below the driver's working directory.
         volume: Directory where the volume is mounted; None without a volume.
         environment: Environment variables for the code only.
-        temporary: The sandbox's own directories, emptied of what an execution leaves there.
+        temporary: Directories for temporary files. The driver deletes the files that executions leave there.
         path: Directories appended to `sys.path`.
         python_path: Directories placed at the front of `sys.path`.
-        executable: Python of a directory (`wire/python_directory.py`) that the code's processes start. The driver
-            creates it if it is missing. None means the driver's own Python.
-        heartbeat: Seconds without a frame after which a side sends a heartbeat. None if the end of the connection is
-            always noticed.
-        silence: Seconds without a frame after which a side takes the other for dead.
+        executable: Path of the Python that the code's processes start, in a directory like a virtual environment
+            (`wire/python_directory.py`). A missing directory is created. None means the driver's own Python.
+        heartbeat: Seconds without a frame after which a side sends a heartbeat. None if both sides always notice the
+            end of the connection.
+        silence: Seconds without a frame after which a side considers the other side dead.
         lifetime: Seconds after which the driver ends on its own.
         confinement: Restrictions that each child applies to itself.
         commit: Command that makes a volume keep saved files. It runs after each execution, before the result is sent.
@@ -53,7 +53,7 @@ class DriverSettings:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """Code that runs once in a sandbox, for at most `timeout` seconds. Each execution is a fork of its process.
+    """Code that runs once in a sandbox, for at most `timeout` seconds. Executions run in forks of its process.
 
     The seeds of the executions are derived from `seed`; with None the operating system provides them.
     """
@@ -83,7 +83,7 @@ class Preparation:
         return cls(prepare, seconds, prepare_seed)
 
     def derive_seed(self, *numbers: int) -> int | None:
-        """Derive the seed of the execution with that number, or of a query's code with the numbers from `Queries`."""
+        """Return the seed for an execution's number or for the numbers of `Queries`. Return None without a seed."""
         if self.seed is None:
             return None
         return int.from_bytes(hashlib.sha256(" ".join(map(str, (self.seed, *numbers))).encode()).digest(), "big")

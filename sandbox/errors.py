@@ -23,7 +23,7 @@ class RlmBatchError(Exception):
     """The base class of all rlm-batch errors: a text, and attributes that a subclass declares.
 
     `str()` escapes characters that a terminal would interpret; `text` is the original text. `meta` describes the failed
-    execution (its output, its sandbox, its seconds), or has the value None without an execution.
+    execution (its output, its sandbox, its seconds), or is None without an execution.
 
     Args:
         text: The message.
@@ -70,7 +70,7 @@ class CodeError(RlmBatchError):
         traceback: Traceback from the code's own first frame on.
         stdout: Output of the code so far.
         line: Line of the code that raised.
-        advice: A sentence on what to do, if the cause is plain; also the last line of the error's text.
+        advice: A sentence on what to do, if the cause is known; also the last line of the error's text.
     """
 
     retry_rule = "if asked"
@@ -88,7 +88,7 @@ class CodeSyntaxError(CodeError):
 
 
 class CodeCrashed(CodeError):
-    """The process that ran the code ended before the code did, or ran out of memory.
+    """The process that ran the code ended before the code finished, or ran out of memory.
 
     Attributes:
         exit_code: Exit code of the process, or None.
@@ -107,7 +107,7 @@ class ExecutionTimeout(RlmBatchError):
 
     Attributes:
         timeout: Seconds that the code was allowed.
-        traceback: Where the code was; empty if the process did not answer.
+        traceback: Traceback of the code at the timeout; empty if the process did not answer.
         stdout: Output of the code so far.
     """
 
@@ -119,10 +119,10 @@ class ExecutionTimeout(RlmBatchError):
 
 
 class PrepareError(RlmBatchError):
-    """The code that prepares a sandbox failed, so no execution ran there. It ends the flow run.
+    """The code that prepares a sandbox failed, so no execution ran there. This error ends the flow run.
 
-    The attributes are those of `CodeError` for that code. `traceback` and `line` are empty if the failure has no
-    location.
+    The attributes describe the failure of this code, as in `CodeError`. `traceback` and `line` are empty if the failure
+    has no location.
     """
 
     details = CodeError.details
@@ -147,25 +147,25 @@ class StateLost(RlmBatchError):
 
 
 class SandboxStartError(RlmBatchError):
-    """No sandbox could be opened; whatever was created has been removed."""
+    """No sandbox could be opened. Resources that were created for it have been removed."""
 
     retry_rule = "always"
 
 
 class SandboxLost(RlmBatchError):
-    """The sandbox went away before the code was sent."""
+    """The sandbox ended before the code was sent."""
 
     retry_rule = "always"
 
 
 class OutcomeUnknown(RlmBatchError):
-    """The sandbox went away after the code was sent and before it answered. The code may have run, fully or partly."""
+    """The sandbox ended after the code was sent and before it answered. The code may have run, fully or partly."""
 
     retry_rule = "if idempotent"
 
 
 class QuotaExceeded(RlmBatchError):
-    """The provider refused for now, or the workspace is full.
+    """The provider refused temporarily, the workspace is full, or this process has no free file descriptors.
 
     Attributes:
         retry_after: Seconds that the provider asked to wait, or None.
@@ -193,7 +193,10 @@ class DeadlineExceeded(RlmBatchError):
 
 
 class NotRun(RlmBatchError):
-    """The execution did not start: one that it depends on failed, `max_failures` was reached, or its shard was lost."""
+    """The execution did not start.
+
+    An execution that it depends on failed, `max_failures` was reached, or its shard was lost.
+    """
 
 
 class QueryError(RlmBatchError):
@@ -232,7 +235,7 @@ def error_to_json(error: RlmBatchError) -> dict[str, Any]:
 
 
 def error_from_json(data: dict[str, Any]) -> RlmBatchError:
-    """Convert the output of `error_to_json` back to an error; an RlmBatchError if its class is not imported here."""
+    """Convert the output of `error_to_json` back to an error. An unknown class becomes RlmBatchError."""
     kind = RlmBatchError._kinds.get(data["error"], RlmBatchError)  # type: ignore[reportPrivateUsage]
     details = {name: data[name] for name in kind.details if name in data}
     return kind(data["text"], **details)

@@ -53,15 +53,15 @@ _waiting_for_tool = contextvars.ContextVar("_waiting_for_tool", default=())
 class Interpreter:
     """A handle that runs code in one sandbox. `start` opens the sandbox, `shutdown` removes it.
 
-    Executions may run concurrently, but those of one context run one after another. Of one execution's tool calls, 256
-    run at a time and the others wait.
+    Executions may run concurrently, but executions of one context run one after another. At most 256 tool calls of an
+    execution run at a time; the others wait.
 
     Args:
         open_sandbox: Opens the sandbox; called once.
         timeout: Default for each execution, in seconds; None means no limit.
         tools: Functions of the host that the code may call by name. Plain functions run in threads, async ones on the
             event loop.
-        prepare: Code that runs before the first execution. Each execution is a fork of its process.
+        prepare: Code that runs before the first execution. Executions run in forks of its process.
 
     Attributes:
         on_start: Called when the sandbox is open and its driver ready. The first execution may have been sent by then.
@@ -88,7 +88,7 @@ class Interpreter:
         self._refresh_lock = asyncio.Lock()
         self._waiters: dict[int, asyncio.Event] = {}  # keys are execution numbers; 0 is the driver's start
         self._calls: dict[int, CallQueue] = {}
-        self._call_lock = asyncio.Lock()  # A call holds it while it converts a body and then lets the event loop run.
+        self._call_lock = asyncio.Lock()  # A call holds the lock while it converts a body, and during a pause after it.
         self._calls_since_pause = 0
         self._heartbeat: asyncio.Task[None] | None = None
         self._is_shut_down = False
@@ -262,11 +262,11 @@ class Interpreter:
             output_fields: The fields that SUBMIT accepts, in order: dicts with `name` and an optional `type` (str, int,
                 float, bool, list, dict).
             on_output: Called with ("stdout" or "stderr", text) on the event loop while the code writes.
-            encoded: More variables, already encoded as JSON. Those over 256 KiB are uploaded as files. `meta.variables`
-                does not contain them.
+            encoded: More variables, already encoded as JSON. Variables over 256 KiB are uploaded as files.
+                `meta.variables` does not contain the variables of `encoded`.
             queries: Gives the code access to a language model.
-            index: Number or numbers from which the execution's seed is derived, if the preparation has one. By default
-                executions are counted.
+            index: Number or numbers from which the execution's seed is derived, if the preparation has a seed. By
+                default, the number of earlier executions.
             should_prune: Called with the step and value of each report; returns True to end the execution.
             refuse_exit: Treat `exit()` as a failure, even with status 0.
             collect: Patterns of files in the working folder (`*.png`, `out/model.bin`, `out/**`). Files that the code

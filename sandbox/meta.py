@@ -56,9 +56,9 @@ class Meta:
         pruned: True if the sweep ended the code after its last report.
         tool_calls: Number of calls of each tool, for code of a flow run.
         value: Value of the last statement as JSON of at most 1 MiB, if the statement is an expression.
-        value_repr: The first 20,000 characters of that value's `repr`, if the value is not such JSON.
+        value_repr: The first 20,000 characters of that value's `repr`, if the value is not JSON or is too large.
         displays: What the code displayed, as in Jupyter: dicts of MIME types and data, with bytes as base64. At most
-            4 MiB together; a text names what was dropped.
+            4 MiB together; a text says which data was dropped.
         collected: Host paths of the collected files, or their locations if the results are at a location.
         not_collected: One sentence for each file that was not collected, with the reason.
     """

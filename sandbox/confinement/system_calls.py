@@ -1,7 +1,7 @@
 """All system calls of the kernel: those that the filter refuses or inspects, and the reasons to allow the others.
 
 The list was reviewed against the tables of Linux 6.18 (arch/x86/entry/syscalls/syscall_64.tbl, scripts/syscall.tbl) up
-to `FIRST_UNKNOWN_CALL`. Numbers from there on, and numbers in the tables' gaps, do not exist for the code. A test
+to `FIRST_UNKNOWN_CALL`. The filter reports that later numbers, and numbers in the tables' gaps, do not exist. A test
 compares this file with the table in tests/sandbox/confinement/system_calls.txt. Each call has its number on x86_64 and
 on aarch64, or None if it does not exist there. A sandbox "without a namespace" sees the host's files (landlock).
 """
@@ -58,7 +58,7 @@ IGNORED_CALLS: Numbers = {
     "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
     "futimesat": (261, None), "utimensat": (280, 88),
 }  # fmt: skip
-# Changes of extended attributes: the same, even if the sandbox runs as its own user.
+# Changes of extended attributes. They have no effect but report success, even if the sandbox runs as its own user.
 ATTRIBUTE_CHANGES: Numbers = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
     "lremovexattr": (198, 15), "fremovexattr": (199, 16),
@@ -76,7 +76,7 @@ KERNEL_MEMORY_CALLS: Numbers = {
     "mq_open": (240, 180), "mq_unlink": (241, 181), "mq_timedsend": (242, 182), "mq_timedreceive": (243, 183),
     "mq_notify": (244, 184), "mq_getsetattr": (245, 185),
 }  # fmt: skip
-# Socketpairs are the only sockets, but one of a pair could still bind an abstract name of the host.
+# Code can create only socketpairs, but it could still bind a socket of a pair to an abstract name of the host.
 ADDRESS_CALLS: Numbers = {
     "bind": (49, 200), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242), "connect": (42, 203),
 }  # fmt: skip
@@ -88,7 +88,7 @@ INSPECTED_CALLS: Numbers = {
     "open": (2, None), "openat": (257, 56), "truncate": (76, 45), "ioctl": (16, 29), "fcntl": (72, 25),
     # New processes: namespaces, and children of the supervisor
     "clone": (56, 220),
-    # Processes by id: only the caller itself. Signal calls are unrestricted if Landlock scopes signals.
+    # Calls with a process id: only the caller's own. Signal calls are unrestricted if Landlock scopes signals.
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "prlimit64": (302, 261), "setrlimit": (160, 164),
     "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),

@@ -18,7 +18,7 @@ from ..wire.strict_json import MAX_CONTAINERS
 
 MIB = 1024 * 1024
 MAX_CALLS = 256  # running calls per execution; each call of a plain function takes a thread
-MAX_WAITING_CALLS = 10_000  # waiting calls per execution; a thread of the code waits for one at a time
+MAX_WAITING_CALLS = 10_000  # waiting calls per execution; each thread of the code waits for one call at a time
 MAX_WAITING_BYTES = 128 * MIB  # JSON of waiting calls, both per execution and in total
 MIN_WAITING_BYTES = 16 * MIB  # JSON of waiting calls that every execution may have, regardless of others
 MAX_ARGUMENTS_BYTES = 128 * MIB  # arguments of all running calls in this process, as Python objects
@@ -91,7 +91,7 @@ class HostMemory:
         self._line: dict[Call, Callable[[], None]] = {}  # calls that wait for memory, in order
 
     def add_waiting(self, size: int, before: int) -> bool:
-        """Count waiting JSON of an execution that has `before` bytes. Return False if this exceeds its share."""
+        """Count waiting JSON of an execution that has `before` bytes. Return False if this exceeds the limits."""
         with self._lock:
             self._waiting_bytes += size
             self._executions += not before
@@ -130,7 +130,7 @@ class HostMemory:
         self._wake_first()
 
     def hold(self, call: Call) -> None:
-        """Add a reference to the call's arguments: they count until one more `let_go`."""
+        """Add a reference to the call's arguments: the arguments count until one more `let_go`."""
         with self._lock:
             call.holders += bool(call.holders)
 
@@ -177,7 +177,7 @@ class CallLimit:
     """A counter of the unanswered calls of one execution, with limits. Safe to use from several threads.
 
     `context` is the context of the execution's caller. If the caller is a host function that serves a call, calls of
-    this execution do not wait for memory: the outer call may hold it while it waits for them, which would deadlock.
+    this execution do not wait for memory. Otherwise a deadlock is possible: the outer call may hold the memory.
     """
 
     def __init__(self, context: contextvars.Context) -> None:
@@ -253,9 +253,9 @@ class CallLimit:
 class CallQueue:
     """A queue that answers the calls of one execution in order, on the event loop, at most `MAX_CALLS` at a time.
 
-    It answers fewer at a time if memory is short, or if the arguments together have more than `MAX_CONTAINERS` lists
-    and dicts, which the garbage collector scans all at once. `answer` answers one call in a copy of `context` and must
-    not raise.
+    It answers fewer calls at a time if memory is short, or if the arguments together have more than `MAX_CONTAINERS`
+    lists and dicts, which the garbage collector scans all at once. `answer` answers one call in a copy of `context` and
+    must not raise.
     """
 
     def __init__(

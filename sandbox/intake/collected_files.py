@@ -46,7 +46,7 @@ DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def check_patterns(collect: Sequence[str] | None) -> list[str]:
-    """Return the patterns as a list. Raises ConfigurationError for invalid ones, or ones outside the working folder."""
+    """Return the patterns as a list. Raises ConfigurationError for a pattern that is invalid or leaves the folder."""
     if collect is None:
         return []
     if not isinstance(collect, (list, tuple)) or any(type(pattern) is not str for pattern in collect):
@@ -67,9 +67,9 @@ def check_patterns(collect: Sequence[str] | None) -> list[str]:
 class CollectedFiles:
     """A writer for the files that a sandbox sends. The first file creates `folder`, by default a temporary one.
 
-    A file appears under its name once it is complete, and replaces an older file of that name. Holes stay holes.
-    `paths` lists the written files; `problems` has a sentence with the reason for each missing one. `max_bytes` limits
-    all files together.
+    A file appears under its name once it is complete, and replaces an older file of that name. Sparse files stay
+    sparse. `paths` lists the written files; `problems` has a sentence with the reason for each missing file.
+    `max_bytes` limits all files together.
     """
 
     def __init__(self, patterns: list[str], folder: str | os.PathLike[str] | None = None) -> None:
@@ -89,7 +89,7 @@ class CollectedFiles:
         self._partial = f".rlm-batch-{uuid.uuid4().hex}.partial"
 
     def limit_bytes(self, disk_mib: int | None) -> None:
-        """Limit the bytes to the sandbox's disk size. A sparse file is larger here than on the sandbox's disk."""
+        """Limit the bytes to the sandbox's disk size. Holes of sparse files count, too."""
         if disk_mib is not None:
             self.max_bytes = min(MAX_COLLECTED_BYTES, disk_mib * 1024 * 1024)
 

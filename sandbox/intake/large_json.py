@@ -22,11 +22,11 @@ QUICK_TEXT_BYTES = 256 * 1024  # JSON with at most `QUICK_VALUES` values
 QUICK_VALUES = 40_000  # nested lists included
 VALUES_AT_ONCE = 2_000
 CHARACTERS_AT_ONCE = 128 * 1024
-SHORT_CHARACTERS = 4096  # the scanner reads shorter strings in one go
+SHORT_CHARACTERS = 4096  # the scanner reads a shorter string in one call
 MAX_DEPTH = 500  # nested lists and dicts; half of the depth that Python's own encoder supports
-# The complete characters at the beginning of a piece of a string. The match ends before an escape that the piece cuts
-# off, and before a surrogate pair that it cuts off. The quantifiers are greedy: with possessive ones, which should be
-# equivalent here, Python 3.11.2 would match the first half of a pair that is cut off.
+# The complete characters at the beginning of a piece of a string. The match ends before an escape or a
+# surrogate pair that the piece cuts off. The quantifiers are greedy: possessive ones should be
+# equivalent here, but Python 3.11.2 would match the first half of such a pair.
 TEXT = re.compile(
     r'(?:[^"\\]+|\\[^u]|\\u(?![dD][89abAB])[0-9A-Fa-f]{4}'
     r"|\\u[0-9A-Fa-f]{4}(?=[^\\]|\\[^u]|\\u[0-9A-Fa-f]{4}))*"
@@ -41,7 +41,7 @@ def is_large(body: bytes) -> bool:
 def read_json(body: bytes, max_depth: int = MAX_DEPTH) -> Parts[Any]:
     """Parse compact JSON. Raises ValueError or RecursionError, also for text that UTF-8 cannot encode.
 
-    Large JSON with more than `MAX_CONTAINERS` lists and dicts, or with more than `max_depth` levels, also raises them.
+    Large JSON with too many lists and dicts (`MAX_CONTAINERS`) or levels (`max_depth`) also raises these errors.
     """
     if is_large(body):
         text = yield from _decode(body)
@@ -91,7 +91,7 @@ def _decode(body: bytes) -> Parts[str]:
 
 
 def _read_values(text: str, max_depth: int, *, has_escapes: bool) -> Parts[Any]:
-    """Parse the JSON by a Python loop, which calls the native scanner for strings and numbers."""
+    """Parse the JSON with a Python loop, which calls the native scanner for strings and numbers."""
     at, count, containers = 0, 0, 0
     pause_at = CHARACTERS_AT_ONCE
     around: list[tuple[Any, str, str]] = []  # enclosing lists and dicts, each with its `end` and `key`

@@ -1,6 +1,6 @@
 """Advice for two common mistakes in code: a module that a sandbox lacks, and a name without a value.
 
-The code may have written the messages, so only plain identifiers of them are used.
+The code may have written the error messages, so the advice uses only plain identifiers from them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MISSING_MODULE = re.compile(r"No module named '([A-Za-z_]\w{0,99}(?:\.\w{1,100})?)'")
 MISSING_NAME = re.compile(r"name '([A-Za-z_]\w{0,99})' is not defined\b")
-# Distributions that are not called as their module. A module of the namespace `google` has two parts.
+# Distributions whose name differs from the module's name. A module of the namespace `google` has two parts.
 DISTRIBUTIONS = {
     "attr": "attrs", "Bio": "biopython", "bs4": "beautifulsoup4", "Crypto": "pycryptodome",
     "cv2": "opencv-python-headless", "dateutil": "python-dateutil", "docx": "python-docx", "dotenv": "python-dotenv",
@@ -37,7 +37,7 @@ IMPORTS = {  # Import statements for names that many programs use.
     "np": "import numpy as np", "pd": "import pandas as pd", "plt": "import matplotlib.pyplot as plt",
     "Path": "from pathlib import Path", "datetime": "from datetime import datetime",
 }  # fmt: skip
-MIN_SIMILARITY = 0.75  # of two names, of which one is a misspelling of the other
+MIN_SIMILARITY = 0.75  # similarity from which a name counts as a misspelling of another name
 
 
 def find_advice(kind: str, message: str, traceback: str, variables: Collection[str]) -> str:
@@ -66,7 +66,7 @@ def _advise_on_module(module: str, traceback: str) -> str:
             if get_caller().is_command:
                 return f"The module {module} is in {shown}: pass {name_parameter('python_path')} {shlex.quote(shown)}"
             return f"The module {module} is in {shown}: pass python_path=[{shown!r}]"
-    # A package that is there, and lacks this submodule, is not missing.
+    # No advice for a submodule (`a.b`): the error means that the package `a` is installed but lacks the submodule.
     is_known = module in DISTRIBUTIONS or ("." not in module and module not in REMOVED | sys.stdlib_module_names)
     if not is_known:
         return ""
@@ -80,7 +80,7 @@ def _advise_on_name(name: str, traceback: str, variables: Collection[str]) -> st
         return f"{name} is not a function: did you mean {similar}?"
     if name in IMPORTS or name in sys.stdlib_module_names:
         return f"{name} is not imported: add `{IMPORTS.get(name, f'import {name}')}` to the code"
-    is_called = re.search(rf"\b{name}\s*\(", traceback) is not None  # A variable is no function.
+    is_called = re.search(rf"\b{name}\s*\(", traceback) is not None  # A variable is no remedy for a call.
     if is_called or _find_similar(name, dir(builtins)) or not (how := describe_variable(name)):
         return ""
     known = f" (it has {', '.join(sorted(variables)[:10])})" if variables else ""
@@ -88,7 +88,7 @@ def _advise_on_name(name: str, traceback: str, variables: Collection[str]) -> st
 
 
 def _find_similar(name: str, known: Collection[str]) -> str:
-    """Return the known name that this one misspells, or an empty string."""
+    """Return the known name that `name` probably misspells, or an empty string."""
     spellings = {word.replace("_", "").casefold(): word for word in known}
     close = difflib.get_close_matches(name.replace("_", "").casefold(), spellings, 1, MIN_SIMILARITY)
     return spellings[close[0]] if close else ""

@@ -1,4 +1,4 @@
-"""A decoder that turns the end of an execution into a result or an error, and its displays into values.
+"""A decoder that turns the end of an execution into a result or an error. It also decodes the displays.
 
 The data is untrusted: code may have written it. Every value is checked before use.
 """
@@ -257,13 +257,13 @@ def describe_more_memory(header: dict[str, Any]) -> str:
 
 
 def describe_shortage(header: dict[str, Any], message: str) -> str:
-    """Return a remedy for a process that the driver could not start. It follows the driver's message."""
+    """Return a remedy for a process that the driver could not start, to be added to the driver's message."""
     is_of_processes = os.strerror(errno.EAGAIN) in message
     return (describe_limit(header, {"limit": "processes"}) if is_of_processes else "") or f". {SETUP_HINT}"
 
 
 def describe_limit(header: dict[str, Any], outcome: dict[str, Any]) -> str:
-    """Return the option whose limit caused an error, with a remedy, or an empty string. It follows the message."""
+    """Return text to add to an error's message: the option whose limit caused the error, and a remedy. May be empty."""
     limit, limits = outcome.get("limit"), _get_limits(header)
     options, remedy = HIT_LIMITS.get(limit, ((), "")) if isinstance(limit, str) else ((), "")
     option = min((option for option in options if option in limits), key=limits.__getitem__, default="")

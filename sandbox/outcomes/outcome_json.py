@@ -46,7 +46,7 @@ def _encode_number(value: float) -> float | str:
 
 
 def restore_outcome(data: dict[str, Any]) -> None:
-    """Restore the non-finite numbers in a dict of `outcome_to_json`, in place. Raises ValueError if it is damaged.
+    """Restore the non-finite numbers in a dict of `outcome_to_json`, in place. Raises ValueError for a damaged dict.
 
     A second call has no effect.
     """

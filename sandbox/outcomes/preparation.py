@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def check_preparation(header: dict[str, Any], body: bytes, meta: Meta, timeout: float | None) -> Parts[None]:
-    """Raise the error in the end of a preparation, with `meta`, unless it succeeded."""
+    """Return if the preparation succeeded; otherwise raise its error, with `meta`."""
     if header["status"] == "finished":
         return
     outcome: Any = None

@@ -1,4 +1,4 @@
-"""Escaping of untrusted text for a terminal, a log or a web page, and HTML tables of such text for notebooks."""
+"""Escaping of untrusted text for a terminal, a log or a web page, and HTML tables of untrusted text for notebooks."""
 
 import functools
 import html
@@ -26,7 +26,7 @@ def escape_text(text: str, keep: str = "") -> str:
 
 
 def escape_json(text: str) -> str:
-    """Return JSON with the same characters as JSON escapes, and lone surrogates as question marks."""
+    """Return JSON with the characters that `escape_text` escapes as JSON escapes, but lone surrogates as "?"."""
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text.encode("utf-8", "replace").decode("utf-8"))
 
 
