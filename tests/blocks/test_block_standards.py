@@ -26,8 +26,8 @@ OURS: list[type[Block]] = [LocalSandbox, ContainerSandbox, DaytonaSandbox, Modal
 
 
 class TestEveryBlock(BlockStandardTestSuite):
-    # The suite's own test fetches the logo over the network, and an offline UI could not show it. A data: URL does not
-    # work: Prefect's server and UI take it, but then Prefect's clients can no longer read the block type.
+    # The suite's test fetches a logo over the network, and an offline UI could not show the logo. A data: URL does not
+    # work: Prefect's server and UI accept it, but then Prefect's clients can no longer read the block type.
     test_has_a_valid_image: ClassVar[None] = None  # type: ignore[assignment]
 
     @pytest.fixture(params=OURS, ids=lambda block: block.__name__)
@@ -82,7 +82,7 @@ def test_these_tests_cover_every_registered_block() -> None:
 
 @pytest.mark.full
 def test_prefect_registers_the_blocks_of_the_package() -> None:
-    """Find the blocks where `prefect block register --module rlm_batch.blocks` looks, without importing Prefect."""
+    """Check that `prefect block register --module rlm_batch.blocks` finds the blocks without importing Prefect."""
     program = (
         "import inspect, sys, rlm_batch.blocks as blocks; assert 'prefect' not in sys.modules; "
         "print([name for name, value in inspect.getmembers(blocks) if inspect.isclass(value)])"

@@ -19,7 +19,7 @@ NAME = "openai/gpt-4o-mini"
 
 @pytest.fixture(autouse=True)
 def clean(no_process_left):
-    """Check that no process is left: every test here starts some."""
+    """Check after each test that no process is left."""
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_the_interpreter_follows_the_dspy_protocol(protocol):
         interpreter.tools["double"] = lambda n: 2 * n
         interpreter.output_fields = [{"name": "answer", "type": "int"}]
         assert interpreter.execute("SUBMIT(double(x))") == protocol.FinalOutput({"answer": 4})
-        # DSPy converts values to the types of its fields itself.
+        # DSPy itself converts values to the types of its fields, so the interpreter does not.
         for value in ("'4'", "4.0", "True", "[4]"):
             assert repr(interpreter.execute(f"SUBMIT({value})").output["answer"]) == value
         assert interpreter.execute("SUBMIT({1: {None: 2}})") == protocol.FinalOutput({"answer": {"1": {"null": 2}}})
@@ -231,7 +231,7 @@ def test_arguments_by_position_reach_tools_that_dspy_has_wrapped(protocol, dspy)
 
 
 def test_a_language_model_keeps_our_queries_and_refuses_calls_outside_the_budget(chat, dspy):
-    """DSPy injects its own `llm_query`, and a module `dspy` whose models bypass the budget."""
+    """DSPy passes its own `llm_query`, and a module `dspy` whose models would not count in the budget."""
     chat.script = make_script(
         ("[[ ## iteration ## ]]\n2/20", "SUBMIT(answer=str(said))"),
         ("[[ ## iteration ## ]]\n1/20", """

@@ -36,7 +36,7 @@ def run_script(*arguments: str) -> str:
 
 @pytest.fixture(autouse=True)
 def clean(no_process_left: None) -> None:
-    """Check that no process is left: every test here starts some."""
+    """Check after each test that no process is left."""
 
 
 def test_a_local_interpreter_runs_prepare_without_importing_prefect() -> None:

@@ -1,4 +1,4 @@
-"""The registry of providers: each entry has its public names, block and package, and reading it imports no provider."""
+"""The registry of providers: each entry has public names, a block and a package, and imports no provider when read."""
 
 import subprocess
 import sys

@@ -40,7 +40,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "programs"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(isolation_level, "_reasons", {})  # hide this test's findings from other tests
+    monkeypatch.setattr(isolation_level, "_reasons", {})  # keep this test's results out of the cache for other tests
     before = dict(engine._engines)
     engine._engines.clear()
     yield folder

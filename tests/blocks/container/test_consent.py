@@ -1,4 +1,4 @@
-"""Container settings that are refused, and those that a deployment's run gets only with its worker's consent."""
+"""Container settings that are always refused, and settings that need the worker's consent in a deployment's run."""
 
 import uuid
 from typing import Any
@@ -21,7 +21,7 @@ PLACES = [
 
 @pytest.fixture
 def as_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the environment in which a worker starts a flow run; it allows nothing."""
+    """Set the environment in which a worker starts a flow run. The worker allows nothing."""
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))
 
 

@@ -1,4 +1,4 @@
-"""Containers whose host is killed or whose lifetime expires: none is left, and `reap` removes only the project's."""
+"""Containers that end with their host or lifetime, and `reap`, which removes only the project's containers."""
 
 import asyncio
 import os

@@ -30,7 +30,7 @@ async def test_a_client_without_a_daemon_is_not_an_engine(programs: Path) -> Non
     with pytest.raises(ConfigurationError, match="the daemon is away"):
         await find_engine("docker")
     make_docker(programs / "docker", {**DOCKER_INFO, "SecurityOptions": ["name=rootless"]}, "exit 1")
-    assert (await find_engine("auto")).is_rootless  # an engine that failed is asked again
+    assert (await find_engine("auto")).is_rootless  # an engine that failed before is tried again
 
 
 async def test_the_engine_that_answers_is_chosen(programs: Path) -> None:
@@ -64,8 +64,8 @@ async def test_a_providers_name_may_include_the_engine() -> None:
 async def test_a_sandbox_runs_with_dockers_command_line(
     no_container_left: None, no_process_left: None, programs: Path
 ) -> None:
-    """Use only options that both engines know: Podman runs the commands, with the answer of Docker to `info`."""
-    # This Podman may lack the rights of a daemon to set its own limits.
+    """Check that both engines know all options: Podman runs the commands, and answers `info` as Docker does."""
+    # Podman without root's rights may not be able to set its own default limits.
     podman = 'case $1 in run) shift; set -- run --ulimit nproc=1024:1024 "$@" ;; esac; exec podman "$@"'
     make_docker(programs / "docker", DOCKER_INFO, f"export PATH={PATH}; {podman}")
     provider = ContainerSandbox(engine="docker", environment={"HTTP_PROXY": "http://own"})  # type: ignore[arg-type]

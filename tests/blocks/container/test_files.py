@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.requires("podman")]
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a repository with a module and a link, and give its clone an empty cache."""
+    """Return a repository with a module and a link, and set an empty cache for its clone."""
     monkeypatch.setenv("RLM_BATCH_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "repository"
     path.mkdir()
@@ -192,7 +192,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("index")
 async def test_packages_are_built_into_an_image_once_without_a_password(container: ContainerSandbox) -> None:
     before = list_built_images()
-    # The random version bound makes the image unique to this test, even if a killed test left one.
+    # The random version bound makes the image unique to this test, even if a killed test has left an image.
     provider = container.with_options({"packages": [f"a-shape>=1,<{random.randrange(2, 1 << 30)}"]})
     for _ in range(2):
         async with provider.interpreter() as interpreter:

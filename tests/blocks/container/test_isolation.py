@@ -152,7 +152,7 @@ async def test_secrets_of_the_environment_are_in_no_command_line(container: Cont
         assert "sk-not-for-others" not in await asyncio.to_thread(run_podman, "inspect", interpreter.sandbox.id)
 
 
-@pytest.mark.full  # waits for a registry that does not answer
+@pytest.mark.full  # The test waits for a registry that does not answer.
 async def test_a_missing_image_or_runtime_is_an_error_before_code_runs(container: ContainerSandbox) -> None:
     with pytest.raises(ConfigurationError, match="could not pull it"):
         await container.with_options({"image": "localhost/there-is-no-such-image:1"}).open({})

@@ -1,4 +1,4 @@
-"""Limits of a container as a whole: exceeding one ends that execution only, and the next execution works."""
+"""Limits of a container as a whole: exceeding a limit ends only the execution, and the next execution works."""
 
 import asyncio
 import time
@@ -111,7 +111,7 @@ async def test_ten_processes_share_the_containers_memory_limit(
         assert error.out_of_memory
     else:
         assert "-9" in str(error)
-    assert list(tmp_path.iterdir()) == []  # the watcher of a container writes no file into its host's directory
+    assert list(tmp_path.iterdir()) == []  # Podman's monitor (conmon) writes no file into the working directory
 
 
 async def test_code_killed_for_memory_names_the_setting_to_raise(

@@ -51,7 +51,7 @@ async def open_and_remove(provider: DaytonaSandbox) -> None:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A refusal by Daytona. `ends_as` is the error after repeated refusals; `passes` says if one refusal is retried."""
+    """A refusal by Daytona. `ends_as` is the error if all retries are refused; `passes` is True if a retry may help."""
 
     status: int
     message: str
@@ -147,7 +147,7 @@ def mark_moment(moment: str, *refusals: Refusal) -> Any:
 
 
 async def make_provider(moment: str, standin: Any, repository: GitServer, **fields: Any) -> DaytonaSandbox:
-    """Return a block whose sandboxes make the call of that moment."""
+    """Return a block whose sandboxes make the call that `CALLS` has for that moment."""
     if moment == "volume":
         fields["volume_name"] = "v"
     if moment == "clone":
@@ -162,7 +162,7 @@ async def make_provider(moment: str, standin: Any, repository: GitServer, **fiel
 
 
 async def use_sandbox(provider: DaytonaSandbox, moment: str, open_sandbox: Any = None) -> None:
-    """Use a sandbox as a run does, up to that moment."""
+    """Use a sandbox as a run does, until the call for that moment."""
     if moment in ("upload", "session", "start"):
         async with Interpreter(open_sandbox or (lambda: provider.open(provider.labels("")))) as interpreter:
             text = "x" * 100_000 if moment == "upload" else ""
@@ -304,7 +304,7 @@ async def test_a_setup_that_keeps_failing_opens_at_most_three_sandboxes(standin:
 
 @pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "on its way out"])
 async def test_a_call_to_a_deleted_sandbox_is_not_retried_until_the_timeout(standin: Any, is_gone: bool) -> None:
-    """The proxy answers the same for a removed sandbox and a starting one; the sandbox's record tells them apart."""
+    """Daytona's proxy gives the same answer for removed and starting sandboxes, so the host reads the record."""
     standin.set(destroy_s=0.0 if is_gone else 3600.0)
     provider = DaytonaSandbox(start_timeout=3600)
     sandbox = await provider.open(provider.labels(""))
@@ -431,7 +431,7 @@ def test_an_image_without_python_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(launch, "PYTHON", "python-that-is-not-there")
     with pytest.raises(SandboxStartError, match=r"status 127.*python-that-is-not-there"):
         DaytonaInterpreter().start()
-    with pytest.raises(SandboxStartError, match="status 127"):  # Nothing of that command can have run.
+    with pytest.raises(SandboxStartError, match="status 127"):  # No part of the code can have run.
         DaytonaInterpreter().execute("pass")
 
 

@@ -1,4 +1,4 @@
-"""Failures of hosts and calls that must leave no Daytona sandbox; the fixture `daytona` checks."""
+"""Failures of hosts and calls. The fixture `daytona` checks that no sandbox is left."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ async def open_sandbox(provider: DaytonaSandbox) -> Any:
 
 
 def delay(standin: Any, where: str) -> None:
-    """Delay that call until `go_on`."""
+    """Delay the calls that match `where` until `go_on`."""
     standin.set(fault_rate=1.0, faults=["delay"], fault_delay_s=HOUR, fault_where=where)
 
 
@@ -78,7 +78,7 @@ async def test_a_creation_cancelled_at_once_leaves_no_sandbox(standin: Any) -> N
 async def test_cancelled_creations_are_deleted_when_possible_and_the_log_warns(
     moment: str, standin: Any, wait_for_call: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Daytona refuses to remove a sandbox that is starting: 409."""
+    """Daytona refuses to remove a sandbox that is starting, with status 409."""
     if moment == "while it starts":
         standin.set(boot_s=HOUR)
     else:
@@ -266,7 +266,7 @@ async def test_an_idle_sandbox_is_kept_awake_while_its_code_runs(
 async def test_without_a_lifetime_setting_an_idle_sandbox_is_stopped_and_deleted(
     standin: Any, unknown: list[str]
 ) -> None:
-    """An older Daytona drops the fields of a creation that it does not know."""
+    """An older Daytona ignores unknown fields of the call that creates a sandbox."""
     standin.set(unknown_fields=unknown)
     await open_sandbox(DaytonaSandbox(lifetime=60))
     (box,) = standin.state()["sandboxes"]

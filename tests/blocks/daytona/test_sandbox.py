@@ -90,7 +90,7 @@ def test_large_values_travel_as_files_that_are_deleted_afterwards(standin: Any) 
         counts = standin.state()["counts"]
         assert counts["POST /toolbox/*/files/bulk-upload"] == 2  # the variable and the tool's answer
         assert counts["POST /toolbox/*/files/bulk-download"] == 2  # the tool's argument and the result
-        # The call that removes such a file may fail.
+        # The call that removes an uploaded or downloaded file may fail.
         standin.set(fault_rate=1.0, fault_where="DELETE .*/files", faults=["lost"], fault_times=1)
         assert interpreter.execute("SUBMIT(text='t' * 900_000)").text == "t" * 900_000
     assert standin.state()["faults"] == {"lost": 1}

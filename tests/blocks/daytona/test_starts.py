@@ -1,4 +1,4 @@
-"""The call that starts a driver with its first execution: the code runs at most once, even if calls are lost."""
+"""The call that starts a driver and its first execution: the code runs at most once, even if calls are lost."""
 
 import asyncio
 from collections import Counter
@@ -41,7 +41,7 @@ SUBMIT(hits=sum(os.environ["KEY"].encode() in text for text in texts))
 
 @pytest.fixture
 def block(request: pytest.FixtureRequest) -> DaytonaSandbox:
-    """Return a block that sends its first execution with the command or, if it has secrets, as input."""
+    """Return a block that sends its first execution in the command, or as input if the block has secrets."""
     return DaytonaSandbox(environment=getattr(request, "param", {}))
 
 
@@ -77,7 +77,7 @@ async def test_one_execution_takes_five_calls_and_a_sixth_for_secrets(
 async def test_a_secret_is_in_no_command_and_no_file() -> None:
     async with execute(DaytonaSandbox(environment=SECRET).interpreter(), READ_TRACES) as result:  # type: ignore[arg-type]
         assert result.hits == 0
-    # Without a secret the variables are part of the command, so the same search finds the value.
+    # Without secrets the variables are part of the command, so the search finds the value.
     code = READ_TRACES.replace('os.environ["KEY"]', "key")
     async with execute(DaytonaSandbox().interpreter(), code, key=SECRET["KEY"]) as result:
         assert result.hits == 1
@@ -140,7 +140,7 @@ async def test_a_start_that_stays_missing_raises_outcome_unknown(
 async def test_a_start_repeated_by_the_proxy_runs_at_most_once(
     standin: Any, counter: ExecutionCounter, block: DaytonaSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer is that of the repeated call, which the session's shell runs after the first call has ended."""
+    """The proxy returns the answer of the repeated call. Its command runs after the end of the first command."""
     monkeypatch.setattr(interpreters, "START_TIMEOUT_SECONDS", 2.0)
     standin.set(fault_rate=1.0, faults=["repeat"], fault_times=1, fault_where="/exec$")
     with pytest.raises(OutcomeUnknown, match="idempotent=True"):

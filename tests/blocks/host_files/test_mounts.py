@@ -1,4 +1,4 @@
-"""Mounted data of the host: allowed places, refusals before anything starts, and the mounts' part of the key."""
+"""Mounted data of the host: allowed paths, refusals before a sandbox starts, and the digests in a result's key."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def choose_place(level: str, source: Path) -> str:
 
 
 def fingerprint(mounts: dict[str, Any], *, is_uploaded: bool = False) -> list[str]:
-    """Return the digests of the mounts, as they are in the key."""
+    """Return the digests of the mounts that a result's key contains."""
     return [mount.digest for mount in read_mounts(mounts, is_uploaded=is_uploaded)]
 
 
@@ -138,7 +138,7 @@ def test_data_that_was_replaced_after_its_check_is_not_mounted(exchange: str, da
 def test_a_link_planted_just_before_the_mount_is_not_followed(
     level: Any, place: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code with write access to a volume can replace mounted data on it in this way."""
+    """Code that can write to a volume could do this if the mounted data is on that volume."""
     secret = tmp_path / "elsewhere"
     (secret / "sub").mkdir(parents=True)
     (secret / "secret").write_text("of the host")
@@ -166,7 +166,7 @@ def test_the_key_covers_paths_sizes_and_times_or_bytes_of_uploads(data: Path) ->
     assert fingerprint(mounts, is_uploaded=True) == sent
     (data / "rows.csv").write_text("1,3\n")
     os.utime(data / "rows.csv", (1, 1))
-    assert fingerprint(mounts) == touched  # reading a terabyte for the key would take too long
+    assert fingerprint(mounts) == touched  # the key ignores bytes, because reading a terabyte takes too long
     assert fingerprint(mounts, is_uploaded=True) != sent
     (data / "more").symlink_to("rows.csv")
     assert fingerprint(mounts) != touched

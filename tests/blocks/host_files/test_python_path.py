@@ -39,7 +39,7 @@ SUBMIT(value=mine.VALUE, done=done, beside=sorted(os.listdir(folder)))
 
 @pytest.fixture(params=[pytest.param(level, marks=mark_level(level)) for level in ("bubblewrap", "landlock")])
 def level(request: pytest.FixtureRequest) -> Any:
-    """Return each level that isolates."""
+    """Return each level that isolates code."""
     return request.param
 
 
@@ -72,7 +72,7 @@ def describe(folder: Path) -> dict[str, Any]:
 def test_code_cannot_change_its_modules_and_equal_modules_are_stored_once(
     level: Any, source: Path, cache: Path
 ) -> None:
-    source.chmod(0o700)  # root's code runs as another user and can still read it
+    source.chmod(0o700)  # if this process is root, code runs as another user but can still read modules
     before = describe(source)
     fields: Any = {"isolation": level, "packages": "environment", "python_path": [str(source)]}
     for _ in range(2):
@@ -106,7 +106,7 @@ def test_the_key_covers_the_modules_and_their_order(source: Path, tmp_path: Path
     other.mkdir()
     (other / "mine.py").write_text("VALUE = 42\n")
     both = [str(source), str(other)]
-    # The digest ignores where the directory is.
+    # The digest does not depend on the directory's path.
     assert read_python_path(both[:1]).digest == read_python_path(both[1:]).digest
     (other / "more.py").write_text("")
     digests = {read_python_path(paths).digest for paths in (both, both[::-1], both[:1], both[1:])}
@@ -186,7 +186,7 @@ async def test_a_deployments_run_reads_modules_only_where_its_worker_allows(
 def test_a_directory_replaced_by_a_link_after_its_check_is_not_followed(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code can swap a directory for a link in this way on a volume, while a run reads it."""
+    """Code that can write to a volume could do this while a run reads a directory on the volume."""
     secret = tmp_path / "elsewhere"
     secret.mkdir()
     (secret / "mine.py").write_text("of the host")

@@ -102,10 +102,10 @@ async def test_a_permanent_fault_is_an_error_after_the_retries(chat):
 
 
 async def test_an_answer_that_trickles_in_times_out(chat, monkeypatch):
-    await ask(model(chat))  # imports the packages of a process's first request
+    await ask(model(chat))  # the first request of a process imports packages, which takes time
     monkeypatch.setattr(
         litellm_client, "LATE_SECONDS", -59.0
-    )  # seconds; with this the client waits 1 s in all, and 60 s between bytes
+    )  # seconds; now the client waits 1 s for the whole answer, and 60 s between bytes
     chat.rule("for ever", Reply(trickle=True))
     with pytest.raises(QueryError, match="its answer was not complete after 60 s"):
         await ask(model(chat, request_timeout=60, retries=0), "for ever")

@@ -53,7 +53,7 @@ class Tried:
 
 @dataclass
 class Box:
-    """A sandbox of a host. `abi` is the Landlock version that it is made for, or None for the kernel's own."""
+    """A sandbox of a host. `abi` is the Landlock version that the sandbox uses, or None for the kernel's version."""
 
     host: Host
     level: str
@@ -73,7 +73,7 @@ class Box:
         return {"box": json.dumps([self.abi, fields]), "fields": fields, "abi": self.abi}
 
     def send(self, code: str, *, timeout: float = HANG_SECONDS, context: str | None = None, **variables: Any) -> int:
-        """Start an execution and return its number; code with a line break or a call gets the names of attack.py."""
+        """Start an execution and return its number. Put attack.py before code that has a line break or a call."""
         code = f"{ATTACK}\n{code}" if "\n" in code or "(" in code else code
         execution = {"code": code, "timeout": timeout, "context": context}
         variables = {"numbers": numbers(), **variables}
@@ -93,13 +93,13 @@ class Box:
         return answer["outputs"]
 
     def run_attempts(self, code: str, **more: Any) -> Tried:
-        """Run code and return the outcomes of its attempts; fail if it made none."""
+        """Run code and return the outcomes of its attempts. Fail if the code made no attempt."""
         outputs = self.outputs(f"{code}\nSUBMIT(done=done, refused=refused)", **more)
         assert outputs["done"] or outputs["refused"]
         return Tried(outputs["done"], outputs["refused"])
 
     def let_go(self, name: str = "go") -> None:
-        """End the wait of code from `wait_for_file`, without another execution."""
+        """End the wait of the code from `wait_for_file`. This needs no other execution."""
         (self.folder / name).touch()
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class Box:
         """Start the sandbox, or a new one if an attack has broken it."""
         answer = self.run("pass")
         if "error" in answer and answer["error"]["error"] == "SandboxLost":
-            self.close()  # the test of that attack has already failed
+            self.close()  # the test with the attack has already failed
             answer = self.run("pass")
         if "error" in answer:
             pytest.fail(f"the sandbox did not start: {answer}")
@@ -124,9 +124,9 @@ KINDS: list[tuple[str, str, int | None]] = [
     ("bubblewrap", "user", None),
     ("landlock", "user", None),
 ]
-# Older kernels leave some restrictions to the filter of system calls. The kinds for root are those where the user makes
-# a difference. An attack is tried without Landlock, on its first version, and on the last version that does not stop
-# the attack.
+# Older kernels leave some restrictions to the filter of system calls. Root appears only where the user makes a
+# difference. The marks of a test choose the Landlock versions: none, the first version, and the last version that does
+# not stop the attack.
 OLDER: list[tuple[str, str, int | None]] = [
     *(("landlock", "user", abi) for abi in range(1, 6)),
     ("landlock", "root", 1),
@@ -159,5 +159,5 @@ LIFETIMES = itertools.count()
 
 
 def unconfined(box: Box) -> Box:
-    """Return the host's sandbox without isolation, where an attack must succeed; otherwise the test proves nothing."""
+    """Return the host's sandbox without isolation. If an attack fails even there, its test proves nothing."""
     return Box(box.host, "none")

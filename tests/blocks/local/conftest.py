@@ -29,7 +29,7 @@ from .targets import FILE_SECRET, Files, Marked, Servers, Victim
 def ordinary() -> Iterator[dict[str, Any]]:
     """Return the settings of a host that runs as an ordinary user although the tests run as root.
 
-    Its Python is the base one if others can read it, else the system's, else a copy.
+    The host uses this process's base Python if other users can read it, else the system's Python, else a copy.
     """
     base = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     for candidate in (base, "/usr/bin/python3", "/usr/local/bin/python3"):
@@ -51,7 +51,7 @@ def ordinary() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def open_folder() -> Iterator[Path]:
-    """Create a folder that every user can reach, unlike pytest's own."""
+    """Create a folder that every user can reach, unlike pytest's folders."""
     folder = Path(tempfile.mkdtemp(prefix="attacked-"))
     folder.chmod(0o755)
     yield folder
@@ -63,7 +63,7 @@ def new_host(open_folder: Path, request: pytest.FixtureRequest) -> Hosts:
     """Return a function that starts a host as "root" or "user"."""
 
     def start(who: str) -> Host:
-        folders = open_folder / "tmp"  # shared by tests, because these sandboxes outlive the test that opened them
+        folders = open_folder / "tmp"  # shared, because a host's sandboxes outlive the test that opened them
         folders.mkdir(exist_ok=True)
         folders.chmod(0o1777)
         home, settings = Path.home(), {}
@@ -85,7 +85,7 @@ def hosts(new_host: Hosts) -> Iterator[Hosts]:
 
     def get(who: str) -> Host:
         if who in made and made[who].process.poll() is not None:
-            made.pop(who).end()  # an attack has ended it, and the test of that attack has failed
+            made.pop(who).end()  # an attack has ended the host, and its test has failed
         if who not in made:
             made[who] = new_host(who)
         return made[who]
@@ -104,7 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test that takes a sandbox on each level and as each user; full runs cover all pairs."""
+    """Run each test that takes a sandbox once for each level and each user. Full runs cover all pairs."""
     first = KINDS[2:] if os.getuid() != 0 else KINDS[1:3]
     if find_strongest_level() == "landlock":
         first = [kind for kind in KINDS if kind[0] == "landlock"]
@@ -153,7 +153,7 @@ def own_box(hosts: Hosts, request: pytest.FixtureRequest) -> Iterator[Boxes]:
 
 @pytest.fixture
 def marked() -> Iterator[Marked]:
-    """Return a mark, and end every process that carries it after the test."""
+    """Return a mark. After the test, kill every process that carries the mark."""
     processes = Marked()
     yield processes
 
@@ -169,7 +169,7 @@ def marked() -> Iterator[Marked]:
 
 @pytest.fixture
 def files(box: Box, open_folder: Path) -> Iterator[Files]:
-    """Create the files, and delete them after the test."""
+    """Create files for attacks, and delete them after the test."""
     host = box.host
     folder = Path(tempfile.mkdtemp(dir=open_folder, prefix="files-"))
     home = Path(tempfile.mkdtemp(dir=host.home, prefix=".attacked-"))

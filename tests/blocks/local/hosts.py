@@ -1,4 +1,4 @@
-"""Processes that own local sandboxes, as root and as an ordinary user, and a Python that an ordinary user can start."""
+"""Host processes of local sandboxes, run as root or an ordinary user, and a Python that an ordinary user can start."""
 
 from __future__ import annotations
 

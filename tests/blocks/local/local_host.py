@@ -1,7 +1,7 @@
 """A host of local sandboxes, as a program that reads requests and writes answers, one line of JSON each.
 
-Usage: `local_host.py SETTINGS`. The settings are JSON: `uid`, the user to become after all imports (that user may not
-be able to read the packages); `python`, an interpreter that this user can start; and `prefix`, its prefix.
+Usage: `local_host.py SETTINGS`. The settings are JSON: `uid`, the user to become after all imports, because the user
+may not be able to read the packages; `python`, an interpreter that the user can start; and the interpreter's `prefix`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlm_batch.sandbox.interpreter import Interpreter
 
 PR_SET_DUMPABLE = 4
 
-# The Landlock version that a sandbox is made for, or None for the kernel's own.
+# The Landlock version that a sandbox uses, or None for the kernel's version.
 believed: ContextVar[int | None] = ContextVar("believed", default=None)
 
 
@@ -52,13 +52,13 @@ async def run(interpreter: Interpreter, request: dict[str, Any]) -> dict[str, An
 
 
 class Host:
-    """Interpreters by the name that the client gave them."""
+    """A host's interpreters, by the name in the client's request."""
 
     def __init__(self) -> None:
         self.interpreters: dict[str, Interpreter] = {}
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer one request: an execution, the end of a sandbox, or a question to the provider."""
+        """Answer one request: execute code, close a sandbox, or list or delete the provider's sandboxes."""
         believed.set(request.get("abi"))
         if request["op"] == "list":
             return {"found": {info.id: info.labels for info in await LocalProvider().list_sandboxes()}}
@@ -130,7 +130,7 @@ def become(uid: int, python: str, prefix: str) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    # A process that this user started lets the user's other processes read its memory and environment.
+    # Make this process as readable as one that the user started: other processes of the user may read its memory.
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 

@@ -41,7 +41,7 @@ class Marked:
         return living
 
     def wait_for(self, count: int = 1) -> None:
-        """Wait until this many processes carry the mark at one moment; some fork and end."""
+        """Wait until at least `count` processes carry the mark at the same moment."""
         wait_until(lambda: len(self.pids()) >= count, f"{count} processes with the mark")
 
     def wait_until_gone(self) -> None:
@@ -52,7 +52,7 @@ class Marked:
 
 @dataclass(frozen=True)
 class Files:
-    """Files of the host's user that any user may read and write, so that only isolation keeps code out."""
+    """Files of the host's user. Any user may read and write them, so only isolation can stop the code."""
 
     home: Path  # a file in the home directory
     tmp: Path  # a file below /tmp or the directory used instead
@@ -80,7 +80,7 @@ class Victim:
 
     @property
     def is_untouched(self) -> bool:
-        """Return True if the process is still stopped and no signal is pending, which kill() sets before it returns."""
+        """Return True if the process is stopped without a pending signal. `kill` returns after it sets the signal."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return "\nState:\tT" in status and len(re.findall("(?m)^S[ih][gd]Pnd:\t0{16}$", status)) == 2
 

@@ -51,7 +51,7 @@ time.sleep(1000)
 
 
 def list_descendants(pid: int) -> dict[int, str]:
-    """Return the start times of a process's descendants by id. An id and its start time identify a process for good."""
+    """Return the start times of a process's descendants by id. Ids are reused, but not with the same start time."""
     parents: dict[int, tuple[int, str]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -206,7 +206,7 @@ def test_no_process_outlives_its_host_and_supervisor(own_host: Host, marked: Mar
         box.send(STAYING, mark=marked.mark, timeout=1000)
     marked.wait_for(3 * len(boxes))
     known = list_descendants(own_host.pid)
-    # For SIGKILL, stop the zygotes: they then learn of the supervisors' end and the host's end at the same time.
+    # For SIGKILL, stop the zygotes. When they continue, both the supervisors and the host have ended.
     stopped = find_zygotes(own_host.pid) if number == signal.SIGKILL else set[int]()
     for pid in [own_host.pid, *stopped]:
         os.kill(pid, signal.SIGSTOP)

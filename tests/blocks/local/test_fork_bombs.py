@@ -1,4 +1,4 @@
-"""Code that forks as fast as it can: it ends with its execution and its sandbox, and nothing else ends with it."""
+"""Code that forks as fast as it can. Its processes end with its execution or sandbox, and no other process ends."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def bomb(open_folder: Path) -> str:
 
 
 def run_bomb(box: Box, marked: Marked, bomb: str, kind: str, then: str) -> None:
-    """Start a bomb, end its execution as `then` says, and check that no process is left and a sibling still works."""
+    """Start a bomb, end its execution with `then`, and check that no process is left and a sibling still works."""
     round_number = os.urandom(4).hex()
     sibling = box.send(f"{wait_for_file('end' + round_number)}SUBMIT(works=True)")
     variables = {"program": bomb, "kind": KINDS[kind], "mark": marked.mark, "seconds": SECONDS}
     code = START if "sleep" in then else START + wait_for_file("go" + round_number)
     running = box.send(code + then, timeout=5 if "sleep" in then else 100, **variables)
-    if "sleep" not in then:  # a bomb may end unseen while the time runs out
+    if "sleep" not in then:  # in the timeout case a bomb may end before this process sees it
         marked.wait_for(PROCESSES // 2 if kind == "stays" else 2)
     box.let_go("go" + round_number)
     answer = box.host.wait(running)
@@ -94,7 +94,7 @@ def test_every_fork_bomb_ends_with_its_execution_or_sandbox(
 @pytest.mark.full
 @pytest.mark.each_once
 def test_a_fork_bomb_in_a_context_ends_with_its_timeout(own_box: Boxes, marked: Marked, bomb: str) -> None:
-    """The timeout also ends its context, as no milder way works; another context keeps its state."""
+    """The timeout ends the context too, because nothing less stops the bomb. Another context keeps its state."""
     box = own_box(processes=PROCESSES)
     box.run("x = 5", context="another")
     variables = {"program": bomb, "kind": "s", "mark": marked.mark, "seconds": SECONDS}
@@ -171,7 +171,7 @@ os._exit(3)
 def test_processes_of_killed_drivers_are_found_by_their_mark(
     new_host: Hosts, hosts: Hosts, marked: Marked, bomb: str, who: str
 ) -> None:
-    """Their parent, session, directory and name no longer point to the sandbox."""
+    """Only the mark identifies these processes: parent, session, directory and name do not name the sandbox."""
     another = hosts(who)  # start the other host while a processor is free
     host = new_host(who)
     box = Box(host, "landlock", fields={"processes": PROCESSES})
@@ -182,7 +182,7 @@ def test_processes_of_killed_drivers_are_found_by_their_mark(
     (driver,) = (int(name) for name in os.listdir("/proc") if name.isdigit() and is_driver(int(name), sandbox))
     zygote = read_parent(driver)
     assert zygote != host.process.pid
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # neither can clean up after the other
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # a stopped process cannot clean up
         for pid in (zygote, driver):
             os.kill(pid, number)
     host.process.kill()

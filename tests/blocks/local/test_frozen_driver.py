@@ -1,4 +1,4 @@
-"""A frozen driver, which no longer reads its input: no caller waits for it forever."""
+"""A frozen driver, which reads no input. No caller waits for it forever."""
 
 import asyncio
 import fcntl
@@ -37,12 +37,12 @@ SUBMIT(driver=os.getppid(), left=left.pid)
 
 @pytest.fixture(autouse=True)
 def clean(no_process_left: None) -> None:
-    """Every test here starts processes."""
+    """Check after each test that no process is left."""
 
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the grace: a frozen driver takes two graces and ends only by SIGKILL."""
+    """Shorten the grace period. Only SIGKILL, after two grace periods, ends a frozen driver."""
     monkeypatch.setattr(handle, "END_GRACE_SECONDS", 0.5)
 
 
@@ -52,7 +52,7 @@ def count_unread(pipe: int) -> int:
 
 
 class NewPipes:
-    """The pipes that this process opened after the object was made, including those to its sandboxes' drivers."""
+    """The pipes that this process has opened since the object was created, including pipes to drivers."""
 
     def __init__(self) -> None:
         self._others = set(self._list_pipes())
@@ -121,7 +121,7 @@ async def test_output_between_two_executions_of_a_context_belongs_to_neither() -
     pipes = NewPipes()
     async with LocalSandbox(isolation="none").interpreter() as interpreter:
         result = await interpreter.execute(LEAVE_WRITER, context="c")
-        os.kill(result.driver, signal.SIGSTOP)  # the driver then reads all of the following at once
+        os.kill(result.driver, signal.SIGSTOP)  # after it continues, the driver reads all following requests at once
         before = pipes.find_unread()
         another = asyncio.create_task(interpreter.execute("pass", context="another"))
         await pipes.wait_for_more(before)
@@ -138,7 +138,7 @@ async def test_output_between_two_executions_of_a_context_belongs_to_neither() -
 async def test_a_driver_that_took_its_input_while_the_host_was_stopped_survives() -> None:
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
-    # More than the pipe holds, and less than twice as much, so that one more write sends the rest.
+    # The text is longer than the pipe, but shorter than two pipes, so a second write sends the rest.
     text = b"x" * (fcntl.fcntl(writes, fcntl.F_GETPIPE_SZ) * 3 // 2)
     sending = asyncio.ensure_future(LocalChannel(writes, stall_seconds=1).send(text))
     for _ in range(5):  # let the channel reach its wait for room in the pipe

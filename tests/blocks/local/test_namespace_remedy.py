@@ -1,4 +1,4 @@
-"""Machines with bubblewrap but without namespaces: the error names what forbids them and the setting to change."""
+"""Machines with bubblewrap but without namespaces. The error names the cause and the setting to change."""
 
 import os
 import re

@@ -82,7 +82,7 @@ async def test_auto_chooses_landlock_where_bubblewrap_is_missing_or_fails(
     assert result.works
     assert result.meta.isolation == "landlock"
     assert {"seccomp", "limits"} < set(result.meta.layers)
-    # bubblewrap is installed, but the kernel refuses it namespaces, as in a container.
+    # bubblewrap is installed, but the kernel refuses to create namespaces, as in a container.
     isolation_level._reasons.clear()
     put_bubblewrap(unknown_machine, tmp_path, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
     assert await resolve_level("auto") == "landlock"
@@ -94,7 +94,7 @@ async def test_auto_chooses_landlock_where_bubblewrap_is_missing_or_fails(
 async def test_auto_rejects_a_level_that_shows_the_hosts_files(
     unknown_machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A level counts as working only after it has refused code a file, not because its parts are installed."""
+    """A level counts as working only if code under it could not read a file. Installed parts are not enough."""
     hide_bubblewrap(unknown_machine, tmp_path)
     await LocalSandbox(isolation="landlock").check()
     isolation_level._reasons.clear()
@@ -160,7 +160,7 @@ async def test_deleting_a_sandbox_while_code_runs_is_a_loss_and_not_a_crash(
     list_directory = os.listdir
 
     def list_youngest_first(path: str) -> list[str]:
-        """List the highest ids first: ids wrap around, so code may have a lower id than its driver."""
+        """List the highest ids first. Ids wrap around, so a driver may have a higher id than its code."""
         return sorted(list_directory(path), key=lambda name: -int(name) if name.isdigit() else 0)
 
     block, heard = LocalSandbox(isolation=level), asyncio.Event()  # type: ignore[arg-type]

@@ -104,10 +104,10 @@ async def test_a_branch_tag_commit_or_the_default_head_is_checked_out(repository
 def branches_only(repository: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Return the URL of a repository's server that serves branches and tags, but no other commits.
 
-    One server is git's own, which obeys allowAnySHA1InWant in version 0 of the protocol; the other serves files.
+    The first server is git itself, which obeys allowAnySHA1InWant in protocol version 0. The other serves files.
     """
     subprocess.run(["git", "-C", str(repository), "config", "uploadpack.allowAnySHA1InWant", "false"], check=True)
-    # The clone in the cache is a new repository, so it is on the same branch as the one that it fetches.
+    # `git init` gives the clone in the cache the same branch as the repository that it fetches.
     settings = {"protocol.version": "0", "init.defaultBranch": "main"}
     for number, (name, value) in enumerate(settings.items()):
         monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", name)
@@ -220,7 +220,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put_wheel(index: Path, name: str, needs: str = "") -> Path:
-    """Add a wheel with one module of its name to the index."""
+    """Add a wheel to the index. Its one module has the same name."""
     path = index / f"{name}-1.0-py3-none-any.whl"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n" + (f"Requires-Dist: {needs}\n" if needs else "")
     with zipfile.ZipFile(path, "w") as file:
@@ -254,7 +254,7 @@ SUBMIT(value=little_package.VALUE, writable=writable)
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Create a source package that writes the file `built` next to itself when it is built."""
+    """Create a source package whose build writes the file `built` next to the package."""
     folder = tmp_path / "source"
     folder.mkdir()
     program = f"open({str(tmp_path / 'built')!r}, 'w').close()\nimport setuptools\nsetuptools.setup(name='source')\n"

@@ -1,4 +1,4 @@
-"""Attacks of an execution on others in its sandbox, and on the supervisor that they share."""
+"""Attacks of an execution on other executions of its sandbox, and on their supervisor."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ attempt("memory: seized", lambda: call("ptrace", 0x4206, pid, 0, 0))
 attempt("memory: compared", lambda: call("kcmp", os.getpid(), pid, 0, 1, 1))
 attempt("memory: descriptor", lambda: call("pidfd_getfd", os.pidfd_open(pid), 4, 0))
 """
-# When the process executed another program, the kernel made it accessible to its user again.
+# The kernel makes a process that has executed another program accessible to its user again.
 ATTACKS_ON_SIBLING = f"{SIGNALS}{LIMITS}{MEMORY}\npid = program\n{SIGNALS}{LIMITS}"
 
 
 def run_attack(box: Box, code: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run the attack next to a sibling and return the answers to both; allowed once per sandbox."""
+    """Run the attack next to a sibling and return both answers. Call this once per sandbox."""
     sibling = box.send(SIBLING)
     lines = "\n".join(f"    {line}" for line in code.strip("\n").splitlines())
     answer = box.run(ATTACKER % lines)
@@ -343,7 +343,7 @@ daemon()
 libc.prctl(36, 0, 0, 0, 0)
 daemon()
 """
-# Each process forks its successor and ends, so a search always comes too late. They stop after five minutes.
+# Each process forks its successor and ends, so a search finds only ended processes. They stop after five minutes.
 COMETS = """
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 end = time.monotonic() + 300
@@ -388,7 +388,7 @@ def test_processes_that_a_sandbox_leaves_end_with_it(own_box: Boxes, marked: Mar
 def test_a_timeout_in_a_context_ends_only_processes_of_that_execution(hosts: Hosts, marked: Marked) -> None:
     """The kernel reports a process whose first thread has ended only as a zombie."""
     box = Box(hosts("user"), "landlock")
-    # The kernel counts start times in ticks of 10 ms: `before` is older by more than two ticks.
+    # The kernel counts start times in ticks of 10 ms. `before` starts more than two ticks before the next code.
     box.run(
         "import subprocess\nbefore = subprocess.Popen(['sleep', '1000'], start_new_session=True)\ntime.sleep(0.1)",
         context="c",

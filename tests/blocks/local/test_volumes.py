@@ -1,4 +1,4 @@
-"""Local volumes: owners and access of their files, and how the host treats hostile files on them."""
+"""Local volumes: owners and permissions of their files, and the host's protection against hostile files."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ...standins.git_server import GitServer
 
 @pytest.fixture
 def modal_sandbox(modal_standin: Any, no_process_left: None) -> Callable[..., ModalSandbox]:
-    """Return a function that makes blocks signed in to Modal's stand-in; its keywords are the block's fields."""
+    """Return a function that makes blocks signed in to Modal's stand-in. The function takes the block's fields."""
     hello = modal_standin.hello
     return partial(ModalSandbox, token_id=hello["token_id"], token_secret=hello["token_secret"])
 

@@ -1,4 +1,4 @@
-"""The channel to a driver on Modal: standard streams of a command, through the client's own buffers."""
+"""The channel to a driver on Modal: a command's standard streams, through the buffers of Modal's client."""
 
 import asyncio
 from collections import Counter

@@ -32,7 +32,7 @@ async def test_packages_are_built_into_the_image_once_and_its_handles_are_shared
     await asyncio.gather(*(use() for _ in range(3)))
     await use()
     counts = modal_standin.ask("state")["counts"]
-    assert counts["ImageGetOrCreate"] == 2  # one for Debian, and one with the packages on it
+    assert counts["ImageGetOrCreate"] == 2  # one image is Debian, and one adds the packages
     assert counts["AppGetOrCreate"] == counts["VolumeGetOrCreate"] == 1
     assert counts["SandboxCreateV2"] == 4
     async with modal_sandbox().interpreter() as interpreter:

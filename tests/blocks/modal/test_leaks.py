@@ -17,7 +17,7 @@ from ...infra.waiting import wait_until, wait_until_async
 
 pytestmark = pytest.mark.anyio
 Make = Callable[..., ModalSandbox]
-HOUR = 3600.0  # seconds; longer than any test, so it lasts until the test replaces the rules
+HOUR = 3600.0  # seconds; longer than any test, so a delay ends only when the test replaces the rules
 
 
 def find_sandboxes(standin: Any) -> dict[str, Any]:
@@ -171,7 +171,7 @@ async def test_sandboxes_are_listed_by_label_and_deleted_by_id(modal_sandbox: Ma
     await asyncio.gather(*(sandbox.remove() for sandbox in opened))
 
 
-# A host that opens sandboxes, runs endless code in them and reports it.
+# A host that opens sandboxes, runs endless code in them, and prints that the code runs.
 HOST = """
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Volumes on Modal: files that an execution saved are there for the next one, and the cause of each commit."""
+"""Volumes on Modal: the next execution sees saved files, and each commit has the expected cause."""
 
 import os
 import subprocess

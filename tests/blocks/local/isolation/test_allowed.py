@@ -170,7 +170,7 @@ except urllib.error.URLError as error:
 
 
 def test_code_can_signal_the_processes_that_it_starts(box: Box) -> None:
-    """From Landlock's ABI 6 on code can signal the processes that it starts; before, only itself."""
+    """With Landlock ABI 6, code can signal the processes that it starts. With older ABIs, it can signal only itself."""
     code = """
 import subprocess
 process = subprocess.Popen(["sleep", "1000"], start_new_session=True)

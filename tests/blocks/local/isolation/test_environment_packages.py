@@ -42,7 +42,7 @@ SUBMIT(value={module}.VALUE, done=done)
 
 
 def put_package(folder: Path, name: str, version: str = "1.0") -> None:
-    """Install a package that has one module of its name."""
+    """Install a package with one module of the same name."""
     (folder / f"{name}.py").write_text("VALUE = 42\n")
     information = folder / f"{name}-{version}.dist-info"
     information.mkdir()
@@ -59,7 +59,7 @@ SCRIPT_HEADS = {
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """Create an environment with a separate folder for compiled packages, and make it the running one."""
+    """Create an environment with a separate folder for compiled packages, and use it as the running environment."""
     tmp_path.chmod(0o755)
     monkeypatch.setenv("RLM_BATCH_CACHE", str(tmp_path / "cache"))
     folders = {"purelib": tmp_path / "lib", "platlib": tmp_path / "lib64", "scripts": tmp_path / "bin"}
@@ -142,7 +142,7 @@ SUBMIT(found=found, expected=f"42 {sys.prefix} ['a b']\\n", compiled=start("comp
         result = interpreter.execute(code)
     assert set(result.found.values()) == {result.expected}
     assert result.compiled == 0
-    assert "No module named pip" in result.pip  # pip is installed in the Python that the sandbox is built from
+    assert "No module named pip" in result.pip  # only the host's Python has pip
 
 
 def test_environment_packages_start_no_installer(tmp_path: Path, environment: object) -> None:
@@ -171,7 +171,7 @@ def test_an_upgrade_changes_the_key(environment: dict[str, Path]) -> None:
     (environment["platlib"] / "of_platlib-1.0.dist-info").rename(environment["platlib"] / "of_platlib-2.0.dist-info")
     metadata = environment["platlib"] / "of_platlib-2.0.dist-info" / "METADATA"
     metadata.write_text(metadata.read_text().replace("1.0", "2.0"))
-    assert asyncio.run(provider.fingerprint()) == first  # each process computes it once
+    assert asyncio.run(provider.fingerprint()) == first  # each process computes the digest once
     digest_installed_versions.cache_clear()
     assert asyncio.run(provider.fingerprint()) != first
 

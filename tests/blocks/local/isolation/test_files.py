@@ -73,7 +73,7 @@ def test_private_system_files_cannot_be_read(box: Box) -> None:
     places = [str(box.host.home), str(box.host.folders)]
     assert {*places} <= set(unconfined(box).run_attempts(SYSTEM_SECRETS, paths=places).done)
     attempts = box.run_attempts(SYSTEM_SECRETS, paths=places).done
-    # For an interpreter below the home directory, its parent folders are visible, but no other entries in them.
+    # If the interpreter is below the home directory, code sees its parent folders, but no other entries in them.
     way = Path(box.outputs("SUBMIT(prefix=sys.base_prefix)")["prefix"]).parts
     assert {path: listed for path, listed in attempts.items() if listed not in [repr([part]) for part in way]} == {}
 
@@ -206,7 +206,7 @@ def test_modes_owners_times_and_attributes_of_the_host_cannot_be_changed(box: Bo
     before = {path: (state(path), path.parent.stat().st_mode) for path in (files.home, files.tmp)}
     attempts = box.run_attempts(CHANGE, paths=files.paths())
     assert {path: (state(path), path.parent.stat().st_mode) for path in (files.home, files.tmp)} == before, attempts
-    # An open for neither reading nor writing still returns a descriptor that ioctl accepts.
+    # `os.open` with mode 3 neither reads nor writes, but returns a descriptor that ioctl accepts. So it must fail.
     assert not [name for name in attempts.done if "neither" in name or "lease" in name or "flags" in name], attempts
     unconfined(box).run_attempts(CHANGE, paths=files.paths())
     for path in (files.home, files.tmp):

@@ -66,7 +66,7 @@ attempt("programs laid out as an attacker likes it", lambda: call("personality",
 attempt("a child of the supervisor's", become_a_sibling)
 """)
     assert attempts.done == {}
-    # Any other error would mean that the kernel examined the arguments.
+    # Any other error would mean that the kernel accepted the call and checked its arguments.
     assert {name: error for name, error in attempts.refused.items() if error not in ("EPERM", "ENOSYS")} == {}
 
 
@@ -83,7 +83,7 @@ attempt("a request that nobody knows", lambda: fcntl.ioctl(descriptor, 0x5000940
 
 @pytest.mark.older_kernels(0, 1, 4)
 def test_an_ioctl_cannot_change_a_file_opened_for_reading(box: Box) -> None:
-    """Landlock does not govern ioctl requests, and the interpreter's files may belong to the user."""
+    """Landlock does not restrict ioctl requests, and the interpreter's files may belong to the code's user."""
     attempts = box.run_attempts(FLAGS)
     assert {name: attempts.refused.get(name) for name in ("attributes written", "a request that nobody knows")} == {
         "attributes written": "ENOTTY",
@@ -165,7 +165,7 @@ SUBMIT(uid=os.getresuid(), groups=os.getgroups(), no_new=libc.prctl(39, 0, 0, 0,
     assert (outputs["uid"][0] > 1000) if root else (outputs["uid"] == [box.host.uid] * 3)
     assert len(set(outputs["uid"])) == 1
     assert outputs["no_new"] == 1
-    # If the interpreter is in a private directory, root's code keeps the right to search; Landlock still restricts it.
+    # If root's interpreter is in a private directory, code keeps the capability to search directories.
     assert outputs["capabilities"] in ((0, 1 << 2) if root and box.level == "landlock" else (0,))
     assert {name: outcome for name, outcome in outputs["became"].items() if outcome[0] == 0} == {}
     assert outputs["done"] == {}

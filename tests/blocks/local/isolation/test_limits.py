@@ -75,7 +75,7 @@ def test_forks_and_threads_of_all_executions_share_one_limit(own_box: Boxes) -> 
     box = own_box(processes=50)
     first = box.send(FORKS % wait_for_file())
     wait_until((box.folder / "full").exists, "as many processes as there may be")
-    answer = box.run(FORKS % "")  # this can fail, because no process was left for it
+    answer = box.run(FORKS % "")  # this may fail, because the limit leaves no process for the execution
     second = answer["outputs"]["started"] if "outputs" in answer else 0
     box.let_go()
     counts = [box.host.wait(first)["outputs"]["started"] + second]

@@ -65,7 +65,7 @@ def test_code_reads_mounted_data_and_cannot_change_or_leave_it(own_box: Boxes, o
     places = {str(path) if is_own_path else f"/data/{path.name}": str(path) for path in (folder, alone)}
     box = own_box(mounts=places)
     for path in (folder.parent, *folder.parent.rglob("*")):
-        # For an ordinary user's host, the code owns these files.
+        # If the host is an ordinary user, the code runs as the owner of these files.
         os.chown(path, box.host.uid, box.host.uid, follow_symlinks=False)
     before = _describe(folder.parent)
     at_folder, at_alone = places

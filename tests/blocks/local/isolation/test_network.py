@@ -57,7 +57,7 @@ attempt("raw", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPP
 attempt("raw 6", lambda: socket.socket(socket.AF_INET6, socket.SOCK_RAW, 58))
 """)
     assert attempts.done == {}
-    # EAFNOSUPPORT would mean that the kernel was asked, and that only its configuration excludes the family.
+    # EAFNOSUPPORT would mean that the call reached the kernel, and that only the kernel's configuration refuses it.
     assert {name: error for name, error in attempts.refused.items() if error not in ("EPERM", "EACCES")} == {}
 
 

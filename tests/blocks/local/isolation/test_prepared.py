@@ -1,4 +1,4 @@
-"""Forks of a prepared process: they cannot affect each other, that process or the supervisor."""
+"""Forks of a prepared process. They cannot affect each other, the prepared process or the supervisor."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_processes_that_prepare_leaves_end_with_the_sandbox(own_box: Boxes, mark
 @pytest.mark.full
 @pytest.mark.each_once
 def test_each_execution_has_a_separate_cpu_time_limit(own_box: Boxes) -> None:
-    """The code's processor time excludes that of `prepare`, and the timeout of `prepare` does not bound the code."""
+    """The code's CPU time excludes the CPU time of `prepare`, and the timeout of `prepare` does not limit the code."""
     box = own_box(prepare="import time\nwhile time.process_time() < 0.7: pass", cpu_seconds=1)
     burn = "while time.process_time() < 0.7: pass\nSUBMIT(works=True)"
     assert [box.outputs(burn) for _ in range(2)] == [WORKS] * 2
@@ -112,7 +112,7 @@ except OSError:
         os.close(fd)
 """
     box = own_box(open_files=64)
-    for left in (1, 4):  # enough for one more file, and for a fork's pipes only
+    for left in (1, 4):  # free descriptors: 1 for a single file, 4 for only the pipes of a fork
         box.close()
         box.fields["prepare"] = open_all % left
         answer = box.run("SUBMIT()")
@@ -148,7 +148,7 @@ def test_when_memory_runs_out_an_execution_ends_before_the_prepared_process(own_
     box = own_box(prepare=f"import os, time\nprepared = os.getpid()\n{leave}", total_memory_mib=400)
     before = box.run("SUBMIT(prepared=prepared)")
     running = [box.send(f"own = os.urandom(1 << 20) * 90\n{wait_for_file()}SUBMIT(works=True)") for _ in range(2)]
-    # With a control group, the kernel kills the largest process: the one left running.
+    # With a control group, the kernel kills the largest process, which is the child of `prepare`.
     if "watcher" in before["layers"]:
         ended = box.host.wait_for_any(running)
         assert "total_memory_mib" in ended["error"]["text"]

@@ -155,7 +155,7 @@ def test_other_processes_cannot_be_signalled(box: Box, victim: Victim) -> None:
     assert box.host.process.poll() is None
     assert attempts.done == {}
     assert box.outputs("SUBMIT(works=True)") == {"works": True}  # the supervisor works too
-    # Without isolation, signalling all of a user's processes would also reach those of other tests.
+    # Without isolation, a signal to all of a user's processes would also reach the processes of other tests.
     alone = SIGNAL.partition("try:\n    os.kill(-1")[0]
     assert {"victim killed"} <= set(unconfined(box).run_attempts(alone, pids={"victim": victim.pid}).done)
 
@@ -212,7 +212,7 @@ attempt("removed", lambda: checked(libc.shmctl(identifier, 0, None)))
 
 
 def test_the_sandbox_leaves_no_kernel_objects(own_box: Boxes) -> None:
-    """Shared memory, semaphores and message queues outlive the process that made them."""
+    """Shared memory, semaphores and message queues outlive the process that created them."""
     key = int.from_bytes(os.urandom(3), "big") | 0x10000000
     name = f"rlm-batch-test-{key}"
     found = own_box().run_attempts(

@@ -1,4 +1,4 @@
-"""Limits for a local sandbox as a whole: control groups enforce them where the machine has them, else the watcher."""
+"""Limits for a local sandbox as a whole: enforced by control groups if the machine has them, else by the watcher."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ time.sleep(1000)
 
 
 def run_beyond(box: Box, limit: str, code: str) -> dict[str, Any]:
-    """Return the error of code that exceeds a limit of the sandbox as a whole, and check that it names the limit."""
+    """Return the error of code that exceeds a limit of the whole sandbox, and check that the error names the limit."""
     answer = box.run(code, timeout=100)
     assert "error" in answer, answer
     error = answer["error"]
@@ -151,7 +151,7 @@ def test_total_memory_has_a_limit(own_box: Boxes) -> None:
 def test_total_memory_of_child_processes_has_a_limit(own_box: Boxes) -> None:
     box = own_box(memory_mib=256, total_memory_mib=300)
     answer = box.run(IN_PROCESSES)
-    # The kernel kills one process after the other, the watcher the whole execution.
+    # The kernel kills single processes, but the watcher kills the whole execution.
     if "outputs" in answer:
         assert answer["outputs"] == {"ended": [-signal.SIGKILL] * 3}
     else:
@@ -265,10 +265,10 @@ def test_the_process_limit_holds_where_the_kernel_counts_per_user(hosts: Hosts) 
     own = wait_until(lambda: found if len(found := below.read_text().split()) == 60 else [], "60 processes")
     box = Box(host, "landlock", None, {"processes": 20})
     box.run("pass")
-    # The limit counted these processes, so their end would let the sandbox start as many more.
+    # The kernel's limit includes these processes, so after their end it would allow the sandbox as many more.
     for pid in map(int, own):
         os.kill(pid, signal.SIGKILL)
-    others.wait()  # the shell has reaped its children, which count until then
+    others.wait()  # the shell reaps its children, which count until then
     run_beyond(box, "processes", FORKS)
     assert box.outputs("SUBMIT(works=True)") == {"works": True}
     box.close()

@@ -31,7 +31,7 @@ def zygotes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Zygotes]:
 
 @pytest.fixture(params=[pytest.param(level, marks=mark_level(level)) for level in ("bubblewrap", "landlock")])
 def local(request: pytest.FixtureRequest) -> LocalSandbox:
-    """Return the local provider on each level that has its own kind of zygote; level "none" uses landlock's kind."""
+    """Return the local provider on each level with its own kind of zygote. Level "none" uses landlock's kind."""
     provider = LocalSandbox(isolation=request.param)
     asyncio.run(provider.check())
     return provider
@@ -45,7 +45,7 @@ async def wait_until_gone(pids: list[int]) -> None:
 async def find_ahead(local: LocalSandbox) -> tuple[int, int]:
     """Wait until this process's only zygote is idle, and return the ids of its two processes forked ahead.
 
-    The first waits to become a supervisor; the second is its child. Both are below the zygote and bubblewrap.
+    The first process waits to become a supervisor, and the second is its child. Both descend from the zygote.
     """
     count = 4 if local.isolation == "bubblewrap" else 3
 

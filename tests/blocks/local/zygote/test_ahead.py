@@ -1,4 +1,4 @@
-"""Processes that a zygote forks ahead: they run the next sandbox's first code, and sandboxes work without them."""
+"""Processes that a zygote forks ahead. They run the next sandbox's first code. Sandboxes also work without them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SUBMIT(names=names, state=[
     parent.f_locals.get("self")._executions,
 ])
 """
-MODULES = 5  # the index of the modules in that state
+MODULES = 5  # the index of the modules in the state above
 # A zygote that cannot fork a first child ahead.
 WITHOUT_CHILD = """
 namespace = {"__name__": "driver"}
@@ -75,7 +75,7 @@ def fail(*_, **__):
 
 main.__globals__["ChildAhead"] = fail
 """
-# A zygote whose first process forked ahead of a request cannot isolate itself.
+# A zygote whose first spare process cannot isolate itself.
 FAILING_AHEAD = """
 import os
 namespace = {"__name__": "driver"}
@@ -103,7 +103,7 @@ main.__globals__["rehearse_start"] = rehearse_start
 
 
 def change_zygote(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    """Make new zygotes run the program, in which "driver" is replaced by their own code."""
+    """Make new zygotes run the program, after replacing "driver" in it with the zygotes' real code."""
     driver, changed = marshal.loads(build_driver_code(ZYGOTE_MODULES)), compile(program, "changed", "exec")
     constants = tuple(driver if constant == "driver" else constant for constant in changed.co_consts)
     code = marshal.dumps(changed.replace(co_consts=constants))
@@ -141,7 +141,7 @@ async def test_a_sandbox_whose_first_child_has_ended_runs_code(local: LocalSandb
     await wait_until_gone([child])
     async with local.interpreter() as interpreter:
         assert (await interpreter.execute("SUBMIT(1)")).output == 1
-    # The child ends while the request is on its way, so that the supervisor sees both at once.
+    # The child ends while the request is on its way, so the supervisor sees the end and the request at once.
     supervisor, child = await find_ahead(local)
     known = find_zygotes(os.getpid())
     async with local.interpreter() as interpreter:
@@ -160,7 +160,7 @@ async def test_a_killed_spare_process_is_replaced_without_inheriting_the_zygotes
     local: LocalSandbox, zygotes: Zygotes
 ) -> None:
     async with AsyncExitStack() as others:
-        for _ in range(30):  # each holds a descriptor of the zygote, so that later descriptors have high numbers
+        for _ in range(30):  # each sandbox holds a descriptor of the zygote, so later descriptors have high numbers
             await (await others.enter_async_context(local.interpreter())).execute("pass")
         ahead, child = await find_ahead(local)
         os.kill(ahead, signal.SIGKILL)

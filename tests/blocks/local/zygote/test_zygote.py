@@ -1,4 +1,4 @@
-"""Sandboxes forked from a zygote: none reaches another, and a dead process ends only its own children."""
+"""Sandboxes forked from a zygote. They cannot reach each other, and a dead process ends only its own children."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_sandbox_cannot_reach_its_siblings_or_their_zygote(own_box: Boxes) -> 
     box, sibling = own_box(), own_box()
 
     def find() -> list[int]:
-        """Return the zygotes with their processes forked ahead, and the supervisors of both sandboxes."""
+        """Return the zygotes, their processes forked ahead, and the supervisors of both sandboxes."""
         ahead, supervisors = find_zygotes(box.host.pid), list_marked(box.host.pid)
         return [*ahead, *supervisors] if len(ahead) > 2 and len(supervisors) >= 2 else []
 
@@ -175,7 +175,7 @@ async def test_a_sandbox_starts_although_its_zygote_is_stopped_or_killed(
             for pid in reversed(stopped):
                 os.kill(pid, signal.SIGKILL)
         assert await asked == 2
-        if not is_killed:  # stopping it loses no sandbox
+        if not is_killed:  # a stopped zygote loses no sandbox
             assert (await running.execute("SUBMIT(x)", context="kept")).output == 1
     zygotes.end()
     await wait_until_gone(stopped)
@@ -260,7 +260,7 @@ def test_few_idle_zygotes_with_other_settings_are_kept(volumes: Path, zygotes: Z
     for number in range(MAX_IDLE_ZYGOTES + 4):
         with LocalInterpreter(isolation="bubblewrap", volume_name=f"data-{number}") as interpreter:
             interpreter.execute("pass")
-    # Each is four processes: bubblewrap, the zygote, and the two that it forks ahead.
+    # Each zygote has four processes: bubblewrap, the zygote itself, and the two processes forked ahead.
     wait_until(lambda: len(find_zygotes(os.getpid())) <= 4 * (MAX_IDLE_ZYGOTES + 1), "few zygotes")
 
 
@@ -330,7 +330,7 @@ async def test_opening_and_closing_many_sandboxes_leaves_nothing(local: LocalSan
             with suppress(FileNotFoundError):  # the process ended meanwhile
                 stock["zygotes' descriptors"] += len(os.listdir(f"/proc/{pid}/fd"))
                 links |= {os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("mnt", "net", "pid")}
-                # On the other levels the mounts are the machine's, which other tests change.
+                # Sandboxes of other levels use the machine's mounts, which other tests change.
                 if local.isolation == "bubblewrap":
                     stock["mounts"] += len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
         stock["namespaces"] = len(links)
