@@ -1,7 +1,7 @@
-"""The protocol over two descriptors, run on the calling thread: for sandboxes on this machine used from scripts.
+"""The protocol over two descriptors, on the calling thread, for scripts that use a sandbox on this machine.
 
-An event loop in another thread would cost two thread switches for each execution. They take as long as the rest of a
-short execution (benchmarks/interpreter.py).
+An event loop in another thread would cost two thread switches for each execution. The switches take as long as the
+rest of a short execution (benchmarks/interpreter.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ INTERRUPTED = "it was interrupted in the middle of a frame"
 
 
 class PipeTransport:
-    """A connection to one driver. `run` runs a coroutine elsewhere and waits for it; async tools need it.
+    """A connection to one driver. `run` runs the coroutine of an async tool on an event loop and waits for it.
 
     A driver that reads no input for `stall_seconds` counts as lost.
     """
@@ -108,7 +108,7 @@ class PipeTransport:
     ) -> Result:
         """Run one execution (see `Interpreter.execute`). A call from another thread waits for the running execution.
 
-        This thread delivers what is put into `output`.
+        The calling thread delivers the text in the queue `output`.
         """
         if getattr(self._thread, "is_waited_for", False):
             raise ConfigurationError(REENTERED)

@@ -10,7 +10,7 @@ import re
 
 PATTERN = re.compile(r"([0-9a-f]{32}\.[0-9]{1,10})\.([1-9][0-9]{0,6})\.([0-9]{1,11})")
 
-# This process's identity by its id: it never changes, and every sandbox is labelled with it.
+# A cache of this process's identity, by process id. The identity never changes, and every sandbox gets it as a label.
 _identities: dict[int, str] = {}
 # A fork in another PID namespace can have the same process id, but has another identity.
 os.register_at_fork(after_in_child=_identities.clear)
@@ -37,7 +37,7 @@ def _read_identity(pid: int) -> str:
 
 
 def is_process_alive(identity: str) -> bool | None:
-    """Return True if the process of that identity is running; None if this process cannot see such processes."""
+    """Return True if the process is running, False if it has ended, None if it is not visible from this process."""
     given, own = PATTERN.fullmatch(identity), PATTERN.fullmatch(read_own_identity())
     if given is None or own is None or given[1] != own[1]:
         return None

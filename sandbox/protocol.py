@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from .sandbox_api import Sandbox
 
 START_TIMEOUT_SECONDS = 60.0  # seconds for the driver to answer after the provider started it
-# Seconds in which a driver on this machine reads some of its input, unless it is frozen: it does nothing else.
+# Seconds in which a driver on this machine reads some of its input, unless the driver is frozen.
 STALL_SECONDS = 60.0
 ANSWER_GRACE_SECONDS = 30.0  # seconds after a timeout until a driver that has not reported it counts as lost
 SIGKILL = 9
 
-# A driver sends at most 64 KiB of output in a frame. JSON escapes can make that six times as long.
+# A driver sends at most 64 KiB of output in a frame. JSON escapes can make the body six times as long.
 MAX_OUTPUT_BODY_BYTES = 512 * 1024
 
 MAX_ARGUMENTS = 1_000  # per call: Python binds arguments one by one, which blocks the event loop
@@ -55,8 +55,8 @@ Frame = tuple[dict[str, Any], bytes]
 class PendingExecution:
     """An execution that was sent, and its output so far.
 
-    `end` is the driver's last frame for it, None until then. `refusal` says which limit its code exceeded; the host
-    then ends the execution. `queries` summarizes its queries to a model and is set when it has ended.
+    `end` is the driver's last frame for the execution, or None before that frame. `refusal` names the limit that the
+    code exceeded; the host then ends the execution. `queries` summarizes the queries to a model; it is set at the end.
     """
 
     id: int
@@ -77,7 +77,7 @@ class PendingExecution:
     refusal: str = ""
     reports: Reports = field(default_factory=Reports)
     listener_error: Exception | None = None
-    # the context in which its tools run
+    # context variables for the tools
     caller_context: contextvars.Context = field(default_factory=contextvars.copy_context)
     _output_sizes: dict[str, int] = field(default_factory=lambda: {"stdout": 0, "stderr": 0})  # characters
     _display_bytes: int = 0
@@ -90,7 +90,7 @@ class PendingExecution:
         return self.collected is None or self.collected.has_ended or self.end[0].get("collects") is not True
 
     def end_collection(self) -> None:
-        """Stop taking collected files. The result reports the missing ones if the execution was not over."""
+        """Stop taking collected files. The result reports a loss if the execution was not over."""
         if self.collected is not None:
             self.collected.end("" if self.is_over else LOST)
 
@@ -143,7 +143,7 @@ class PendingExecution:
         )
 
     def bind_tool(self, call: Call, limit: CallLimit) -> Parts[Callable[[], Any]]:
-        """Bind the tool that the code calls to its arguments. The code can forge them, so expect any error."""
+        """Bind the tool that the code calls to its arguments. The code can forge the arguments, so expect any error."""
         arguments = yield from read_json(call.take_body())
         limit.measure(call, arguments)
         args: list[Any] = arguments["args"]
@@ -158,8 +158,8 @@ class PendingExecution:
 class DriverProtocol:
     """The state of one driver's connection: frame numbers, pending executions and the reason for its end.
 
-    `closed_reason` says why nothing more can be sent; it is empty while sending is possible. `preparation` is the code
-    that runs before the first execution, kept like an execution, or None.
+    `closed_reason` says why nothing more can be sent; it is empty while sending is possible. `preparation` is the
+    `prepare` code as a pending execution, or None.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -372,7 +372,7 @@ class DriverProtocol:
         yield from check_preparation(header, body, pending.build_meta(), pending.timeout)
 
     def _note_limit(self, end: Frame) -> Frame:
-        """Add to the end frame: the sandbox's limits, the exceeded one if any, and the option for more memory."""
+        """Return the end frame with the sandbox's limits, the exceeded limit and the option for more memory."""
         header, body = end
         if header["status"] != "crashed":
             return {**header, "memory_option": self.sandbox.memory_option, "limits": self.sandbox.limits}, body
@@ -385,7 +385,7 @@ class DriverProtocol:
     def check_ready(self, is_sent: bool = False) -> None:
         """Raise SandboxStartError if the driver ended or timed out before it was ready.
 
-        Raise OutcomeUnknown if an execution was sent to it and may have begun.
+        Raise OutcomeUnknown if an execution was sent to the driver and may have begun.
         """
         if self.is_ready:
             return
@@ -439,7 +439,7 @@ def _describe_unfinished(body: bytes) -> str:
 
 
 def _read_file_names(body: bytes) -> Parts[tuple[str, ...]]:
-    """Decode file names. The code may have forged them, so ignore everything but strings."""
+    """Decode file names. The code may have forged the names, so ignore everything but strings."""
     try:
         value = yield from read_json(body)
     except (ValueError, RecursionError):

@@ -11,7 +11,7 @@ class Channel(Protocol):
     """A duplex stream of bytes to the driver."""
 
     async def send(self, data: bytes) -> None:
-        """Send all the bytes, after those of earlier sends. Raise SandboxLost."""
+        """Send all the bytes, after the bytes of earlier calls. Raise SandboxLost."""
 
 
 class Sandbox(ABC):
@@ -21,11 +21,12 @@ class Sandbox(ABC):
         id: The provider's id of the sandbox.
         isolation: Isolation level.
         layers: Mechanisms that the isolation consists of.
-        has_network: Whether code can open connections to other machines.
+        has_network: True if code can open connections to other machines.
         disk_mib: Limit of the sandbox's files together, in MiB; None if the provider has no such option.
         limits: The provider's options that limit code, with the values that are enforced.
-        memory_option: The provider's option that prevents a MemoryError by more memory; "" if there is no such option.
-        kill_memory_option: The provider's option that helps code the kernel killed for memory; "" if no option does.
+        memory_option: The provider's option to raise after a MemoryError; "" if there is no such option.
+        kill_memory_option: The provider's option to raise after the kernel killed code that used too much memory; "" if
+            there is no such option.
     """
 
     id: str
@@ -41,9 +42,9 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> Channel:
-        """Start the driver. `receive` gets its bytes; `closed` gets the reason for the end of the connection.
+        """Start the driver. `receive` gets the driver's bytes; `closed` gets the reason for the end of the connection.
 
-        Both are called on the event loop that called this. Raise SandboxStartError.
+        Both are called on the caller's event loop. Raise SandboxStartError.
         """
 
     async def attach(self) -> tuple[int, int] | None:
@@ -67,11 +68,11 @@ class Sandbox(ABC):
         return False
 
     def expect_execution(self, *, is_preparation: bool = False) -> None:
-        """Take note that code is about to run. `is_preparation`: in the process that executions are forks of."""
+        """Note that code is about to run: an execution, or with `is_preparation` the `prepare` code."""
         return
 
     def find_exceeded_limit(self) -> str:
-        """Return the sandbox-wide limit that had a process killed since the last call, as its option's name.
+        """Return the option of the sandbox-wide limit that caused a kill of a process since the last call.
 
         Return "" if no such limit was exceeded.
         """
@@ -80,7 +81,7 @@ class Sandbox(ABC):
     async def refresh_volume(self) -> None:
         """Make files visible that others saved to the volume, for volumes that need a refresh.
 
-        The interpreter calls this before it sends an execution, while no other is running. Raise SandboxLost.
+        The interpreter calls this before it sends an execution, while no other execution is running. Raise SandboxLost.
         """
         return
 

@@ -38,7 +38,7 @@ MAX_WAIT_SECONDS = 1.0
 class _Outcome(Generic[T]):
     """The result or error of work on the event loop, for the one thread that waits for it.
 
-    `concurrent.futures.Future` would not do: Python code takes its lock, so an interrupt of the waiting thread can
+    `concurrent.futures.Future` is unsuitable: Python code takes its lock, so an interrupt of the waiting thread can
     leave the lock held for ever and block the loop's thread. `on_settle` is called on the loop's thread.
     """
 
@@ -88,8 +88,8 @@ class _BackgroundLoop:
     def run(self, work: Callable[[], Coroutine[Any, Any, T]], output: OutputQueue | None = None) -> T:
         """Run the work on the loop and wait. An interrupt of the wait (Ctrl-C) cancels the work and waits for its end.
 
-        The loop's thread creates the coroutine, so an interrupt here cannot leave it without an owner. This thread
-        delivers what is put into `output`.
+        The loop's thread creates the coroutine, so an interrupt here cannot leave a coroutine that nothing awaits. The
+        calling thread delivers the text in the queue `output`.
         """
         with self._lock:
             if self._loop is None:
@@ -152,10 +152,11 @@ class SyncInterpreter:
     Args:
         open_sandbox: Opens the sandbox.
         timeout: Default for each execution, in seconds; None means no limit.
-        tools: Functions of the host, plain or async, that the code may call by name. Each call has its own thread; 256
-            run at a time.
-        make_queries: Creates the queries of an execution for an interpreter and a depth; None without a model.
-        prepare: Code that runs when the sandbox opens. The process of the executions is a fork of its process.
+        tools: Functions of the host, plain or async, that the code may call by name. Plain functions run in threads. At
+            most 256 calls run at a time.
+        make_queries: Function of an interpreter and a depth that returns the query functions of an execution; None
+            without a model.
+        prepare: Code that runs when the sandbox opens. The executions run in a fork of the process that ran it.
     """
 
     def __init__(
@@ -357,7 +358,7 @@ class SyncInterpreter:
         return run_sync(lambda: download_file(sandbox, path))
 
     def _check_process(self) -> None:
-        """Raise ConfigurationError in a fork of the process that opened the sandbox: both would read one connection."""
+        """Raise ConfigurationError in a fork of the process that opened the sandbox: both would read the connection."""
         if self._sandbox is not None and self._process_id != os.getpid():
             raise ConfigurationError(FORKED)
 
@@ -378,7 +379,7 @@ class SyncInterpreter:
     def shutdown(self) -> None:
         """Remove the sandbox, even if it is running code. A second call does nothing.
 
-        In a fork of the process that opened it, the sandbox stays open for the original process.
+        In a fork of the process that opened the sandbox, it stays open for the original process.
         """
         if self._process_id != os.getpid():
             self._sandbox = self._pipe = self._session = None

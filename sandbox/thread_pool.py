@@ -64,7 +64,7 @@ class ThreadPool:
                 raise
 
     async def run_in_thread(self, function: Callable[[], T]) -> T:
-        """Run the function with the caller's context variables, and return or raise what it does.
+        """Run the function with the caller's context variables. Return its result or raise its error.
 
         A cancelled caller does not wait for the function. The function is skipped if it has not begun.
         """
@@ -104,7 +104,7 @@ class ThreadPool:
             del error
 
     def close(self) -> None:
-        """End the idle threads now, and each of the others after its function."""
+        """End the idle threads now, and each busy thread after its function."""
         with self._lock:
             self._is_closed = True
             for _ in range(self._threads):

@@ -54,9 +54,9 @@ def build_question(model: str, fingerprint: dict[str, Any], messages: list[dict[
 class AnswerCache:
     """A cache in front of a model: it answers from a store and asks the model only for missing answers.
 
-    A caller waits if another caller is already asking the same question. If that caller is cancelled or refused by its
-    own deadline or budget, the next waiting caller asks. If the model fails, all waiting callers get its QueryError.
-    Use one cache on one event loop only.
+    A caller waits if another caller is already asking the same question. If the asking caller is cancelled, or fails
+    because of its own deadline or budget, the next waiting caller asks. If the model fails, all waiting callers get its
+    QueryError. Use one cache on one event loop only.
     """
 
     def __init__(self, store: AnswerStore) -> None:
@@ -65,7 +65,7 @@ class AnswerCache:
         self.hits = 0  # questions answered without a request
 
     async def get_answer(self, question: Question, ask: Callable[[], Awaitable[str]]) -> str:
-        """Return the cached answer, or the result of `ask`. Raises QueryError, and whatever `ask` raises."""
+        """Return the cached answer, or the result of `ask`. Raises QueryError and the errors of `ask`."""
         while (flight := self._in_flight.get(question.key)) is not None:
             # The shield keeps a cancelled caller from cancelling the request for the others.
             outcome = await asyncio.shield(flight)

@@ -37,7 +37,7 @@ class Usage:
 
 
 class Estimate(NamedTuple):
-    """The most tokens of a call's prompt and of its answer, and their prices in US dollars a token."""
+    """The maximum or expected tokens of a call's prompt and answer, and their prices in US dollars per token."""
 
     prompt_tokens: float = 0
     answer_tokens: float = 0
@@ -51,7 +51,7 @@ class Estimate(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """Return the US dollars for prompt and answer."""
+        """Return the cost of prompt and answer in US dollars."""
         return self.prompt_tokens * self.prompt_price + self.answer_tokens * self.answer_price
 
     def scale(self, prompt_share: float, answer_share: float) -> "Estimate":
@@ -60,19 +60,19 @@ class Estimate(NamedTuple):
         return Estimate(*tokens, self.prompt_price, self.answer_price)
 
 
-NO_ESTIMATE = Estimate()  # for budgets that limit calls alone
+NO_ESTIMATE = Estimate()  # for budgets that limit only calls
 
 
 class Budget:
     """Limits on calls, tokens and cost (US dollars); None means no limit. Safe to use from several threads.
 
-    Before a call, reserve what it is expected to use. After it, settle what it used, or release the reservation if the
-    call failed. A budget with a `parent` charges both, atomically: an execution's budget may limit the calls, and the
-    flow run's budget the cost.
+    Before a call, reserve its expected usage. After the call, settle its real usage, or release the reservation if the
+    call failed. A call counts in the budget and in its `parent`, atomically: an execution's budget may limit the calls,
+    and the flow run's budget the cost.
 
-    Until a call has settled, a call is expected to use its most. Then it is expected to use the largest shares of it
-    that any call has used, so a long possible answer does not block a budget that is hardly used. A limit can therefore
-    be exceeded by what the calls under way use beyond that: at most one longest answer each.
+    Before the first call has settled, each call is expected to use its maximum. Later, each call is expected to use the
+    largest share of the maximum that a settled call has used. So a long possible answer does not block an almost unused
+    budget. But running calls can use more than expected, and exceed a limit by at most one longest answer each.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Budget:
         self._lock: threading.RLock = parent._lock if parent is not None else threading.RLock()
         self.usage = Usage()  # total of settled calls
         self._reserved: dict[Reservation, Estimate] = {}
-        # Only the last ancestor's are used: the calls that wait, and the largest shares that settled calls used.
+        # Only the last ancestor uses these: the waiting calls, and the largest shares that settled calls have used.
         self._waiting: list[concurrent.futures.Future[None]] = []
-        self._shares: tuple[float, float] | None = None  # of prompts and of answers
+        self._shares: tuple[float, float] | None = None  # share of the prompt, share of the answer
 
     @property
     def remaining_calls(self) -> int | None:
@@ -102,7 +102,7 @@ class Budget:
 
     @property
     def limits_tokens(self) -> bool:
-        """Return True if a reservation needs the most tokens of a call."""
+        """Return True if a reservation needs the maximum tokens of a call."""
         return any(budget._tokens is not None for budget in self._ancestry)
 
     @property
@@ -111,16 +111,16 @@ class Budget:
         return any(budget._cost is not None for budget in self._ancestry)
 
     def check(self, most: Estimate = NO_ESTIMATE) -> None:
-        """Raise BudgetExceeded if the call would not fit even if no other call were under way."""
+        """Raise BudgetExceeded if the call would not fit even without other running calls."""
         with self._lock:
             expected = self._expect(most)
             for budget in self._ancestry:
                 budget._check_alone(expected)
 
     async def reserve(self, most: Estimate = NO_ESTIMATE) -> "Reservation":
-        """Reserve one call. If it does not fit beside the calls under way, wait until they settle.
+        """Reserve one call. If it does not fit beside the running calls, wait until they settle.
 
-        Raises BudgetExceeded if it would not fit even if no other call were under way.
+        Raises BudgetExceeded if the call would not fit even without other running calls.
         """
         while True:
             with self._lock:
@@ -136,7 +136,7 @@ class Budget:
             await asyncio.wrap_future(settled)
 
     def _expect(self, most: Estimate) -> Estimate:
-        """Return what the call is expected to use."""
+        """Return the expected usage of the call."""
         return most.scale(*(self._ancestry[-1]._shares or (1.0, 1.0)))
 
     def _settle(self, reservation: "Reservation", usage: Usage) -> None:
@@ -175,7 +175,7 @@ class Budget:
             )
 
     def _fits_beside_others(self, expected: Estimate) -> bool:
-        """Return whether a call that fits alone also fits beside the calls under way."""
+        """Return True if a call that fits alone also fits beside the running calls."""
         others = self._reserved.values()
         tokens = self.usage.tokens + sum(other.tokens for other in others) + expected.tokens
         cost = (self.usage.cost or 0.0) + sum(other.cost for other in others) + expected.cost
@@ -194,7 +194,7 @@ class Reservation:
         self._budget = budget
 
     def settle(self, usage: Usage) -> None:
-        """Replace the reserved amounts by the used ones."""
+        """Replace the reserved amounts by the used amounts."""
         self._budget._settle(self, usage)  # type: ignore[reportPrivateUsage]
 
     def release(self) -> None:

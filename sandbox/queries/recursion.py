@@ -18,11 +18,11 @@ class QueryContext:
     """The context of a recursive query, as the asking code sent it.
 
     Attributes:
-        text: The context: a text, or with `is_json` a JSON value.
-        path: The file in the sandbox that has it instead.
-        is_json: Whether it is another value than a text.
-        shape: Its type and its size, such as "a list of 50 items"; "" if there is no context.
-        preview: Its first characters.
+        text: The context as text, or as JSON if `is_json`.
+        path: Path of a file in the sandbox that has the context instead of `text`.
+        is_json: True if the context is a JSON value other than a text.
+        shape: Type and size of the context, such as "a list of 50 items"; "" if there is no context.
+        preview: First characters of the context.
     """
 
     text: str = ""
@@ -39,8 +39,8 @@ class QueryContext:
             raise TypeError("a context is described by texts")
 
 
-# Answers a recursive query with a JSON value. Arguments: the query functions of its code, its prompt, its context and
-# its record.
+# Answers a recursive query with a JSON value. Arguments: the query functions for the model's code, the prompt, the
+# context and the query's record.
 AnswerRecursively = Callable[["Queries", str, QueryContext, Query], Awaitable[Any]]
 
 
@@ -70,7 +70,7 @@ class Queries:
         self.is_top_level = parent is None
         self._parent = parent
         self._recursive_count = 0  # recursive queries asked so far
-        self._recursions = asyncio.Semaphore(session.concurrency)  # this code only; every depth has its own limit
+        self._recursions = asyncio.Semaphore(session.concurrency)  # limits only the queries of this code
         self.tools: dict[str, Callable[..., Any]] = {
             "llm_query": self._ask_model,
             "llm_query_batched": self._ask_model,

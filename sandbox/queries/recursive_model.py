@@ -1,7 +1,7 @@
 """A recursive language model: it answers a question by writing Python, which runs in a sandbox and asks models itself.
 
-The model sees the question and what its code prints, but never the whole context: that is a variable of its code. The
-method is from Zhang, Kraska and Khattab, "Recursive Language Models" (2025).
+The model sees the question and the output of its code. It never sees the whole context, which is a variable of the
+code. The method is from Zhang, Kraska and Khattab, "Recursive Language Models" (2025).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from .recursion import Queries, QueryContext
     from .session import Message, Query
 
-OUTPUT_CHARACTERS = 10_000  # of a turn's output that the model sees and the trajectory keeps
-PREVIEW_CHARACTERS = 500  # of the context that the model sees before its first turn
+OUTPUT_CHARACTERS = 10_000  # characters of a turn's output that the model sees and the trajectory keeps
+PREVIEW_CHARACTERS = 500  # characters of the context that the model sees before its first turn
 # A fence opens with three or more backticks or tildes and a language. `split_reply` says how it closes.
 OPENING = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)")
 MAX_FENCE_DEPTH = 3  # fences within fences
 PYTHON_LANGUAGES = {"", "python", "python3", "py", "py3", "repl", "ipython", "tool_code"}
-OUTPUT_FIELDS = [{"name": "answer"}]  # of any type
+OUTPUT_FIELDS = [{"name": "answer"}]  # one field of any type
 
 INSTRUCTIONS = """\
 You answer a question by writing Python, which runs in a sandbox. After each of your replies you see what the code
@@ -83,8 +83,9 @@ class RecursionSettings:
     """The settings of recursive models.
 
     Args:
-        max_turns: Replies with code. After the last one the model is asked for the answer alone.
-        max_errors: Turns in a row without code or whose code fails, after which there is no answer; None for no limit.
+        max_turns: Maximum number of replies with code. After the last one, the model must reply with only the answer.
+        max_errors: Number of consecutive turns without code, or with failing code, that ends the query with a
+            QueryError; None for no limit.
         instructions: Text that is added to the model's instructions.
     """
 
@@ -107,12 +108,12 @@ async def answer(
     """Return a recursive model's answer to the prompt, as a JSON value.
 
     Args:
-        interpreter: The sandbox of the asking code. The model's code runs in a separate context of it.
+        interpreter: The sandbox of the asking code. The model's code runs in a separate context of this sandbox.
         settings: The limits and the instructions.
         queries: The query functions for the model's code.
         prompt: The question.
-        context: What the model's code finds as `context`.
-        query: The record, whose trajectory gets each turn when it begins.
+        context: The value of the variable `context` in the model's code.
+        query: The query's record. Each turn is added to its trajectory when the turn begins.
 
     Raises:
         QueryError, BudgetExceeded, DeadlineExceeded: There is no answer.
@@ -161,16 +162,16 @@ async def answer(
 
 
 class _Python:
-    """The Python of one recursive model: a context of the sandbox, which is made anew if its process ends."""
+    """The Python of one recursive model: a context of the sandbox, created again if its process ends."""
 
     def __init__(self, interpreter: Interpreter, queries: Queries, context: QueryContext) -> None:
         self._interpreter, self._queries, self._context = interpreter, queries, context
         self._name = ""
 
     async def run_turn(self, blocks: list[str], turn: dict[str, Any]) -> Result | None:
-        """Run the blocks in order, to the first that fails or submits, and record the output in the turn.
+        """Run the blocks in order until one fails or submits, and record the output in the turn.
 
-        Return the last result, or None if a block failed or there is none. Raises as `run` does.
+        Return the last result, or None if a block failed or there are no blocks. Raises the errors of `run`.
         """
         result, turn["code"] = None, "\n\n".join(blocks)
         if not blocks:
@@ -187,7 +188,7 @@ class _Python:
         return result
 
     async def run(self, code: str) -> tuple[str, Result | None]:
-        """Run a block; return what the model sees of it, and the result, or None if the code failed.
+        """Run a block. Return the text that the model sees, and the result, or None if the code failed.
 
         Raises RlmBatchError if the sandbox is lost, or the time is over.
         """
@@ -258,7 +259,7 @@ def split_reply(reply: str, depth: int = MAX_FENCE_DEPTH) -> tuple[str, list[str
             continue
         marker, language = opening.groups()
         content = "\n".join(_take_content(lines, marker))
-        if content.lstrip().startswith(("```", "~~~")):  # a fence around the block's own
+        if content.lstrip().startswith(("```", "~~~")):  # a fence around other fences
             blocks += split_reply(content, depth - 1)[1] if depth > 1 else []
         elif language.lower() in PYTHON_LANGUAGES and content.strip():
             blocks.append(textwrap.dedent(content).strip("\n"))

@@ -10,7 +10,7 @@ import tokenize
 
 from ..errors import ConfigurationError
 
-# Outside of strings and comments, Python code has no such mark. Words may precede it.
+# A line with a Markdown fence. Python code has such marks only in strings and comments. Words may precede the mark.
 FENCE_LINE = re.compile(r"^[^#'\"`\n]*(?P<mark>```++)[ \t]*+(?P<tag>[^\s`]*+)[^\n`]*$", re.MULTILINE)
 PYTHON_TAGS = ("py", "py3", "python", "python3", "ipython", "ipython3", "repl")
 QUOTES = ('"""', "'''")
@@ -20,8 +20,8 @@ DECLARATION = re.compile(r"^([ \t\f]*#.*?coding[:=][ \t]*)[-\w.]+", re.ASCII | r
 def decode_code(data: bytes, name: object) -> str:
     """Decode a file of code as Python would.
 
-    The encoding is UTF-8, with or without a byte order mark, or the one that a comment in the first two lines declares
-    (PEP 263). The comment in the returned text declares UTF-8, and lines end in a line feed.
+    The encoding is UTF-8, with or without a byte order mark, or the encoding that a comment in the first two lines
+    declares (PEP 263). The comment in the returned text declares UTF-8, and lines end in a line feed.
 
     Args:
         data: The file's bytes.
@@ -58,8 +58,8 @@ def declare_utf8(text: str) -> str:
 def clean_code(code: str) -> str:
     """Return the code without a byte order mark, Markdown around it or a common indent. Lines keep their numbers.
 
-    Of several fenced blocks the first one tagged as Python counts, or else the first without a tag. The closing fence
-    may be missing.
+    From several fenced blocks, this takes the first one tagged as Python, or else the first one without a tag. The
+    closing fence may be missing.
     """
     code = code.removeprefix("\ufeff")
     if "```" in code:

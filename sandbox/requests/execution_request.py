@@ -1,4 +1,4 @@
-"""The request of an execution: its code, and its variables, each of which may be encoded once for several uses."""
+"""The request of an execution: its code and its variables. Several requests can share an encoded variable."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class EncodedVariable:
 
 
 def encode_variable(value: Any) -> EncodedVariable:
-    """Encode a value as JSON, with arrays as lists. Raises NotJsonError, whose message calls it `value`."""
+    """Encode a value as JSON, with arrays as lists. Raises NotJsonError; its message names the value `value`."""
     body, numbers = encode_values({"value": value})
     pointers = {pointer.removeprefix("/value"): number for pointer, number in numbers.items()}
     return EncodedVariable(body[len(b'{"value":') : -1], pointers)
@@ -86,7 +86,7 @@ def encode_request(
     seed: int | None = None,
     refuse_exit: bool = False,
 ) -> list[bytes]:
-    """Encode the body of an execute frame, in parts. Raises ConfigurationError for code or values it cannot send.
+    """Encode the body of an execute frame, in parts. Raises ConfigurationError for invalid code or variables.
 
     Args:
         code: Python program, which may be in Markdown.

@@ -70,10 +70,10 @@ class FunctionParameters:
 def convert_code(code: Any, tools: Collection[str] = (), variables: Collection[str] | None = None) -> Any:
     """Return code that defines a function, calls it and submits its return value. Return a non-callable unchanged.
 
-    The variables are the parameters. A missing one takes its default, or a name that earlier code defined. A returned
-    dict is submitted as fields and any other value as `output`; None submits nothing. An async function is awaited.
-    The `def` is on line 1, or on line 2 after a future import of annotations, so line numbers count from the function's
-    beginning. Equal functions give equal code, wherever they are defined.
+    The variables are the arguments. A parameter without a variable takes its default, or a global of earlier code.
+    A returned dict is submitted as fields and any other value as `output`; None submits nothing. An async function is
+    awaited. The `def` is on line 1, or on line 2 after a future import of annotations, so line numbers count from the
+    function's beginning. Equal functions give equal code, wherever they are defined.
 
     Args:
         code: A plain function, or any object that is not callable, such as the text of a program.
@@ -95,7 +95,7 @@ def convert_code(code: Any, tools: Collection[str] = (), variables: Collection[s
 
 
 def find_parameters(code: Any) -> FunctionParameters | None:
-    """Return the parameters of the function behind code of `convert_code`, or None for other code."""
+    """Return the parameters of the function in code that `convert_code` built, or None for other code."""
     found = CALL_PATTERN.search(code) if isinstance(code, str) and code.endswith(CALL_END) else None
     if found is None:
         return None
@@ -118,7 +118,8 @@ def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> t
         is_waiting, foreign = True, _find_foreign_global(FUTURE_LINE + text, own, plain)
     if foreign is not None:
         raise _refuse(name, _explain_global(foreign, plain))
-    # Compare byte code only now: a call of a name that the module imports compiles differently in this text alone.
+    # Compare byte code only after the check of global names: CPython compiles calls of imported names differently, and
+    # this text lacks the imports of its module.
     if not _is_compiled_from(plain, text, definition, flags):
         raise _refuse(name, "its file changed since it was imported. Import it again")
     _check_defaults(name, plain, definition)
@@ -233,7 +234,7 @@ def _check_defaults(name: str, function: FunctionType, definition: Definition) -
         try:
             written = ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            continue  # the source does not tell the value of this expression at definition time
+            continue  # the value of this expression at definition time is unknown
         has_all = has_all and repr(written) == repr(value)
     if not has_all:
         raise _refuse(name, "its source changed since it was imported. Import it again")
@@ -244,7 +245,7 @@ def _list_names(definition: Definition) -> list[str]:
 
 
 def _build_call(parameters: FunctionParameters, names: Collection[str]) -> str:
-    """Return code that calls the function with those of these names that are defined."""
+    """Return code that calls the function and passes each of the names that is defined."""
     required = [name for name in names if name in parameters.required]
     optional = [name for name in names if name not in parameters.required]
     lists = [json.dumps(part, ensure_ascii=False) for part in (required, optional)]
@@ -267,7 +268,7 @@ def _is_compiled_from(function: FunctionType, text: str, definition: Definition,
     code = function.__code__
     if any(name.startswith("@py") for name in (*code.co_names, *code.co_varnames)):
         return True
-    # CPython compiles calls of a name that a function imports differently if its module imports that name, too.
+    # If a function and its module import the same name, CPython compiles the function's calls of it differently.
     imports = [node for node in ast.walk(definition) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names} - {"*"}
     imported = "".join(f"import {name}\n" for name in sorted(names & function.__globals__.keys()))

@@ -37,9 +37,9 @@ class AsyncInterpreter:
         open_sandbox: Async function that opens a sandbox.
         timeout: Default time limit of an execution in seconds, or None for no limit. Default: 120 s.
         tools: Host functions that the code may call, by name. Default None: no functions.
-        make_queries: Function that creates the queries of an execution for an interpreter and a depth. Default None:
-            the code cannot query a model.
-        prepare: Code that runs when the sandbox opens. The process of the executions is a fork of its process. Default
+        make_queries: Function of an interpreter and a depth that returns the query functions of an execution. Default
+            None: the code cannot query a model.
+        prepare: Code that runs when the sandbox opens. The executions run in a fork of the process that ran it. Default
             None: no code.
     """
 
@@ -79,7 +79,7 @@ class AsyncInterpreter:
         return self
 
     async def _start(self) -> Interpreter:
-        if self._interpreter is None or self._interpreter.is_shut_down:  # a failed preparation shuts it down
+        if self._interpreter is None or self._interpreter.is_shut_down:  # after a failed preparation, too
             self._interpreter = Interpreter(self._open, timeout=self.timeout, tools=self.tools, prepare=self._prepare)
             self._shared_queries, self._asking_numbers = None, itertools.count()
             self._loop = asyncio.get_running_loop()
@@ -136,7 +136,7 @@ class AsyncInterpreter:
             RlmBatchError: An error of `start`, if this call opens the sandbox.
         """
         listener = None if on_output is None else OutputListener(on_output)
-        patterns = check_patterns(collect)  # fails before a sandbox opens
+        patterns = check_patterns(collect)  # raises before a sandbox opens
         interpreter = await self._start()
         return await interpreter.execute(
             code,
@@ -211,7 +211,7 @@ class AsyncInterpreter:
         if self._shares_limits and self._shared_queries is not None:
             return self._shared_queries
         queries = self._make_queries(interpreter, int(self._shares_limits))
-        queries.numbers = (next(self._asking_numbers),)  # differs per execution; the seed belongs to the one process
+        queries.numbers = (next(self._asking_numbers),)  # unique per execution, unlike the seed's index
         if self._shares_limits:
             self._shared_queries = queries
         return queries

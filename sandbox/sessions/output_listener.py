@@ -47,7 +47,7 @@ class OutputListener:
 
 
 class OutputQueue:
-    """A queue that passes output to another thread: the one that waits for the execution calls the listener."""
+    """A queue that passes output to the thread that waits for the execution. That thread calls the listener."""
 
     def __init__(self, on_output: OnOutput) -> None:
         self._listener = OutputListener(on_output)

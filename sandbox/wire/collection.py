@@ -10,10 +10,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MAX_COLLECTED_BYTES = 1024 * 1024 * 1024  # all files of one execution; a smaller disk_mib lowers it
+MAX_COLLECTED_BYTES = 1024 * 1024 * 1024  # all files of one execution; a smaller disk_mib lowers this limit
 MAX_COLLECTED_FILES = 10_000  # per execution
 MAX_COLLECTED_DIRECTORIES = 10_000  # directories that contain files of one execution
-MAX_REFUSALS = 100  # refused files that are named; further ones are only counted
+MAX_REFUSALS = 100  # refused files that are named; more refused files are only counted
 MAX_PATTERN_CHARACTERS = 8_000  # all patterns together, because a header carries them
 MAX_PATH_BYTES = 1_000  # leaves room for the path of the results folder
 MAX_NAME_BYTES = 255
@@ -108,7 +108,7 @@ def find_path_problem(path: str) -> str:
 
 
 def _skip_directories(steps: set[tuple[str, ...]]) -> Steps:
-    """Return the steps, and also those in which a leading `**` matches no directory."""
+    """Return the steps, and for each step with a leading `**` the rest of it: `**` may match no directory."""
     skipped = set(steps)
     for step in steps:
         while step and step[0] == "**":

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 MAX_REPR_CHARACTERS = 20_000  # repr of a last value that is not JSON, and text of a display
 MAX_DISPLAYS = 1_000  # displays per execution; each is a frame
 MAX_DISPLAYS_BYTES = 4 * 1024 * 1024  # JSON of all displays of an execution
-MAX_NOTE_BYTES = 2_000  # additional, per display: a note that says what was left out
+MAX_NOTE_BYTES = 2_000  # additional bytes per display, for a note about omitted data
 MAX_TYPES = 20  # MIME types of one display
 MAX_TYPE_CHARACTERS = 100
 
@@ -31,6 +31,6 @@ def check_bundle(bundle: Any, body: bytes) -> dict[str, Any]:
 
 
 def check_displays(count: int, size: int) -> None:
-    """Raise BadFrameError for more displays, or more bytes of them, than our driver sends."""
+    """Raise BadFrameError if our driver would not send so many displays, or so many bytes of displays."""
     if count > MAX_DISPLAYS or size > MAX_DISPLAYS_BYTES + MAX_DISPLAYS * MAX_NOTE_BYTES:
         raise BadFrameError(f"{count:,} displays of {size:,} bytes")

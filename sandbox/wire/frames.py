@@ -63,8 +63,8 @@ class FrameReader:
         self._body_limit = body_limit
         self._line = b""  # beginning of an incomplete header
         self._header: dict[str, Any] | None = None  # header of an incomplete body
-        self._parts: list[bytes] = []  # parts of that body and its newline; joined once, because it may be large
-        self._missing = 0  # bytes until that body is complete
+        self._parts: list[bytes] = []  # parts of that body and its newline; joined once, because a body may be large
+        self._missing = 0  # missing bytes of that body and its newline
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes | None]]:
         """Return the frames that these bytes complete. After BadFrameError the stream is unusable."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-# `parts` are pairs of a module's name and its text or code object; each module follows those that it imports. The
-# modules leave sys.modules once all are loaded, so that imports of the code never find them. The driver has its own
-# copies of the builtins and of some modules, so that code that patches these does not affect the driver.
+# `parts` are pairs of a module's name and its text or code object; each module follows the modules that it
+# imports. At the end, the function removes the modules from sys.modules, so that imports of the code never find them.
+# The driver has its own copies of the builtins and of some modules, so code that patches these does not affect it.
 LOAD = """
 def load(parts):
     import builtins, sys

@@ -1,4 +1,4 @@
-"""A view of the machine's processes by /proc. The driver and the host use it to find processes that code started."""
+"""A view of the machine's processes, from /proc. The driver and the host use it to find processes that code started."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A directory like a virtual environment, for the Python processes that code starts in a sandbox.
 
-Python finds the ``pyvenv.cfg`` near its executable however it is started: by its path, by a script's first line, with
-``-I`` or with an empty environment. With that file it ignores the machine's packages and imports those that the
-``.pth`` file names. Environment variables or options would not reach all these processes.
+Python finds the ``pyvenv.cfg`` near its executable after any kind of start: by its path, by a script's first line, with
+``-I`` or with an empty environment. With this file, Python ignores the machine's packages and imports the packages that
+the ``.pth`` file names. Environment variables or options would not reach all these processes.
 """
 
 from __future__ import annotations

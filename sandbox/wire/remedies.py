@@ -1,4 +1,4 @@
-"""Remedies for values that JSON cannot hold: expressions that are tried on the value before a message advises one."""
+"""Remedies for values that JSON cannot hold: expressions that convert them, tried before a message advises one."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ _BY_ATTRIBUTE = {
 
 
 def _list_shape_templates(value: Any) -> Iterator[str]:
-    """Yield expressions for a number, a list or a list of dicts, if JSON of another shape is refused."""
+    """Yield expressions that give a number, a list or a list of dicts, in case `check` requires such a value."""
     dtype: Any = getattr(value, "dtype", None)
     if getattr(dtype, "names", None):
         if not _has_dates(dtype):  # `tolist` converts some dates to numbers
@@ -236,7 +236,7 @@ def _are_distinct(names: Any) -> bool:
 
 
 def _finds_by_items(value: Any) -> bool:
-    """Return True if a container maps its items to values, like a graph its nodes: a list would lose these values."""
+    """Return True if a container maps its items to values, as graphs map nodes. A list would lose these values."""
     try:
         first = next(iter(value))
         value[first]

@@ -49,7 +49,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _read_finite(text: str) -> float:
-    """Parse a number. Raises ValueError for one such as 1e999, which `float` reads as infinity."""
+    """Parse a number. Raises ValueError for a number such as 1e999, which `float` reads as infinity."""
     value = float(text)
     if value - value != 0:
         raise ValueError(text[:20] + " is more than a number can be")
@@ -69,7 +69,7 @@ try:
 
     # Typed as Any: the scanner accepts any object with these attributes, but its stub requires a scanner.
     _settings: Any = _ScannerSettings()
-    _no_default: Any = None  # a value that is not JSON is a TypeError
+    _no_default: Any = None  # the encoder raises TypeError for a value that is not JSON
     _scan: Any = make_scanner(_settings)
     _encode: Any = make_encoder(None, _no_default, encode_basestring, None, ":", ",", False, False, False)
 
@@ -174,8 +174,8 @@ def convert_fields(
         fields: Values by name.
         max_items: Maximum number of items of an array. Default None: no limit.
         allow_nonfinite: Keep NaN and infinities, which JSON cannot hold.
-        expect: Function of a place and a value that describes what the value must be, or returns None if it is right.
-            Other values are refused.
+        expect: Function of a place and a value. It returns None if the value is right, or else a description of the
+            right values. Default None: all values are right.
 
     Raises:
         NotJsonError: JSON cannot hold a value, or `expect` refuses it. The message names the value and a remedy.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 MAX_SUBMIT_BYTES = 1024 * 1024  # UTF-8 JSON of one SUBMIT
 # Nested lists and dicts in the value of a field. Later steps (pickle, copy.deepcopy, Prefect's and pydantic's walks)
-# fail between 200 and 500 levels, less the stack already in use.
+# fail between 200 and 500 levels, or at fewer levels if the stack is already deep.
 MAX_SUBMIT_DEPTH = 100
 
 
@@ -98,7 +98,7 @@ def check_submission(
 
 
 def is_deeper(value: Any, depth: int) -> bool:
-    """Return True if lists and dicts are nested deeper than `depth`. This walks by level, so it cannot overflow."""
+    """Return True if lists and dicts are nested deeper than `depth`. This walks by level, without recursion."""
     level = [value]
     while level and depth > 0:
         inner: list[Any] = []
