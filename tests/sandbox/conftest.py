@@ -20,7 +20,8 @@ from rlm_batch.sandbox.wire.strict_json import dumps, loads
 
 Frame = tuple[dict[str, Any], bytes | None]
 Run = Callable[..., subprocess.Popen[str]]
-PATIENCE = 90.0  # seconds after which a driver or a script has hung; code that must be ended early sleeps for 1000 s
+# seconds; a driver or script that takes longer has hung. Code that a test ends early sleeps for 1000 s.
+PATIENCE = 90.0
 
 BEGIN = """
 import asyncio, os, sys, time

@@ -1,4 +1,4 @@
-"""Tests of frames whose bodies are files, and of frames that arrive before the wire."""
+"""Tests of frames whose bodies are files, and of frames that the driver gets before it reads the wire."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Tests of imports that were interrupted, and of what later executions of the context find."""
+"""Tests of interrupted imports, and of imports in later executions of the context."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ def run(driver: Any, number: int, code: str) -> Any:
 
 
 def interrupt_import(launch: Launch, cwd: Path, code: str) -> Any:
-    """Start a driver whose context was interrupted in a pause, as by a timeout, and disable further pauses."""
+    """Start a driver, cancel code in a context during a pause of an import, and disable further pauses."""
     driver = launch().start(cwd)
     run(driver, 1, "import sys; sys.pause = 1000; SUBMIT()")
     driver.send(driver.execution(2, code, context="c"))
@@ -76,7 +76,7 @@ def test_a_package_with_a_compiled_module_keeps_it(launch: Launch, tmp_path: Pat
     """Check a compiled module, because many of them, such as numpy's, cannot be loaded twice in a process."""
     part = "import sys\nsys.loads = getattr(sys, 'loads', 0) + 1\nX = 5\n"
     write_package(tmp_path / "compiled", __init__="from . import _json, part\n" + PAUSE + "X = part.X\n", part=part)
-    # A compiled module of the library replaces one of the package.
+    # The compiled module of the package is a copy of one of the standard library.
     code = "import importlib.util, shutil\nshutil.copy(importlib.util.find_spec('_json').origin, 'compiled/_json.so')"
     driver = interrupt_import(launch, tmp_path, f"{code}\nimport compiled")
     assert run(driver, 4, "import compiled; SUBMIT(x=compiled.X, loads=sys.loads)") == {"x": 5, "loads": 1}

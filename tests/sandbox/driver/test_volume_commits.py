@@ -11,7 +11,7 @@ from ...infra.waiting import wait_until
 
 Launch = Callable[..., Any]
 
-# This command records the saved file at the time of the commit, and that the command ran.
+# This command appends the saved file to the file `committed`, and then the word "sh".
 NOTE = ["sh", "-c", 'cat saved >> committed 2>/dev/null; echo "$0" >> committed']
 SAVE = "open('saved', 'w').write('kept ')"
 
@@ -24,7 +24,7 @@ def test_files_are_committed_before_the_execution_is_reported_as_ended(
     for number, (code, status) in enumerate(
         [("SUBMIT(x=1)", "submitted"), ("x = 1", "finished"), ("1 / 0", "error"), ("os._exit(3)", "crashed")], 1
     ):
-        # A stateless process closes its files when it ends, and a context when Python collects them.
+        # A stateless execution closes its files when its process ends. In a context, Python closes unreferenced files.
         one.send(one.execution(number, f"def run():\n    import os\n    {SAVE}; {code}\nrun()", context=context))
         assert one.end(number)[0] == status
         assert committed.read_text().endswith("sh\n")

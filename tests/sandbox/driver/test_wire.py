@@ -164,7 +164,7 @@ def test_the_driver_writes_nothing_to_stderr(launch: Launch, tmp_path: Path) -> 
 
 
 def does_start(name: str) -> bool:
-    """Return whether a Python of that name starts; pyenv puts names on PATH that it then refuses to start."""
+    """Return whether a Python of that name starts. The commands that pyenv puts on PATH may refuse to start."""
     try:
         subprocess.run([name, "-I", "-S", "-c", ""], check=True, capture_output=True, timeout=30)
     except (OSError, subprocess.SubprocessError):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 class GatedModel:
-    """A model that answers with its number of calls once its gate is open, or refuses."""
+    """A model that waits for its gate, and then answers with its number of calls, or fails if `refuses` is set."""
 
     name = "gated"
 
@@ -73,7 +73,7 @@ async def test_a_waiter_keeps_its_deadline_and_asks_if_the_first_caller_fails():
         await late
     leader.cancel()
     await settle()
-    with pytest.raises(BudgetExceeded):  # the leader's end made this task the next to ask
+    with pytest.raises(BudgetExceeded):  # this task took over the question, but may make no call
         await others.pop(0)
     assert model.asked == 2
     model.gate.set()
@@ -98,7 +98,7 @@ async def test_a_failure_reaches_all_waiters_and_is_not_cached():
 
 
 async def test_an_empty_answer_stays_one_for_all_waiters():
-    """A recursive model asks again after an EmptyAnswerError, and ends after another QueryError."""
+    """Check the error's type: a recursive model asks again only after an EmptyAnswerError."""
     cache = AnswerCache(MemoryAnswers())
     gate = asyncio.Event()
 

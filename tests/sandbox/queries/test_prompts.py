@@ -1,4 +1,4 @@
-"""Tests of the limit on prompts per query, in the sandbox and on the host, and of how many run at a time."""
+"""Tests of the limit on prompts per query, in the sandbox and on the host, and of how many prompts run at a time."""
 
 import asyncio
 from typing import Any

@@ -10,7 +10,7 @@ from rlm_batch.sandbox.queries.budget import Budget, Estimate, Usage
 
 pytestmark = pytest.mark.anyio
 
-# An answer of at most 100 tokens at $0.01 each, to a prompt of none.
+# The most that a call can use: no prompt tokens, and 100 answer tokens at $0.01 each.
 MOST = Estimate(0, 100, 0.0, 0.01)
 
 
@@ -66,7 +66,7 @@ async def test_after_the_first_answer_calls_reserve_the_longest_answer_so_far() 
     budget = Budget(tokens=300)
     (await budget.reserve(MOST)).settle(Usage(1, 0, 20, 0.2))
     (await budget.reserve(MOST)).settle(Usage(1, 0, 10, 0.1))
-    under_way = [await budget.reserve(MOST) for _ in range(13)]  # 30 + 13 * 20 = 290
+    under_way = [await budget.reserve(MOST) for _ in range(13)]  # tokens: 30 settled + 13 * 20 reserved = 290
     fourteenth = asyncio.create_task(budget.reserve(MOST))
     await asyncio.sleep(0)
     assert not fourteenth.done()

@@ -1,4 +1,4 @@
-"""Tests of how a recursive model's replies are read."""
+"""Tests of reading a recursive model's replies."""
 
 import time
 from functools import partial

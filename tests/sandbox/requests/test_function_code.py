@@ -252,7 +252,7 @@ def test_functions_of_installed_modules_are_sent_and_of_old_commands_refused():
     assert convert_code(textwrap.indent).startswith("def indent(text, prefix, predicate=None):\n")
     program = "from rlm_batch import LocalInterpreter\ndef f(x): return x\nLocalInterpreter().execute(f, {'x': 1})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False)
-    if sys.version_info >= (3, 13):  # keeps the source of a command
+    if sys.version_info >= (3, 13):  # Python 3.13 keeps the source of a `-c` program.
         assert done.returncode == 0, done.stderr
     else:
         assert done.returncode == 1
