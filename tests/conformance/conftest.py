@@ -31,7 +31,7 @@ PROVIDER_NAMES = [
 LEVELS = ("bubblewrap", "landlock", "none")
 LATER = [f"local-{level}" for level in LEVELS[LEVELS.index(find_strongest_level() or "none") + 1 :]]
 LITTLE_MEMORY = 256  # MiB
-# A container takes a hundred times as long to start as a local sandbox, so all its other tests are `full`.
+# A container takes a hundred times as long to start as a local sandbox, so all container tests except these are `full`.
 QUICK_IN_CONTAINERS = (
     "test_fields_come_back_as_items_and_attributes",
     "test_a_file_saved_in_one_sandbox_is_loaded_in_the_next",

@@ -139,7 +139,8 @@ async def test_a_process_that_ends_between_executions_loses_the_state(interprete
         """
     await interpreter.execute(HOLD_LOCK + dedent(code), context="c")
     await interpreter.execute("open('go', 'w').close()\n" + TAKE_LOCK)  # the end of the process releases the lock
-    with pytest.raises((StateLost, CodeCrashed), match="status 4"):  # crashed: the driver has not noticed yet
+    # The error is CodeCrashed if the driver has not yet noticed the end.
+    with pytest.raises((StateLost, CodeCrashed), match="status 4"):
         await interpreter.execute("SUBMIT()", context="c")
     with pytest.raises(StateLost, match="status 4"):
         await interpreter.execute("SUBMIT()", context="c")
@@ -194,7 +195,7 @@ def forge():
     thread.start()
     thread.join()
 """,
-    # This code tries every text that Python shows of the driver and of running threads, now and in the first execution.
+    # This code tries as tokens all texts that it finds in the driver and in running threads, in both executions.
     "every token that it finds": """
 import json, os, re, sys
 def read(thing, name):
@@ -253,7 +254,7 @@ async def test_a_thread_of_an_earlier_execution_cannot_submit_for_a_later_one(in
 
 
 async def test_threads_in_a_context_belong_to_the_execution_that_started_them(interpreter: Interpreter) -> None:
-    """Check that threads of an earlier execution's pool, and threads started by threads, belong to this execution."""
+    """Check threads that an earlier execution's pool starts now, and threads that are started by threads."""
     await interpreter.execute(
         "import _thread, threading, time\nfrom concurrent.futures import ThreadPoolExecutor\n"
         "pool = ThreadPoolExecutor(4)\ndef rest(): time.sleep(1000)",
@@ -284,7 +285,7 @@ time.sleep(1000)
 
 @pytest.mark.full
 async def test_the_state_survives_a_lost_interrupt_of_a_submitting_thread(interpreter: Interpreter) -> None:
-    """Check an interrupt that gets lost; one just before the main thread sleeps is lost in the same way."""
+    """Check a lost interrupt. An interrupt that arrives just before the main thread sleeps is lost in the same way."""
     await interpreter.execute("kept = 1", context="c")
     assert (await interpreter.execute(INTERRUPT_LOST, context="c")).outputs == {"x": 1}
     assert (await interpreter.execute("SUBMIT(kept=kept)", context="c")).kept == 1

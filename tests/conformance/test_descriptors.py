@@ -77,8 +77,8 @@ async def test_misusing_descriptors_ends_at_most_its_own_execution(interpreter: 
     assert (await interpreter.execute("SUBMIT(kept=kept)", context="kept")).kept == 1
 
 
-# This code finds all data of the driver in its own process. It sends frames for executions 0 to 29 with the tokens that
-# they might have.
+# This code reads the token of its own channel, and guesses from it the tokens of other executions. It sends frames for
+# executions 0 to 29 with the guessed tokens.
 FORGING = """
     import gc, json, os
     gc.unfreeze()
@@ -116,7 +116,7 @@ async def test_code_cannot_forge_results_of_another_execution(interpreter: Inter
         assert (await interpreter.execute("SUBMIT(i=7)")).outputs == {"i": 7}
 
 
-# Code may use its own token. Whatever it sends with that token, the host returns a result or an error.
+# Code may use its own token. For all frames that code sends with this token, the host returns a result or an error.
 SAYING = """
     import gc, json, os
     gc.unfreeze()

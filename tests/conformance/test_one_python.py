@@ -1,4 +1,4 @@
-"""Tests that every Python a sandbox's code starts has the same imports, environment and settings as the code."""
+"""Tests that every Python that a sandbox's code starts has the code's imports, environment and settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..infra.waiting import HANG_SECONDS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.own_machine]
 
-# This code asks each Python that it can start the same question, and returns the answers that differ from its own.
+# This code starts Python in many ways, asks each one a question, and returns the answers that differ from its own.
 ASK_CHILDREN = """
 import os, subprocess, sys
 
@@ -95,7 +95,7 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "x", "PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1",
     "HOME": "/x",
 }  # fmt: skip
-# The variables change these values. Without them, the machine's time zone, hashes and warnings differ.
+# Each of these values depends on one of the variables above.
 READ_AT_START = """
 import locale, os, sys, time, warnings
 answer = repr({

@@ -33,7 +33,7 @@ def hand_back():
 
 
 def open_prepared(provider: SandboxProvider, code: str = PREPARE, **options: Any) -> Interpreter:
-    """Return an interpreter whose executions fork the process that ran this code; its tool `ask` echoes."""
+    """Return an interpreter whose executions are forks of the process that ran `code`. Its tool `ask` echoes."""
     names = {name: options.pop(name) for name in ("timeout", "seed") if name in options}
     preparation = Preparation(dedent(code), **names)
     tools = {"ask": lambda x: x}
@@ -294,7 +294,7 @@ async def test_a_seed_repeats_each_executions_random_numbers_by_its_number(
     assert tuple(steps[0]) == first[0]
 
 
-# These replace modules whose global generators a fork would share.
+# These modules replace numpy and torch, whose global generators a fork would share.
 GENERATORS = """
 import sys, types
 for name, function in (("numpy", None), ("numpy.random", "seed"), ("torch", "manual_seed")):
@@ -445,7 +445,7 @@ async def test_a_seed_repeats_the_random_numbers_of_recursive_queries(
 
 
 OPENING = "import logging.handlers, multiprocessing.util\nlog, files = open('log', 'a'), {}"
-# Each code leaves something open, and is named after the file in which the next execution reads x.
+# Each code leaves something open. The next execution reads "x" in the file that has the code's name.
 LEFT_OPEN = {
     "log": "log.write('x')",
     "dict": "files['a'] = open('dict', 'w'); files['a'].write('x')",

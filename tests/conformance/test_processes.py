@@ -1,4 +1,4 @@
-"""Tests of threads, subprocesses and forks; those that an execution leaves running end with it."""
+"""Tests of threads, subprocesses and forks. Processes that an execution leaves running end with the execution."""
 
 import asyncio
 from textwrap import dedent
@@ -159,7 +159,7 @@ SUBMIT(False)
 
 
 async def test_processes_that_an_execution_leaves_end_with_it(interpreter: Interpreter) -> None:
-    """Check that the lock becomes free; `test_timeout` checks the same after a timeout."""
+    """Check that the lock becomes free. `test_timeout` checks a lock after a timeout."""
     for name, leaving in LEAVING.items():
         result = await interpreter.execute(dedent(leaving) + UNTIL_HELD + "SUBMIT(left=True)", {"hold": HOLD})
         assert result.left, name

@@ -29,12 +29,12 @@ THREE = ["Summarise chunk one", "Summarise chunk two", "Summarise chunk three"]
 
 @pytest.fixture(scope="module", autouse=True)
 def imported() -> None:
-    """Import the modules of a process's first query, so that no test's time-out runs meanwhile."""
+    """Import the modules that a process's first query needs, before the timeout of a test starts."""
     importlib.import_module("litellm")
 
 
 def model(chat: ChatServer, **settings: Any) -> LanguageModel:
-    """Return a language model that the chat server answers for."""
+    """Return a language model whose requests go to the chat server."""
     defaults = {"model": "openai/gpt-4o-mini", "api_key": KEY, "api_base": chat.url, "retries": 0}
     return LanguageModel(**{**defaults, **settings})
 
@@ -259,7 +259,7 @@ async def test_a_query_ends_before_the_codes_timeout_so_code_can_submit(provider
             SUBMIT(answers=[a if isinstance(a, str) else type(a).__name__ for a in answers], late=True)
         """
     access = ModelAccess(model=model(chat))
-    async with provider.interpreter(timeout=20) as interpreter:  # seconds, of which the last one is the code's alone
+    async with provider.interpreter(timeout=20) as interpreter:  # seconds; queries end one second earlier
         result = await interpreter.execute(dedent(code), queries=access.queries(interpreter))
         assert result.answers == ["answer to: quick", "DeadlineExceeded"]
         assert result.late
@@ -268,7 +268,7 @@ async def test_a_query_ends_before_the_codes_timeout_so_code_can_submit(provider
 async def test_no_query_is_sent_after_the_code_has_ended(provider: SandboxProvider, chat: ChatServer):
     """Check that fifty queries end with their code.
 
-    Otherwise the host would ask two of them beside each query of the next execution.
+    Otherwise the host would continue to send them, two at a time, during the queries of the next execution.
     """
     chat.script = make_script(("", "llm_query_batched([str(i) for i in range(50)])"))
     chat.rule("fence", "over")

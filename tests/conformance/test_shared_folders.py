@@ -1,4 +1,4 @@
-"""Tests that executions share a sandbox's folder, and that none makes it unusable for the next."""
+"""Tests that executions share a sandbox's folder, and that no execution makes it unusable for the next one."""
 
 from contextlib import suppress
 from textwrap import dedent

@@ -1,4 +1,4 @@
-"""Tests of what code shows besides its submitted fields: its last value, and its displays."""
+"""Tests of the values that code shows besides its submitted fields: its last value, and its displays."""
 
 import json
 import math

@@ -19,7 +19,7 @@ VALUES: list[Any] = [NAN, INF, -INF, [0.5, NAN], {"a/b": {"~": [None, [INF]]}, "
 
 
 def show(value: Any) -> str:
-    """Return the value as text, so that NaN compare equal."""
+    """Return the value as text, in which two NaN values are equal."""
     return json.dumps(value, sort_keys=True)
 
 

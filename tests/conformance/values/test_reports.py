@@ -1,4 +1,4 @@
-"""Tests of reports, by which code reports its progress and a search may end it."""
+"""Tests of reports: code reports its progress, and a search may end the execution."""
 
 import math
 from textwrap import dedent

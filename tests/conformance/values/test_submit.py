@@ -110,7 +110,8 @@ except ValueError as error:
 
 async def test_submit_ends_the_execution_wherever_it_is_called(interpreter: Interpreter) -> None:
     for place, code in ENDING.items():
-        for context in (None, place):  # a context per case, because tasks left in one write to its output later
+        # Each case has its own context, because a case's tasks may write to the context's output later.
+        for context in (None, place):
             result = await interpreter.execute(code, context=context)
             assert result.outputs == {"x": 1}, place
             assert result.meta.stdout == ("closed\n" if "closed" in code else ""), place

@@ -46,11 +46,11 @@ FOLLOWED: list[tuple[str, Any]] = [
     ("type('Table', (), {'to_dict': lambda self, as_series: {'a': [1]}, 'columns': ['a']})()", {"a": [1]}),
     ("type('array', (), {'tolist': lambda self: [1, {2}]})()", [1, "{2}"]),
 ]
-# A list of this graph would contain only its nodes.
+# A list of this graph would contain the nodes, but not the edges.
 GRAPH = "type('Graph', (), {'__iter__': lambda self: iter('ab'), '__len__': lambda self: 2, "
 GRAPH += "'__getitem__': lambda self, node: {'a': {'b': 1}, 'b': {'a': 1}}[node]})()"
 MODULES = "array, collections, dataclasses, datetime, decimal, enum, fractions, json, pathlib, types, uuid"
-# Values without such a suggestion, and the error's text.
+# Values for which the error suggests no replacement, and the error's text.
 REFUSED = [
     ("object()", "numbers, text, lists and dicts"),
     (GRAPH, "numbers, text, lists and dicts"),
