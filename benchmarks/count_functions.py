@@ -4,10 +4,11 @@
 
 It runs `rlm-batch batch one.py --inputs in.csv` with one row in this process, with a temporary home, and records every
 call in every thread of the process. The embedded Prefect server and the sandbox are separate processes, so their
-functions are not counted. Neither are class bodies, modules, comprehensions and generator expressions.
+functions are not counted. Class bodies, modules, comprehensions and generator expressions are not counted, either.
 
-`--way` lists only the functions on the way of the execution: those on the stack, or that made the running task, when
-its code is sent, its answer arrives, its outcome is written, and its outcome is shown.
+`--way` lists only the functions on the way of the execution. At four moments it records the functions on the stack,
+and the functions that created the running task: when the code is sent, when its answer arrives, when its outcome is
+written, and when its outcome is shown.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class CallRecorder:
 
 
 def _list_callers(frame: FrameType | None) -> Frames:
-    """Return the code of the frames on the stack, and of those that made the running task."""
+    """Return the code of the frames on the stack, and of the frames that created the running task."""
     frames: Frames = dict(makers.get({}))
     while frame is not None:
         frames[frame.f_code] = None
@@ -85,7 +86,7 @@ def _list_callers(frame: FrameType | None) -> Frames:
 
 
 def print_report(recorder: CallRecorder, arguments: argparse.Namespace) -> None:
-    """Print the functions if asked, then how many there are in each directory and in all."""
+    """Print the functions if an option asks for them, then their numbers by directory and in total."""
     sys.setprofile(None)
     functions = recorder.list_functions(on_way=arguments.way)
     if arguments.list or arguments.way:
@@ -99,7 +100,7 @@ def print_report(recorder: CallRecorder, arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run the batch, and print its counts when the process has ended everything else."""
+    """Run the batch. The counts are printed at the end of the process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print each function, in order of first entry")
     parser.add_argument("--way", action="store_true", help="print and count only those on the way of the execution")

@@ -1,14 +1,16 @@
-"""The cost of a sandbox for each execution on a remote provider: `batch` beside the plain script over the SDK.
+"""The cost of one sandbox per execution on a remote provider: `batch` compared with a script that uses only the SDK.
 
     python benchmarks/providers.py [--executions 60] [--workers 20] [--boots 0.09,1] [--round-trip 0.05] [--rounds 5]
 
 The provider is the local stand-in of the tests, in a separate process. A sandbox takes the seconds of `--boots` to
-boot, and each call first waits for `--round-trip` seconds. The script creates, runs and deletes sandboxes in coroutines
-over the SDK's asynchronous client. `tasks` makes each call of that script a task of a Prefect flow, which shows the
-cost of Prefect's record alone. `batch` uses the same Prefect server, with the shipped settings. Each variant runs
-`--rounds` times, in turns. The ratio is to the script, and the ideal is the time of the boots alone. Calls are those of
-one execution at the provider. CPU is per execution: of this process with client and flow, and of the whole machine with
-the stand-in, the sandboxes, the Prefect server, and all other processes.
+boot, and each call first waits for `--round-trip` seconds. The variants run in turns, `--rounds` times each:
+- `script` creates, runs and deletes sandboxes in coroutines, with the SDK's asynchronous client
+- `tasks` makes each execution of the script a task of a Prefect flow, which shows the cost of Prefect's records alone
+- `batch` uses the same Prefect server, with the shipped settings
+
+The ratio is to `script`. The ideal is the time of the boots alone. The calls are one execution's calls to the provider.
+CPU is per execution: the time of this process, which has the client and the flow, and the time of the whole machine,
+which includes the stand-in, the sandboxes, the Prefect server and all other processes.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ Call = Callable[[int], Awaitable[int]]
 
 @dataclass(frozen=True)
 class Provider:
-    """A provider to measure: its stand-in, by the seconds of a boot and of a round trip, and its script."""
+    """A provider to measure. `standin` takes the seconds of a boot and of a round trip; `calls` opens the script."""
 
     name: str
     standin: Callable[[float, float], contextlib.AbstractContextManager[Standin]]
@@ -60,17 +62,17 @@ class Standin:
     read_state: Callable[[], dict[str, Any]]
 
     def count_calls(self) -> int:
-        """Return how many calls it has answered."""
+        """Return how many calls the stand-in has answered."""
         return sum(self.read_state()["counts"].values())
 
     def count_sandboxes(self) -> int:
-        """Return how many sandboxes it has."""
+        """Return how many sandboxes the stand-in has."""
         return len(self.read_state()["sandboxes"])
 
 
 @dataclass
 class Way:
-    """The samples of one way."""
+    """The samples of one variant."""
 
     seconds: list[float] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
@@ -90,7 +92,7 @@ def load_module(name: str, file: str) -> Any:
 
 @contextlib.contextmanager
 def run_daytona(boot: float, round_trip: float) -> Iterator[Standin]:
-    """Run the local Daytona, and lead the SDK to it by the environment."""
+    """Run the stand-in of Daytona, and set the environment variables that direct the SDK to it."""
     module = load_module("standin_of_daytona", "daytona/running.py")
     with module.Running(boot_s=boot) as running:
         if round_trip:
@@ -101,7 +103,7 @@ def run_daytona(boot: float, round_trip: float) -> Iterator[Standin]:
 
 @contextlib.asynccontextmanager
 async def open_daytona() -> AsyncIterator[Call]:
-    """Yield the script's call: create, run, delete."""
+    """Yield the script's function for one execution: create a sandbox, run code, delete the sandbox."""
     from daytona import AsyncDaytona
 
     async with AsyncDaytona() as client:
@@ -118,7 +120,7 @@ async def open_daytona() -> AsyncIterator[Call]:
 
 @contextlib.contextmanager
 def run_modal(boot: float, round_trip: float) -> Iterator[Standin]:
-    """Run the local Modal, and lead the client to it by the environment."""
+    """Run the stand-in of Modal, and set the environment variables that direct the client to it."""
     module = load_module("standin_process", "process.py")
     with module.StandinProcess("modal") as process:
         process.ask("set", boot_delay=boot)
@@ -130,7 +132,10 @@ def run_modal(boot: float, round_trip: float) -> Iterator[Standin]:
 
 @contextlib.asynccontextmanager
 async def open_modal() -> AsyncIterator[Call]:
-    """Yield the script's call: create, run, terminate. The client, the app and the image are made once."""
+    """Yield the script's function for one execution: create a sandbox, run code, terminate the sandbox.
+
+    The client, the app and the image are created once.
+    """
     import modal
 
     credentials = os.environ["MODAL_TOKEN_ID"], os.environ["MODAL_TOKEN_SECRET"]
@@ -178,7 +183,7 @@ def run_script(provider: Provider, executions: int, workers: int) -> None:
 
 
 def run_tasks(provider: Provider, executions: int, workers: int) -> None:
-    """Run the script in coroutines, each call as a Prefect task."""
+    """Run the script in coroutines, with each execution as a Prefect task."""
     from prefect import flow, task
 
     @flow
@@ -190,14 +195,14 @@ def run_tasks(provider: Provider, executions: int, workers: int) -> None:
 
 
 def run_batch(provider: str, executions: int, workers: int) -> None:
-    """Run the same executions by the flow `batch`."""
+    """Run the same executions with the flow `batch`."""
     inputs = [{"x": x} for x in range(executions)]
     results = asyncio.run(batch("SUBMIT(y=x + 1)", inputs=inputs, provider=provider, max_workers=workers))
     assert [result.y for result in results] == list(range(1, executions + 1))
 
 
 def measure(way: Way, work: Callable[[], None], standin: Standin) -> None:
-    """Add one sample to the way."""
+    """Run the work and add its sample to `way`."""
     calls = standin.count_calls()
     all_before, before, begun = read_machine_seconds(), resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     work()
@@ -209,7 +214,7 @@ def measure(way: Way, work: Callable[[], None], standin: Standin) -> None:
 
 
 def main() -> None:
-    """Measure every way on every provider, and print the table."""
+    """Measure every variant on every provider, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--executions", type=int, default=60)
     parser.add_argument("--workers", type=int, default=20)
@@ -246,14 +251,14 @@ def main() -> None:
                             "tasks": lambda one=provider: run_tasks(one, count, workers),
                             "batch": lambda one=provider: run_batch(one.name, count, workers),
                         }
-                        run_script(provider, 1, 1)  # The first of each way imports modules.
+                        run_script(provider, 1, 1)  # The first run of a variant imports modules.
                         run_tasks(provider, 1, 1)
                         run_batch(provider.name, 1, 1)
                         samples = {name: Way() for name in ways}
                         for _ in range(arguments.rounds):
                             for name, work in ways.items():
                                 measure(samples[name], work, running)
-                                until = time.monotonic() + 10  # Deleting sandboxes is no load of the next way.
+                                until = time.monotonic() + 10  # Deletions must not slow down the next variant.
                                 while running.count_sandboxes() and time.monotonic() < until:
                                     time.sleep(0.05)
                     ideal = math.ceil(count / workers) * boot
