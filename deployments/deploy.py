@@ -1,4 +1,4 @@
-"""Deployments on the configured Prefect server: those of prefect.yaml, and a person's own."""
+"""Deployments on the configured Prefect server: the deployments in prefect.yaml, and a user's own."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -27,25 +27,25 @@ from ..sandbox.outcomes.server_message import describe_server_error
 from .server import WORK_POOL
 
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
-MAX_PARAMETERS_BYTES = 512 * 1024  # bytes of JSON that a Prefect server takes for a run
-ONE_AT_ONCE = {"limit": 1, "collision_strategy": "CANCEL_NEW"}  # A run that is due while another runs is left out.
+MAX_PARAMETERS_BYTES = 512 * 1024  # bytes of JSON that a Prefect server accepts for a run
+ONE_AT_ONCE = {"limit": 1, "collision_strategy": "CANCEL_NEW"}  # A run is skipped if it is due while another runs.
 FOUR_AT_ONCE = {"limit": 4, "collision_strategy": "ENQUEUE"}  # Local sandboxes share a machine with their worker.
 
 
 async def deploy(work_pool: str = WORK_POOL) -> list[str]:
     """Create or update our deployments on the configured server, with the block types and the work pool.
 
-    A deployment that exists keeps what a person may have changed: parameters, schedules, limit, tags and work pool. Its
-    entrypoint, description and parameter schema come from this version of the package.
+    An existing deployment keeps the settings that a user may have changed: parameters, schedules, limit, tags and work
+    pool. It gets the entrypoint, description and parameter schema of this version of the package.
 
     Args:
-        work_pool: The pool of new deployments, created as one of processes if it is missing.
+        work_pool: The work pool of new deployments. A missing pool is created with the type `process`.
 
     Returns:
         The names of our deployments, as FLOW/NAME.
 
     Raises:
-        ConfigurationError: No server is configured, or it does not answer, or refuses.
+        ConfigurationError: No server is configured, or the server does not answer or refuses a request.
     """
     from prefect.workers.process import ProcessWorker
 
@@ -83,7 +83,7 @@ async def _deploy_entry(client: PrefectClient, entry: dict[str, Any], work_pool:
 
 
 async def _apply(flow: Any, entry: Mapping[str, Any], work_pool: str) -> None:
-    """Create or replace the deployment of an entry as in prefect.yaml."""
+    """Create or replace the deployment of an entry, which has the fields of prefect.yaml."""
     limit = entry.get("concurrency_limit")
     deployment = await flow.ato_deployment(
         entry["name"],
@@ -94,7 +94,7 @@ async def _apply(flow: Any, entry: Mapping[str, Any], work_pool: str) -> None:
         concurrency_limit=ConcurrencyLimitConfig(**limit) if limit else None,
         work_pool_name=work_pool,
         version=version("rlm-batch"),
-        # Otherwise Prefect asks git about the working directory, whose settings can run code.
+        # Otherwise Prefect runs git in the working directory, and git settings there can run code.
         version_type="prefect:simple",
     )
     await deployment.aapply()
@@ -103,18 +103,18 @@ async def _apply(flow: Any, entry: Mapping[str, Any], work_pool: str) -> None:
 async def deploy_own(
     flow: Any, name: str, parameters: dict[str, Any], description: str, schedules: list[dict[str, Any]], work_pool: str
 ) -> None:
-    """Create a deployment of one of our flows on the configured server, or replace the one of that name.
+    """Create a deployment of one of our flows on the configured server, or replace the deployment of that name.
 
     Args:
         flow: The flow.
         name: The name of the deployment, which Prefect calls FLOW/NAME.
-        parameters: The parameters of its runs, code among them.
-        description: What the UI shows.
-        schedules: When it runs, each with `cron` and `timezone`.
-        work_pool: Where its runs go.
+        parameters: The parameters of its runs, including the code.
+        description: The text that the UI shows.
+        schedules: The schedules, each with `cron` and `timezone`; empty for none.
+        work_pool: The work pool of its runs.
 
     Raises:
-        ConfigurationError: The name is one of prefect.yaml's, the parameters are too long, or the server refuses.
+        ConfigurationError: prefect.yaml has that name, the parameters are too long, or the server refuses a request.
     """
     entrypoint = f"rlm_batch.flows.{flow.name}.{flow.name}"
     if (entrypoint, name) in {(entry["entrypoint"], entry["name"]) for entry in load_entries()}:
@@ -139,7 +139,7 @@ async def _open_client() -> AsyncIterator[PrefectClient]:
     """Open a client of the server in PREFECT_API_URL.
 
     Raises:
-        ConfigurationError: No server is configured, or it does not answer, refuses a request, or goes away.
+        ConfigurationError: No server is configured, or the server does not answer, refuses a request or ends.
     """
     url = PREFECT_API_URL.value()
     if not url:

@@ -1,4 +1,4 @@
-"""A Prefect server in a subprocess, on loopback, with the settings that we ship."""
+"""A Prefect server in a subprocess, on the loopback address, with our settings."""
 
 import os
 import signal
@@ -20,19 +20,19 @@ from ..sandbox.errors import ConfigurationError
 
 WORK_POOL = "rlm-batch"  # the name of the pool whose workers run our deployments
 START_TIMEOUT_SECONDS = 120.0  # seconds; a first start migrates a database, which takes up to 28 s on two cores
-END_GRACE_SECONDS = 10.0  # seconds in which a server writes what it has received
+END_GRACE_SECONDS = 10.0  # seconds in which a server stores received data
 
 
 class PrefectServer:
-    """A Prefect server that runs within this context manager, and that refuses web pages of other addresses.
+    """A context manager that runs a Prefect server. The server refuses requests from web pages of other addresses.
 
     Its log is `server.log` in `home`.
 
     Args:
-        home: Its PREFECT_HOME, where its database is.
+        home: The server's PREFECT_HOME, which contains its database by default.
         port: The port on 127.0.0.1, by default a free one.
         database: The URL of another database.
-        auth: The name and password that it asks clients for, as NAME:PASSWORD.
+        auth: The name and password that clients must send, as NAME:PASSWORD.
 
     Raises:
         ConfigurationError: The port is taken, or the server does not start.
@@ -51,7 +51,7 @@ class PrefectServer:
 
     @property
     def pid(self) -> int | None:
-        """The id of its process, None before and after it runs."""
+        """Return the id of the server's process, or None if the server is not running."""
         return None if self._process is None else self._process.pid
 
     def __enter__(self) -> Self:
@@ -111,7 +111,7 @@ class PrefectServer:
 def build_environment(home: Path) -> dict[str, str]:
     """Return the environment of a server or worker: this process's, our settings, and `home` as PREFECT_HOME."""
     environment = server_environment()
-    environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)  # The command line is quiet, a log is not.
+    environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)  # It silences the command line, but not logs.
     return environment | {"PREFECT_HOME": str(home)}
 
 
@@ -129,7 +129,7 @@ def start_process(log: Path, *words: str, environment: Mapping[str, str]) -> sub
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """End a started process and its session, by SIGKILL after a grace. A process that has ended is not an error."""
+    """End a process and its session, by SIGKILL after `END_GRACE_SECONDS`. An ended process is not an error."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):

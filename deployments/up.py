@@ -30,8 +30,8 @@ from ..sandbox.errors import ConfigurationError
 from .deploy import deploy
 from .server import WORK_POOL, PrefectServer, build_environment, end_process, start_process
 
-QUERY_SECONDS = "2"  # between a worker's queries for due runs; Prefect's 10 s suit a server with many workers
-POLL_SECONDS = 0.5  # between two looks at the server and the worker
+QUERY_SECONDS = "2"  # seconds between a worker's queries for due runs; Prefect's 10 s suit many workers
+POLL_SECONDS = 0.5  # seconds between two checks of the server and the worker
 RUN_GRACE_SECONDS = 30.0  # seconds in which a flow run removes its sandboxes and reports its state
 KILL_GRACE_SECONDS = 5.0  # seconds in which the kernel ends killed processes
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -39,15 +39,16 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def up(port: int | None = None, database: str | None = None, auth: str | None = None) -> None:
-    """Run a server and a worker until SIGINT, SIGTERM or SIGHUP, then end the flow runs and both.
+    """Run a server and a worker until SIGINT, SIGTERM or SIGHUP, then end the flow runs, worker and server.
 
     Args:
         port: The server's port on this machine, by default Prefect's 4200.
         database: The URL of the server's Postgres database, by default SQLite's `prefect.db` in PREFECT_HOME.
-        auth: What the server asks clients for, as NAME:PASSWORD; by default PREFECT_SERVER_API_AUTH_STRING, or nothing.
+        auth: The name and password that clients must send, as NAME:PASSWORD. By default
+            PREFECT_SERVER_API_AUTH_STRING, or none.
 
     Raises:
-        ConfigurationError: An option is wrong, `up` runs already, or the server or the worker does not start or ends.
+        ConfigurationError: An option is wrong, `up` is already running, or the server or the worker fails or ends.
     """
     home = PREFECT_HOME.value()
     port = int(PREFECT_SERVER_API_PORT.value() or 4200) if port is None else port
@@ -87,7 +88,7 @@ def up(port: int | None = None, database: str | None = None, auth: str | None = 
 
 def _interrupt(*_: object) -> NoReturn:
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # A second signal does not cut the end short.
+        signal.signal(number, signal.SIG_IGN)  # A second signal must not interrupt the shutdown.
     raise KeyboardInterrupt
 
 
@@ -110,10 +111,10 @@ def _run(server: PrefectServer, home: Path, auth: str | None) -> NoReturn:
             _watch(server, worker, home)
         finally:
             print("Ending the flow runs, the worker and the server.", flush=True)
-            # A worker that gets SIGTERM kills its flow runs, and leaves their sandboxes and their states as they are.
+            # End the flow runs before the worker. At SIGTERM a worker kills them, and leaves sandboxes and states behind.
             _end_flow_runs(server, worker)
             end_process(worker)
-            _end_flow_runs(server, worker)  # The worker may have started one meanwhile.
+            _end_flow_runs(server, worker)  # The worker may have started a flow run meanwhile.
 
 
 def _start_worker(home: Path, api_url: str, auth: str | None, allowed_paths: str) -> subprocess.Popen[bytes]:
@@ -129,7 +130,7 @@ def _start_worker(home: Path, api_url: str, auth: str | None, allowed_paths: str
 
 
 def _watch(server: PrefectServer, worker: subprocess.Popen[bytes], home: Path) -> NoReturn:
-    """Reap children, adopted ones too, until the server or the worker ends, which raises ConfigurationError."""
+    """Reap ended children, including adopted ones. Raise ConfigurationError when the server or the worker ends."""
     names = {server.pid: "server", worker.pid: "worker"}
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -143,12 +144,12 @@ def _watch(server: PrefectServer, worker: subprocess.Popen[bytes], home: Path) -
 
 
 def _end_flow_runs(server: PrefectServer, worker: subprocess.Popen[bytes]) -> None:
-    """End the worker's flow runs, which remove their sandboxes, and what this process has adopted from it."""
+    """End the worker's flow runs and the adopted processes. The flow runs remove their sandboxes."""
     signalled: set[int] = set()
     deadline = time.monotonic() + RUN_GRACE_SECONDS
     while time.monotonic() < deadline + KILL_GRACE_SECONDS:
         with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:  # Ended children would be listed.
+            while os.waitpid(-1, os.WNOHANG)[0]:  # `list_children` lists ended children, too.
                 pass
         pids = {*list_children(worker.pid), *list_children(os.getpid())} - {server.pid, worker.pid}
         if not pids:
@@ -159,7 +160,7 @@ def _end_flow_runs(server: PrefectServer, worker: subprocess.Popen[bytes]) -> No
             if is_late or (pid not in signalled and not _is_hook(pid)):
                 signalled.add(pid)
                 with suppress(ProcessLookupError, PermissionError):
-                    send = os.killpg if os.getpgid(pid) == pid else os.kill  # A flow run leads a group.
+                    send = os.killpg if os.getpgid(pid) == pid else os.kill  # A flow run leads a process group.
                     send(pid, signal.SIGKILL if is_late else signal.SIGTERM)
         time.sleep(0.1)
 
@@ -171,7 +172,7 @@ def _is_hook(pid: int) -> bool:
 
 
 def find_allowed_paths() -> str:
-    """Return the directories that runs may use: the user's home and this one, or those of RLM_BATCH_ALLOWED_PATHS."""
+    """Return the directories that runs may use: RLM_BATCH_ALLOWED_PATHS, or the home and the working directory."""
     directories = dict.fromkeys(path for path in (str(Path.home()), os.getcwd()) if os.pathsep not in path)
     return os.environ.get(ALLOWED_PATHS, os.pathsep.join(directories))
 
