@@ -1,6 +1,7 @@
-"""A flow that runs after each sweep that has completed on the Prefect server, and reads what it has found.
+"""A flow that runs after each completed sweep on the Prefect server, and reads the sweep's report.
 
-Run beside `rlm-batch up`, until Ctrl-C, with PREFECT_API_URL set: the event `rlm-batch.run.completed` starts it.
+Start this program while `rlm-batch up` is running, with PREFECT_API_URL set. Until Ctrl-C, the event
+`rlm-batch.run.completed` starts the flow.
 """
 
 from prefect import flow

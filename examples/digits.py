@@ -1,4 +1,4 @@
-"""A network with one hidden layer learns noisy digits, in pure Python: a trial of a sweep that searches.
+"""A trial for a search by `sweep`: a network with one hidden layer learns noisy digits, in pure Python.
 
 rlm-batch sweep examples/digits.py --space lr=log:0.001..1.0 --space hidden=4..32:4 --space decay=log:1e-6..0.1 \
   --trials 30 --pruner asha --maximize accuracy

@@ -1,6 +1,6 @@
-"""A sweep that says when its best trial beats the last one: the best so far is a Prefect variable, the news an event.
+"""A sweep that emits an event if its best trial is better than before. A Prefect variable stores the best loss so far.
 
-automations.yaml makes a message of the event. To run it every night, deploy it:
+automations.yaml sends a message for the event. To run the sweep every night, deploy it:
 
     prefect deploy examples/nightly.py:nightly --name nightly --pool rlm-batch --cron "0 3 * * *"
 """
@@ -21,7 +21,7 @@ NAME = "learning_rate"
 @flow
 async def nightly(batch_sizes: list[int]) -> float:
     report = await sweep(CODE, grid={"lr": [0.001, 0.01], "batch_size": batch_sizes}, objective="loss")
-    assert report.best is not None  # a sweep of which nothing succeeded has failed before
+    assert report.best is not None  # a sweep without a successful trial has raised before
     loss = report.best.loss
     before = await Variable.aget(f"best_loss_{NAME}", default=None)
     if before is None or loss < before:

@@ -1,8 +1,8 @@
-"""Makes the automations of automations.yaml, whose messages go to the address that is given: any that takes a POST.
+"""A program that creates the automations of automations.yaml. Their messages are POST requests to the given address.
 
     python examples/notify.py https://hooks.example.org/rlm-batch
 
-It needs a server (PREFECT_API_URL): automations are the server's, and outlive this program.
+It needs a Prefect server (PREFECT_API_URL). The server keeps and runs the automations after this program has ended.
 """
 
 import subprocess

@@ -1,4 +1,4 @@
-"""Word counts over the chunks of a real text, the topics that Python's own help() shows, reduced to one table.
+"""Word counts over chunks of a text, reduced to one table. The text is the topics of Python's help().
 
 Each chunk writes its counts to a separate file on the volume, and the reduction reads all files. A second run executes
 nothing.
