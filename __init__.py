@@ -1,13 +1,14 @@
-"""The public face of rlm-batch: each name is imported from its room when it is first asked for."""
+"""The public names of rlm-batch. The module of a name is imported when the name is first used."""
 
 import os
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# Prefect reads these when it is imported. Without them it tells its makers of a first import on a terminal, and so does
-# every ten minutes the server that it starts for `save` and `load` of a block where none is configured, which logs an
-# error where it cannot; and on a new PREFECT_HOME that server takes longer than the 20 s for which it is waited for.
+# Prefect reads these variables when it is imported. The first two turn off telemetry. Without them, Prefect reports its
+# first import on a terminal, and a server reports every ten minutes and logs an error if it cannot. The third one is
+# for the server that Prefect starts for `save` and `load` of a block if no server is configured. With a new
+# PREFECT_HOME, this server needs more than Prefect's limit of 20 s to start.
 for _name, _value in (
     ("DO_NOT_TRACK", "1"),
     ("PREFECT_SERVER_ANALYTICS_ENABLED", "false"),
@@ -16,7 +17,7 @@ for _name, _value in (
     os.environ.setdefault(_name, _value)
 if os.path.expanduser("~") == "~":  # Without HOME and an entry in passwd Prefect cannot be imported.
     os.environ["HOME"] = "/"  # Container engines set the same value.
-# Clients read the proxies when they are created, in this process and in those that it starts.
+# HTTP clients read the proxy variables when they are created, in this process and in its child processes.
 import_module(".flows.proxies", __name__).exclude_loopback(os.environ)
 
 if TYPE_CHECKING:  # The public names, in the form that makes them public for a type checker.
@@ -75,7 +76,7 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
 else:  # A type checker that sees `__getattr__` accepts any name.
 
     def __getattr__(name: str) -> object:
-        # Importing Prefect takes seconds and the SDKs another one, so a name is imported when it is first used.
+        # Importing Prefect takes seconds and the SDKs another second, so a name is imported when it is first used.
         modules = _find_modules()
         if name == "__all__":
             return sorted(modules)
