@@ -25,7 +25,7 @@ def test_a_question_about_a_file_prints_answer_usage_and_path(
     done = run("rlm", "q", *MODEL, "--max-llm-calls", "1")
     assert done.returncode == 1
     assert done.stdout.startswith("No answer. The model's last output:\nfound it\n")
-    assert "raise max_llm_calls" in done.stderr
+    assert "raise --max-llm-calls" in done.stderr
 
     openai.script = lambda _: Reply("the account is closed", status=403)
     done = run("rlm", "q", *MODEL)

@@ -73,7 +73,7 @@ def test_volumes_are_listed_and_directories_are_deleted_only_on_request(run, ref
     assert run("volume", "list", "--json").stdout.splitlines() == ['{"name": "a"}', '{"name": "b"}']
     assert run("volume", "ls", "b").stdout.splitlines() == [r"1  a\x1b[2J.txt", r"1  b\udcff"]
     assert run("volume", "ls", "a", "one.txt", "--json").stdout == '{"path": "one.txt", "bytes": 1}\n'
-    assert run("volume", "rm", "a", "one.txt").stderr.splitlines() == ["1 file removed from a"]
+    assert run("volume", "rm", "a", "one.txt").stderr.splitlines() == ["removed 1 file from the volume a"]
     assert "deep is a directory with 1 file: --recursive removes it" in refused("volume", "rm", "a", "deep")
     assert (volumes / "a" / "deep" / "two.txt").exists()
     assert run("volume", "rm", "a", "deep", "--recursive").returncode == 0

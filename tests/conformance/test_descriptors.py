@@ -179,7 +179,7 @@ async def test_an_invalid_result_written_without_submit_raises_submit_error(
     for why, bodies in REFUSED.items():
         for body in bodies:
             fields = [{"name": "x", "type": "int"}] if why == "not the fields" else None
-            with pytest.raises(SubmitError, match="written past SUBMIT") as caught:
+            with pytest.raises(SubmitError, match="invalid result past SUBMIT") as caught:
                 await interpreter.execute(code, {"header": header, "body": body}, output_fields=fields)
             assert caught.value.meta is not None
             assert len(str(caught.value)) < 400, body

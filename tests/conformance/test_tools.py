@@ -202,7 +202,7 @@ async def test_a_forked_process_cannot_call_tools(provider: SandboxProvider) -> 
         SUBMIT(said=os.read(reads, 1000).decode(), still=double(2))
         """
     result = await run(provider, code, double=lambda n: 2 * n)
-    assert "own process" in result["said"]
+    assert "main process" in result["said"]
     assert result["still"] == 4
 
 

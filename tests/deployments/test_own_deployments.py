@@ -144,10 +144,10 @@ def test_wrong_usage_is_one_sentence_and_creates_nothing(command: Callable[..., 
     named_sweep = (*SWEEP, "--name", "x")
     cases: dict[tuple[str, ...], str] = {
         ("swep", "train.py", "--grid", "lr=1"): "unknown flow 'swep': give batch, ",
-        ("--name", "x", "sweep", "train.py"): "'--name' is no flow",
+        ("--name", "x", "sweep", "train.py"): "unknown flow '--name'",
         ("sweep", "nosuch.py", "--name", "x"): "the file nosuch.py cannot be read: No such file",
         ("batch", "train.py", "--inputs", "nosuch.csv", "--name", "x"): "nosuch.csv",
-        ("sweep", "train.py", "--name", "x"): "the space is missing",
+        ("sweep", "train.py", "--name", "x"): "missing",
         SWEEP: "--name",
         **{(*SWEEP, "--name", name): "is not allowed: use letters, digits" for name in ("a/b", "x?y", "..", " x", "")},
         (*SWEEP, "--name", "local"): "sweep/local is a deployment of rlm-batch's own: give another --name",

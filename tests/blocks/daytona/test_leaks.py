@@ -90,8 +90,8 @@ async def test_cancelled_creations_are_deleted_when_possible_and_the_log_warns(
         await wait_for_call(CREATE, 3)
     for task in opening:
         task.cancel()
-    warning = "3 sandboxes are still starting; removing them"
-    await wait_until_async(lambda: warning in caplog.text, "whoever waits is told")
+    warning = "removing 3 sandboxes that are still starting"
+    await wait_until_async(lambda: warning in caplog.text, "the log warns")
     if moment == "while it starts":
         await wait_for_call(DELETE, 3)
     go_on(standin)
@@ -151,7 +151,7 @@ async def test_losing_a_sandbox_during_setup_is_not_a_configuration_error(
     await DaytonaSandbox().delete_sandbox(box["id"])
     await wait_until_empty(standin)
     go_on(standin)
-    with pytest.raises(SandboxStartError, match="it disappeared meanwhile"):
+    with pytest.raises(SandboxStartError, match="disappeared meanwhile"):
         await opening
     assert standin.state()["created"] == 1
 
@@ -180,7 +180,7 @@ async def test_a_failed_deletion_is_not_an_error_and_the_lifetime_ends_the_sandb
     standin.set(fault_rate=1.0, faults=["503"], fault_where=r"^DELETE")
     await sandbox.remove()
     assert "could not be removed within" in caplog.text
-    assert "at the end of its lifetime" in caplog.text
+    assert "wait until Daytona removes it" in caplog.text
     standin.set(minute=0.01)
     await wait_until_empty(standin)
 

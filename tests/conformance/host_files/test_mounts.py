@@ -48,7 +48,7 @@ async def test_a_path_that_the_sandbox_needs_is_refused_before_one_is_opened(
     provider: SandboxProvider, tmp_path: Path
 ) -> None:
     for target in ("/", "/usr/lib", "/proc/x"):
-        with pytest.raises(ConfigurationError, match="needs for itself"):
+        with pytest.raises(ConfigurationError, match="used by the sandbox itself"):
             provider.with_files(mounts={target: tmp_path})
     mine = read_own_identity()  # a container engine also lists other processes' sandboxes
     assert [info for info in await provider.list_sandboxes() if info.process == mine] == []

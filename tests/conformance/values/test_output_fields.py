@@ -24,7 +24,7 @@ WRONG = [
     ("", "missing: answer, score, notes"),
     ("'yes', 0.5, 1, 2", "4 positional"),
     ("'yes', 0.5, 1, other=2", "no field 'other'"),
-    ("'yes', 0.5, 1, answer='no'", "'answer' twice"),
+    ("'yes', 0.5, 1, answer='no'", "'answer' by position and by name"),
     ("5, 0.5, 1", "'answer' must be str, not int"),
     ("'yes', 'high', 1", "'score' must be float, not str"),
     ("'yes', True, 1", "'score' must be float, not bool"),

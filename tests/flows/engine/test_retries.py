@@ -117,7 +117,7 @@ async def test_code_with_an_unknown_outcome_is_retried_only_if_idempotent(
         assert outcome.meta.earlier_errors[0].startswith(OutcomeUnknown.__name__)
     else:
         assert isinstance(outcome.error, OutcomeUnknown)
-        assert "idempotent=True" in str(outcome.error)
+        assert "set idempotent" in str(outcome.error)
     assert counter.counts == {"0": 2 if idempotent else 1}
 
 
@@ -132,7 +132,7 @@ async def test_invalid_settings_end_the_flow_at_once(daytona: Any, counter: Exec
 async def test_a_run_fails_after_its_retries_when_the_workspace_stays_full(
     daytona: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlm_batch.tasks.capacity.admission.REFUSAL_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("rlm_batch.tasks.lane.REFUSAL_PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("rlm_batch.tasks.capacity.admission.REFUSAL_PAUSES_SECONDS", (0.05,))
     daytona.set(max_sandboxes=0)
     failures = await batch(

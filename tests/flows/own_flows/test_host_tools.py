@@ -56,10 +56,10 @@ async def test_invalid_tools_are_refused_before_a_sandbox_opens(tmp_path: Path, 
         ({"look up": len}, "a name that Python code cannot use"),
         ({"SUBMIT": len}, "has the name of a function"),
         ({"size": 3}, "is 3: pass a function, or its import path"),
-        ({"size": "os.path"}, "is 'os.path': it is a function"),
+        ({"size": "os.path"}, "is 'os.path': pass a function"),
         ({"size": "no.such:function"}, "no.such:function, cannot be imported on this host"),
         ({"size": "os.path:nothing"}, "cannot be imported on this host"),
-        ({"size": "os.path:sep"}, "is a str, which cannot be called"),
+        ({"size": "os.path:sep"}, "is a str, not a function"),
     ]
     for tools, message in wrong:
         with pytest.raises(ConfigurationError, match=message):

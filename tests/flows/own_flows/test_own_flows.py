@@ -50,7 +50,7 @@ def test_sync_flows_and_tasks_get_the_report():
 
 @pytest.mark.anyio
 async def test_sync_in_a_running_loop_is_refused_with_a_hint_to_await():
-    with pytest.raises(ConfigurationError, match=r"write `await sweep\(\.\.\.\)` instead"):
+    with pytest.raises(ConfigurationError, match=r"write `await sweep\(\.\.\.\)`"):
         sweep.sync(LOSS, GRID)
 
 
@@ -76,7 +76,7 @@ def test_saved_and_unsaved_blocks_are_providers():
     for provider, mib in ((saved, 512), (LocalSandbox(memory_mib=768), 768)):
         assert batch.sync([code], provider=provider)[0].mib == mib
     secret = LocalSandbox(environment={"KEY": "s3cret"})
-    with pytest.raises(ConfigurationError, match=r"would show its environment: .* save it"):
+    with pytest.raises(ConfigurationError, match=r"would show its environment: save it"):
         batch.sync(["SUBMIT(y=1)"], provider=secret)
 
 

@@ -81,7 +81,7 @@ async def test_a_shard_restarted_elsewhere_ends_and_leaves_no_sandbox(results, m
     running = asyncio.create_task(run(files, timeout=1000))
     await wait_until_async(lambda: files.read_heartbeat() is not None)
     files_of(results, "import time; time.sleep(1000)", attempt=2)
-    with pytest.raises(NotRun, match="begun it anew"):
+    with pytest.raises(NotRun, match="started it again"):
         await asyncio.wait_for(running, 90)
     assert read_values(files) == {}
 

@@ -408,7 +408,7 @@ def test_an_answer_is_found_until_its_line_is_damaged_or_deleted(tmp_path: Path)
     (root / "answers.sqlite").write_bytes(b"no database at all" * 100)
     assert [later.find_answer(key) for key in "ab"] == [None, None]
     assert len(warnings) == 1
-    assert "answers.sqlite, cannot be used" in warnings[0]
+    assert "answers.sqlite cannot be used" in warnings[0]
 
 
 def test_an_answer_of_a_newer_version_is_refused(tmp_path: Path):

@@ -253,7 +253,7 @@ def test_processors_have_a_limit(hosts: Hosts) -> None:
 def test_a_limit_that_cannot_be_enforced_is_refused(hosts: Hosts) -> None:
     error = Box(hosts("user"), "landlock", None, {"cpus": 0.2}).run("pass")["error"]
     assert error["error"] == "ConfigurationError"
-    assert "cpus=0.2" in error["text"]
+    assert "cpus is 0.2" in error["text"]
     assert "Delegate=yes" in error["text"]
 
 
