@@ -19,6 +19,8 @@ from ..sandbox.requests.code_text import decode_code
 # The bounds of a variable, such as log:1e-5..0.1 or 32..512:32.
 BOUNDS = re.compile(r"(?P<log>log:)?(?P<low>[^.,:]*(?:\.[^.,:]+)?)\.\.(?P<high>[^,:]+)(?::(?P<step>[^,:]+))?")
 LIKE_BOUNDS = re.compile(r"log:|(?:log|[a-z]+:)?\s*[-+]?\.?\d[\de.+-]*?\s*(?:\.\.|\u2026)|(?:\.\.|\u2026)\s*[-+]?\.?\d")
+NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+LIKE_RANGE = re.compile(rf"({NUMBER})\s*(?:-|to)\s*({NUMBER})")
 LIKE_SLICE = re.compile(r"[-+.\de]*\d(?::[-+.\de]*\d){1,2}")
 LIKE_CALL = re.compile(
     r"(?:np|numpy)\.\w+\(|(?:\w+\.)?(?:a?range|(?:lin|log|geom)space|choice|q?(?:log_?)?uniform|interval|randint)\("
@@ -174,6 +176,9 @@ def _find_slip(option: str, name: str, text: str, *, is_alone: bool) -> tuple[st
         return f"{json.dumps(text)} contains characters that only look like ASCII", [plain]
     if "," in text or LIKE_CALL.match(text):
         return f"{text} is not evaluated: list the values, as in 1,2,3, or draw them from bounds with --space", None
+    if option == "--space" and is_alone and (match := LIKE_RANGE.fullmatch(plain)):
+        bounds = _spell_bounds(f"{match[1]}..{match[2]}")
+        return "a single text is one choice, and bounds are LOW..HIGH", [bounds] if bounds else None
     if LIKE_BOUNDS.match(plain) or (is_alone and LIKE_SLICE.fullmatch(plain)):
         bounds = _spell_bounds(plain)
         if option == "--grid":

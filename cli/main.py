@@ -9,8 +9,12 @@ import os
 import signal
 import sys
 import warnings
+from typing import TYPE_CHECKING
 
 from .standard_streams import open_standard_streams
+
+if TYPE_CHECKING:
+    from cyclopts import CycloptsError
 
 # These are set before Prefect is imported. Prefect's log lines would hide the command's output, and still reach the
 # server. Its internal lines do not, and print a page for each event that does not reach a server.
@@ -75,7 +79,8 @@ def _run_command(arguments: list[str] | None) -> int:
         if (error := getattr(sys.stdout, "error", None)) is not None:
             _print_error(f"standard output could not be written ({error.strerror}): some or all of it is missing")
     except CycloptsError as error:
-        _print_error(f"{error} (see rlm-batch --help)")
+        command = " ".join(["rlm-batch", *(error.command_chain or ())])
+        _print_error(f"{_describe_usage_error(error)} (see {command} --help)")
         return 2
     except BrokenPipeError:
         # The reader closed the pipe, as `head` does. At exit Python would try to write the rest.
@@ -85,6 +90,27 @@ def _run_command(arguments: list[str] | None) -> int:
         _print_error(str(error))
         return 2
     return status if isinstance(status, int) else 0
+
+
+def _describe_usage_error(error: "CycloptsError") -> str:
+    """Return what is wrong with the command line, without a full stop."""
+    from cyclopts import MissingArgumentError, UnknownOptionError
+
+    if isinstance(error, UnknownOptionError):
+        option = (error.token.keyword or error.token.value).partition("=")[0]
+        if option in ("--environment", "--env"):
+            return (
+                f"Unknown option: {option}: save a block with your environment variables and pass it with --provider, "
+                "as in docs/cookbook.md"
+            )
+    if type(error) is not MissingArgumentError or error.argument is None:
+        return str(error).removesuffix(".")
+    if error.keyword is not None:
+        return f"{error.keyword} needs a value"
+    description = (error.argument.parameter.help or "").partition(";")[0]
+    message = f"{error.argument.name} is missing" + (f": {description}" if description else "")
+    suggestion = str(error).partition(" Did you mean ")[2]
+    return f"{message}. Did you mean {suggestion}" if suggestion else message
 
 
 def _print_error(text: str) -> None:

@@ -1,5 +1,6 @@
 """The sweep flow: one piece of code over the points of a search space, and the best trial by an objective."""
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as parameter_model
 
 from ..blocks.storage.location import PathOrLocation
-from ..sandbox.caller import name_parameter
+from ..sandbox.caller import get_caller, name_parameter
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import MaybeNone, Outcome, Result
 from ..tasks.ledger.run_record import Direction, Objective, ReportSpec
@@ -216,7 +217,11 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         if self.grid is None:
             raise ConfigurationError(
                 f"the points are missing: pass {name_parameter('grid')} (values of each variable), "
-                f"{name_parameter('points')} (a list), or {name_parameter('space')} (to draw from)"
+                + (
+                    "--points FILE, or --space with --trials"
+                    if get_caller().is_command
+                    else "points (a list), or space (to draw from)"
+                )
             )
         return Grid(cast("dict[str, list[Any]]", self.grid))
 
@@ -228,18 +233,18 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         """
         objectives = parse_objectives(self.objective, self.direction)
         best = BestTrials(ReportSpec.for_trials(objectives))
-        succeeded, fields, wrong = 0, dict[str, None](), dict[str, Any]()
+        has_succeeded, fields, wrong = False, dict[str, None](), dict[str, Any]()
         # One at a time, because the trials of a sharded job may be more than memory holds.
         for trial in outcomes.results if objectives else ():
             if isinstance(trial, Result) and not trial.meta.pruned:
-                succeeded += 1
+                has_succeeded = True
                 fields.update(dict.fromkeys(trial.outputs))
                 for name in {item.name for item in objectives} & trial.outputs.keys():
                     if not is_score(trial.outputs[name]) and not is_nonfinite(trial.outputs[name]):
                         wrong[name] = trial.outputs[name]
                 best.consider(trial)
-        if succeeded and not best.results:
-            _refuse_objective(objectives, fields, wrong, succeeded, outcomes.results_path)
+        if has_succeeded and not best.results:
+            _refuse_objective(objectives, fields, wrong, outcomes.results_path)
         return SweepReport(
             outcomes.results, best.result, self.objective, self.direction, outcomes.results_path,
             tuple(best.results) if len(objectives) > 1 else (), self.space,
@@ -250,23 +255,32 @@ def _refuse_objective(
     objectives: Sequence[Objective],
     fields: dict[str, None],
     wrong: dict[str, Any],
-    succeeded: int,
     results_path: str,
 ) -> None:
     """Raise ConfigurationError that names the missing objective, or one of the `wrong` values, which are no numbers."""
-    submitted = f"they submitted {', '.join(fields)}" if fields else "none called SUBMIT with a field"
-    missing = next((item.name for item in objectives if item.name not in fields), None)
-    name = missing or ", ".join(item.name for item in objectives)
-    what = "submitted it as a number" if missing is None else "submitted it"
-    remedy = "Name"
-    if missing is None and wrong:
+    names = [item.name for item in objectives]
+    submitted = ", ".join(fields)
+    missing = next((item for item in objectives if item.name not in fields), None)
+    if missing is not None and fields:
+        others = [field for field in fields if field not in names]
+        similar = others if len(others) == 1 else difflib.get_close_matches(missing.name, others, 1)
+        remedy = f"pass {_spell_objective(missing.direction, similar[0])}" if similar else "name another objective"
+        reason = f"{missing.name!r}, they submitted {submitted}: {remedy}"
+    elif missing is not None:
+        reason = f"any field: call SUBMIT with {missing.name}"
+    elif wrong:
         field, value = next(iter(wrong.items()))
-        submitted = f"{field} is {KINDS.get(type(value), 'None')}"
-        remedy = f"Submit {_find_number(field, value)}, or name"
-    raise ConfigurationError(
-        f"none of the {succeeded:,} trials {what} {name!r}: {submitted}. {remedy} another objective; the "
-        f"results are in {results_path}"
-    )
+        kind = KINDS.get(type(value), "None")
+        remedy = f"Submit {_find_number(field, value)}, or name another objective"
+        reason = f"{', '.join(names)!r} as a number: {field} is {kind}. {remedy}"
+    else:
+        reason = f"{', '.join(names)!r} as a number: they submitted {submitted}. Name another objective"
+    raise ConfigurationError(f"no trial submitted {reason}; the results are in {results_path}")
+
+
+def _spell_objective(direction: str, field: str) -> str:
+    """Return how the caller sets the objective."""
+    return f"--{direction} {field}" if get_caller().is_command else f"objective={field!r}"
 
 
 def _find_number(field: str, value: Any) -> str:

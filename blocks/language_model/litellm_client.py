@@ -4,7 +4,6 @@ The first check or request imports LiteLLM in a thread, because the import takes
 """
 
 import asyncio
-import difflib
 import importlib
 import logging
 import os
@@ -113,11 +112,7 @@ class LiteLLMModel:
         try:
             return self._litellm.get_llm_provider(model=self.name, api_base=self.api_base)[1]
         except Exception:  # noqa: BLE001 - LiteLLM raises the same errors as for requests
-            similar = difflib.get_close_matches(self.name, self._litellm.model_cost, 1)
-            hint = f"; {similar[0]} is one" if similar else ""
-            raise ConfigurationError(
-                f"LiteLLM knows no model {self.name!r}{hint}: begin the name with the service, as in openai/gpt-4o-mini"
-            ) from None
+            raise ConfigurationError(f"{self.name!r} is no known model: name one as in openai/gpt-4o-mini") from None
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what an answer depends on; see `Model.fingerprint`. The address may come from the environment."""

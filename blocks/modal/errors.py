@@ -61,9 +61,10 @@ def map_error(error: Exception, failure: str) -> RlmBatchError:
             retry_after=waits[0],
         )
     if isinstance(error, (exceptions.AuthError, exceptions.PermissionDeniedError)):
-        return ConfigurationError(
-            f"{failure}: {reason} Run `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
-        )
+        remedy = "run `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
+        if reason.startswith("Token missing"):
+            return ConfigurationError(f"Modal needs a token: {remedy}")
+        return ConfigurationError(f"{failure}: {reason.rstrip('.')}: {remedy}")
     is_refused = isinstance(error, (exceptions.InvalidError, exceptions.VersionError, exceptions.UnimplementedError))
     is_settings = is_refused and not isinstance(error, exceptions.ConflictError)
     return (ConfigurationError if is_settings else SandboxStartError)(f"{failure}: {reason}")

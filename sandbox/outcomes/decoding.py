@@ -132,8 +132,8 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     }  # fmt: skip
     if status == "timeout":
         return ExecutionTimeout(
-            f"the code was still running{where} after its timeout of {timeout or 0:g} s; give it more with timeout=, "
-            f"or less to do.{state_note}" + (f"\n{traceback}" if traceback else ""),
+            f"the code was still running{where} after its timeout of {timeout or 0:g} s; give it more with "
+            f"{name_parameter('timeout')}, or less to do.{state_note}" + (f"\n{traceback}" if traceback else ""),
             timeout=timeout or 0.0,
             traceback=traceback,
             stdout=meta.stdout,
@@ -235,7 +235,7 @@ def describe_crash(header: dict[str, Any], stderr: str, subject: str = "the code
     if signal == SIGXCPU:
         more = "a longer timeout"
         if "cpu_seconds" in _get_limits(header):
-            more = f"a higher cpu_seconds{_describe_value(header, 'cpu_seconds')}"
+            more = f"a higher {name_parameter('cpu_seconds')}{_describe_value(header, 'cpu_seconds')}"
         return f"{subject} used up its CPU seconds: set {more}, or do less"
     if signal == SIGXFSZ:
         hint = describe_limit(header, {"limit": "file_size"}) or ": write smaller files"
@@ -251,9 +251,8 @@ def describe_crash(header: dict[str, Any], stderr: str, subject: str = "the code
 def describe_more_memory(header: dict[str, Any]) -> str:
     """Describe how to get more memory, with the option if the provider has one."""
     option = header["memory_option"]  # set by the host, so trusted
-    return (
-        f"give the sandbox more with {option}{_describe_value(header, option)}" if option else "give the sandbox more"
-    )
+    more = f" with {name_parameter(option)}{_describe_value(header, option)}" if option else ""
+    return f"give the sandbox more{more}"
 
 
 def describe_shortage(header: dict[str, Any], message: str) -> str:
@@ -267,7 +266,10 @@ def describe_limit(header: dict[str, Any], outcome: dict[str, Any]) -> str:
     limit, limits = outcome.get("limit"), _get_limits(header)
     options, remedy = HIT_LIMITS.get(limit, ((), "")) if isinstance(limit, str) else ((), "")
     option = min((option for option in options if option in limits), key=limits.__getitem__, default="")
-    return f". {option} allows {limits[option]:,}: {remedy}, or set a higher {option}" if option else ""
+    if not option:
+        return ""
+    name = name_parameter(option)
+    return f". {name} allows {limits[option]:,}: {remedy}, or set a higher {name}"
 
 
 def _describe_value(header: dict[str, Any], option: str) -> str:

@@ -51,3 +51,21 @@ def test_an_undefined_name_names_the_option_or_the_similar_variable(run, tmp_pat
     assert remedy == "--grid learning_rte=VALUE,VALUE"
     done = run("sweep", "use.py", "--grid", "learning_rte=1,2")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "advice"),
+    [
+        ("while True: pass", ["--timeout", "1"], "give it more with --timeout, or less to do"),
+        ("x = bytearray(10**10)", ["--memory-mib", "100"], "give the sandbox more with --memory-mib (it is 100)"),
+    ],
+)
+def test_a_reached_limit_names_its_option(run, tmp_path, code, options, advice):
+    (tmp_path / "use.py").write_text(code)
+    assert advice in run("batch", "use.py", *options).stderr
+
+
+def test_a_missing_objective_names_the_option(run, tmp_path):
+    (tmp_path / "use.py").write_text("SUBMIT(loss=x)")
+    failed = run("sweep", "use.py", "--grid", "x=1,2", "--maximize", "los")
+    assert "no trial submitted 'los', they submitted loss: pass --maximize loss; the results are in" in failed.stderr

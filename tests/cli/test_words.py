@@ -158,6 +158,18 @@ def test_misplaced_bounds_are_refused_with_the_right_option_and_spelling(word: s
     assert space == {"x": BOUNDS[word]}
 
 
+@pytest.mark.parametrize(
+    ("values", "bounds"), [("0.1-1", {"low": 0.1, "high": 1}), ("1e-5-1e-1", {"low": 1e-5, "high": 0.1})]
+)
+def test_a_single_text_that_looks_like_a_range_is_refused_with_its_bounds(values: str, bounds: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"a single text is one choice, and bounds are LOW\.\.HIGH") as raised:
+        parse_space([f"lr={values}"])
+    as_bounds, as_text = str(raised.value).rpartition("; write ")[2].removesuffix(" for the text").split(", or ")
+    assert parse_space(shlex.split(as_bounds)) == {"lr": bounds}
+    assert parse_space(shlex.split(as_text)) == {"lr": [values]}
+    assert parse_space([f"lr={values},2024-01-01"]) == {"lr": [values, "2024-01-01"]}
+
+
 @pytest.mark.parametrize("values", ['"../data"', '["../data"]'])
 def test_a_quoted_text_with_two_dots_is_a_choice(values: str) -> None:
     assert parse_space([f"x={values}"]) == {"x": ["../data"]}

@@ -6,8 +6,11 @@ import pytest
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["batch"], "FILE"),
-        (["nosuch"], "nosuch"),
+        (
+            ["batch"],
+            "FILES is missing: Python files, one execution each, or one file with --inputs (see rlm-batch batch ",
+        ),
+        (["nosuch"], "(see rlm-batch --help)"),
         (["batch", "slow.py", "slow.py", "--inputs", "odd.jsonl"], "--inputs needs one piece of code, and there are 2"),
         (
             ["batch", "odd.jsonl"],
@@ -29,10 +32,11 @@ import pytest
         (["batch", "slow.py", "--mounts", "/data"], "--mounts /data: give the path in the sandbox"),
         (["batch", "slow.py", "--mounts", "/a=slow.py", "--mounts", "/a=slow.py"], "--mounts sets /a twice"),
         (["batch", "slow.py", "--prepare", "nosuch.py"], "the file nosuch.py cannot be read: No such file"),
-        (["sweep", "slow.py"], "the points are missing: pass --grid"),
+        (["sweep", "slow.py"], "pass --grid (values of each variable), --points FILE, or --space with --trials"),
         (["sweep", "slow.py", "--grid", "x="], "no values"),
         (["sweep", "slow.py", "--grid", "x"], "lr=0.001,0.01"),
         (["sweep", "slow.py", "--grid", "x=1", "--grid", "x=2"], "twice"),
+        (["sweep", "slow.py", "--space", "x=0.1-1", "--trials", "3"], "write x=0.1..1, or"),
         (["sweep", "slow.py", "--grid", "x=[1"], "JSON"),
         (["sweep", "slow.py", "--points", "nosuch.csv"], "No such file"),
         (["sweep", "slow.py", "--space", "x=a..1", "--trials", "3", "--minimize", "y"], "'a' is not a number"),
@@ -54,7 +58,14 @@ import pytest
             "nosuch.py cannot",
         ),
         (["sequence", "slow.py", "--max-workers", "2"], "--max-workers"),
-        (["rlm", "q"], "--language-model"),
+        (
+            ["rlm", "q"],
+            "--language-model is missing: Model to ask, such as openai/gpt-4o-mini (see rlm-batch rlm --help)",
+        ),
+        (["sweep", "slow.py", "--trials"], "--trials needs a value (see rlm-batch sweep --help)"),
+        (["batch", "slow.py", "--timeot", "3"], "Did you mean --timeout? (see rlm-batch batch --help)"),
+        (["batch", "slow.py", "--environment", "A=1"], "save a block with your environment variables"),
+        (["volume", "ls"], "NAME is missing (see rlm-batch volume ls --help)"),
         (["volume", "ls", "nosuch"], "no volume 'nosuch'"),
         (["volume", "ls", "../x"], "not the name of a volume"),
         (["volume", "ls", "there", "../x"], "not a path on a volume"),

@@ -19,7 +19,9 @@ def test_a_user_error_is_a_sentence_without_a_traceback(caplog: pytest.LogCaptur
     with pytest.raises(ExecutionsFailed):
         batch.sync(["1 / 0"])
     wrong, failed = read_log(caplog)
-    assert wrong.startswith("ConfigurationError: none of the 1 trials submitted it 'loss'")
+    assert wrong.startswith(
+        "ConfigurationError: no trial submitted 'loss', they submitted x: pass objective='x'; the results are in "
+    )
     assert failed.startswith("ExecutionsFailed: 1 of 1 executions failed")
     assert "Traceback" not in wrong + failed
 

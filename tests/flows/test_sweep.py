@@ -58,9 +58,11 @@ async def test_an_invalid_space_is_refused_with_one_sentence(space, message):
 
 @pytest.mark.full
 async def test_a_missing_objective_lists_the_submitted_fields():
-    with pytest.raises(ConfigurationError, match="none submitted it: they submitted lr, batch_size, loss"):
+    with pytest.raises(
+        ConfigurationError, match="no trial submitted 'los', they submitted lr, batch_size, loss: pass objective='loss'"
+    ):
         await sweep(CODE, GRID, objective="los")
-    with pytest.raises(ConfigurationError, match="none called SUBMIT with a field"):
+    with pytest.raises(ConfigurationError, match="no trial submitted any field: call SUBMIT with loss"):
         await sweep("pass", {"x": [1]}, objective="loss")
     for value, message in (
         ("'0.5'", r"loss is text. Submit float\(loss\), or name another objective"),
@@ -68,7 +70,7 @@ async def test_a_missing_objective_lists_the_submitted_fields():
         ("(1, 2)", "loss is a list. Submit a number, or"),
         ("True", r"loss is a bool. Submit float\(loss\), or"),
     ):
-        with pytest.raises(ConfigurationError, match=f"none submitted it as a number: {message}"):
+        with pytest.raises(ConfigurationError, match=f"no trial submitted 'loss' as a number: {message}"):
             await sweep(f"SUBMIT(loss={value})", {"x": [1]}, objective="loss")
 
 

@@ -330,7 +330,7 @@ def test_invalid_limits_are_refused(chat):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": "of-my-own"}, "LiteLLM knows no model 'of-my-own': begin the name with the service"),
+        ({"model": "of-my-own"}, "'of-my-own' is no known model: name one as in openai/gpt-4o-mini"),
         (
             {"sub_model": "groq/llama-3.1-8b-instant"},
             "the model groq/llama-3.1-8b-instant needs a key: set GROQ_API_KEY",

@@ -50,7 +50,10 @@ async def test_a_wrong_token_says_where_to_set_it(modal_sandbox: Make) -> None:
 
 def test_a_missing_token_is_an_error_before_any_call(modal_standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    with pytest.raises(ConfigurationError, match=r"Token missing.*MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"^Modal needs a token: run `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET$",
+    ):
         ModalInterpreter().start()
     assert not modal_standin.ask("state")["counts"]
 
