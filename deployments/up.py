@@ -111,7 +111,7 @@ def _run(server: PrefectServer, home: Path, auth: str | None) -> NoReturn:
             _watch(server, worker, home)
         finally:
             print("Ending the flow runs, the worker and the server.", flush=True)
-            # End the flow runs before the worker. At SIGTERM a worker kills them, and leaves sandboxes and states behind.
+            # End the flow runs before the worker: a worker that gets SIGTERM kills them, without any cleanup.
             _end_flow_runs(server, worker)
             end_process(worker)
             _end_flow_runs(server, worker)  # The worker may have started a flow run meanwhile.
