@@ -22,7 +22,7 @@ class Caller:
     Args:
         is_command: The caller typed a command, so parameters are options.
         is_flow: The code runs in a flow, so a provider's settings are in `provider_options`.
-        variables_source: The parameter that sets the variables of an execution; empty without one.
+        variables_source: The parameter that sets the variables of an execution; empty if there is none.
         code_directories: The directories of the code's files; by default the directory of the running program.
     """
 

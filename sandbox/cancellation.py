@@ -59,7 +59,7 @@ class _RemovalNotice:
             self._timer = asyncio.get_running_loop().call_later(NOTICE_SECONDS, self._tell)
 
     def remove(self) -> None:
-        """Uncount a finished removal. The last one stops the timer."""
+        """Remove a finished removal from the count. The last one stops the timer."""
         self._count -= 1
         if not self._count and self._timer is not None:
             self._timer.cancel()

@@ -188,7 +188,7 @@ class PipeTransport:
                 deadline = None if deadline is None else deadline + seconds
 
     def _receive(self, deadline: float | None) -> None:
-        """Wait for the driver until the deadline (monotonic seconds), and process what it sends."""
+        """Wait for data from the driver until the deadline (monotonic seconds), and process the data."""
         wait = MAX_WAIT_SECONDS if deadline is None else min(max(0.0, deadline - time.monotonic()), MAX_WAIT_SECONDS)
         if not self._readable.poll(wait * 1000):
             return

@@ -55,7 +55,7 @@ def is_process_alive(identity: str) -> bool | None:
 
 
 def _read_process(pid: int) -> tuple[int, bool]:
-    """Return the start time of a process in clock ticks, and whether any of its threads runs. Raise OSError."""
+    """Return the start time of a process in clock ticks, and True if one of its threads runs. Raise OSError."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         words = file.read().rpartition(b")")[2].split()
     # A killed process remains, with its last thread, until its parent reads its status.

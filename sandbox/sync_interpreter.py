@@ -371,7 +371,7 @@ class SyncInterpreter:
         return sandbox
 
     def share_query_limits(self) -> None:
-        """Count all further executions as one against the query limits, as a recursive model's code needs."""
+        """Make all further executions share one set of query limits, at the depth of a recursive model's code."""
         self._shares_limits = True
         if self._session is not None:
             self._session.share_query_limits()

@@ -82,7 +82,7 @@ AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 
 
 def probe_landlock_abi() -> int:
-    """Return the kernel's Landlock version, or 0. Only the system call is reliable; the kernel's lists can be wrong."""
+    """Return the kernel's Landlock version, or 0. Only the system call reports it reliably."""
     if not hasattr(os, "O_PATH"):
         return 0
     libc = ctypes.CDLL(None, use_errno=True)
@@ -255,8 +255,8 @@ def _build_time_checks(path: int, times: int) -> list[Instruction]:
 def _build_ioctl_checks(network: bool) -> list[Instruction]:
     """Return checks that allow only known ioctl requests.
 
-    Landlock does not govern requests to files. In some file systems such requests change a file that was opened for
-    reading, or create and delete snapshots below a directory that was opened for reading.
+    Landlock does not govern ioctl requests to files. In some file systems these requests change a file that was opened
+    for reading, or create and delete snapshots below a directory that was opened for reading.
     """
     wrong = (TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD, FIOSETOWN, SIOCSPGRP)
     known = (FICLONE, FICLONERANGE, FS_IOC_GETFLAGS, FS_IOC_FSGETXATTR, FS_IOC_FIEMAP)

@@ -40,7 +40,7 @@ DENIED_CALLS: Numbers = {
     # Access to files without their path, and notification about all accesses
     "open_by_handle_at": (304, 265), "name_to_handle_at": (303, 264), "fanotify_init": (300, 262),
     "fanotify_mark": (301, 263),
-    # Namespaces and mounts, including those of the host by name and number
+    # Namespaces and mounts, including access to the host's by name or number
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
     "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),

@@ -135,7 +135,7 @@ class HostMemory:
             call.holders += bool(call.holders)
 
     def let_go(self, call: Call) -> None:
-        """Remove a reference to the call's arguments. After the last one they no longer count."""
+        """Remove a reference to the call's arguments. Without references, the arguments no longer count."""
         with self._lock:
             call.holders -= bool(call.holders)
             if call.holders:

@@ -65,7 +65,7 @@ def check_patterns(collect: Sequence[str] | None) -> list[str]:
 
 
 class CollectedFiles:
-    """A writer for the files that a sandbox sends. The first file creates `folder`, by default a temporary one.
+    """A writer for the files that a sandbox sends. The first file creates `folder`, by default a temporary folder.
 
     A file appears under its name once it is complete, and replaces an older file of that name. Sparse files stay
     sparse. `paths` lists the written files; `problems` has a sentence with the reason for each missing file.

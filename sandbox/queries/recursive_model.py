@@ -1,4 +1,4 @@
-"""A recursive language model: it answers a question by writing Python, which runs in a sandbox and asks models itself.
+"""A recursive language model: it answers a question by writing Python. The code runs in a sandbox and can ask models.
 
 The model sees the question and the output of its code. It never sees the whole context, which is a variable of the
 code. The method is from Zhang, Kraska and Khattab, "Recursive Language Models" (2025).
@@ -225,7 +225,7 @@ class _Python:
             elif context.shape:
                 parse = "import json\ncontext = json.loads(context)\ndel json" if context.is_json else "pass"
                 await self._execute(parse, {"context": context.text})
-        except CodeError as error:  # Further turns would be paid for without a context.
+        except CodeError as error:  # Without the context, further turns would be wasted money.
             await self.close()
             raise QueryError(f"the context of the recursive query cannot be read: {error.summary}") from error
 
@@ -246,8 +246,8 @@ class _Python:
 def split_reply(reply: str, depth: int = MAX_FENCE_DEPTH) -> tuple[str, list[str]]:
     """Return a model's reply without its fenced blocks, and the blocks of Python in their order.
 
-    A fence closes with at least as many characters as opened it, on a line of their own or, as some models write it, at
-    the end of the last line of code. The time is linear in the length of the reply, whatever it has.
+    A closing fence has at least as many characters as the opening one. It is on its own line or, as some models write
+    it, at the end of the last line of code. The run time is linear in the length of any reply.
     """
     text: list[str] = []
     blocks: list[str] = []
@@ -267,7 +267,7 @@ def split_reply(reply: str, depth: int = MAX_FENCE_DEPTH) -> tuple[str, list[str
 
 
 def _take_content(lines: Iterator[str], marker: str) -> Iterator[str]:
-    """Yield the lines of a block, and take its closing fence, if it has one."""
+    """Yield the lines of a block. If the block has a closing fence, consume the fence."""
     for line in lines:
         stripped = line.rstrip(" \t\r")
         closing = stripped.find(marker, len(stripped.rstrip("`~")))

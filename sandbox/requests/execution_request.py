@@ -97,7 +97,7 @@ def encode_request(
         files: Paths in the sandbox of variables that are sent as files.
         queries: Allow queries to a model.
         seed: Seed of the random generators, for a fork of prepared code.
-        refuse_exit: Treat a call of exit() as a failure, whatever the status.
+        refuse_exit: Treat a call of exit() as a failure, even with status 0.
     """
     if type(code) is not str:
         raise ConfigurationError(f"code is a {type(code).__name__}: pass the text of a Python program")

@@ -47,7 +47,7 @@ CALL_END = CALL[CALL.index("\n    )),") :]
 
 @dataclass(frozen=True, slots=True)
 class FunctionParameters:
-    """The parameters of a converted function: `names` lists all, `required` those without a default."""
+    """The parameters of a converted function: `names` lists all, `required` the parameters without a default."""
 
     function: str
     names: tuple[str, ...]

@@ -72,7 +72,7 @@ def _works(template: str, value: Any, check: Callable[[Any], Any]) -> bool:
 
 
 def _list_templates(value: Any) -> Iterator[str]:
-    """Yield the expressions to try, starting with those that lose least. `?` marks the value."""
+    """Yield the expressions to try, in order of the information that they lose. `?` marks the value."""
     if isinstance(value, type):
         return
     kind: Any = type(value)  # type: ignore[reportUnknownVariableType]

@@ -167,8 +167,8 @@ def convert_fields(
 ) -> dict[str, Any]:
     """Return the fields with arrays converted to lists of Python numbers.
 
-    An array becomes the result of its `tolist`, unless that loses information, such as a date's unit or the index of a
-    Series. The numbers of float64 and int64 arrays stay exact.
+    An array becomes the result of its `tolist`, unless the list loses information, such as a date's unit or the index
+    of a Series. The numbers of float64 and int64 arrays stay exact.
 
     Args:
         fields: Values by name.
@@ -249,7 +249,7 @@ class _Converter:
                 )
             if is_certainly_json(value):
                 return value
-            if type(value) is kind:  # numpy's longdouble, for one, has no Python equivalent
+            if type(value) is kind:  # for example numpy's longdouble, which has no Python equivalent
                 raise self._refuse(array, place, f"{place} is a {kind.__qualname__}, which is not JSON")
         except (RecursionError, MemoryError, NotJsonError):
             raise
