@@ -107,7 +107,7 @@ class HostMemory:
     def take(self, call: Call, size: int, wake: Callable[[], None] | None) -> bool:
         """Count arguments before they are parsed. If there is no room, queue the call and return False.
 
-        `wake` is called when the caller should try again; it raises RuntimeError if its event loop is closed. A call
+        `wake` tells the caller to try again; it raises RuntimeError if its event loop is closed. A call
         without `wake` does not wait.
         """
         with self._lock:

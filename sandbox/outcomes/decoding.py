@@ -51,7 +51,7 @@ HIT_LIMITS = {  # options that set a limit (the lowest one applies) and a remedy
     "disk": (("disk_mib",), "remove files that are not needed"),
     "shm": (("memory_mib",), "keep less in /dev/shm"),
 }
-# Python writes this if a wrong environment variable makes it exit before it runs any code.
+# Python writes this text if it exits before it runs any code, because of a wrong environment variable.
 FAILED_START = re.compile(r"(?m)^Fatal Python error: (.{1,200}).*\nPython runtime state: (?:pre|core )initializ")
 MAX_TEXT_CHARACTERS = 21_000  # text of an error; the driver cuts it at 20,000 and adds a note
 NUMBERS_AT_ONCE = 200  # non-finite numbers restored between two pauses, in less than 10 ms

@@ -103,8 +103,8 @@ class AsyncInterpreter:
     ) -> Result:
         """Run the code and return what it submitted. Open the sandbox if it is not open.
 
-        Files are collected even if the execution failed, as long as the sandbox exists: at most 10,000 files of 1 GiB
-        together, within 600 s. `meta.collected` has their paths, and `meta.not_collected` the reason for each missing
+        Files are collected even if the execution failed, as long as the sandbox exists: at most 10,000 files and 1 GiB
+        in total, within 600 s. `meta.collected` has their paths, and `meta.not_collected` the reason for each missing
         file.
 
         Args:
