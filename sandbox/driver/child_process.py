@@ -88,7 +88,7 @@ class Execution:
         return header, self.outcome or b"null"
 
     def count_display(self, body: bytes) -> None:
-        """Raise BadFrameError if the child sends more displays than the driver's own code does."""
+        """Raise BadFrameError if the child sends more displays than the limits allow."""
         self._displays += 1
         self._displays_bytes += len(body)
         check_displays(self._displays, self._displays_bytes)
@@ -152,7 +152,7 @@ class ChildProcess:
         self.send(header, body)
 
     def has_ended_with_all(self, execution: Execution) -> bool:
-        """Kill what an ended execution in a context started, and return whether all of it is dead.
+        """Kill the processes that an ended execution in a context started, and return whether all were killed.
 
         Only executions that the supervisor ended are cleaned up. If the processes fork as fast as they are killed, kill
         the child too: the context ends.

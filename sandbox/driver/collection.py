@@ -1,8 +1,8 @@
-"""The collection of working folder files that an execution made or changed and its patterns match.
+"""The collection of matching files that an execution created or changed in the working folder.
 
 Code controls the folder and may still be running. So the collection follows no link on the way to a file, opens only
-regular files, and checks again what it has opened. A separate process does this, confined as the code is, so it reaches
-nothing that the code could not have read.
+regular files, and checks again what it has opened. A separate process collects the files. It is confined like the code,
+so it can read nothing that the code could not read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KINDS = {
 
 
 class Refused(Exception):
-    """A file that is not collected; the message continues the file's name with the reason."""
+    """A file that is not collected. The message is the reason, as words that follow the file's name."""
 
 
 class Collection:
@@ -85,7 +85,7 @@ class Collection:
         sender.finish()
 
     def _find_matches(self) -> dict[str, os.stat_result]:
-        """Return what the patterns match, by path: files and other entries; directories only if named exactly."""
+        """Return matching entries by path. Directories match only if a pattern names them or they are too deep."""
         matches: dict[str, os.stat_result] = {}
         self._left = MAX_ENTRIES
         try:
@@ -188,7 +188,7 @@ class _Sender:
         self._send({"path": path, "data": binascii.b2a_base64(data, newline=False).decode("ascii"), "last": is_last})
 
     def refuse(self, path: str, reason: str) -> None:
-        """Report why a file is not sent; the host discards pieces already sent."""
+        """Report why a file is not sent; the host discards pieces of the file that were sent before."""
         self._refusals += 1
         if self._refusals <= MAX_REFUSALS:
             self._send({"path": path.encode("utf-8", "backslashreplace").decode("utf-8"), "reason": reason})

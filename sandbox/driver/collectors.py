@@ -1,4 +1,4 @@
-"""The processes that send the files of executions, as the supervisor sees them; they are confined as code is."""
+"""The processes that send the files of executions, as the supervisor sees them; they are confined like code."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def encode_collected(number: int, reason: str) -> tuple[dict[str, Any], bytes]:
 def encode_collector_end(
     process: ChildProcess, sending: Execution, code: int | None, number: int | None
 ) -> tuple[dict[str, Any], bytes]:
-    """Return that frame for a child that ended with this exit status or signal."""
+    """Return the frame that ends an execution's files, for a child that ended with this exit status or signal."""
     reason = ""
     if process.unconfined is not None:
         reason = loads(process.unconfined.decode("utf-8"))["message"]

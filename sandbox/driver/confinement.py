@@ -67,7 +67,7 @@ def _make_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
 class SeccompFilter:
     """A seccomp filter in the kernel's layout, built once so that a child that applies it touches few pages.
 
-    `address` is that of its struct sock_fprog.
+    `address` is the address of its struct sock_fprog.
     """
 
     OWN_PID = (0x7E57A11D).to_bytes(4, sys.byteorder)  # placeholder for the id of the confined process
@@ -101,7 +101,7 @@ class Confinement:
         ``umask``: umask of the code.
         ``search``: keep the capability to reach the interpreter under a closed home.
         ``landlock``, ``seccomp``: ruleset and filter.
-        ``mounts``: for each, its path, expected device and inode, and the access that Landlock allows.
+        ``mounts``: each mount's path, expected device and inode, and the access that Landlock allows.
     """
 
     CAP_DAC_READ_SEARCH = 2
@@ -196,7 +196,7 @@ class Confinement:
         self._prctl("PR_SET_PDEATHSIG", signal.SIGTERM)
 
     def outlive_parent(self) -> None:
-        """Cancel the request: no signal when the parent ends."""
+        """Cancel any request for a signal at the parent's end."""
         self._prctl("PR_SET_PDEATHSIG", 0)
 
     def end_with_parent(self, parent: int) -> None:
@@ -213,13 +213,13 @@ class Confinement:
         self.close_to_others()
 
     def close_to_others(self) -> None:
-        """Close the calling process's /proc/PID/fd and /proc/PID/mem to others of its user."""
+        """Close the calling process's /proc/PID/fd and /proc/PID/mem to other processes of its user."""
         self._prctl("PR_SET_DUMPABLE", 0)
 
     def close_to_forks(self) -> None:
         """Close the calling process to its forks, unless a Landlock domain per fork does that.
 
-        With Landlock it stays open: the host that sums a sandbox's memory must see which of it the forks share.
+        With Landlock it stays open: to sum a sandbox's memory, the host must see which pages the forks share.
         """
         if not self._has_domain:
             self.close_to_others()
@@ -228,7 +228,7 @@ class Confinement:
         """Confine the calling process, a child of `parent`, for good. Raises OSError; then no code may run.
 
         Every fork inherits the seccomp filter. So if this process `is_forked_on` for executions, the filter accepts
-        only process id 0, which names the caller. With this process's id in it, each fork could signal this process.
+        only process id 0, which names the caller. If it had this process's id, each fork could signal this process.
         """
         self._prctl("PR_SET_DUMPABLE", 1)
         try:
@@ -268,7 +268,7 @@ class Confinement:
             self._enter_domain(ruleset)
 
     def limit_cpu_seconds(self, seconds: int) -> None:
-        """Limit the CPU time of the calling process and its children for good; keep a lower limit."""
+        """Limit the CPU time of the calling process and its children for good. A lower existing limit stays."""
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         if hard == resource.RLIM_INFINITY or hard > seconds:
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))

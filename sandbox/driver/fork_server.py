@@ -27,9 +27,9 @@ END_SECONDS = 1.0  # wait for a killed process; other executions wait meanwhile
 
 
 class ForkServer:
-    """A source of children that are forks of one `process`. It `is_ready` after `prepare`; `loss` says why it stopped.
+    """A source of children that are forks of one `process`. It `is_ready` after `prepare`; `loss` says why it ended.
 
-    The supervisor waits for each fork: until it knows the id, it could not tell the fork from an orphan.
+    The supervisor waits for each fork, because without the fork's id it cannot tell the fork from an orphan.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ForkServer:
     def list_kept(self) -> set[int]:
         """Return the living processes that `prepare` left running and that the supervisor adopted during a fork.
 
-        They are killed after the prepared process has ended. Their descendants stay too, if the last scan saw them.
+        After the prepared process has ended, the supervisor kills them. Descendants that the last scan saw stay too.
         """
         if self.loss or not self._kept:
             return set()
@@ -77,7 +77,7 @@ class ForkServer:
         return living
 
     def fork(self, known: Container[int]) -> ChildProcess:
-        """Return a new fork of the process that waits for an execution and is not in `known`. Raises OSError."""
+        """Fork the process; return the fork, which waits for an execution and is not in `known`. Raises OSError."""
         if self.loss or not self.is_ready:
             raise OSError(errno.ESRCH, self.loss or "prepare has not ended yet")
         # Scan all processes only if the prepared process may have children, which is rare.
@@ -101,7 +101,7 @@ class ForkServer:
         return build_child(pid, ours, self._loop)
 
     def _request_fork(self, fds: list[int]) -> tuple[int, int]:
-        """Request a child with these descriptors; return its id and 0, or an error number or negative signal."""
+        """Request a child with these descriptors. Return its id and a status: 0, an error number, or minus a signal."""
         poll, until = select.poll(), time.monotonic() + FORK_TIMEOUT_SECONDS
         poll.register(self.fd, select.POLLIN)
         pid = failure = 0

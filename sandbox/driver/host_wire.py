@@ -1,4 +1,4 @@
-"""The supervisor's end of the wire to the host: numbered frames, and files for bodies that are too large for it."""
+"""The supervisor's end of the wire to the host: numbered frames, and files for bodies too large for a frame."""
 
 from __future__ import annotations
 

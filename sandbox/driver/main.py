@@ -67,8 +67,8 @@ def _close_wire(null: int) -> None:
 def fork_supervisor() -> None:
     """Fork; the child returns as the supervisor, and the parent kills the processes that a killed supervisor leaves.
 
-    For a driver that is a program by itself and has no process namespace: code's processes in a new session would
-    survive it. In other sandboxes the zygote does this. Raises OSError.
+    This is for a driver that is a separate program without a process namespace: code's processes in a new session
+    would survive the driver. The zygote kills such processes of its own sandboxes. Raises OSError.
     """
     confinement = Confinement({})
     confinement.request_term_on_parent_end()

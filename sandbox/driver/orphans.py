@@ -127,9 +127,9 @@ def kill_all_children() -> str:
 
 
 def kill_descendants(pid: int, since: float) -> bool:
-    """Kill what a process started after `since` (CLOCK_BOOTTIME seconds); return whether all of it was killed.
+    """Kill a process's descendants started after `since` (CLOCK_BOOTTIME seconds); return whether all were killed.
 
-    That process reaps its children, not the caller. So the process limit does not stop them: they may fork forever.
+    The process reaps its own children. So dead ones do not fill the process limit, and they may fork forever.
     """
     first = since * os.sysconf("SC_CLK_TCK") - 1
     killed: dict[int, int] = {}

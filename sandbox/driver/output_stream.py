@@ -6,7 +6,7 @@ from codecs import getincrementaldecoder
 
 
 class OutputStream:
-    """One of an execution's output streams: it passes the first half of the cap on at once and keeps the last half."""
+    """One of an execution's output streams: it returns the first half of the cap at once and keeps the last half."""
 
     def __init__(self, cap: int) -> None:
         self._decoder = getincrementaldecoder("utf-8")("replace")

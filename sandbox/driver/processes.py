@@ -77,8 +77,8 @@ def wait_for_end(pid: int, seconds: float) -> None:
 def list_children() -> list[int]:
     """Return the ids of this process's children, including adopted ones.
 
-    The list is complete only because nothing else reaps them: the kernel may skip some if others leave the list during
-    the read.
+    The kernel may skip children if others leave the list during the read. The list is complete because only this
+    process removes children from it, by reaping them.
     """
     me = os.getpid()
     try:

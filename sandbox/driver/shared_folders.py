@@ -52,7 +52,7 @@ class SharedFolders:
         return False
 
     def repair(self) -> None:
-        """Undo the damage with the code's user id. Runs in a separate process, which exits after it."""
+        """Undo the damage with the code's user id. Call this in a separate process that exits afterwards."""
         for path in self._list_changed():
             try:
                 if path != self._folder and not os.path.lexists(path):

@@ -106,9 +106,9 @@ class Supervisor:
             self._confinement.close()
 
     def _warm_up(self) -> None:
-        """Import, while idle, the modules that children inherit.
+        """Import the modules that children inherit, while the driver is idle.
 
-        In a sandbox that runs one execution this would take as long as the rest of the driver's life.
+        A sandbox that runs one execution does not need these imports, and they take as long as the rest of its life.
         """
         self._is_warm = True
         import_common_modules()
@@ -131,7 +131,7 @@ class Supervisor:
         return min(max(0.0, min(moments) - now), MAX_WAIT_SECONDS)
 
     def _end_overdue(self) -> None:
-        """Send the heartbeat, and end what is past its deadline: executions, commits, the driver itself."""
+        """Send the heartbeat, and end executions, commits and the driver itself after their deadlines."""
         now = time.monotonic()
         if now >= min(self._expires_at, self._wire.last_heard + self._silence_seconds):
             self._is_done = True  # no host, or the lifetime is over; some providers delete only idle sandboxes
@@ -158,7 +158,10 @@ class Supervisor:
             self._kill_orphans()
 
     def _stop(self, process: ChildProcess, execution: Execution, cause: str) -> None:
-        """Interrupt an execution, so that it reports its line and a context keeps its state; later kill it."""
+        """Interrupt an execution, and kill it later if it does not end. Kill a cancelled stateless execution at once.
+
+        An interrupted execution can report its line, and its context keeps its state.
+        """
         execution.end_cause = execution.end_cause or cause
         execution.set_interrupted_end(KILL_GRACE_SECONDS, process)
         if cause == "cancelled" and process.context is None:
@@ -390,7 +393,7 @@ class Supervisor:
                     break
 
     def _send_output(self, execution: Execution, stream: str, text: str, dropped: int = 0) -> None:
-        """Send the code's output to the host; `dropped` characters before it were cut."""
+        """Send the code's output to the host; `dropped` is the number of characters cut before `text`."""
         for begin in range(0, len(text), READ_BYTES):  # the host's limit for one frame
             header = {"op": "output", "id": execution.id, "stream": stream, "dropped": 0 if begin else dropped}
             self._wire.send(header, dumps(text[begin : begin + READ_BYTES]).encode("utf-8", "replace"))
@@ -469,7 +472,7 @@ class Supervisor:
     # -- ends
 
     def _end_preparation(self, server: ForkServer, execution: Execution) -> None:
-        """Report the end of the preparation, whose process stays. If the code failed, the process ends by itself."""
+        """Report a successful preparation, and keep its process. After an error in its code, the process ends."""
         if execution.end_cause:
             kill_session(server.process.pid)
         elif execution.status == "finished":
@@ -491,7 +494,7 @@ class Supervisor:
         self._kill_orphans()
 
     def _kill_orphans(self) -> None:
-        """Kill what ended executions left; report these ends once all is dead or the time is up."""
+        """Kill the processes that ended executions left, and report the ends once all are dead or the time is up."""
         kept = () if self._fork_server is None else self._fork_server.list_kept()
         if self._orphans.kill(self._processes, self._commits.running, kept) or self._orphans.is_late:
             ended, self._ended, left = self._ended, [], self._orphans.describe()

@@ -1,4 +1,4 @@
-"""The command that commits the volume after an execution; the execution's end is sent after it."""
+"""The command that commits the volume after an execution, before the execution's end is sent to the host."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 An interrupt is raised only between two instructions of the code, never inside the channel's own work.
 
-The driver runs no thread beside the code. Of the threads that wait for a reply, one reads the channel for all. It
-passes this role on when its own reply has arrived.
+The driver has no thread of its own. Of the threads that wait for a reply, one reads the channel for all. This thread
+passes the role on when its own reply has arrived.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FORK_REQUESTS = 5  # descriptor of the socket for fork requests, if any
 def place_descriptors(ends: list[int]) -> list[int]:
     """Move a child's ends of its pipes to their fixed numbers; return the old descriptors or their copies.
 
-    They are the channel's two, standard output and error, and the socket for fork requests if there is one.
+    The ends are the channel's two, standard output and error, and the socket for fork requests if there is one.
     """
     high = FORK_REQUESTS + 1  # above the fixed numbers
     copies = [fd if fd >= high else fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, high) for fd in ends]
@@ -74,8 +74,8 @@ class InterruptShield:
     """The handler of SIGINT for the code; inside its `with` block the main thread is not interrupted.
 
     `is_running` is true while code runs, `has_submitted` once it has called SUBMIT. `interrupted_imports` are the
-    modules that were being imported when an interrupt came. `cancel_wait` is called first while an event loop runs; it
-    returns whether it handles the interrupt.
+    modules that were being imported when an interrupt came. While an event loop runs, the handler first calls
+    `cancel_wait`, which returns whether it handles the interrupt.
     """
 
     def __init__(self) -> None:

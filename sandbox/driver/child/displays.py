@@ -37,7 +37,7 @@ MORE = f"an execution may display {MAX_DISPLAYS_BYTES // 1024 // 1024} MiB and {
 
 
 class Displays:
-    """A sender of what one execution shows, up to the limits. `send` takes the kind of a frame and its body."""
+    """A sender of an execution's value and displays, within limits. `send` takes the kind of a frame and its body."""
 
     def __init__(self, send: Callable[[str, bytes], None]) -> None:
         self._send = send
@@ -159,7 +159,7 @@ def _build_bundle(value: Any) -> dict[str, Any]:
 
 
 def _call_form(value: Any, method: str, **options: Any) -> Any:
-    """Call that method of the value's class; return None if it is missing or fails."""
+    """Call a method of the value's class; return None if it is missing or fails."""
     kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
     function: Any = getattr(kind, method, None)
     if function is None:

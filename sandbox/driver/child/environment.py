@@ -43,7 +43,7 @@ def enter_environment(settings: dict[str, Any]) -> None:
 def _use_python(executable: str, python_path: list[str]) -> None:
     """Make this executable the code's Python (`sys.executable`, PATH), so that processes of the code start it.
 
-    On another machine, create the executable's directory for that machine's Python.
+    If the executable is missing, as on another machine, create its directory for that machine's Python.
     """
     prefix = os.path.dirname(os.path.dirname(executable))
     if not os.path.lexists(executable):

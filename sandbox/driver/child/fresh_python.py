@@ -68,7 +68,7 @@ def start_fresh_python(supervisor: int, *, is_forked_on: bool) -> NoReturn:
 
 
 def run_code(settings: dict[str, Any], supervisor: int, is_forked_on: int) -> None:
-    """Wait for an execution in a newly started Python. With `is_forked_on`, run `prepare`; the forks wait."""
+    """Wait for an execution in a newly started Python. With `is_forked_on`, run `prepare`; then each fork waits."""
     _set_inheritable(False, is_forked_on=bool(is_forked_on))
     confinement = Confinement.after_start(settings["confinement"])
     confinement.close_to_others()  # an execution opens it again
@@ -85,6 +85,6 @@ def run_code(settings: dict[str, Any], supervisor: int, is_forked_on: int) -> No
 
 
 def _set_inheritable(is_inheritable: bool, *, is_forked_on: bool) -> None:
-    """Let the child's descriptors survive an `exec` of the calling process, or not."""
+    """Set whether the child's descriptors survive an `exec` of the calling process."""
     for fd in (CHANNEL_IN, CHANNEL_OUT, *([FORK_REQUESTS] if is_forked_on else [])):
         os.set_inheritable(fd, is_inheritable)

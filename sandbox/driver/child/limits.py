@@ -1,4 +1,4 @@
-"""The limit of the sandbox that an exception is about, so that the host can name its option."""
+"""The sandbox's limit that caused an exception, so that the host can name the limit's option."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL_BYTES = 64 * 1024
 
 
 def find_limit(error: BaseException) -> str:
-    """Return the limit that an exception or its direct cause is about.
+    """Return the limit that caused an exception or its direct cause.
 
     Returns:
         "processes", "open_files", "file_size", "memory", "disk" or "shm"; empty if uncertain.
@@ -58,7 +58,7 @@ def _find_own_limit(error: Any) -> str:
 
 
 def _has_started_process(error: BaseException) -> bool:
-    """Return whether a call that starts a process raised this: other calls fail with the same error number."""
+    """Return whether a call that starts a process raised the error. Other calls fail with the same error number."""
     trace: Any = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -120,7 +120,7 @@ class MainModule:
         self.show_lines(name)
 
     def add_names(self, variables: dict[str, Any], provided: dict[str, Any]) -> None:
-        """Record the names for processes that the code starts. Functions except SUBMIT raise an error there."""
+        """Record the names for processes that the code starts. In them, functions except SUBMIT raise an error."""
         self._variables.update(variables)
         self._provided = provided
 

@@ -31,7 +31,7 @@ class OpenFiles:
         _flush(self._inherited)
 
     def write_at_end(self) -> None:
-        """Flush all files after the code's names are gone: files in reference cycles or held by other modules.
+        """Flush files that stay open after the code's names are deleted: in reference cycles or held by other modules.
 
         This takes a tenth of a millisecond, so it is skipped if no file is open.
         """

@@ -160,7 +160,7 @@ def _check_text(name: str, argument: str, value: Any) -> None:
 def _ask(
     call_host: CallHost, name: str, prompts: list[str], concurrency: int | None, context: tuple[Any] | None
 ) -> list[Any]:
-    """Return answers and unraised errors. `context` has the one value; functions without a context pass None."""
+    """Return answers and unraised errors. `context` is a tuple of one value; functions without a context pass None."""
     if call_host is None:
         raise QueryError(f"{name} needs a model: set language_model (--language-model)")
     options: dict[str, Any] = {"concurrency": concurrency}
@@ -180,7 +180,7 @@ def _ask(
 
 
 def _describe_context(name: str, context: Any) -> dict[str, Any]:
-    """Return what the host learns of a context. A long one stays in the sandbox, in a file that the model's code reads.
+    """Describe a context for the host. A long context stays in the sandbox, in a file that the model's code reads.
 
     Raises TypeError for a value that JSON cannot hold.
     """

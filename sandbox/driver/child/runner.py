@@ -59,8 +59,8 @@ RESERVE_BYTES = 4 * 1024 * 1024  # untouched address space, freed to describe an
 class CodeRunner:
     """A runner of the executions of one child: a single execution, or those of a context, whose globals stay.
 
-    It is made once, in the process that children are forked from. In a child it would take half a millisecond, mostly
-    for the memory pages that it writes to. From then on that process has the code's main module and streams in `sys`.
+    Create it once, in the process that children are forked from. In each child this would take half a millisecond,
+    mostly for the memory pages that it writes to. It installs the code's main module and streams in that process.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class CodeRunner:
         self._become_main()
 
     def _become_main(self) -> None:
-        """Install the code's main module and streams in `sys`; the driver does not use its own."""
+        """Install the code's main module and streams in `sys`. The driver itself needs neither."""
         watcher = ImportWatcher()
         self._main.install(watcher)
         self._streams = open_streams()
@@ -112,7 +112,7 @@ class CodeRunner:
     def rehearse(self) -> None:
         """Run an empty execution. Only its end frame on the channel remains.
 
-        The process thus copies its parent's pages that a first execution writes to, before a request waits for that.
+        This copies the parent's memory pages that a first execution writes to, before a request waits for the copies.
         """
         names = dict(self._module.__dict__)
         self.run(REHEARSAL)
@@ -419,7 +419,7 @@ class CodeRunner:
                 self._channel.send(header, dumps(files).encode("utf-8", "replace"))
 
     def _describe(self, error: BaseException) -> dict[str, Any]:
-        """Return the host's description of the error that ended the code."""
+        """Return a description, for the host, of the error that ended the code."""
         if isinstance(error, MemoryError):
             if self._is_stateless:
                 self._module.__dict__.clear()

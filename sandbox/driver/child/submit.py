@@ -26,7 +26,7 @@ class SubmitError(ValueError):
 def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected: list[dict[str, str]] | None) -> bytes:
     """Return the JSON of SUBMIT's arguments; `expected` lists the allowed fields, None allows any.
 
-    It is an object. With non-finite numbers it is a list of that object and these numbers. Raises SubmitError.
+    The JSON is an object, or with non-finite numbers a list of the object and these numbers. Raises SubmitError.
     """
     if expected is not None:
         fields = _match_fields(values, fields, [field["name"] for field in expected])

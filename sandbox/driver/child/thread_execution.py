@@ -1,4 +1,4 @@
-"""The execution that a thread belongs to: it inherits that from the thread that started it."""
+"""The execution that a thread belongs to. A new thread belongs to the execution of the thread that started it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ThreadExecution(_thread._local):  # type: ignore[reportPrivateUsage]
 
     @classmethod
     def forget(cls) -> None:
-        """Remove the execution that threads have by default: in a fork it was the parent's."""
+        """Remove the threads' default execution, which a fork inherits from its parent."""
         cls.number, cls.token = 0, ""
 
     def pass_on(self) -> None:

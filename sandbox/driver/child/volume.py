@@ -138,7 +138,7 @@ class Volume:
         return names
 
     def _resolve(self, path: str | os.PathLike[str], function: str) -> tuple[str, str]:
-        """Return a path relative to the volume, and its real absolute path. Raises VolumeError if it leads out."""
+        """Return a path relative to the volume, and its real absolute path. Raises VolumeError for paths outside."""
         if self.root is None:
             raise VolumeError(
                 f"{function} needs a volume: set volume_name (--volume-name), as in volume_name='results'"
@@ -202,7 +202,7 @@ class Volume:
         return os.path.join(folder, f"{OWN_FILE_PREFIX}-{os.urandom(8).hex()}.partial")
 
     def _can_rename(self, folder: str) -> bool:
-        """Return whether renaming works here; try it once with an empty file."""
+        """Return whether renaming works on the volume; try it once with an empty file in `folder`."""
         if self._renames_files is None:
             before, after = self._partial(folder), self._partial(folder)
             self._write(before, "xb", b"", then=None)
@@ -217,7 +217,7 @@ class Volume:
         return self._renames_files
 
     def _write(self, path: str, mode: str, data: Any, then: str | None) -> None:
-        """Write a file at once, and rename it to `then` if given. Remove it if either step fails."""
+        """Write a file without a buffer, and rename it to `then` if given. Remove the file if either step fails."""
         file: Any = None
         try:
             with self._shield:

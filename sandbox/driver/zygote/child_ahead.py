@@ -1,6 +1,6 @@
 """A sandbox's first child, forked before a request for the sandbox arrives, so that the request does not wait for it.
 
-A first answer takes six milliseconds. Two of them are the child's: its fork, and the pages that it copies at its start.
+A first answer takes six milliseconds. The child's fork and the pages that it copies at its start take two of them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ STOPPED_MILLISECONDS = 1000  # A child that rehearses for longer may have been s
 class ChildAhead:
     """A child of a future supervisor; it waits for the settings and then for an execution.
 
-    `handle` is its id and our ends of its pipes. The child closes `waiting`, a descriptor of the caller's. With
-    `has_namespaces` the child is already in a user namespace, with the ids of `user`. Raises OSError and leaves no
-    process: a sandbox works without this child.
+    `handle` is its id and our ends of its pipes. The child closes `waiting`, a descriptor of the caller. With
+    `has_namespaces` the child is already in a user namespace, with the ids of `user`. If the child cannot start, this
+    raises OSError and leaves no process; the sandbox works without the child.
     """
 
     def __init__(self, runner: CodeRunner, waiting: int, user: tuple[int, int] | None, *, has_namespaces: bool) -> None:

@@ -255,7 +255,7 @@ class _Zygote:
         _send_with_handle(status, b"stands")
 
     def _tell_ends(self) -> None:
-        """Report how sandboxes ended, and kill what those without a process namespace left."""
+        """Report how sandboxes ended, and kill processes left by sandboxes without a process namespace."""
         while self._orphans.next_at == NEVER:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -297,7 +297,7 @@ def _send_with_handle(to: socket.socket, words: bytes) -> None:
 
 
 def _is_asked_within(milliseconds: float | None, fd: int | socket.socket) -> bool:
-    """Return whether the descriptor is readable or closed within that time; None waits without limit."""
+    """Return whether the descriptor is readable or closed within `milliseconds`; None waits without limit."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(milliseconds))

@@ -1,6 +1,6 @@
 """Namespaces of a sandbox, for a process that a zygote in bubblewrap forked for it.
 
-Steps that need capabilities use the zygote's, in the zygote's user namespace. The last step drops them.
+The process has the zygote's capabilities in the zygote's user namespace. The last step drops them.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
 def enter_user_namespace(user: tuple[int, int] | None) -> None:
     """Put the calling process into a new user namespace with these ids, and drop its capabilities. Raises OSError.
 
-    In it the kernel counts only this sandbox's processes against its limit. With None, the process stays root in its
-    namespace and keeps the capabilities that switch code's user. /proc/self must be open to the process.
+    In the new namespace the process limit counts only this sandbox's processes. With None, the process stays root in
+    its namespace and keeps the capabilities that switch code's user. /proc/self must be open to the process.
     """
     if user is None:
         _set_capabilities(SUPERVISOR_CAPABILITIES)
@@ -115,6 +115,6 @@ def join_user_namespace(fd: int) -> None:
 
 
 def _set_capabilities(capabilities: int) -> None:
-    """Set the capabilities of the calling process and its programs; bubblewrap has ruled out gaining others."""
+    """Set the capabilities of the calling process and its programs; bubblewrap prevents it from gaining others."""
     header = CAPABILITY_VERSION.to_bytes(4, sys.byteorder) + bytes(4)
     _call("capset", header, capabilities.to_bytes(4, sys.byteorder) * 3 + bytes(12))

@@ -3,7 +3,7 @@
 A fork shares its pages with the zygote until it writes to them. A starting driver copies hundreds of pages, at up to
 3 us each. A waiting process copies them before its request, so the first answer comes a millisecond sooner.
 The zygote's rehearsal makes Python specialise the code (PEP 659, after eight calls) and fill its attribute caches.
-Every fork would otherwise do that in its own pages.
+Otherwise every fork would do this work in its own pages.
 """
 
 from __future__ import annotations

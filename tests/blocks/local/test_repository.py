@@ -352,5 +352,5 @@ def test_unavailable_packages_are_a_one_sentence_error(index: Path) -> None:
         "pyproject.toml",
         " ",
     ):
-        with pytest.raises(ConfigurationError, match="is not a requirement|give its requirements"):
+        with pytest.raises(ConfigurationError, match=r"is not a requirement|give its requirements"):
             LocalInterpreter(packages=[package]).start()

@@ -30,7 +30,7 @@ async def await_codes(codes: list[CodeType], namespace: dict[str, Any]) -> Any:
 
 
 class CoroutineRunner:
-    """A runner of coroutines on one event loop, which stays open until `close`. It stands still between coroutines."""
+    """A runner of coroutines on one event loop, which stays open until `close` and does not run between coroutines."""
 
     def __init__(self, shield: InterruptShield) -> None:
         self._shield = shield

@@ -92,7 +92,7 @@ def _reap_orphans() -> bool:
 
 
 def _find_bare_fork() -> Callable[[], int]:
-    """Return fork(2) without Python's work in the child, which touches hundreds of pages. The child may only fork."""
+    """Return fork(2) without Python's work in the child, which touches hundreds of pages. The child must soon fork."""
     try:
         import _ctypes
 
@@ -116,8 +116,8 @@ def _find_bare_fork() -> Callable[[], int]:
 def _fork_once_more(requests: Any) -> None:
     """Fork again and return in the child; the parent sends the child's id and exits.
 
-    Both leave the prepared process's group first: the supervisor kills that group if the prepared process is lost, and
-    the child belongs to an execution that may run on.
+    First leave the prepared process's group: the supervisor kills this group if the prepared process is lost, but the
+    child's execution may continue.
     """
     try:
         os.setsid()
