@@ -156,7 +156,7 @@ def test_wrong_usage_is_one_sentence_and_creates_nothing(command: Callable[..., 
         (*named_sweep, "--cron", "0 2 * * *", "--timezone", "Berlin"): "with --timezone 'Berlin' is not a schedule",
         (*named_sweep, "--work-pool", "nosuch"): "nosuch",
         (*named_sweep, "--provider", "moon"): "unknown provider 'moon'",
-        (*named_sweep, "--max-workers", "0"): "max_workers",
+        (*named_sweep, "--max-workers", "0"): "--max-workers is 0",
         ("batch", "big.py", "--name", "x"): "and Prefect takes 524,288 for a run",
     }
     for words, reason in cases.items():
