@@ -1,1 +1,1 @@
-"""Everything that a person, or the parent of a sharded job, runs as a Prefect flow."""
+"""The Prefect flows, which a person or the parent of a sharded job runs."""

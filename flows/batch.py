@@ -75,7 +75,7 @@ class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
         )
 
     def _read_codes(self) -> list[str]:
-        """Return the pieces of code; one where there are inputs. Raises ConfigurationError."""
+        """Return the pieces of code: exactly one if there are inputs. Raises ConfigurationError."""
         code: Any = self.code
         if self.inputs is None and self.types is not None:
             raise ConfigurationError(
@@ -97,7 +97,7 @@ class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
         return content if isinstance(content, list) else [content]
 
     def get_variables_source(self) -> str:
-        """Return `inputs`, unless there are several pieces of code."""
+        """Return `inputs`, or an empty text if there are several pieces of code."""
         return "" if isinstance(self.code, list) and len(self.code) > 1 else "inputs"  # type: ignore[arg-type]
 
     def build_report(self, outcomes: Outcomes) -> OutcomesReport:

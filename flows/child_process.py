@@ -1,6 +1,6 @@
-"""Python modules as child processes that end when this process does, however it ends; and why they ended.
+"""Python modules as child processes that end when this process ends, and the reasons why they ended.
 
-Such a process runs this file first: `python -m rlm_batch.flows.child_process PARENT MODULE ARGUMENTS`.
+A child process runs this file first: `python -m rlm_batch.flows.child_process PARENT MODULE ARGUMENTS`.
 """
 
 import gc
@@ -19,8 +19,8 @@ from typing import Any
 
 POLL_INTERVAL_SECONDS = 0.2  # seconds between two looks at the parent
 END_GRACE_SECONDS = 0.5  # seconds from SIGTERM to SIGKILL
-# Python looks for garbage after 700 to 2,000 new objects by default. An import of Prefect makes a hundred thousand that
-# stay. To look at them again and again is a twentieth of what a first run costs.
+# Python looks for garbage after 700 to 2,000 new objects by default. An import of Prefect makes 100,000 objects
+# that stay. Checking them again and again takes a twentieth of the time of a first run.
 GARBAGE_THRESHOLD = 10_000
 
 
@@ -31,17 +31,17 @@ def build_module_command(*words: object, parent: int | None = None) -> list[str]
 
     Args:
         words: The module and its arguments.
-        parent: The id of the process that starts the command, by default this one; 0 means its parent, whichever it is.
+        parent: The id of the process that starts the command, by default this one; 0 means its actual parent.
     """
     parent = os.getpid() if parent is None else parent
     return [sys.executable, "-P", "-m", __name__, str(parent), *map(str, words)]
 
 
 def build_safe_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with settings by which no Python process imports from its working directory.
+    """Return the environment with settings that stop Python processes from importing from the working directory.
 
-    Processes of these processes, such as a worker's flow runs, inherit the settings. Of PYTHONPATH and PATH only
-    absolute directories stay: an empty entry, which a leading or trailing colon makes, means the working directory.
+    Child processes, such as a worker's flow runs, inherit the settings. PYTHONPATH and PATH keep only absolute
+    directories. An empty entry, as after a trailing colon, means the working directory, so it is removed.
     """
     safe = {**environment, "PYTHONSAFEPATH": "1"}
     for name in ("PYTHONPATH", "PATH"):
@@ -72,14 +72,14 @@ def ignore_settings_files() -> list[str]:
         def read_nothing(*_arguments: object) -> dict[str, Any]:
             return {}
 
-        # It reads them again when a part of a program changes some, and has no setting for where.
+        # Prefect reads the files again when a program changes settings, and no setting tells it where to look.
         sources.TomlConfigSettingsSourceBase._read_files = read_nothing  # type: ignore[method-assign]
         sources.FilteredDotEnvSettingsSource._read_env_files = read_nothing  # type: ignore[method-assign]
     return names
 
 
 def _has_settings(path: Path) -> bool:
-    """Return whether a file that Prefect reads settings from has some."""
+    """Return whether a file contains settings of Prefect."""
     try:
         if path.name == "pyproject.toml":
             return "prefect" in tomllib.loads(path.read_text("utf-8")).get("tool", {})
@@ -89,7 +89,7 @@ def _has_settings(path: Path) -> bool:
 
 
 def read_failure_reason(log: Path, offset: int) -> str:
-    """Return the last error that a log has from the byte `offset` on, or else its last line."""
+    """Return the last error in a log after the byte `offset`, or the last line if there is no error."""
     lines = _read_lines(log, offset)
     return (_find_errors(lines) or lines or ["it said nothing"])[-1]
 
@@ -110,7 +110,7 @@ def _find_errors(lines: list[str]) -> list[str]:
 
 
 def list_children(pid: int) -> list[int]:
-    """Return the ids of a process's children, none where there is no /proc."""
+    """Return the ids of a process's children, or an empty list on a system without /proc."""
     pids: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
@@ -141,7 +141,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _main() -> None:
-    # A shell starts what is in its background with SIGINT ignored, and a Prefect worker that inherits that never ends.
+    # A shell starts background processes with SIGINT ignored. A Prefect worker that inherits this setting never ends.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.set_threshold(GARBAGE_THRESHOLD)
     ignore_settings_files()

@@ -1,4 +1,4 @@
-"""The chunks flow: one piece of code over the parts of some data, on a durable volume, and one that reduces them."""
+"""The chunks flow: runs one piece of code on each chunk of the data, and another to reduce the results."""
 
 import asyncio
 import hashlib
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class ChunksReport(Report):
     """A chunked job's results by chunk id (a text), and the result of `reduce`.
 
-    Printed, it is a table of chunks and fields.
+    The report prints as a table of chunks and fields.
 
     Attributes:
         results: A `Result` or `Failure` for each chunk, by its id, in the order of the data.
@@ -59,7 +59,7 @@ class ChunksReport(Report):
 
     @classmethod
     def from_outcomes(cls, outcomes: Outcomes, count: int) -> Self:
-        """Return the report on the first `count` outcomes, which are the chunks', and the reduction's behind them."""
+        """Return the report. The first `count` outcomes belong to the chunks, and the next one to the reduction."""
         places: dict[str, int] = {}
         writers: dict[str, list[str]] = {}
         for place, outcome in enumerate(itertools.islice(outcomes.results, count)):
@@ -80,7 +80,7 @@ class ChunksReport(Report):
         return self.results[str(chunk_id)]
 
     def rows(self, limit: int | None = None, *, shows_output: bool = False) -> list[list[str]]:
-        """Return the table as `Report.rows` does, of the first `limit` chunks alone: there may be very many."""
+        """Return the table as `Report.rows` does. Read only the first `limit` chunks, because there may be many."""
         return format_rows(list(itertools.islice(self.results.values(), limit)), shows_output=shows_output)
 
     def describe(self) -> str:
@@ -111,7 +111,7 @@ class ChunksReport(Report):
 
 
 class _ById(Mapping[str, Outcome]):
-    """Outcomes by chunk id, in order, wherever they are."""
+    """A view of a sequence of outcomes as a mapping from chunk ids, in order. It copies no outcomes."""
 
     def __init__(self, places: dict[str, int], outcomes: Sequence[Outcome]) -> None:
         self._places, self._outcomes = places, outcomes
@@ -215,7 +215,7 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
 
 @dataclass(frozen=True, slots=True)
 class ChunkedJob:
-    """The chunks of one job, and the code that reduces what they submit."""
+    """The chunks of one job, and the code that reduces their results."""
 
     code: str
     parts: ChunkSource

@@ -1,4 +1,4 @@
-"""The listeners of a flow run: what a program that calls a flow learns while it runs, and a notebook's progress."""
+"""The listeners of a flow run: the events for the program that calls a flow, and a notebook's progress."""
 
 import html
 import sys
@@ -25,33 +25,33 @@ class FlowListener:
         """Handle the wait for Prefect's server, once the parameters, the provider and the model have been checked."""
 
     def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec) -> None:
-        """The run is about to execute.
+        """Handle the start of the executions.
 
         Args:
             total: The number of executions.
             environment: A phrase such as "in local sandboxes (bubblewrap)" or "in 4 shards on the work pool NAME".
             results_path: The ledger.
-            report_spec: What an execution is called, and the objectives.
+            report_spec: The word for an execution, and the objectives.
         """
 
     def on_warning(self, text: str) -> None:
-        """There is something that a person should know, in a sentence."""
+        """Handle a warning for people, a sentence."""
 
     def on_execution_start(self, index: int) -> None:
-        """An execution's task run has started."""
+        """Handle the start of an execution. It comes before the outcome even if the execution never runs."""
 
     def on_output(self, index: int, stream: str, text: str) -> None:
-        """An execution's code has written that to `stream`, "stdout" or "stderr"."""
+        """Handle text that an execution's code has written to `stream`, which is "stdout" or "stderr"."""
 
     def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
-        """An execution has its outcome; `cached` where it was read from a ledger and not run."""
+        """Handle the outcome of an execution. `cached` says that it comes from a ledger, without a run."""
 
     def on_orphans(self, orphans: "Sequence[OrphanedSandbox]") -> None:
-        """The reap flow has removed these sandboxes, or would."""
+        """Handle the sandboxes that the reap flow has removed, or would remove in a dry run."""
 
 
 class NotebookProgress(FlowListener):
-    """A listener that shows the number of executions that are done. `describe` returns it in words."""
+    """A listener that shows the number of executions that are done. `describe` returns the progress as text."""
 
     def __init__(self, describe: Callable[[], str]) -> None:
         self._describe = describe

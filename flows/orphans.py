@@ -1,4 +1,4 @@
-"""Orphaned sandboxes, whose flow runs or processes have ended: how they are found and removed."""
+"""The search for orphaned sandboxes, whose flow runs or processes have ended, and their removal."""
 
 import asyncio
 import socket
@@ -29,7 +29,7 @@ from ..sandbox.process_identity import is_process_alive
 
 VARIABLE_NAME = "rlm_batch_server"
 MIN_SILENCE_SECONDS = 360  # twice the interval at which flow runs send Prefect their heartbeats
-PAGE_SIZE = 200  # the flow runs that the server returns at most
+PAGE_SIZE = 200  # the most flow runs that the server returns
 MAX_CONCURRENT_REMOVALS = 8
 DAY_SECONDS = 86_400.0
 
@@ -64,7 +64,7 @@ async def find_orphans(
 ) -> Findings:
     """Return the sandboxes of a provider that nothing uses any more; see `reap` for the rules.
 
-    Raises what `list_sandboxes` raises.
+    Raises the errors of `list_sandboxes`.
     """
     now = time.time() if now is None else now
     # Sandboxes are listed before their runs, so that a run's state is not older than its sandboxes.
@@ -147,7 +147,7 @@ def _is_owner_alive(info: SandboxInfo) -> bool | None:
 
 
 async def _explain_why_over(client: PrefectClient, run: FlowRun | None) -> str:
-    """Return why a flow run of this server has ended; empty if it has not, as far as the server knows."""
+    """Return why a flow run of this server is over, or an empty text if it is not, as far as the server knows."""
     if run is None:
         return "its flow run was deleted"
     if run.state is None or run.state.is_final():
@@ -175,7 +175,7 @@ async def _measure_silence(client: PrefectClient, run: FlowRun, boxes: list[Sand
 
 
 def _describe_run_kept(run: FlowRun, boxes: list[SandboxInfo], silence: float, limit: float) -> str:
-    """Say that a live flow run's sandboxes are left, and from when on `--older-than` removes them."""
+    """Return a sentence that a live flow run's sandboxes stay, and when `--older-than` removes them."""
     whose = f"left: {_count(boxes)} of flow run {run.name}"
     if all(map(_is_owner_alive, boxes)):
         return f"{whose}, whose process is alive on this machine"
@@ -187,7 +187,7 @@ def _describe_run_kept(run: FlowRun, boxes: list[SandboxInfo], silence: float, l
 
 
 def _describe_others_kept(owner: str, boxes: list[SandboxInfo], now: float) -> str:
-    """Say that sandboxes of another server or of a script are left, and what removes them."""
+    """Return a sentence that sandboxes of another server or of a script stay, and what removes them."""
     whose = f"left: {_count(boxes)} of {owner}"
     if all(map(_is_owner_alive, boxes)):
         return f"{whose}, whose process is alive on this machine"
@@ -208,7 +208,7 @@ def _describe_reap_there(boxes: list[SandboxInfo]) -> str:
 
 
 async def _find_outermost_caller(client: PrefectClient, run: FlowRun) -> FlowRun | None:
-    """Return the outermost of the flow runs in whose process a flow run is; None if the process is its own."""
+    """Return the outermost flow run that called `run` in the same process; None if the run has its own process."""
     caller: FlowRun | None = None
     with suppress(ObjectNotFound):
         # Each run of a deployment has a new process.
@@ -223,12 +223,13 @@ async def _find_outermost_caller(client: PrefectClient, run: FlowRun) -> FlowRun
 async def get_server_id() -> str:
     """Return the id of the Prefect server, which sandboxes carry in a label, from a Prefect Variable.
 
-    By the id, `find_orphans` tells a flow run that this server has forgotten from one of another server. It is random
-    and made at the first call. A server whose database is a copy of another's has the same id, and would take the
-    other's runs for forgotten: delete the variable on one of the two.
+    With the id, `find_orphans` distinguishes a deleted flow run of this server from a run of another server. The first
+    call creates a random id. A server whose database is a copy of another server's has the same id, and would treat the
+    other server's runs as deleted: delete the variable on one of the two servers.
 
     Returns:
-        The id; empty if the server refuses variables, and then sandboxes of dead processes are left to their expiry.
+        The id, or an empty text if the server refuses variables. Then sandboxes of dead processes stay until they
+        expire.
     """
     try:
         async with get_client() as client:
@@ -237,7 +238,7 @@ async def get_server_id() -> str:
                 action = VariableCreate(name=VARIABLE_NAME, value=uuid.uuid4().hex, tags=["rlm-batch"])
                 try:
                     variable = await client.create_variable(action)
-                except ObjectAlreadyExists:  # Another process has made it meanwhile.
+                except ObjectAlreadyExists:  # Another process has created it meanwhile.
                     variable = await client.read_variable_by_name(VARIABLE_NAME)
     except PrefectHTTPStatusError as error:
         get_logger("rlm_batch").warning(
@@ -253,21 +254,21 @@ _own_runs: set[str] = set()
 
 
 def register_own_run(run_id: str) -> None:
-    """Note that a flow run is of this process, whose lanes remove their own sandboxes."""
+    """Record that a flow run is in this process, whose lanes remove their own sandboxes."""
     _own_runs.add(run_id)
 
 
 async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Remove the sandboxes of a dead flow run: a hook for cancelled and crashed runs.
 
-    Prefect calls it in the worker, which knows the provider only from the run's parameters.
+    Prefect calls the hook in the worker, which knows the provider only from the run's parameters.
     """
     if str(flow_run.id) in _own_runs:
         return
     log = flow_run_logger(flow_run, flow)
     try:
         parameters = flow_run.parameters or {}
-        options = parameters.get("options", parameters)  # a shard's, or its own
+        options = parameters.get("options", parameters)  # A shard's flow has one parameter, `options`.
         provider = await resolve_provider(options.get("provider") or "local", options.get("provider_options"))
         now, sandboxes = time.time(), await provider.list_sandboxes()
         reason = f"its flow run is {state.name}"

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 L = TypeVar("L", PathOrLocation, PathOrLocation | None)
 
-# Task runs of one flow run, at most: a server records some fifty a second, and 250 with the settings that we ship.
+# The most task runs of one flow run. A server records about 50 a second, or 250 with the settings of rlm-batch.
 MAX_TASK_RUNS = 1000
 
 
@@ -65,7 +65,7 @@ class CommandLineForm:
 
 
 class FlowParameters(Generic[R]):
-    """All that is particular to one flow: its parameters, its plan and its report. `R` is what the flow returns."""
+    """The parameters, the plan and the report of one flow. `R` is the type that the flow returns."""
 
     flow_name: ClassVar[str]
     # One line for `rlm-batch --help`.
@@ -91,24 +91,24 @@ class FlowParameters(Generic[R]):
         """Read the inputs, check all that can be checked before anything runs, and return the plan.
 
         Args:
-            report: A function that takes a line about how far a large file has been read.
-            run_ledger: The ledger of the current flow run where the parameters name none.
+            report: A function that takes a line about the progress of reading a large file.
+            run_ledger: The ledger of the current flow run, which counts if the parameters name none.
 
         Raises:
-            ConfigurationError: The parameters do not go together, or an input cannot be read.
+            ConfigurationError: The parameters contradict each other, or an input cannot be read.
         """
         raise NotImplementedError
 
     def build_report(self, outcomes: "Outcomes") -> "Report":
-        """Return the report on the outcomes. Raises ConfigurationError where the outcomes lack the objective."""
+        """Return the report on the outcomes. Raises ConfigurationError if the outcomes lack the objective."""
         raise NotImplementedError
 
     def get_variables_source(self) -> str:
-        """Return the parameter that sets an execution's variables; empty where the caller passes none."""
+        """Return the parameter that sets an execution's variables, or an empty text if there is none."""
         return ""
 
     def get_result(self, report: Any) -> R:
-        """Return what the flow returns to its caller: by default the report."""
+        """Return the flow's result for its caller, by default the report."""
         return report
 
     def reads_blocks(self) -> bool:
@@ -270,7 +270,7 @@ class CodeParameters(CommonParameters):
 
 @parameter_model(frozen=True, kw_only=True)
 class Options(CodeParameters):
-    """All shared parameters: what batch, sweep and chunks have, what the engine takes, and a shard's flow as JSON."""
+    """All shared parameters. Batch, sweep and chunks have all of them. A shard's flow takes them as JSON."""
 
     max_workers: Annotated[
         int,
@@ -305,11 +305,11 @@ class Options(CodeParameters):
     cache_results: CacheResults = False
 
     def build_preparation(self) -> Preparation | None:
-        """Return the code that runs first in each sandbox, None without any. Raises ConfigurationError."""
+        """Return the code that runs first in each sandbox, or None. Raises ConfigurationError."""
         return Preparation.from_parameters(self.prepare, self.prepare_timeout, self.prepare_seed)
 
     def locate_ledger(self, run_ledger: L) -> PathOrLocation | L:
-        """Return the place of the results, by default that of the run. Raises ConfigurationError."""
+        """Return the place of the results, by default `run_ledger`. Raises ConfigurationError."""
         return run_ledger if self.results_path is None else locate_ledger(self.results_path)
 
 
@@ -327,7 +327,7 @@ VolumeName = Annotated[str | None, Field(description="Volume to mount; by defaul
 
 SANDBOX, LIMITS, FAILURES, RESULTS, MODEL = "Sandbox", "Limits", "Failures", "Results", "Language model"
 # The shared parameters by group, in the order of signatures, Prefect's form and the command line's help. A shared
-# parameter that is missing here is a KeyError when its flow is defined.
+# parameter that is missing here causes a KeyError when its flow is defined.
 GROUPS = {
     SANDBOX: (
         *("provider", "provider_options", "python_path", "mounts"),
@@ -345,7 +345,7 @@ GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 def find_field(annotation: Any) -> FieldInfo | None:
-    """Return the bounds and the description that an annotation carries; None where it carries none."""
+    """Return the bounds and the description in an annotation, or None if it has none."""
     return next((item for item in get_args(annotation) if isinstance(item, FieldInfo)), None)
 
 
@@ -389,10 +389,10 @@ def read_docstring(function: Callable[..., Any]) -> str:
 
 
 def define_lazily(model: type[FlowParameters[Any]]) -> Callable[[str], Any]:
-    """Return a module's `__getattr__`, which defines the model's flow when it is first asked for.
+    """Return a module's `__getattr__`, which defines the model's flow at its first use.
 
     The flow is a Prefect flow, and Prefect takes a second to import. The command line reads parameter models and makes
-    plans without it.
+    plans without Prefect.
     """
 
     def get_attribute(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The plan of one flow run: what it executes, made and checked before anything runs and without Prefect."""
+"""The plan of one flow run. It is made and checked without Prefect, before anything runs."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Every execution's outcome, in order, and where they are written."""
+    """Every execution's outcome, in order, and the path of the ledger."""
 
     results: Sequence[Outcome]
     failures: Sequence[Failure]  # The final failures among the results.
@@ -85,7 +85,7 @@ class Plan:
         execute: Executes the items in an open job; by default all of them in any order.
         label: Names an execution's task run.
         noun: The plural noun for executions in the error about failures.
-        rerun_effect: The effect of a second run with the same results, for that error.
+        rerun_effect: The effect of a second run with the same results path, for the error about failures.
         report_spec: The report's word for an execution, and its objectives.
         runs_each_code: Each execution runs a different piece of code, so a table can name the pieces.
         uploads: Files for each execution, by their paths in the sandbox.

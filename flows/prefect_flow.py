@@ -59,7 +59,7 @@ class BatchFlow(Flow[P, T]):
             **kwargs: Parameters of the flow, by name.
 
         Returns:
-            What the flow returns when it is awaited.
+            The result of the flow.
 
         Raises:
             ConfigurationError: An event loop runs in this thread, as in async code and in a notebook. Otherwise the
@@ -101,7 +101,7 @@ class BatchFlow(Flow[P, T]):
             return await Flow.ato_deployment(self, *args, **options)
 
     def _refuse_functions(self, options: dict[str, Any]) -> None:
-        """Raise ConfigurationError where a deployment's parameters contain a function."""
+        """Raise ConfigurationError if a deployment's parameters contain a function."""
         parameters: dict[str, Any] = options.get("parameters") or {}
         for name, content in ({} if self.model is None else find_contents(self.model)).items():
             value = parameters.get(name)
@@ -118,7 +118,7 @@ class BatchFlow(Flow[P, T]):
         return flow
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Pickle the flow by its name, as a function is. cloudpickle would copy its code and all that it refers to."""
+        """Pickle the flow by its name, as a function is. cloudpickle would copy the code and its globals."""
         return load_flow, (self.fn.__module__, self.fn.__name__, self._changed_options)
 
     async def call_function(self, values: dict[str, Any], state: RunState, **prefect_options: Any) -> Any:
@@ -147,10 +147,10 @@ class BatchFlow(Flow[P, T]):
 
 
 def define_flow(model: Callable[P, FlowParameters[R]]) -> BatchFlow[P, Coroutine[Any, Any, R]]:
-    """Return the Prefect flow of a parameter model: its constructor's signature is the flow's.
+    """Return the Prefect flow of a parameter model. The flow has the signature of the model's constructor.
 
     Args:
-        model: A class below `FlowParameters`, a pydantic dataclass.
+        model: A subclass of `FlowParameters`, which is a pydantic dataclass.
     """
     parameters: type[FlowParameters[Any]] = model  # type: ignore[assignment]
 
@@ -188,7 +188,7 @@ def _make_flow(function: Callable[..., Any], name: str, **options: Any) -> Batch
     logging.getLogger("prefect.flow_runs").addFilter(_keep_line_for_people)
     _flow_names.add(name)
     install_task_run_log_filter()
-    # These hooks are for a process that died: otherwise its lanes have removed the sandboxes.
+    # These hooks are for a run whose process died. Otherwise the run's lanes have removed the sandboxes.
     cancelled: list[Any] = [remove_sandboxes, cancel_shards]
     # The shards of a run that crashed continue, for the run that resumes the job.
     crashed: list[Any] = [remove_sandboxes]
@@ -198,7 +198,7 @@ def _make_flow(function: Callable[..., Any], name: str, **options: Any) -> Batch
 
 
 def load_flow(module: str, name: str, options: dict[str, Any] | None = None) -> Any:
-    """Return the flow of that name, with these options of Prefect's."""
+    """Return the flow `name` of a module, with options of Prefect's."""
     flow = getattr(import_module(module), name)
     return flow if options is None else flow.with_options(**options)
 
@@ -207,7 +207,7 @@ def _bind_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     """Return the arguments by their names; all may be passed by position.
 
     Raises:
-        TypeError: The function cannot be called so. The message has the flow's name.
+        TypeError: The arguments do not fit the function. The message has the flow's name.
     """
     signature = inspect.signature(function)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -237,7 +237,7 @@ _flow_names: set[str] = set()  # the names of our flows
 def _keep_line_for_people(record: logging.LogRecord) -> bool:
     """Filter the log of our flow runs: an error is one line without a traceback, and no line repeats another.
 
-    Prefect offers no other means. It logs each exception with its traceback, and then the state with the same text.
+    Prefect logs each exception with its traceback, and then the state with the same text. It has no setting for this.
     """
     if getattr(record, "flow_name", None) not in _flow_names:
         return True

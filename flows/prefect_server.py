@@ -1,15 +1,15 @@
-"""Prefect servers that rlm-batch starts or uses: their settings, the embedded server, and what is asked of a server.
+"""Prefect servers that rlm-batch starts or uses: their settings, the embedded server, and checks of a server.
 
 Measured on two cores, with 500 task runs:
 
-- The recorder in batches takes 9 ms of the server's CPU a task run instead of 25. All task runs are recorded 2 s after
-  the last one instead of 11 s.
+- With batches, the recorder takes 9 ms of the server's CPU for a task run, instead of 25 ms. It has recorded all task
+  runs 2 s after the last one ends, instead of 11 s.
 - The first start on an empty PREFECT_HOME migrates a database for 16 to 28 s. Prefect waits 20 s by default.
-- A server that starts again would forget leases in memory, and the slots of their holders would never come back.
+- A restarted server would lose leases that it keeps in memory, and the slots of their holders would stay taken.
 - A task that waits for a slot of its tag's limit asks again after up to 10 s by default. 50 tasks of 0.1 s under a
-  limit of 4 took 47 to 67 s, and 22 s at 0.5 s.
+  limit of 4 took 47 to 67 s. If the task asks again after 0.5 s, they took 22 s.
 
-CSRF tokens keep web pages from changing anything. The rest of that is in `server/app.py`.
+CSRF tokens keep web pages from changing anything. `server/app.py` has further protections.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ SERVER_SETTINGS = {
 
 
 def server_environment() -> dict[str, str]:
-    """Return the environment for a server's process: our settings, under those of this process."""
+    """Return the environment for a server's process: our settings, unless this process has others."""
     return build_safe_environment({**SERVER_SETTINGS, **os.environ})
 
 
@@ -62,15 +62,15 @@ def server_environment() -> dict[str, str]:
 async def embedded_server(find_results_path: Callable[[], str | None] = lambda: None) -> AsyncIterator[None]:
     """Run Prefect's embedded server with our settings until the context ends, unless a server is configured.
 
-    The server outlives a Ctrl-C in the terminal, which goes to every process there: the flow run that it ends has to
-    be recorded. So the server starts in a thread that blocks the signal, and inherits that.
+    Ctrl-C in a terminal goes to every process there. The server must survive it, to record the end of the flow run. So
+    a thread that blocks the signal starts the server, and the server inherits the block.
 
     Args:
-        find_results_path: Returns where the results so far are, for the error if the server fails meanwhile.
+        find_results_path: Returns the path of the results so far, for the error if the server fails.
 
     Raises:
-        ConfigurationError: There is no server, the configured one wants a password, or the embedded one failed. If its
-            process ends, what runs in the context is cancelled.
+        ConfigurationError: The configured server does not answer or refuses, or the embedded server failed. If the
+            embedded server's process ends, the code in the context is cancelled.
     """
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
@@ -96,7 +96,7 @@ async def embedded_server(find_results_path: Callable[[], str | None] = lambda: 
 async def _end_with_server(
     server: "SubprocessASGIServer", find_results_path: Callable[[], str | None]
 ) -> AsyncIterator[None]:
-    """Cancel what runs in the context when the server's process ends. Raises ConfigurationError if the server fails."""
+    """Cancel the code in the context when the server's process ends. Raises ConfigurationError if the server fails."""
     from prefect.settings import get_current_settings
 
     process = server.server_process
@@ -105,7 +105,7 @@ async def _end_with_server(
     async def watch() -> None:
         while process.poll() is None:  # noqa: ASYNC110 - nothing wakes this at a process's end
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
-        # Prefect's clients would ask again for a minute. These settings are a copy of `_apply_server_settings`.
+        # Prefect's clients would retry for a minute. `_apply_server_settings` made the copy that this changes.
         get_current_settings().client.max_retries = 0
         ending.reschedule(asyncio.get_running_loop().time())
 
@@ -151,7 +151,7 @@ async def check_server(client: "PrefectClient", url: str, alternative: str) -> N
     Args:
         client: A client of that server.
         url: The server's address.
-        alternative: What a person can do instead, for the error.
+        alternative: Another remedy for the user, for the error.
 
     Raises:
         ConfigurationError: The server does not answer, or refuses.
@@ -162,7 +162,7 @@ async def check_server(client: "PrefectClient", url: str, alternative: str) -> N
             f"the Prefect server at {url} does not answer ({describe_server_error(error)}): start it, or {alternative}"
         )
         raise ConfigurationError(_describe_refusal(url, error, alternative) or silence)
-    # Every client may ask for health. Other statuses do not answer this: Prefect Cloud has no such address.
+    # The health check needs no password, so ask for the version too. Prefect Cloud has no such address, so ignore 404.
     with suppress(httpx.HTTPError):
         try:
             await client.api_version()
@@ -175,7 +175,7 @@ async def check_server(client: "PrefectClient", url: str, alternative: str) -> N
 
 
 def _describe_refusal(url: str, error: Exception, alternative: str) -> str | None:
-    """Return why the server at `url` refuses this client, or None if the error says nothing of that."""
+    """Return why the server at `url` refuses this client, or None for any other error."""
     status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
     if status == httpx.codes.UNAUTHORIZED:
         return (
@@ -225,13 +225,14 @@ def _start_server(started: "Future[SubprocessASGIServer]") -> None:
 def _get_running_server() -> "SubprocessASGIServer":
     """Return the server that Prefect's clients in this process use, and start its process unless it runs.
 
-    Prefect would start a process again and again whose database cannot be opened, and waits two minutes for another
-    one that has ended.
+    If the process cannot open its database, Prefect would start it again and again. If the process ends for another
+    reason, Prefect would wait for two minutes.
     """
     global _launched
     from .server.launch import START_ATTEMPTS, EmbeddedServer
 
-    # Prefect's server, whose import takes a second, has not run here yet: its process imports the same meanwhile.
+    # The import of Prefect's server takes a second. If this process has not imported it yet, start the server's process
+    # first, so that both import at the same time.
     ahead = EmbeddedServer.launch() if "prefect.server.api.server" not in sys.modules else None
     from prefect.server.api.server import SubprocessASGIServer
     from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS as TIMEOUT
@@ -239,7 +240,7 @@ def _get_running_server() -> "SubprocessASGIServer":
     server = SubprocessASGIServer()
     if server.server_process is not None and server.server_process.poll() is None:
         return server
-    server.stop()  # Prefect would not start one again that has ended.
+    server.stop()  # Prefect does not restart a server that has ended.
     server = SubprocessASGIServer()
     server.running = True  # Prefect's clients start a server that does not run.
     try:
@@ -256,17 +257,17 @@ def _get_running_server() -> "SubprocessASGIServer":
         server.stop()
         raise
     atexit.register(server.stop)
-    # At the end of the process Prefect logs that it stops the server, also where the stream for that is closed, as in
-    # pytest: that is an error of logging on the terminal.
+    # At the end of the process Prefect logs that it stops the server. If the log's stream is closed by then, as in
+    # pytest, logging prints an error on the terminal.
     atexit.register(logging.getLogger("prefect").setLevel, logging.WARNING)
     return server
 
 
 @contextmanager
 def _apply_server_settings() -> Iterator[None]:
-    """Have our settings in the environment, which the server's process inherits, until the context ends.
+    """Put our settings into the environment, which the server's process inherits, until the context ends.
 
-    Prefect has read the environment long before. So the time to wait for the server is set in its settings too.
+    Prefect has already read the environment, so set the time to wait for the server in Prefect's settings too.
     """
     from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS as TIMEOUT
     from prefect.settings import temporary_settings

@@ -1,4 +1,4 @@
-"""Proxy settings of the environment: this machine's own servers are asked directly, and unusable values are refused.
+"""Proxy settings of the environment: requests to this machine use no proxy, and unusable values are refused.
 
 Prefect's clients and web sockets, model clients and SDKs all read HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, in
 upper or lower case.
@@ -13,20 +13,20 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 
 def exclude_loopback(environment: MutableMapping[str, str]) -> None:
-    """Change proxy settings so that requests to this machine go through no proxy, and all others as before.
+    """Change proxy settings so that requests to this machine use no proxy. Other requests are not affected.
 
-    Two spellings that httpx refuses get one that it takes: `socks://`, which desktops set, becomes `socks5://`, and an
-    IPv6 address in NO_PROXY loses brackets, port and prefix length.
+    Two spellings that httpx refuses are corrected: `socks://`, which desktops set, becomes `socks5://`, and an IPv6
+    address in NO_PROXY loses brackets, port and prefix length.
 
     Args:
-        environment: The environment of this process or of one that is to start. Without a proxy it stays as it is.
+        environment: The environment of this process or of a new process. It stays unchanged if it sets no proxy.
     """
     proxies = [name for name, value in environment.items() if value and name.lower() in PROXIES]
     if not proxies:
         return
     for name in proxies:
         environment[name] = re.sub("^socks://", "socks5://", environment[name])
-    # Readers differ in which of the two names they prefer, so each name that is set gets the addresses.
+    # Programs prefer either no_proxy or NO_PROXY, so each of the two that is set gets the addresses.
     for name in [name for name in environment if name.lower() == "no_proxy"] or ["no_proxy"]:
         hosts = list(map(_simplify_ipv6, re.split(r"[\s,]+", environment.get(name, "").strip())))
         if hosts != ["*"]:

@@ -1,4 +1,4 @@
-"""The base of the flows' reports: each can print itself as a table, as text and as JSON."""
+"""The base class of the flows' reports, which print as a table, as text and as JSON."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from .search.study import build_study
 
 
 def describe_outcome(outcome: Outcome, *, is_best: bool = False) -> dict[str, Any]:
-    """Return an outcome as an object for JSON: its number, its status and what the ledger has of it."""
+    """Return an outcome as an object for JSON: its number, its status and its record in the ledger."""
     return {
         "index": outcome.meta.index,
         "status": "succeeded" if isinstance(outcome, Result) else "failed",
@@ -27,7 +27,7 @@ class Report:
     """The outcomes of one flow run, in order: the base class of reports. A notebook shows it as a table."""
 
     results_path: str
-    # Whether code that submits nothing is worth a note: the later steps of a sequence read the state instead.
+    # True if code without fields gets a note. Steps of a sequence need no fields, because later steps read the state.
     expects_fields: ClassVar[bool] = True
 
     @property
@@ -37,12 +37,12 @@ class Report:
 
     @property
     def best_trials(self) -> Sequence[Result]:
-        """The results that stand out: none where the flow has no objective."""
+        """The results that are marked as the best; empty if the flow has no objective."""
         return ()
 
     @property
     def mark(self) -> str:
-        """The note on the results that stand out."""
+        """The note on the best trials."""
         return BEST_MARK
 
     def rows(self, limit: int | None = None, *, shows_output: bool = False) -> list[list[str]]:
@@ -58,7 +58,7 @@ class Report:
         return format_rows(self.outcomes, self.best_trials, limit, mark=self.mark, shows_output=shows_output)
 
     def describe(self) -> str:
-        """Return what is printed below the table, or instead of it; empty for nothing."""
+        """Return the text to print below the table, or instead of it. The text may be empty."""
         return ""
 
     def list_notes(self) -> list[str]:
@@ -77,7 +77,7 @@ class Report:
         """Yield the outcomes as JSON objects.
 
         Returns:
-            An iterator with a dict for each outcome: what the ledger has of it, with `best` for the best trials.
+            An iterator with a dict for each outcome: its record in the ledger, with `best` for the best trials.
         """
         best_numbers = {result.meta.index for result in self.best_trials}
         return (describe_outcome(outcome, is_best=outcome.meta.index in best_numbers) for outcome in self.outcomes)
@@ -101,7 +101,7 @@ class Report:
 
 
 class TrialsReport(Report):
-    """A report on trials, of which the best stand out."""
+    """A report on trials, which marks the best of them."""
 
     best: Result | MaybeNone
     objective: str | list[str] | None
@@ -111,12 +111,12 @@ class TrialsReport(Report):
 
     @property
     def best_trials(self) -> Sequence[Result]:
-        """The best trial, or with several objectives those on the Pareto front."""
+        """The best trial, or with several objectives the trials on the Pareto front."""
         return self.pareto_front if self.best is None else [self.best]
 
     @property
     def mark(self) -> str:
-        """The note of the best trial in a row of the table, or of those on the front."""
+        """The table's note on the best trial, or on the trials of the Pareto front."""
         return PARETO_MARK if self.pareto_front else BEST_MARK
 
     def study(self, storage: str | None = None, name: str | None = None) -> Any:

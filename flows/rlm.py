@@ -27,7 +27,7 @@ from .plan import Outcomes, Plan
 from .reporting.report import describe_usage
 from .reports import Report
 
-# Its queries begin at depth 1, as those of any code do: the answer is that of one recursive query.
+# The code asks one recursive query, which has depth 1 as in all code, and submits the answer.
 ASK = "SUBMIT(answer=rlm_query(query, context=context))"
 ASK_WITHOUT = "SUBMIT(answer=rlm_query(query))"
 ASK_FILE = f"""
@@ -36,12 +36,12 @@ with open(context_file, encoding="utf-8", errors="replace", newline="") as file:
 {ASK}
 """
 ASK_VOLUME = f"context = load_from_volume(context_path, binary=False)\n{ASK}"
-UPLOADED = "context.txt"  # the path at which the code finds a context that came from the host
+UPLOADED = "context.txt"  # the sandbox path of a context that comes from a file of the host
 
 
 @dataclass(frozen=True, slots=True)
 class RlmAnswer(Report):
-    """A recursive language model's answer. Printed, it is the answer alone, safe for a terminal.
+    """A recursive language model's answer. It prints as the answer alone, without commands for a terminal.
 
     Attributes:
         answer: The answer as text. Without an answer, the output of the last turn that printed something.
@@ -52,7 +52,7 @@ class RlmAnswer(Report):
         answered: False if a budget, depth or time limit ended the model without an answer.
         error: Without an answer, a `CodeError` with a `type` such as "BudgetExceeded", which names the parameter to
             raise.
-        value: The answer as the code submitted it: a text, or another JSON value, of which `answer` is the text.
+        value: The answer as the code submitted it: a text, or another JSON value, which `answer` has as text.
     """
 
     answer: str
@@ -89,7 +89,7 @@ class RlmAnswer(Report):
         return []
 
     def describe(self) -> str:
-        """Return the answer, or what the model printed last where it reached none."""
+        """Return the answer, or the model's last output if there is no answer."""
         if self.answered:
             return str(self)
         return f"No answer. The model's last output:\n{self}" if self.answer else ""
@@ -113,8 +113,8 @@ class RlmAnswer(Report):
 class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
     """Answer a question over a context of any length, with a recursive language model in a sandbox.
 
-    The model does not read the context. It writes Python that does, in the sandbox, and that asks models about parts
-    of it.
+    The model does not read the context. It writes Python code that reads the context in the sandbox, and that asks
+    models about parts of the context.
 
     Returns:
         The answer. With `on_failure="return"` it can be missing: `answered` is False, and `answer` is the last output.
@@ -194,7 +194,7 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
             path = check_input_path(Path(self.context_file).expanduser().absolute())
             try:
                 with path.open("rb") as file:
-                    # The digest is for the key, because the path does not identify the text.
+                    # The digest goes into the key, because the path does not identify the text.
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
             except OSError as error:
                 raise ConfigurationError(f"the context {path} cannot be read: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""The front door of the engine: plan, check, make sure of a server, enter Prefect, execute, and report."""
+"""The entry point of the engine: it plans, checks, provides a server, enters Prefect, executes and reports."""
 
 import asyncio
 from functools import partial
@@ -75,8 +75,8 @@ async def call_flow(
     try:
         return await enter_prefect(flow, values, state, **prefect_options)
     except MissingResult:
-        # A busy server answered the run's last state late, Prefect sent it again, and took the server's copy of it,
-        # which has no result.
+        # A busy server answered late when Prefect set the run's last state. Prefect set the state again, and used the
+        # server's copy, which has no result.
         if state.report is None:
             raise
         return parameters.get_result(state.report)
@@ -99,7 +99,7 @@ async def _check_before_start(plan: Plan, state: RunState) -> None:
 async def enter_prefect(
     flow: "BatchFlow[..., Any]", values: dict[str, Any], state: RunState, **prefect_options: Any
 ) -> Any:
-    """Call the flow through Prefect, on an embedded server where none is configured."""
+    """Call the flow through Prefect, on an embedded server if no server is configured."""
     if state.listener is not None:
         state.listener.on_prefect_start()
     try:
@@ -115,7 +115,7 @@ async def enter_prefect(
 async def execute_flow(model: type[FlowParameters[Any]], values: dict[str, Any]) -> State[Any]:
     """Execute the current flow run, and return its state, whose message says how the run went.
 
-    In a worker the parameters are parsed and planned here. In the caller's process that has been done.
+    In a worker, this function parses the parameters and makes the plan. Otherwise the caller has done so.
     """
     state = get_run_state(flow_run.id)
     state.outcome = state.report = None  # Prefect may have retried the run.
@@ -140,7 +140,7 @@ async def execute_flow(model: type[FlowParameters[Any]], values: dict[str, Any])
 
 
 async def _find_sharding(plan: Plan) -> Sharding | None:
-    """Return the work pool of a job in shards. Raises ConfigurationError where no shard can run."""
+    """Return the sharding of a job in shards, or None. Raises ConfigurationError if no shard can run."""
     if plan.options.shards is None:
         return None
     shard_plan = await plan_shards(plan.options.shards, plan.total, get_run_logger())

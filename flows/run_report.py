@@ -16,13 +16,13 @@ from .reports import TrialsReport
 class RunReport(TrialsReport):
     """A flow run's outcomes in order, and the best of them if it had an objective.
 
-    Printed, it is a table of variables and fields.
+    The report prints as a table of variables and fields.
 
     Attributes:
         flow: The flow's name.
         name: The flow run's name.
         results: A `Result` or `Failure` for each execution, in order.
-        best: The result with the best objective, the first of equals. None without an objective or with several.
+        best: The first result with the best objective. None without an objective or with several.
         objective: The field that decides, or several; None without an objective.
         direction: "minimize" or "maximize", or one for each objective.
         results_path: The ledger's directory or location.
@@ -50,13 +50,13 @@ class RunReport(TrialsReport):
 
 
 def load_report(run: str) -> RunReport:
-    """Return the report on a flow run, which may still be running. No server is asked.
+    """Return the report on a flow run, which may still be running. This needs no server.
 
     Args:
         run: The run's id, its name, or the path or location of its results.
 
     Returns:
-        The report. If an execution ran several times, the outcome that counts is in it.
+        The report. If an execution ran several times, the report has the outcome that counts.
 
     Raises:
         ConfigurationError: There is no such run.
@@ -83,9 +83,9 @@ def load_report(run: str) -> RunReport:
 
 
 def load_reference(value: dict[str, Any]) -> Any:
-    """Return the report to which a deployment's run left a reference as its result. Return other dicts as they are.
+    """Return the report for a reference, which is the result of a deployment's run. Return other dicts unchanged.
 
-    Prefect calls this when the result of such a run is read. Raises ConfigurationError if the ledger cannot be read
-    from here.
+    Prefect calls this function when a program reads the run's result. Raises ConfigurationError if this process cannot
+    read the ledger.
     """
     return load_report(value["results_path"]) if value.keys() == {"flow_run_id", "results_path"} else value

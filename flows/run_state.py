@@ -21,8 +21,8 @@ class RunState:
     """The state shared by a flow run and its caller: inputs from the caller, and results for it.
 
     Args:
-        parameters: The checked parameters; None where the run parses them, as in a worker.
-        plan: The plan that was made before Prefect started; None where the run makes it, as in a worker.
+        parameters: The checked parameters; None if the run parses them, as in a worker.
+        plan: The plan that was made before Prefect started; None if the run makes it, as in a worker.
         listener: Receives the run's events.
         provider: The provider, if it was checked before Prefect started.
         environment: A phrase such as "in local sandboxes (bubblewrap)", if the provider was checked.
@@ -30,7 +30,7 @@ class RunState:
         results_path: The ledger, as soon as the run has one.
         outcome: The counts and the message of a run that has ended.
         report: The report of a run that has ended.
-        run_id: The flow run that took this state; another run in its context gets a state of its own.
+        run_id: The flow run that took this state. Another run in the same context gets a new state.
     """
 
     parameters: "FlowParameters[Any] | None" = None
@@ -49,7 +49,7 @@ _current: ContextVar[RunState | None] = ContextVar("rlm_batch_run_state", defaul
 
 
 def get_run_state(run_id: str) -> RunState:
-    """Return the state of the current flow run: a new one where Prefect started the run, as in a worker."""
+    """Return the state of the current flow run, or a new state if Prefect started the run, as in a worker."""
     state = _current.get()
     if state is None or state.run_id not in ("", run_id):
         state = RunState()
@@ -60,7 +60,7 @@ def get_run_state(run_id: str) -> RunState:
 
 @contextmanager
 def use_run_state(state: RunState) -> Iterator[RunState]:
-    """Make this the state of the flow run that starts within."""
+    """Use this state for the flow run that starts in the context."""
     token = _current.set(state)
     try:
         yield state

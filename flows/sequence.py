@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class SequenceReport(OutcomesReport):
     """The outcomes of the steps."""
 
-    # A later step finds what a step defines, so most steps submit nothing.
+    # Later steps see the names that a step defines, so most steps submit nothing.
     expects_fields: ClassVar[bool] = False
 
 
@@ -65,7 +65,7 @@ class SequenceParameters(CodeParameters, FlowParameters[Sequence[Outcome]]):
         """Read the steps. Raises ConfigurationError."""
         codes = self._read_steps()
         options = self.make_options()
-        check_variables(codes[0], [()], needs_all=options.prepare is None)  # Later steps find what it leaves.
+        check_variables(codes[0], [()], needs_all=options.prepare is None)  # Later steps see its names.
         return Plan(
             options=options,
             total=len(codes),
@@ -102,7 +102,7 @@ class SequenceParameters(CodeParameters, FlowParameters[Sequence[Outcome]]):
 async def execute_steps(job: "Job") -> None:
     """Execute the steps in order, or take all of their results from the ledger."""
     executions = _chain_steps([code for code, _ in job.plan.items], await job.compute_fingerprint())
-    # Results of some steps are of no use: the state that the others build on is not in the ledger.
+    # Results of only some steps are of no use: the other steps need the state, which is not in the ledger.
     results = [job.cache.find_result(execution) for execution in executions]
     is_complete = all(result is not None for result in results)
     await job.executor.execute_all(
@@ -113,7 +113,7 @@ async def execute_steps(job: "Job") -> None:
 
 
 def _chain_steps(codes: list[str], fingerprint: dict[str, Any]) -> list[Execution]:
-    """Return the executions. The key of each covers all steps before it, because its result depends on them."""
+    """Return the executions. Each key covers all earlier steps, because a step's result depends on them."""
     executions: list[Execution] = []
     key = ""
     for index, code in enumerate(codes):

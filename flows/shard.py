@@ -1,4 +1,4 @@
-"""The shard flow: one shard of a job, on whatever worker takes it. People do not run it; jobs with `shards` do."""
+"""The shard flow: runs one shard of a job on a worker. Jobs with `shards` start it, and people do not."""
 
 import asyncio
 from dataclasses import replace
@@ -35,7 +35,7 @@ async def shard(
     """Run the executions of one shard, and write their outcomes to the ledger of its job, which collects them.
 
     The run ends Completed even if executions failed, because the job reports failures. It ends Cancelled if the job
-    cancelled it, also before this process started.
+    cancelled it, even before this process started.
 
     Raises:
         NotRun: The job has started this shard again meanwhile.
@@ -72,7 +72,7 @@ async def _run_executions(
     try:
         await asyncio.to_thread(ledger.create)
     except ConfigurationError as error:
-        raise OSError(str(error)) from error  # The parent could create it: the fault is this worker's, or temporary.
+        raise OSError(str(error)) from error  # The parent could, so only this worker cannot, or only now.
     label = LABELS.get(header.what, execution_label)
     context = await open_run_context(provider, options, label, ledger, header.total, files.part_prefix)
     heartbeat.context = context

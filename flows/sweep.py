@@ -35,12 +35,12 @@ KINDS = {str: "text", bool: "a bool", list: "a list", dict: "a dict", int: "an i
 class SweepReport(TrialsReport):
     """A sweep's trials in the order of the space, and the best of them.
 
-    Printed, it is a table of variables and fields.
+    The report prints as a table of variables and fields.
 
     Attributes:
         trials: A `Result` or `Failure` for each trial, in order.
-        best: The result with the best objective, the first of equals. None without an objective, with several, or if
-            no trial succeeded.
+        best: The first result with the best objective. None without an objective, with several, or if no trial
+            succeeded.
         objective: The field that decides, or several; None without an objective.
         direction: "minimize" or "maximize", or one for each objective.
         results_path: The ledger's directory or location.
@@ -67,7 +67,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
     """Run the code once for each point of the space, with the point's variables, and report the best trial.
 
     The points are a `grid` (every combination), a list of `points`, or drawn from a `space` by a sampler that learns
-    from the trials before.
+    from earlier trials.
 
     Returns:
         The report: the trials in order, and the best of them. With `on_failure="return"`, failed trials are `Failure`.
@@ -192,7 +192,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         return "grid" if self.grid is not None else "points" if self.points is not None else "space"
 
     def _check_source(self) -> None:
-        """Raise ConfigurationError unless there is one source of points, with the settings that go with it."""
+        """Raise ConfigurationError unless there is one source of points, and the other parameters fit it."""
         sources = [name for name in ("grid", "points", "space") if getattr(self, name) is not None]
         if len(sources) > 1:
             raise ConfigurationError(
@@ -234,7 +234,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         objectives = parse_objectives(self.objective, self.direction)
         best = BestTrials(ReportSpec.for_trials(objectives))
         has_succeeded, fields, wrong = False, dict[str, None](), dict[str, Any]()
-        # One at a time, because the trials of a sharded job may be more than memory holds.
+        # Read one trial at a time, because memory may not hold all trials of a sharded job.
         for trial in outcomes.results if objectives else ():
             if isinstance(trial, Result) and not trial.meta.pruned:
                 has_succeeded = True
@@ -257,7 +257,7 @@ def _refuse_objective(
     wrong: dict[str, Any],
     results_path: str,
 ) -> None:
-    """Raise ConfigurationError that names the missing objective, or one of the `wrong` values, which are no numbers."""
+    """Raise ConfigurationError with the missing objective, or with one of the `wrong` values, which are not numbers."""
     names = [item.name for item in objectives]
     submitted = ", ".join(fields)
     missing = next((item for item in objectives if item.name not in fields), None)
@@ -284,7 +284,7 @@ def _spell_objective(direction: str, field: str) -> str:
 
 
 def _find_number(field: str, value: Any) -> str:
-    """Return the expression that makes a number of a field's value, where there is one."""
+    """Return the expression that converts a field's value to a number, or "a number" if there is none."""
     try:
         float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,7 +1,8 @@
 """The artifacts of a flow run in Prefect's UI: its progress, and at its end a report and a table.
 
-An artifact costs some 10 to 25 ms, so a flow run writes three and an execution writes none. The progress is written at
-most once a second, and not in a shorter run. A run does not fail if an artifact cannot be written.
+An artifact costs 10 to 25 ms, so a flow run writes three and an execution writes none. A run updates its progress at
+most once a second, and a run of less than a second writes no progress. A run does not fail if an artifact cannot be
+written.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ class ArtifactPublisher:
         self.summary = RunSummary(record.report_spec)
         self._log = log
         self._key = _build_key(record.flow)
-        self._published_count = 0  # outcomes in the progress that the server has
+        self._published_count = 0  # number of outcomes in the last progress that was sent
         self._progress_id: UUID | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_disabled = False
@@ -66,7 +67,7 @@ class ArtifactPublisher:
                 await self._publish(self._publish_progress)
 
     async def _read_key(self) -> None:
-        """Set the key of a deployment's run: Prefect shows the artifacts of its earlier runs as earlier versions."""
+        """Set the key of a deployment's artifacts. All its runs share the key, so Prefect shows them as versions."""
         context = FlowRunContext.get()
         deployment_id = None if context is None or context.flow_run is None else context.flow_run.deployment_id
         if deployment_id is not None:
@@ -98,7 +99,7 @@ class ArtifactPublisher:
         summary = self.summary
         if summary.done:
             text = render_markdown(build_report(summary, [self._record], compute_importances(summary)))
-            # Prefect's UI renders a description as Markdown, and it has values of the best trial.
+            # Prefect's UI renders a description as Markdown, so escape the values of the best trial in it.
             about = escape_markdown(describe_run(self._record, summary))
             records = build_table_records(summary, MAX_TABLE_RECORDS)
             await asyncio.gather(
@@ -113,7 +114,7 @@ class ArtifactPublisher:
         try:
             async with asyncio.timeout(PUBLISH_TIMEOUT_SECONDS):
                 await publish_artifact()
-        except Exception as error:  # noqa: BLE001 - a page about the results is not worth the results
+        except Exception as error:  # noqa: BLE001 - a missing report must not fail the run
             self._is_disabled = True
             message = str(error) or type(error).__name__
             self._log.warning(
@@ -124,5 +125,5 @@ class ArtifactPublisher:
 
 
 def _build_key(name: str) -> str:
-    """Return a name as an artifact's key, which Prefect allows small letters, digits and dashes."""
+    """Return a name as an artifact's key. Prefect allows only small letters, digits and dashes in keys."""
     return re.sub("[^a-z0-9-]+", "-", name.lower()).strip("-") or "run"

@@ -49,7 +49,7 @@ Log = logging.Logger | logging.LoggerAdapter[Any]
 class ResourceUsage:
     """The resources that a flow run has used: sandboxes, the sum of their open seconds, and the language model.
 
-    `model` is the usage of other processes. The usage of this process is in its budget.
+    `model` counts the usage of other processes. `ModelAccess.spent` counts the usage of this process.
     """
 
     sandboxes: int = 0
@@ -65,7 +65,7 @@ class ResourceUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """The context that the parts of a flow run share. `server_id` is the Prefect server's, for sandboxes' labels."""
+    """The context that the parts of a flow run share. Sandboxes have `server_id` in a label."""
 
     provider: SandboxProvider
     options: Options
@@ -108,14 +108,14 @@ class RunContext:
         return Lane(settings, slots)
 
     def _record_turn(self, execution: Execution, query: Query, turn: dict[str, Any]) -> None:
-        """Write a turn of a recursive query to the ledger, so that a run that is killed has it."""
+        """Write a turn of a recursive query to the ledger, so that the turn is saved if the run is killed."""
         number = len(query.trajectory)
         line = encode_turn(execution.key, execution.index, query.prompt, query.depth, number, turn)
         with suppress(OSError):  # The write of the outcome reports that the ledger cannot be written.
             self.ledger.write_line(line)
 
     async def flush_ledger_after_error(self) -> None:
-        """Sees that what was written is in the ledger. An OSError is logged: the error that there is matters more."""
+        """Close the ledger, which flushes it. Only log an OSError, because the error before it matters more."""
         try:
             await asyncio.shield(asyncio.to_thread(self.ledger.close))
         except OSError as error:
@@ -123,7 +123,7 @@ class RunContext:
 
 
 async def resolve_provider_with_volume(options: Options, volume_name: str | None) -> SandboxProvider:
-    """Return a flow run's provider with its files, and with that volume if it is not None.
+    """Return a flow run's provider with the run's files, and with the volume `volume_name` unless it is None.
 
     Raises ConfigurationError.
     """
@@ -206,7 +206,7 @@ async def open_run_context(
 
 
 def _read_preparation(options: Options, provider: SandboxProvider) -> Preparation | None:
-    """Return the code that runs first in each sandbox, read from a file if it names one. Raises ConfigurationError."""
+    """Return the code that runs first in each sandbox. Read it if `prepare` names a file. Raises ConfigurationError."""
     preparation = options.build_preparation()
     if preparation is None:
         return None

@@ -33,16 +33,16 @@ class Executor(Protocol):
         ...
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
-        """Run the executions of which `find_result` finds no earlier result, until each has an outcome."""
+        """Run the executions for which `find_result` finds no earlier result, until each has an outcome."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """The place of work of a sharded job, in words, and its executor.
+    """A description of where a sharded job runs, and a function that makes the job's executor.
 
-    `flows/run.py` passes it on from `flows/sharding/`. `make_executor` takes the context, the store and the sink of the
-    job by these names.
+    `flows/run.py` passes this object from `flows/sharding/` to the job. `make_executor` takes the keyword arguments
+    `context`, `store` and `sink`.
     """
 
     description: str
@@ -64,10 +64,10 @@ class LaneExecutor:
     uploads: dict[str, Path] | None = None
     state_context: str | None = None
     stop_on_failure: bool = False
-    is_over: bool = False  # no further execution is started: the rest fails
+    is_over: bool = False  # no further execution starts, and the rest fails
     _line_budget: LineBudget = field(default_factory=LineBudget)
-    _batches: Iterator[TaskBatch] = field(init=False)  # not taken by a lane yet
-    _next_batch: TaskBatch | None = None  # taken from `_batches` to see whether there is one
+    _batches: Iterator[TaskBatch] = field(init=False)  # batches that no lane has taken
+    _next_batch: TaskBatch | None = None  # read ahead from `_batches` to see whether a batch is left
     _unfinished: dict[TaskBatch, None] = field(default_factory=dict[TaskBatch, None])  # taken by a lane, in order
     _is_out_of_time: bool = False  # the provider asked a lane to wait longer than the deadline allows
     _creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a task run is being created
@@ -147,7 +147,7 @@ class LaneExecutor:
     async def _run_lane(self, task: Any) -> None:
         lane = self.context.make_lane(self.slots, self.uploads, self.state_context)
         try:
-            # The slot comes first: a batch taken before would wait for it while other lanes have nothing to do.
+            # Acquire the slot first. A batch without a slot would wait, while other lanes have nothing to do.
             while self._may_start() and self._has_batch() and await lane.acquire():
                 batch = self._take_batch()
                 if batch is None:
@@ -167,12 +167,12 @@ class LaneExecutor:
         return not (failures.count and self.stop_on_failure)
 
     async def _run_batch(self, task: Any, lane: Lane, batch: TaskBatch) -> bool:
-        """Make the task run of a batch. Return False if the lane cannot go on. Raises what ends the flow run."""
+        """Create the task run of a batch. Return False if the lane must stop. Raises errors that end the flow run."""
         for execution in batch.remaining_executions:
             self.sink.listener.on_execution_start(execution.index)
-        # Before a task run begins its work, Prefect asks the server for the limits of its tags. If the server is away,
-        # Prefect tries for a minute for each waiting task run, one after the other, even for those that are cancelled,
-        # and the process could not end. So task runs are created one by one; one that cannot begin ends the flow run.
+        # Before a task run begins its work, Prefect asks the server for the limits of its tags. If the server does not
+        # answer, Prefect retries for a minute for each waiting task run in turn, even for cancelled ones. The process
+        # could not end. So lanes create task runs one at a time, and a task run that cannot begin ends the flow run.
         await self._creation_lock.acquire()
         state = await task(lane, batch, return_state=True)
         if state.is_cancelled():
@@ -199,7 +199,7 @@ class LaneExecutor:
         raise RuntimeError(f"a task run ended as {state.name} before its executions were done: {state.message}")
 
     def _end_if_provider_is_away(self, lane: Lane, batch: TaskBatch) -> bool:
-        """Open no more sandboxes if the batch's last failure says that none starts any more. Return whether so."""
+        """Open no more sandboxes if the batch failed because the provider starts none. Return whether it stopped."""
         # A run that stops on a failure starts nothing more anyway.
         if self.stop_on_failure or not isinstance(batch.last_error, SandboxStartError):
             return False
@@ -209,7 +209,7 @@ class LaneExecutor:
         return True
 
     def _build_refusal(self, refusal: RlmBatchError, _execution: Execution) -> RlmBatchError:
-        """Return the error of an execution that was not started, with what the provider said last."""
+        """Return the error of an execution that was not started, with the provider's last error."""
         return type(refusal)(
             f"not started: the provider opened no sandbox for {self.context.provider.start_timeout} s "
             f"({refusal.text}); {describe_rerun()} later"
@@ -218,7 +218,7 @@ class LaneExecutor:
     async def _fail_unfinished(
         self, build_error: Callable[[Execution], RlmBatchError], *, is_written: bool = False
     ) -> None:
-        """Record that error for each execution without an outcome.
+        """Record an error for each execution without an outcome.
 
         Args:
             build_error: A function that returns the error of an execution.

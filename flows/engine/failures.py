@@ -1,4 +1,4 @@
-"""Failures: of executions that the deadline or `max_failures` ended, and of a flow run with failed executions."""
+"""Errors of executions that the deadline or `max_failures` ended, and of flow runs with failed executions."""
 
 import asyncio
 import math
@@ -20,7 +20,7 @@ MAX_TYPE_CHARS = 100  # characters of the name of an exception's type, which cod
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The deadline of a flow run: its `seconds` from the start, and the time `at` which they end, by the event loop."""
+    """The deadline of a flow run: `seconds` from its start, and `at` in the event loop's time. None for no deadline."""
 
     seconds: float | None
     at: float | None
@@ -45,9 +45,9 @@ class Deadline:
 
 @dataclass(slots=True)
 class FailureWatch:
-    """A counter of a flow run's failures: it knows when they are too many, and when the first were all alike.
+    """A counter of a flow run's failures, which detects too many failures, and equal failures at the start.
 
-    `max_failures` is the parameter of that name. `total` is the number of the flow run's executions.
+    `max_failures` is the flow's parameter. `total` is the number of the flow run's executions.
     """
 
     max_failures: float | None
@@ -102,7 +102,7 @@ def describe_kind(error: RlmBatchError) -> str:
 
 
 def raise_failures(outcomes: Outcomes, noun: str, rerun_effect: str = "run only those that failed") -> None:
-    """Raise ExecutionsFailed if there are failures, with their number, the first of them, and the results' place.
+    """Raise ExecutionsFailed if there are failures, with their number, the first failure, and the results' path.
 
     `noun` is the plural name of the executions. `rerun_effect` says what a retry of the flow run does.
     """

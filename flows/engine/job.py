@@ -8,9 +8,9 @@ A run opens these parts in order, and closes them in reverse order:
 5. the slots of the provider's limit
 6. the executor, whose lanes open sandboxes
 
-When a run is closed, its lanes delete their sandboxes and return their slots. Queries that are still being recorded are
-awaited. The ledger is complete before the report is built, and the record gets its end. Each step runs even if an
-earlier one failed, and cancellation interrupts none of them.
+When a run is closed, its lanes delete their sandboxes and return their slots. The run waits for queries that are still
+being recorded. The ledger is complete before the report is built, and the record gets its end time. Each step runs even
+if an earlier step failed, and cancellation interrupts no step.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from .termination import cancel_at_termination
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An open flow run: what a flow executes its inputs with."""
+    """An open flow run: the objects with which a flow executes its inputs."""
 
     plan: Plan
     context: RunContext
@@ -58,7 +58,7 @@ class Job:
     executor: Executor
 
     async def compute_fingerprint(self) -> dict[str, Any]:
-        """Return what every result of this run depends on: the provider, and the model, `prepare` and tools if set."""
+        """Return the settings on which all results depend: provider, model, recursion, `prepare`, tools, `collect`."""
         fingerprint = {**await self.context.provider.fingerprint()}
         access, preparation = self.context.model_access, self.context.preparation
         if access is not None:
@@ -77,7 +77,7 @@ class Job:
         return fingerprint
 
     def skip(self, executions: Iterable[Execution], reason: str) -> None:
-        """Fails those without an outcome, which are not started because of others. No ledger has them."""
+        """Fail the executions without an outcome, which never started. The ledger does not get these failures."""
         for execution in executions:
             if execution.index not in self.store:
                 self.sink.record_unrun(execution, NotRun(f"not run: {reason}"))
@@ -106,7 +106,7 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
 
     Args:
         plan: The run's plan.
-        state: The run's state. What was checked before the run started is not checked again.
+        state: The run's state. The job does not repeat the checks that passed before the run started.
         sharding: Makes the executor of a job in shards; None for a job in this process.
 
     Raises:
@@ -164,7 +164,7 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
                 yield Job(plan, context, store, sink, cache, slots, executor)
                 _count_sandboxes(record, context)
                 record.ended = time.time()
-                # Before the report, because the ledger's last lines count too. Raises OSError.
+                # Close the ledger before the report is built, so that its last lines count too. Raises OSError.
                 await asyncio.to_thread(ledger.close)
         except BaseException as error:
             await context.flush_ledger_after_error()
@@ -205,7 +205,7 @@ def _make_record(plan: Plan, provider: str, results_path: str) -> RunRecord:
 
 
 async def _open_cache(plan: Plan, context: RunContext, store: MemoryStore | ShardStore, *, is_own: bool) -> ResultCache:
-    """Return the results from before: those of the ledger, and with `cache_results` those of every ledger.
+    """Return the results of earlier runs: those of the ledger, and with `cache_results` those of every ledger.
 
     Args:
         plan: The run's plan.

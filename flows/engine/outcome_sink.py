@@ -1,4 +1,4 @@
-"""The outcome sink of a flow run: where every outcome goes."""
+"""The outcome sink of a flow run, which records every outcome."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,8 +14,8 @@ from .artifacts import ArtifactPublisher
 from .context import RunContext
 from .failures import FailureWatch, describe_kind
 
-MAX_LOGGED_FAILURES = 20  # failures of a kind that have a line each in the log
-NOT_COLLECTED = "files that were not collected"  # counted like a kind of failure, but it fails nothing
+MAX_LOGGED_FAILURES = 20  # failures of each kind that get a line each in the log
+NOT_COLLECTED = "files that were not collected"  # counted like a kind of failure, but no execution fails
 
 Observer = Callable[[Execution, Outcome], None]
 
@@ -29,7 +29,7 @@ class OutcomeStore(Protocol):
 
 
 class MemoryStore:
-    """The outcomes of a flow run in memory. Those of a job in shards are in `tasks/ledger/shard_store.py`."""
+    """The outcomes of a flow run, in memory. Jobs in shards use the store in `tasks/ledger/shard_store.py`."""
 
     def __init__(self, total: int) -> None:
         self._outcomes: list[Outcome | None] = [None] * total
@@ -86,13 +86,13 @@ class OutcomeSink:
     def record_unrun(
         self, execution: Execution, error: RlmBatchError, *, is_started: bool = False, is_written: bool = False
     ) -> None:
-        """Record the failure of an execution that did not run to its end, and does not count as a failed one.
+        """Record the failure of an execution that did not finish. It does not count towards `max_failures`.
 
         Args:
             execution: The execution, which may have failed attempts.
             error: The reason.
             is_started: Whether the listener knows that the execution has started.
-            is_written: Whether the failure goes to the ledger too. It does if the execution has asked a model.
+            is_written: Whether the ledger gets the failure. The ledger always gets it if the execution asked a model.
         """
         if not is_started:
             self.listener.on_execution_start(execution.index)
@@ -103,7 +103,7 @@ class OutcomeSink:
         self._publish(execution, failure)
 
     def save_queries(self, execution: Execution) -> None:
-        """Write what a cancelled execution has asked a model to the ledger, because that was paid for."""
+        """Write the queries of a cancelled execution to the ledger, because they were paid for."""
         failure = self._build_unrun_failure(execution, NotRun("the run was cancelled before this execution had ended"))
         if failure.meta.queries.asked:
             self.context.ledger.write_outcome(execution.key, failure)
@@ -120,24 +120,24 @@ class OutcomeSink:
         return Failure(error, meta)
 
     def record_cached(self, execution: Execution, outcome: Outcome, *, is_stored: bool = False) -> None:
-        """Record the outcome that an execution has from an earlier run, and that its ledger has."""
+        """Record an execution's outcome from an earlier run. `is_stored` says that the store already has it."""
         if not is_stored:
             self._store(execution, outcome)
         self._publish(execution, outcome, cached=True)
 
     def record_gathered(self, execution: Execution, outcome: Outcome) -> None:
-        """Record the outcome of an execution that ran in another process; ledger and store have it."""
+        """Record the outcome of an execution in another process. The ledger and the store already have it."""
         self.listener.on_execution_start(execution.index)
         self._publish(execution, outcome)
         self._count(outcome)
 
     def warn(self, text: str) -> None:
-        """Tell the log and the listener what a person should know."""
+        """Send a warning for people to the log and to the listener."""
         self.context.log.warning("%s", text)
         self.listener.on_warning(text)
 
     def log_unlogged_failures(self) -> None:
-        """Log how many failures of a kind there were, if not each has had a line."""
+        """Log the number of failures of each kind for which the log does not show all failures."""
         for kind, count in self._kind_counts.items():
             if kind != NOT_COLLECTED and count > _get_log_limit(kind):
                 self.context.log.warning("%d executions failed with %s", count, kind)
@@ -178,5 +178,5 @@ class OutcomeSink:
 
 
 def _get_log_limit(kind: str) -> int:
-    """Return how many failures of a kind have a line each: executions that were not run have one line for all."""
+    """Return how many failures of a kind get a line each in the log. Executions that were not run get one in all."""
     return 1 if kind == NotRun.__name__ else MAX_LOGGED_FAILURES

@@ -22,8 +22,8 @@ from ...tasks.ledger.run_record import RunRecord
 from ..reporting.report import describe_run
 from ..reporting.summary import RunSummary
 
-MAX_VALUES = 100  # variables, and fields, in an event, whose size Prefect limits
-MAX_VALUE_CHARACTERS = 1_000  # characters of the JSON of one of them
+MAX_VALUES = 100  # variables, and also fields, in an event; Prefect limits its size
+MAX_VALUE_CHARACTERS = 1_000  # characters of a variable or field as JSON
 
 DECODER = "rlm_batch.flows.run_report.load_reference"  # Prefect imports it to read a result.
 
@@ -81,11 +81,11 @@ def build_run_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:
 
 
 async def with_reference(value: Any, record: RunRecord) -> Any:
-    """Return the value, or for a deployment's run a record of Prefect's with the value and a reference to its ledger.
+    """Return the value. For a deployment's run, put it into a Prefect result record that refers to the ledger.
 
-    Other processes read the run's report by the reference. It is a file of some 400 bytes below the results root, and
-    not in the ledger, which may be on a volume: Prefect unpickles the result if the file says so, and code could have
-    exchanged the file. If the file cannot be written, other processes get no result.
+    Other processes use the reference to read the run's report. The reference is a file of about 400 bytes below the
+    results root. It is not in the ledger, which may be on a volume where code could replace the file: Prefect unpickles
+    the result if the file says so. If the file cannot be written, other processes get no result.
     """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow_run.deployment_id is None:

@@ -31,8 +31,8 @@ _runs: list[_Run] = []
 def cancel_at_termination() -> Iterator[None]:
     """Cancel the calling task at SIGTERM, and raise Prefect's TerminationSignal after the context has closed.
 
-    Prefect's own handler raises wherever the main thread is, and may leave a sandbox's removal half done. After the
-    signal is raised here, Prefect sets the run's state and ends the process as usual.
+    Prefect's own handler raises at any point of the main thread, and may interrupt the removal of a sandbox. When this
+    function raises TerminationSignal, Prefect sets the run's state and ends the process as usual.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -58,6 +58,6 @@ def _handle_sigterm(number: int, _frame: object) -> None:
         run.loop.call_soon_threadsafe(run.terminate)
 
 
-# Prefect installs the handler with this name, and recognises its worker's cancellation only if it is installed.
+# Prefect installs the handler with this name. It recognises a cancellation by its worker only with this handler.
 if hasattr(engine, "_prefect_sigterm_handler"):
     engine._prefect_sigterm_handler = _handle_sigterm  # type: ignore[assignment]

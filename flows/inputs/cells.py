@@ -1,7 +1,7 @@
 """Values of cells: texts of CSV files and words of the command line.
 
-`read_word` reads a text that stands alone. In a CSV file all cells of a column have one type: the first that
-`list_fitting_types` leaves for all of them. `read_cell` reads the cells by it.
+`read_word` reads a text that stands alone. In a CSV file all cells of a column have one type: the first
+type in the order of `READERS` that fits all of them. `read_cell` reads a cell with its column's type.
 """
 
 import json
@@ -16,10 +16,10 @@ ColumnType = Literal["int", "float", "bool", "json", "str"]
 
 WHOLE = re.compile("-?(?:0|[1-9][0-9]*)")
 DECIMAL = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
-WHOLE_DIGITS = 18  # Longer whole numbers in a column are identifiers, such as numbers of cards.
-MOST_DIGITS = 800  # The longest float, written exactly, has 767.
+WHOLE_DIGITS = 18  # Longer whole numbers in a column are identifiers, such as card numbers.
+MOST_DIGITS = 800  # The exact decimal form of a float has at most 767 digits.
 BOOLEANS = {"true": True, "false": False}
-MISSING = frozenset(("", "NA", "N/A", "null", "None"))  # A column whose type is given reads these as None.
+MISSING = frozenset(("", "NA", "N/A", "null", "None"))  # Columns of type int, float and bool read these as None.
 NOT_FINITE = re.compile("nan|[-+]?inf(?:inity)?", re.IGNORECASE)
 JSON_BEGINNINGS = tuple('"[{')
 
@@ -32,7 +32,7 @@ def read_whole(text: str) -> int:
 
 
 def read_float(text: str) -> float:
-    """Return Python's number. Raises ValueError for digits of which it would make inf or 0."""
+    """Return the text as a float. Raises ValueError if a number other than 0 and inf would become 0 or inf."""
     value = float(text)
     if (not value or math.isinf(value)) and re.search("[1-9]", re.split("[eE]", text)[0]):
         raise ValueError(f"{text} is {'too small' if not value else 'more than a number can be'}")
@@ -40,15 +40,15 @@ def read_float(text: str) -> float:
 
 
 def read_decimal(text: str) -> float:
-    """Return a number that a float holds with all digits that the text has. Raises ValueError.
+    """Return the text as a float. Raises ValueError if a float cannot hold all digits of the text.
 
-    A plus takes a point or an exponent: without them the text may be a telephone number.
+    A number with a plus must have a point or an exponent. Otherwise it may be a telephone number.
     """
     if DECIMAL.fullmatch(text) is None or (text[0] == "+" and text[1:].isdigit()):
         raise ValueError(f"{text!r} is not a decimal number")
     value = read_float(text)
     if "." in text and len(text) <= 16 and "e" not in text and "E" not in text:
-        return value  # Every float keeps 15 digits.
+        return value  # A float keeps any 15 digits.
     digits = re.split("[eE]", text)[0].lstrip("+-").replace(".", "").strip("0")
     if len(digits) > MOST_DIGITS or (digits and Decimal(f"{value:.{len(digits) - 1}e}") != Decimal(text)):
         raise ValueError(f"{text!r} has more digits than a number can hold")
@@ -66,15 +66,15 @@ JSON = json.JSONDecoder(parse_float=read_float)
 
 
 def parse_json(text: str, begin: int = 0) -> tuple[Any, int]:
-    """Return the JSON value that begins there, and where it ends. Raises ValueError and RecursionError."""
+    """Return the JSON value at position `begin`, and the position of its end. Raises ValueError and RecursionError."""
     return JSON.raw_decode(text, begin)
 
 
 def read_word(text: str) -> Any:
     """Return the value of a text that stands alone: on the command line, or in a column of the type json.
 
-    A number is written as in JSON, or as .5, 1. and +.5; `true` and `false` in any case; `null` or `None`; `nan` and
-    `inf`; and texts in double quotes, lists and objects are JSON's. All else is text.
+    A number is written as in JSON, or like .5, 1. and +.5. `true` and `false` may have any case. `null` and `None` are
+    None, and `nan` and `inf` are floats. Lists, objects and texts in double quotes are JSON. All else is text.
     """
     word = text.strip()
     if word.startswith(JSON_BEGINNINGS):
@@ -99,7 +99,7 @@ READERS: dict[ColumnType, Callable[[str], Any]] = {"int": read_whole, "float": r
 
 
 def list_fitting_types(text: str, candidates: list[ColumnType]) -> list[ColumnType]:
-    """Return those of the candidates that a cell's text fits; none if only text remains."""
+    """Return the candidates that fit a cell's text, or an empty list if the cell can only be text."""
     is_identifier = len(digits := text.removeprefix("-")) > WHOLE_DIGITS and digits.isdigit()
     fitting: list[ColumnType] = []
     for kind in () if is_identifier else candidates:
@@ -110,7 +110,7 @@ def list_fitting_types(text: str, candidates: list[ColumnType]) -> list[ColumnTy
 
 
 def read_cell(kind: ColumnType | None, cell: str) -> Any:
-    """Return the value of a cell whose column has that type, found or given. Raises ValueError where it has not."""
+    """Return the value of a cell in a column of type `kind`. Raises ValueError if the cell does not have that type."""
     if kind in ("str", "json"):
         return (read_word(cell) if kind == "json" else cell) if cell else None
     text = cell.strip()

@@ -1,4 +1,4 @@
-"""Parameters as Python callers have them, made what Prefect takes: arrays, generators, paths and blocks as JSON."""
+"""The conversion of Python callers' parameters to JSON, which Prefect needs: arrays, generators, paths and blocks."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from ...tasks.host_tools import name_tools
 from .readers import normalize_chunk_ids
 
 FILE_NAME = re.compile(r"[\w.~/\\-]+\.py")
-MAX_FILE_NAME = 250  # characters of what may be a file's name
+MAX_FILE_NAME = 250  # characters; a longer text is not a file's name
 NUMBERS = ("['low']", "['high']", "['step']")  # Numbers in the definition of a space.
 
 
 class Content(Enum):
-    """The content of a parameter: it decides how values of Python become JSON, and which go to a file.
+    """The content of a parameter. It decides how Python values become JSON, and which values may go to a file.
 
-    A parameter's type names its content. The value is the content's name in errors. Values go to a file if Prefect
-    cannot hold them.
+    A parameter's type names its content. The enum's value is the content's name in errors. Parameters go to a file if
+    Prefect cannot hold them.
     """
 
     CODE = "code"
-    STEP = "code after other code"  # It may look like a file's name, as `x.py` does.
-    PREPARATION = "code that defines names"  # A function is refused, because its names are its own.
+    STEP = "code after other code"  # A later step may look like a file's name, such as `x.py`.
+    PREPARATION = "code that defines names"  # A function is refused, because its names are local.
     TEXT = "text"  # The parameter NAME_file names the file of a text that Prefect cannot hold.
     ROWS = "a list of dicts"
     ITEMS = "a list"
@@ -140,7 +140,7 @@ def _convert_content(name: str, content: Content, value: Any, tools: Collection[
     if not (value is None or isinstance(value, str)):  # Text is code, or the path of a file.
         value = _convert_values(name, content, value)
     texts: list[Any] = (value if isinstance(value, list) else [value]) if content.is_code else []
-    for text in texts[:1] if content is Content.STEP else texts:  # Later `x.py` may be an attribute of a variable.
+    for text in texts[:1] if content is Content.STEP else texts:  # A later `x.py` may be an attribute.
         if isinstance(text, str):
             check_code(text)
     if content is Content.DATA_BY_ID and isinstance(value, dict):
@@ -167,14 +167,14 @@ def _convert_values(name: str, content: Content, value: Any) -> Any:
 
 
 def _name_shape(name: str, content: Content, field: str, place: str, value: Any) -> str | None:
-    """Return what a value at a place of a parameter has to be; None for one that is it, and where any may stand.
+    """Return the kind that a value in a parameter must have. None if it has that kind, or if any kind is allowed.
 
     Args:
         name: The parameter.
         content: Its content.
-        field: What of the parameter is converted: its name, or a place of a dict in it, such as `grid['x']`.
-        place: Where the value is, such as `space['x']['low']`.
-        value: A value as JSON; None is never it.
+        field: The part that is converted: the parameter's name, or an item of its dict, such as `grid['x']`.
+        place: The place of the value, such as `space['x']['low']`.
+        value: The value as JSON. None never has the required kind.
     """
     if place == name and content is Content.ROWS:
         others = (list, tuple, str, int, float, type(None))
@@ -195,7 +195,7 @@ def _list_items(value: Any) -> Any:
 
 
 def check_code(text: str) -> None:
-    """Raise ConfigurationError where the code is the name of a file, or lines of data, and surely not what is meant."""
+    """Raise ConfigurationError if the code is surely a mistake: the name of a file, or lines of JSON."""
     if len(text) <= MAX_FILE_NAME and FILE_NAME.fullmatch(text.strip()):
         raise ConfigurationError(
             f"the code is {text.strip()!r}, the name of a file: pass its text, as in Path({text.strip()!r}).read_text()"
@@ -208,7 +208,7 @@ def check_code(text: str) -> None:
 
 
 def _is_json_lines(text: str) -> bool:
-    """Return whether the text is a JSON object or array in each of several lines."""
+    """Return whether the text has several lines, and each line is a JSON object or array."""
     lines = [line for line in text.splitlines() if line.strip()]
     try:
         return len(lines) > 1 and all(isinstance(json.loads(line), (dict, list)) for line in lines)

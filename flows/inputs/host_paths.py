@@ -1,4 +1,4 @@
-"""Paths of the host in a flow's parameters, and the rules which of them a deployment's run may read and write."""
+"""Paths of the host in a flow's parameters, and the rules for the paths that a deployment's run may use."""
 
 import errno
 import os

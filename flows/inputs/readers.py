@@ -19,7 +19,7 @@ from .tables import COMPRESSED, SPREADSHEET, CsvTable, JsonLines, ParquetTable, 
 
 Variables = dict[str, Any]
 Chunk = tuple[str, Any]  # an id and its data
-TypesOfColumns = dict[str, Any] | Literal["json"] | None  # The caller's; None means that the cells decide.
+TypesOfColumns = dict[str, Any] | Literal["json"] | None  # The caller's types. None means that the cells decide.
 RuleOfTypes = dict[str, Any] | Literal["json"]  # The run's record keeps this.
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 CSV = (".csv", ".tsv")
@@ -31,26 +31,26 @@ class RecordedTypes(dict[str, Any]):
 
 
 class Inputs(Iterable[Variables], Sized, Protocol):
-    """Dicts of variables, in an order, and how many there are."""
+    """An ordered collection of dicts of variables, with a length."""
 
 
 class ChunkSource(Iterable[Chunk], Sized, Protocol):
-    """Chunk ids with their data, in an order, and how many there are."""
+    """An ordered collection of chunk ids with their data, with a length."""
 
 
 class InputFile:
-    """The values in a file, each a dict of variables: JSON lines, CSV or Parquet.
+    """The values in a file of JSON lines, CSV or Parquet. A value is a dict, or anything if `takes_any_value`.
 
-    The file is copied and checked as a whole, and then read value by value; one at a location is fetched once.
+    The file is copied and checked as a whole, and then read value by value. A file at a location is downloaded once.
     """
 
-    takes_any_value = False  # A line of JSON is an object.
-    default_types: ClassVar[dict[str, ColumnType]] = {}  # CSV columns have these where the caller gives none.
+    takes_any_value = False  # Each line of JSON must be an object.
+    default_types: ClassVar[dict[str, ColumnType]] = {}  # types of CSV columns for which the caller gives none
 
     def __init__(self, path: str, types: TypesOfColumns = None, report: Report | None = None) -> None:
         """Check the file at a path or location. Raises ConfigurationError if it must not be read or has a wrong value.
 
-        `types` are those of a CSV file's columns; `report` takes lines about how far a large file has been read.
+        `types` are the types of a CSV file's columns. `report` gets lines about the progress with a large file.
         """
         self.path = locate_input(path)
         suffix = self.path.suffix.lower()
@@ -65,7 +65,7 @@ class InputFile:
             raise ConfigurationError(
                 f"{name_parameter('types')} needs a CSV file, and {self.path} is not one: leave it out"
             )
-        self.table: Table | None = None  # None of JSON lines
+        self.table: Table | None = None  # None for JSON lines
         self._rule: RuleOfTypes = {}
         mirror = LocalMirror(self.path) if isinstance(self.path, Location) else None
         try:
@@ -92,7 +92,7 @@ class InputFile:
         return iter(self._rows)
 
     def check(self, value: Any, number: int) -> None:
-        """Check a value of JSON lines, whose number counts from 1. Raises ConfigurationError."""
+        """Check a value of JSON lines. `number` is its number, counted from 1. Raises ConfigurationError."""
 
     def check_columns(self, names: Iterable[str], where: str) -> None:
         """Check the names of a table's columns. Raises ConfigurationError."""
@@ -114,7 +114,7 @@ class InputFile:
 
 
 class VariablesFile(InputFile):
-    """A file of variables, whose names are checked with the file."""
+    """A file of variables. The check of the file includes the variables' names."""
 
     _names: frozenset[str] = frozenset()  # Names that have been checked.
 
@@ -142,13 +142,13 @@ class VariablesFile(InputFile):
 
 
 class ItemFile(InputFile):
-    """A file of data, in which a line of JSON is any value."""
+    """A file of data. A line of JSON may be any value."""
 
     takes_any_value = True
 
 
 class PointFile(VariablesFile):
-    """A file of a sweep's points, which all have the variables of the first."""
+    """A file of a sweep's points. All points must have the variables of the first point."""
 
     _variables: set[str] | None = None
 
@@ -189,7 +189,7 @@ class _ChunkFile(InputFile):
 
 
 class _SlicedChunks:
-    """Data in lists of so many items, numbered from 0; of a file only one list at a time is in memory."""
+    """Data cut into lists of `size` items, with ids from 0. Only one list of a file is in memory at a time."""
 
     def __init__(self, items: list[Any] | ItemFile, size: int) -> None:
         self._items, self._size = items, size
@@ -204,12 +204,12 @@ class _SlicedChunks:
 
     def __iter__(self) -> Iterator[Chunk]:
         rest = iter(self._items)
-        slices = iter(lambda: list(itertools.islice(rest, self._size)), [])  # An empty one ends it.
+        slices = iter(lambda: list(itertools.islice(rest, self._size)), [])  # An empty list ends the iterator.
         return ((str(number), items) for number, items in enumerate(slices))
 
 
 class Grid:
-    """Every combination of the values of some variables, the last one changing fastest."""
+    """Every combination of the values of some variables. The last variable changes fastest."""
 
     def __init__(self, grid: dict[str, list[Any]]) -> None:
         if not grid:
@@ -230,7 +230,7 @@ class Grid:
 
 
 def read_inputs(inputs: list[Variables] | str, types: TypesOfColumns = None, report: Report | None = None) -> Inputs:
-    """Return a flow's inputs, of a list or a path. Raises ConfigurationError for none, and for a wrong name."""
+    """Return a flow's inputs from a list or a path. Raises ConfigurationError if they are empty or a name is wrong."""
     values = _open_rows(VariablesFile, inputs, "inputs", types, report)
     if not isinstance(values, InputFile):
         check_variable_names(dict.fromkeys(name for variables in values for name in variables), "inputs: ")
@@ -238,7 +238,7 @@ def read_inputs(inputs: list[Variables] | str, types: TypesOfColumns = None, rep
 
 
 def read_points(points: list[Variables] | str, types: TypesOfColumns = None, report: Report | None = None) -> Inputs:
-    """Return a sweep's points, of a list or a path. Raises ConfigurationError if their variables differ."""
+    """Return a sweep's points from a list or a path. Raises ConfigurationError if their variables differ."""
     values = _open_rows(PointFile, points, "points", types, report)
     if not isinstance(values, InputFile):
         first = next(iter(values))
@@ -265,7 +265,7 @@ def _open_or_take(kind: type[InputFile], values: Any, types: TypesOfColumns, rep
 
 
 def check_variable_names(names: Iterable[str], where: str) -> None:
-    """Raise ConfigurationError for a name that no variable can have; `where` begins the sentence."""
+    """Raise ConfigurationError for a name that no variable can have; `where` begins the message."""
     for name in names:
         check_variable_name(name, where)
 
@@ -348,21 +348,21 @@ def _normalize_chunk_id(value: Any) -> str:
 
 
 def check_variables(code: str, inputs: Iterable[Iterable[str]], *, needs_all: bool) -> None:
-    """Raise ConfigurationError if the code is of a function that does not take the variables of each input.
+    """Raise ConfigurationError if the code comes from a function that does not take the variables of each input.
 
-    `needs_all` says that only the inputs define parameters without defaults, and not code such as `prepare`.
+    `needs_all` says that the inputs must define all parameters without defaults, because no `prepare` defines them.
     """
     parameters = find_parameters(code)
     if parameters is None:
         return
     if isinstance(inputs, InputFile) and inputs.table is not None:
-        inputs = [inputs.table.names]  # all its rows have the same
+        inputs = [inputs.table.names]  # all rows have the same variables
     for variables in inputs:
         parameters.check(variables, needs_all=needs_all)
 
 
 def check_provided_variables(code: str | None, names: tuple[str, ...], *, needs_all: bool) -> None:
-    """Do as `check_variables` for variables that the flow provides, which a function need not take."""
+    """Check the code as `check_variables` does. The flow provides the variables, and a function may ignore them."""
     parameters = None if code is None else find_parameters(code)
     if parameters is not None:
         parameters.check((name for name in names if name in parameters.names), needs_all=needs_all)

@@ -19,8 +19,8 @@ PARAMETER_LIMIT = 256 * 1024  # bytes of JSON; Prefect refuses flow runs with pa
 # Contents whose lists are stored in a file.
 LISTS = (Content.CODE, Content.STEP, Content.ROWS, Content.ITEMS, Content.DATA_BY_ID)
 SUFFIXES_OF_LISTS = (".jsonl", ".ndjson", ".json")  # Files with a list of codes or inputs.
-# Limits of Prefect's server for parameters. After one run with a larger integer it cannot list any runs, and with
-# Postgres it refuses a run with a NUL.
+# Limits of Prefect's server for parameters. After one run with an integer outside this range it cannot list any
+# runs. With Postgres it refuses a run with a NUL.
 INTEGERS = range(-(2**63), 2**64)
 NUL = "\0"
 
@@ -55,9 +55,9 @@ def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Con
 
 
 def _find_unstorable(name: str, value: Any) -> str | None:
-    """Return what Prefect's server cannot hold in the value, which is JSON, and a remedy; None if it can hold all.
+    """Return a phrase about the part of a JSON value that Prefect's server cannot hold, with a remedy, or None.
 
-    Raises ConfigurationError for text that is no UTF-8, which neither Prefect nor a sandbox takes.
+    Raises ConfigurationError for text that is not UTF-8, because Prefect and sandboxes refuse such text.
     """
     scalars = list(_list_scalars(value))
     texts = [scalar for scalar in scalars if isinstance(scalar, str)]

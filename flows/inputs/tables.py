@@ -20,8 +20,8 @@ from .cells import JSON, READERS, ColumnType, list_fitting_types, read_cell
 Report = Callable[[str], None]  # takes a line for a person
 
 LARGE_BYTES = 4 * 1024 * 1024  # Reading a larger file is reported.
-REPORT_SECONDS = 2.0  # between reports
-WATCHED_LINES = 1000  # between looks at the clock
+REPORT_SECONDS = 2.0  # seconds between two reports
+WATCHED_LINES = 1000  # lines between two looks at the clock
 
 SPREADSHEET = (
     "a spreadsheet: save it as CSV UTF-8 there, or with pandas.read_excel(FILE).to_csv('NAME.csv', index=False)"
@@ -34,8 +34,8 @@ BINARY = {
     b"PAR1": "Parquet: call it NAME.parquet",
 }
 
-BATCH_ROWS = 2000  # So many rows of Parquet are in memory at one time.
-CELL_CHARACTERS = 64 * 1024 * 1024  # Data may be long, but a quote that nothing closes must not read the whole file.
+BATCH_ROWS = 2000  # rows of Parquet in memory at a time
+CELL_CHARACTERS = 64 * 1024 * 1024  # A cell may be long, but an unclosed quote must not read the whole file.
 WITH_POINT = "c.replace(',', '.') if re.fullmatch('[-+]?[0-9]*,[0-9]+([eE][-+]?[0-9]+)?', c.strip()) else c"
 OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
@@ -43,7 +43,7 @@ OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 class FileCopy:
     """A copy of a file in an unnamed temporary file, which can be read several times at once.
 
-    A run therefore reads what was checked, even if the file has changed since, or was a pipe.
+    A run therefore reads the data that was checked, even if the file changes later or is a pipe.
     """
 
     def __init__(self, source: Path) -> None:
@@ -66,7 +66,7 @@ class FileCopy:
 
 
 class _PositionedReader(io.RawIOBase):
-    """A reader with its own position in a file that others read as well."""
+    """A reader with its own position in a file that several readers share."""
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd, self._size, self._position = fd, size, 0
@@ -89,10 +89,10 @@ class _PositionedReader(io.RawIOBase):
 
 
 class TextFile:
-    """A copy of a text file in UTF-8, or in UTF-16 with its mark; messages call it `path`."""
+    """A copy of a text file in UTF-8, or in UTF-16 with a byte order mark. Messages name the file `path`."""
 
     def __init__(self, source: Path, path: PathOrLocation) -> None:
-        """Open the table. Raises OSError, and ConfigurationError for a file that is not text."""
+        """Copy the file and find its encoding. Raises OSError, and ConfigurationError for a file that is not text."""
         self.copy, self.path = FileCopy(source), path
         with self.copy.open() as stream:
             head = stream.read(4096)
@@ -113,7 +113,7 @@ class TextFile:
     def read_lines(self, report: Report | None = None) -> Iterator[str]:
         """Yield the lines with their ends, and report how far a large file has been read.
 
-        Raises ConfigurationError for bytes that are not in the file's encoding, with their line.
+        Raises ConfigurationError, with the line, for bytes that are wrong in the file's encoding.
         """
         if report is not None and self.copy.size >= LARGE_BYTES:
             report(f"reading {self.path}, {self.copy.size / 1e6:.0f} MB")
@@ -153,7 +153,7 @@ class TextFile:
 
 
 class Table(Protocol):
-    """Rows of a file, each a dict by the columns' names, and how many there are."""
+    """The rows of a file, as dicts by column name, with a length."""
 
     names: list[str]
     types: dict[str, ColumnType]
@@ -164,7 +164,7 @@ class Table(Protocol):
 
 
 class JsonLines:
-    """A file of JSON, of which each line that is not blank is a value."""
+    """A file of JSON lines. Each line that is not blank is a value."""
 
     def __init__(
         self,
@@ -175,9 +175,10 @@ class JsonLines:
         *,
         takes_any_value: bool = False,
     ) -> None:
-        """Check the whole file; messages call it `path`, and `check` gets each value and its number from 1.
+        """Check the whole file. Messages name it `path`. `check` gets each value and its number, counted from 1.
 
-        Raises OSError, and ConfigurationError for a line that is not JSON, or not an object and not `takes_any_value`.
+        Raises OSError. Raises ConfigurationError for a line that is not JSON. Unless `takes_any_value`, also raises it
+        for a line that is not an object.
         """
         self._file, self._path, self._takes_any_value = TextFile(source, path), path, takes_any_value
         self._count = 0
@@ -220,9 +221,9 @@ class JsonLines:
 
 
 class CsvTable:
-    """A file of CSV, of which one row at a time is in memory.
+    """A file of CSV. Only one row at a time is in memory.
 
-    A column has its type of `types`, else `default`, else the type that all of its cells have.
+    A column has its type from `types`, otherwise `default`, otherwise the first type that fits all of its cells.
     """
 
     def __init__(
@@ -233,9 +234,9 @@ class CsvTable:
         default: ColumnType | None = None,
         report: Report | None = None,
     ) -> None:
-        """Check the whole file; messages call it `path`.
+        """Check the whole file. Messages name it `path`.
 
-        Raises OSError, and ConfigurationError, with the line, for wrong CSV or a cell that is not of its column's type.
+        Raises OSError. Raises ConfigurationError, with the line, for wrong CSV or a cell without its column's type.
         """
         csv.field_size_limit(max(csv.field_size_limit(), CELL_CHARACTERS))
         self._file, self._path, self._skips_blanks = TextFile(source, path), path, False
@@ -267,7 +268,7 @@ class CsvTable:
     def _read_data(self, report: Report | None = None) -> Iterator[tuple[int, list[str]]]:
         """Yield the rows below the header, each with the number of its last line.
 
-        Rows of several cells that are all empty, as spreadsheets write them below a table, are left out at the end.
+        Skip rows at the end that have several cells, all empty. Spreadsheets write such rows below a table.
         """
         rows = self._read_rows(report)
         next(rows, None)
@@ -305,7 +306,7 @@ class CsvTable:
             return
         rows = f"csv.reader(open(sys.argv[1], encoding='{self._file.encoding}', newline=''), delimiter={mark!r})"
         points = ""
-        if mark == ";":  # Where cells have semicolons between them, numbers often have commas.
+        if mark == ";":  # If semicolons separate cells, numbers often have decimal commas.
             rows = f"([{WITH_POINT} for c in r] for r in {rows})"
             points = ", with 0,5 as 0.5"
         program = f"import csv, re, sys; csv.writer(sys.stdout).writerows({rows})"
@@ -330,9 +331,9 @@ class ParquetTable:
     """A file of Parquet, with the types that it names. Dates and times become text in ISO 8601."""
 
     def __init__(self, source: Path, path: PathOrLocation) -> None:
-        """Check the columns; messages call the file `path`.
+        """Check the columns and read all data once. Messages name the file `path`.
 
-        Raises ConfigurationError for a column that is no JSON, and where pyarrow is missing, and OSError.
+        Raises OSError. Raises ConfigurationError if JSON cannot hold a column, data is damaged, or pyarrow is missing.
         """
         try:
             import pyarrow as arrow
@@ -352,7 +353,7 @@ class ParquetTable:
                     if self.names.count(field.name) > 1:
                         raise ConfigurationError(f"the columns of {path} have {field.name!r} twice: rename one of them")
                     _check_arrow_type(arrow.types, field.type, field.name, path)
-            for _ in self:  # pages of data may be damaged
+            for _ in self:  # Read everything, because pages of data may be damaged.
                 pass
         except arrow.ArrowException as error:
             raise ConfigurationError(f"the input file {path} is not valid Parquet: {error}") from None

@@ -1,4 +1,4 @@
-"""The charts of a report: the best so far, reported values, and what the variables have to do with the objective."""
+"""The charts of a report: the best so far, reported values, and the variables' effect on the objective."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ MAX_CHART_VALUE = 1e200  # the greatest absolute value in a chart: axes have no 
 
 
 def build_charts(summary: RunSummary, importances: Mapping[str, float]) -> list[Part]:
-    """Return the charts of a run: a sweep's by its objectives, any other's by its seconds."""
+    """Return the charts of a run. Charts of a sweep show its objectives, and charts of other runs show seconds."""
     if len(summary.points) < 2 or not all(abs(v) <= MAX_CHART_VALUE for point in summary.points for v in point.values):
         return []
     if summary.spec.objective is None and not summary.spec.objectives:
@@ -94,7 +94,7 @@ def _draw_parallel(summary: RunSummary, names: list[str]) -> list[Part]:
 
 
 def _draw_fronts(summary: RunSummary) -> list[Part]:
-    """Return a picture for each objective beside the first."""
+    """Return pictures of the Pareto front: the first objective with each of the others."""
     first, *others = summary.spec.objectives
     parts: list[Part] = []
     for place, other in enumerate(others, 1):

@@ -18,7 +18,7 @@ VERBATIM_CHARACTERS = 4000
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A heading. Level 1 is the page's own."""
+    """A heading. Level 1 is the page's title."""
 
     text: str
     level: int = 2
@@ -44,7 +44,7 @@ class Table:
 class Picture:
     """A picture, as an address that needs no network, and its alternative text.
 
-    Its type is one that runs nothing when a page shows it as an image. SVG is such a type.
+    A page shows it as an image, and images run no code, even if they are SVG.
     """
 
     data_url: str
@@ -110,7 +110,7 @@ def clean_line(text: str) -> str:
     return escape_text(" ".join(text.split("\n")))
 
 
-# Markdown could interpret these characters, or a reader of it could make links of addresses.
+# Markdown could interpret these characters, or a Markdown reader could turn addresses into links.
 _SPECIAL = re.compile(r"[\\`*_\[\]<>#+!|~&:@$^{})=]|[.-](?![0-9])")
 
 
@@ -122,7 +122,7 @@ def render_markdown(parts: Iterable[Part]) -> str:
 def escape_markdown(text: str) -> str:
     """Return the text on one line, with a backslash before each character that Markdown could interpret.
 
-    Entities would be as safe, but Prefect's UI shows numeric ones as they are written.
+    HTML entities would be as safe, but Prefect's UI shows the source of numeric entities.
     """
     return _SPECIAL.sub(r"\\\g<0>", clean_line(text))
 

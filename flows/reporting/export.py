@@ -1,7 +1,7 @@
 """A run's outcomes as a table for other programs: CSV, Parquet with pyarrow, and a DataFrame with pandas.
 
-A row is an execution, in order. A column is a variable, a submitted field, or another property of the execution. For a
-file only some rows are in memory at a time: the ledger is read once for the columns and once for the rows.
+A row is an execution, in order. A column is a variable, a submitted field, or another property of the execution. An
+export to a file keeps only some rows in memory: it reads the ledger once for the columns and once for the rows.
 """
 
 import csv
@@ -19,7 +19,7 @@ from .table import OUTPUTS, VARIABLES, get_values, name_columns
 
 MAX_COLUMNS = 2000  # variables and fields together: code may make up any number of names
 PARQUET_BATCH_ROWS = 5000
-# Spreadsheets run text with these beginnings (OWASP, CSV injection). Some read the wide characters as the others.
+# Spreadsheets run text with these beginnings (OWASP, CSV injection). Some read the full-width characters too.
 FORMULA_BEGINNINGS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\r", "\n")
 
 
@@ -103,8 +103,8 @@ def _convert(value: Any, kind: str) -> Any:
 def build_data_frame(outcomes: Sequence[Outcome]) -> Any:
     """Return a pandas DataFrame with a row for each outcome, and the columns of an export to CSV.
 
-    Values are as they are. A column of integers with missing values has the dtype Int64. Raises ConfigurationError if
-    pandas is not installed.
+    The values are not converted. A column of integers with missing values has the dtype Int64. Raises
+    ConfigurationError if pandas is not installed.
     """
     try:
         import pandas
@@ -126,7 +126,7 @@ def collect_columns(outcomes: Iterable[Outcome]) -> dict[str, Column]:
     """Return the columns by name: the index, variables, fields, and the other standard columns.
 
     A variable or field whose name is taken gets its source as a prefix. Raises ConfigurationError if there are more
-    than `MAX_COLUMNS` of them.
+    than `MAX_COLUMNS` variables and fields.
     """
     types: dict[tuple[str, str], set[str]] = {}  # types of the values in a column, by its source and key
     for outcome in outcomes:
@@ -150,7 +150,7 @@ def collect_columns(outcomes: Iterable[Outcome]) -> dict[str, Column]:
 
 
 def _merge_types(types: set[str]) -> str:
-    """Return one type for a column: json for mixed values, and for integers beside floats that no float holds."""
+    """Return one type for a column: json for mixed values, and for floats beside integers too large for a float."""
     if types and types <= {"int", "long"}:
         return "int"
     if types <= {"int", "float"}:

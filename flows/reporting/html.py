@@ -1,9 +1,9 @@
 r"""A report as one HTML page that needs no network, and the rebuilding of HTML that code displayed.
 
-Of rebuilt HTML, every tag, attribute and piece of CSS is from the lists below. The rest of the input becomes text, or
-is left out. The result can neither run nor fetch anything, however a browser would have read the input. One pass over
-the input is enough. A parser that builds a browser's tree is no alternative: nh3 takes 2 GiB of memory for some inputs
-of 44 kB, and then aborts the process.
+Rebuilt HTML has only tags, attributes and CSS from the lists below. The rest of the input becomes text or is removed.
+The result can neither run nor fetch anything, even if a browser would have read the input differently. One pass over
+the input is enough. A parser that builds a browser's tree is not an alternative: nh3 takes 2 GiB of memory for some
+inputs of 44 kB, and then aborts the process.
 """
 
 import html
@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from .document import PageSection, Part, clean_line
 
-# A second barrier behind the escaping: the page can load only images, from its own data or beside it, and run nothing.
+# A second barrier after the escaping: the page runs nothing, and loads only images, from data URLs or from files.
 FRAME_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 POLICY = f"{FRAME_POLICY} 'self' file:"
 FRAME_HEAD = (
@@ -27,8 +27,8 @@ FRAME_HEAD = (
 )
 PHOTOS = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 PICTURES = (*PHOTOS, ".svg")  # As an image in a page, even SVG runs and fetches nothing.
-# Files that run nothing when a browser opens them. These can: .svg, .html, .xhtml, .xml, .mht, .pdf, and files whose
-# type the browser guesses from their content.
+# Files that run nothing when a browser opens them. Other files can run code: .svg, .html, .xhtml, .xml, .mht, .pdf,
+# and files whose type the browser guesses from their content.
 LINKED = (*PHOTOS, ".txt", ".csv", ".json")
 TEMPLATE = """\
 <!doctype html>
@@ -144,7 +144,7 @@ ATTRIBUTES = _list_words(
     "span start style title type valign value width"
 )
 IMAGE_DATA = re.compile(r"data:image/(?:png|jpe?g|gif|webp|svg\+xml)[;,]", re.IGNORECASE)
-INPUT_TYPES = ("checkbox", "radio")  # Tables and trees fold by these, without a script.
+INPUT_TYPES = ("checkbox", "radio")  # Tables and trees use these to fold without a script.
 # Functions of CSS for colours, gradients, numbers, transformations and selectors.
 CSS_FUNCTIONS = _list_words(
     "calc circle clamp color color-mix conic-gradient counter counters cubic-bezier ellipse fit-content has hsl hsla "
@@ -216,7 +216,7 @@ def _rebuild_css(text: str) -> str:
 
 def _rebuild_css_token(match: re.Match[str]) -> str:
     if match["string"]:
-        return match["string"].replace("<", r"\3c ")  # Nothing in a sheet may end it.
+        return match["string"].replace("<", r"\3c ")  # A string must not end the style element.
     if match["function"]:
         return match[0] if match["function"].lower() in CSS_FUNCTIONS else "removed("
     if match["rule"] is not None:

@@ -1,4 +1,4 @@
-"""A flow run, ended or running, read from its ledger. No server is asked, and one line is in memory at a time."""
+"""A reader of a flow run's ledger, also while the run is running. It needs no server, and little memory."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ class LedgerReader:
     records: list[RunRecord]  # the latest last; never empty
 
     def read_outcomes(self) -> Iterator[Outcome]:
-        """Yield the outcome that counts of each execution, by their numbers.
+        """Yield the outcome that counts for each execution, in the order of their numbers.
 
-        Success beats failure, and then a later outcome beats an earlier one. A number may have several keys, if changed
-        code ran on the same ledger: the latest of these counts. Executions of `run_code` have no number. They come
-        last, in order of time, and get the next numbers.
+        A success counts before a failure, and then a later outcome before an earlier one. A number may have several
+        keys, if changed code ran on the same ledger: the latest outcome counts. Executions of `run_code` have no
+        number. They come last, in order of time, and get the next numbers.
         """
         positions = self._find_positions()
         for number in sorted(positions):

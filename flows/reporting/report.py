@@ -1,4 +1,4 @@
-"""The report on a run: its figures, its charts, a table with the best first, what code displayed, and the failures."""
+"""The report on a run: its figures, its charts, a table with the best first, the displays of code, and the failures."""
 
 import base64
 import binascii
@@ -44,7 +44,7 @@ def build_report(
     Args:
         summary: The outcomes.
         records: All runs that wrote to the ledger, the latest last.
-        importances: The share of the objective that each variable of a search accounts for; None if it is unknown.
+        importances: The importance of each variable of a search, as a share of one; None if it is unknown.
     """
     record = records[-1]
     parts: list[Part] = [Heading(f"{record.flow}: {record.name}" if record.name else record.flow, 1)]
@@ -180,7 +180,7 @@ def build_table_records(summary: RunSummary, limit: int) -> list[dict[str, Any]]
 def _iterate_rows(
     summary: RunSummary, columns: dict[str, tuple[str, str]]
 ) -> Iterator[tuple[Row, list[Cell | None], str]]:
-    """Yield the table's rows, their cells by the columns, None for an empty one, and their notes."""
+    """Yield each row of the table, its cells in the order of the columns (None for an empty cell), and its note."""
     best_numbers = {result.meta.index for result in summary.best.results}
     mark = PARETO_MARK if summary.spec.objectives else BEST_MARK
     for row in summary.sort_rows():
@@ -189,7 +189,7 @@ def _iterate_rows(
 
 
 def _build_display_parts(summary: RunSummary) -> list[Part]:
-    """Return what executions displayed and the files that they brought home, beside each execution.
+    """Return the displays and the collected files of each execution.
 
     Code chose every byte. SVG is shown as an image, which runs nothing. HTML is shown in a frame that runs nothing.
     """

@@ -1,6 +1,6 @@
 """The summary of a run: counts, the best trials, rows of the table and points of the charts.
 
-It takes one outcome at a time. Its size is bounded, however many outcomes there are.
+The summary takes one outcome at a time. Its size has a limit that does not depend on the number of outcomes.
 """
 
 import math
@@ -17,7 +17,7 @@ from ...tasks.ledger.run_record import ReportSpec
 from .table import format_cell, list_new_fields
 
 MAX_ROWS = 1000  # rows of the table: Prefect's UI shows tables of that size without delay
-MAX_COLUMNS = 16  # variables, and as many fields, that have a column beside the objectives
+MAX_COLUMNS = 16  # variables, and also fields, that have a column; objectives always have one
 MAX_FAILURE_GROUPS = 100
 MAX_FULL_TEXTS = 20  # failures, or fields of a single result, that are shown in full
 MAX_POINTS = 1000  # points of a chart; there may be twice as many
@@ -36,10 +36,10 @@ Rank = tuple[int, float, int]  # sorts rows, the best first
 class BestTrials:
     """The best trials among those considered so far, in any order.
 
-    With one objective it is the trial with the least (or greatest) value; of equals the one with the lowest number. A
-    value that is not finite comes after every finite one, in both directions. A pruned trial is never the best. With
-    several objectives they are the Pareto front: the trials that no other beats, by being as good in every objective
-    and better in one. Without objectives `results` is empty.
+    With one objective, the best trial has the least (or greatest) value. Of equal trials, the one with the lowest
+    number is the best. A value that is not finite is worse than every finite value, in both directions. A pruned trial
+    is never the best. With several objectives, the best trials are the Pareto front: no other trial is as good in every
+    objective and better in one. Without objectives `results` is empty.
     """
 
     spec: ReportSpec
@@ -106,7 +106,7 @@ def is_score(value: Any) -> TypeGuard[float]:
 
 
 class Sample(list[ItemT]):
-    """An even sample of many items, of at most twice `limit`."""
+    """An even sample of many items. It has at most twice `limit` items."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Sample(list[ItemT]):
         self._stride = 1
 
     def add(self, item: ItemT) -> None:
-        """Take every item, or, once there are too many, every second, fourth and so on."""
+        """Take every item at first. When there are too many, take every second, then every fourth, and so on."""
         self._count += 1
         if self._count % self._stride == 0:
             self.append(item)
@@ -146,7 +146,7 @@ class FailureGroup:
 
 @dataclass(frozen=True, slots=True)
 class ChartPoint:
-    """An execution in a chart. Its values are its scores, or its seconds where there is no objective."""
+    """An execution in a chart. Its values are its scores, or its seconds if there is no objective."""
 
     index: int
     variables: dict[str, Any]
@@ -176,7 +176,7 @@ class ShownDisplays:
         self._bytes = 0
 
     def add(self, meta: Meta) -> None:
-        """Keep an execution that shows anything, or count it if there is no room for it."""
+        """Keep an execution that has something to show, or only count it if there is no room for it."""
         has_files = meta.collected or meta.not_collected
         if not (meta.displays or has_files) and meta.value is None and meta.value_repr is None:
             return
@@ -230,7 +230,7 @@ class RunSummary:
     failed_indexes: list[int] = field(default_factory=list[int])  # the first `MAX_POINTS` of them
     best: BestTrials = field(init=False)
     _rows: list[Row] = field(default_factory=list[Row])
-    _last_rank: Rank | None = None  # rows beyond it are dropped, once there are enough
+    _last_rank: Rank | None = None  # the worst rank that is kept, once there are enough rows
 
     def __post_init__(self) -> None:
         self.best = BestTrials(self.spec)
@@ -261,12 +261,12 @@ class RunSummary:
         self._add_row(rank, index, outcome, note)
 
     def list_trials(self) -> list[Result]:
-        """Return the trials of the charts' points, with a single objective as their field."""
+        """Return the trials in the charts. The single objective is their only field."""
         name = self.spec.objective or ""
         return [Result({name: point.value}, Meta(point.index, point.variables)) for point in self.points]
 
     def sort_rows(self) -> list[Row]:
-        """Return the first `MAX_ROWS` rows of the table: the best first, or in order where there is no objective."""
+        """Return the first `MAX_ROWS` rows of the table: the best first, or in order without an objective."""
         return sorted(self._rows, key=lambda row: row.rank)[:MAX_ROWS]
 
     def _add_result(self, index: int, result: Result) -> tuple[Rank, str]:

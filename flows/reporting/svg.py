@@ -1,7 +1,6 @@
 """Charts as SVG, in colours for light pages and dark ones.
 
-A plotting library and its dependencies would be much to install everywhere, and to import in every flow run, for a few
-charts.
+A plotting library would be too large to install everywhere, and to import in every flow run, for a few charts.
 """
 
 import html
@@ -17,7 +16,7 @@ LEFT, RIGHT, TOP, BOTTOM = 84, 736, 44, 344  # edges of the plot in the picture,
 LABEL_CHARACTERS = 24
 LOG_SCALE_RATIO = 1000  # an axis is logarithmic if its greatest value is this many times its least, or more
 LEAST_SPAN = 1e-300  # the least span of an axis: floats have no ticks within a smaller one
-MAX_CELLS = 30  # rows, and columns, of a heat map; more values of a number are grouped
+MAX_CELLS = 30  # rows, and also columns, of a heat map; more numeric values are grouped
 MAX_BARS = 12
 NAME_WIDTH = 130  # pixels of a bar's name, beside `LEFT`
 MAX_BAR_HEIGHT = 34.0
@@ -30,10 +29,10 @@ COLORS = ("ink", "grid", "paper", "dot", "line", "failure")
 LIGHT = ("#1c2430", "#dfe4ea", "#fff", "#2b6cb0", "#b45309", "#c53030")
 DARK = ("#dde3ea", "#39434f", "#161b22", "#6cb0f5", "#f0a742", "#ff7b72")
 INK, GRID, PAPER, DOT, LINE, FAILURE = (f"var(--{name})" for name in COLORS)
-# Viridis at five points, dark to light: even to the eye, and in print.
+# Five colours of the colour map Viridis, from dark to light. Its steps look even, also in print.
 COLOR_SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 DARK_TEXT, LIGHT_TEXT = "#1c2430", "#fff"  # colours of text in a heat map, on light pages and dark ones
-HALO = f' paint-order="stroke" stroke="{PAPER}" stroke-width="4"'  # keeps a label legible that lines cross
+HALO = f' paint-order="stroke" stroke="{PAPER}" stroke-width="4"'  # keeps a label legible where lines cross it
 XML_ESCAPES = {0xFFFE: "?", 0xFFFF: "?"}  # the only characters from `escape_text` that XML cannot contain
 
 Points = Sequence[tuple[int, float]]
@@ -88,10 +87,10 @@ def draw_series(
     best: str | None = None,
     pruned: Points = (),
 ) -> str:
-    """Return a chart of values by their numbers, as dots. Numbers that `failed` are marked at the axis.
+    """Return a chart with a dot for each value over its number. Crosses on the axis show the numbers in `failed`.
 
-    With `best`, "minimize" or "maximize", a line follows the best so far. `pruned` are the last values of pruned
-    trials, drawn as rings, which the line ignores.
+    With `best`, "minimize" or "maximize", a line shows the best value so far. `pruned` are the last values of pruned
+    trials. They are drawn as rings, and the line ignores them.
     """
     everything = [*points, *pruned]
     numbers = [*(number for number, _ in everything), *failed]
@@ -116,10 +115,10 @@ def draw_series(
 
 
 def draw_curves(curves: Sequence[tuple[Points, bool, bool]], *, title: str, across: str, up: str) -> str:
-    """Return a chart of values by steps, a line for each trial.
+    """Return a chart of values over steps, with a line for each trial.
 
-    A curve is its points, whether its trial was pruned, and whether its trial is the best. The curve of a pruned trial
-    ends in a dot.
+    A curve is a tuple: its points, whether its trial was pruned, and whether its trial is the best. The curve of a
+    pruned trial ends in a dot.
     """
     points = [point for line, _, _ in curves for point in line]
     steps, values = zip(*points, strict=True)
@@ -142,7 +141,7 @@ def draw_curves(curves: Sequence[tuple[Points, bool, bool]], *, title: str, acro
 
 
 def draw_pareto_front(points: Sequence[Pair], front: Sequence[Pair], *, title: str, across: str, up: str) -> str:
-    """Return a chart of two objectives: all trials as dots, and the front's as larger ones that a line joins."""
+    """Return a chart of two objectives: all trials as dots, and the front as larger dots that a line joins."""
     xs, ys = zip(*points, *front, strict=True)
     x, y, shapes = _draw_plot(xs, ys, title, across, up)
     radius, dot = 3.5 if len(points) <= 200 else 2.2, f'fill="{DOT}" fill-opacity=".5"'
@@ -157,7 +156,7 @@ def draw_pareto_front(points: Sequence[Pair], front: Sequence[Pair], *, title: s
 
 
 def draw_importances(importances: Mapping[str, float], *, title: str) -> str:
-    """Return a chart of shares of one as bars, the longest first, `MAX_BARS` at most."""
+    """Return a bar chart of shares of one, the largest first, with at most `MAX_BARS` bars."""
     bars = sorted(importances.items(), key=lambda item: -item[1])[:MAX_BARS]
     left, top, most = LEFT + NAME_WIDTH, TOP + 4, max(bars[0][1], 1e-9)
     height = min(MAX_BAR_HEIGHT, (BOTTOM + 28 - top) / len(bars))
@@ -177,8 +176,8 @@ def draw_heat_map(
 ) -> str | None:
     """Return a heat map of values over two variables, or None if the variables have too many values to draw.
 
-    A point is the values of both variables, which are JSON, and the value. Of several points in a cell, the best is
-    drawn: `best` is "minimize" or "maximize". `value` is the title of the colour scale.
+    A point is a tuple: the values of both variables, which are JSON, and the value. A cell shows the best of its
+    points. `best` is "minimize" or "maximize". `value` is the title of the colour scale.
     """
     columns, rows = (_make_steps([point[place] for point in points]) for place in (0, 1))
     if columns is None or rows is None:
@@ -205,7 +204,7 @@ def draw_heat_map(
         if number == best_value:
             style = f'fill="none" stroke="{LINE}" stroke-width="3"'
             frames.append(_draw_rectangle(left + 1.5, upper + 1.5, width - 3, height - 3, style))
-    shapes += frames  # They come last, so that no neighbour's edge covers them.
+    shapes += frames  # Frames come last, so that no other cell covers them.
     for number in _thin_out(len(column_names), int((right - LEFT) / 60)):
         shapes.append(_draw_text(LEFT + (number + 0.5) * width, BOTTOM + 18, column_names[number], anchor="middle"))
     for number in _thin_out(len(row_names), int((BOTTOM - TOP) / 18)):
@@ -223,7 +222,7 @@ def draw_heat_map(
 
 
 def _make_steps(values: Sequence[Any]) -> tuple[list[str], Callable[[Any], int]] | None:
-    """Return the names of a variable's rows or columns, and a function that finds a value's. None for too many."""
+    """Return the names of a variable's rows or columns, and a function from a value to its index. None for too many."""
     distinct = {_make_key(value): value for value in values}
     is_numeric = all(is_score(value) for value in distinct.values())
     ordered = sorted(distinct.values()) if is_numeric else list(distinct.values())
@@ -256,9 +255,9 @@ def draw_parallel_coordinates(
 ) -> str | None:
     """Return a chart with an axis for each variable and objective, and a line for each trial.
 
-    A trial is its variables, its scores, and whether it is one of the best. The better a trial by the first objective,
-    the stronger its line. An objective is its name, and "minimize" or "maximize". Without variables there is no
-    chart, nor if one has too many values that are not numbers.
+    A trial is a tuple: its variables, its scores, and whether it is one of the best. A trial that is better by the
+    first objective has a stronger line. An objective is its name, and "minimize" or "maximize". Return None if there
+    are no variables, or if a variable has too many values that are not numbers.
     """
     names = names[: MAX_AXES - len(objectives)]
     if not names:
@@ -327,7 +326,7 @@ def _shorten(text: str, length: int) -> str:
 
 
 def _thin_out(count: int, most: int) -> range:
-    """Return some of the numbers below `count`, evenly, at most `most`."""
+    """Return at most `most` evenly spaced numbers below `count`."""
     return range(0, count, max(1, math.ceil(count / max(1, most))))
 
 

@@ -14,7 +14,7 @@ BEST_MARK, PARETO_MARK = "best", "Pareto"  # notes of the best trial, and of the
 CELL = 40  # characters of a value that a cell shows
 MAX_SHOWN_ROWS = 100  # rows of a table in a notebook or at a prompt
 
-# A field may be a list of a million numbers: `reprlib` formats only what a cell has room for.
+# A field may be a list of a million numbers: `reprlib` formats only the part that fits a cell.
 _brief = reprlib.Repr()
 _brief.maxlist = _brief.maxdict = CELL // 3 + 1
 _brief.maxlevel = 4
@@ -26,13 +26,13 @@ def name_columns(
 ) -> dict[str, tuple[str, str]]:
     """Return each column's source and key by the column's name, variables first.
 
-    A name that another column has gets its source as a prefix: beside a variable `x`, the field `x` has the column
+    A name that is taken gets its source as a prefix: if there is a variable `x`, the field `x` has the column
     `outputs.x`. `taken` are the names of further columns.
     """
     keys = [(source, name) for source, names in ((VARIABLES, variables), (OUTPUTS, fields)) for name in names]
     columns: dict[tuple[str, str], str] = {}
     used = set(taken)
-    # The shortest come first: the field `x` gets `outputs.x` even if code also submits a field of that name.
+    # Shorter names come first: the field `x` gets `outputs.x` even if code also submits a field of that name.
     for source, name in sorted(keys, key=lambda key: (key[0] == OUTPUTS, len(key[1]))):
         column = name
         while column in used:
@@ -72,8 +72,8 @@ def format_rows(
 ) -> list[list[str]]:
     """Return rows of text that is safe on a terminal, the header first: number, variables, fields, and a note.
 
-    With a `limit` these are the first rows, and those of the `best`, whose note is `mark`. `shows_output` adds a column
-    with the last line that the code printed, if any code printed anything.
+    With a `limit`, return the first rows and the rows of `best`. The note of `best` is `mark`. `shows_output` adds a
+    column with the last line that the code printed, if any code printed anything.
     """
     first = outcomes if limit is None else outcomes[:limit]
     # The ledger of a run that was interrupted lacks executions, so a position may differ from the execution's number.

@@ -1,7 +1,7 @@
 """Trajectories of recursive queries, in the Agent Trajectory Interchange Format (Harbor's RFC 0001).
 
 A turn of the model is a step: its reasoning, its code as a call of the tool `python`, and the output as the
-observation. Recursive queries that its code asked are trajectories inside it. Flat queries are part of the observation.
+observation. Recursive queries that the code asked are trajectories inside it. Flat queries are part of the observation.
 """
 
 import json
@@ -33,7 +33,7 @@ Json = dict[str, Any]
 
 
 def check_directory(path: Path) -> None:
-    """Raise ConfigurationError unless the path is an empty directory, or one can be made there."""
+    """Raise ConfigurationError unless the path is an empty directory, or can be created as one."""
     remedy = "name a new directory, or an empty one"
     try:
         if path.is_dir():
@@ -48,7 +48,7 @@ def check_directory(path: Path) -> None:
 
 
 def write_trajectories(reader: LedgerReader, directory: Path) -> None:
-    """Write a file for each answer, whole or not at all. Only one execution is in memory at a time.
+    """Write a file for each recursive query of an execution. Only one execution is in memory at a time.
 
     The file of execution 3 is `trajectory-3.json`. If its code asked several recursive queries, the file of the first
     is `trajectory-3-1.json`. Raises OSError, and ConfigurationError if the run has no trajectories.
@@ -76,7 +76,7 @@ def _build_documents(outcome: Outcome, session_id: str | None) -> Iterator[tuple
     answer = outcome.outputs.get("answer") if isinstance(outcome, Result) and len(records) == 1 else None
     for number, record in enumerate(records, 1):
         name = f"{outcome.meta.index}" if len(records) == 1 else f"{outcome.meta.index}-{number}"
-        # The flow rlm passes its variable `query` on as it is. A record has only the beginning of a long question.
+        # The flow rlm passes its variable `query` on unchanged. A record has only the beginning of a long question.
         is_whole = isinstance(question, str) and question[:RECORDED_CHARACTERS] == record["prompt"]
         yield (
             f"trajectory-{name}.json",
@@ -95,8 +95,8 @@ def _build_trajectory(
 ) -> Json:
     """Return the trajectory of a recursive query's record.
 
-    `question` is the whole question, if it is known: the record has its beginning. `answer` is the model's answer, if
-    it is known.
+    `question` is the whole question, if it is known: the record has only its beginning. `answer` is the model's answer,
+    if it is known.
     """
     turns, queries = record.get("trajectory", []), record.get("queries", [])
     subagents: list[Json] = []
@@ -112,7 +112,7 @@ def _build_trajectory(
     rest = _subtract_turns(record, turns)
     if record.get("error"):
         steps.append({"source": "system", "message": f"There was no answer: {record['error']}"})
-    elif rest is not None and rest["calls"]:  # After its last turn, the model was asked to answer from what it had.
+    elif rest is not None and rest["calls"]:  # After its last turn, the model was asked for a final answer.
         steps.append({"source": "agent", "message": answer, **_build_metrics(rest)})
     is_cut = question is None and len(record["prompt"]) == RECORDED_CHARACTERS
     note = f"The question is cut after {RECORDED_CHARACTERS:,} characters, as in the ledger." if is_cut else None
@@ -168,7 +168,7 @@ def _build_metrics(usage: Json) -> Json:
 
 
 def _build_final_metrics(record: Json, step_count: int) -> Json:
-    """Return the totals: by the format, tokens of the trajectory's own steps, and the cost of all queries below too."""
+    """Return the totals. In this format, tokens are of the trajectory's own steps, but costs include nested queries."""
     below = list(_list_queries(record.get("queries", [])))
     costs = _read_costs([record, *below])
     extra: Json = {"llm_calls": record["calls"], "seconds": record["seconds"]}
@@ -190,7 +190,7 @@ def _list_queries(records: Iterable[Json]) -> Iterable[Json]:
 
 
 def _subtract_turns(record: Json, turns: list[Json]) -> Json | None:
-    """Return the query's usage beside its turns, or None if the usage of a turn is unknown."""
+    """Return the query's usage outside its turns, or None if the usage of a turn is unknown."""
     if not all("usage" in turn for turn in turns):
         return None
     usages: list[Json] = [turn["usage"] for turn in turns]

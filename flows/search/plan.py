@@ -36,7 +36,7 @@ class SearchPlan:
         return self.sampler != "random" or self.pruner is not None
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what results depend on beside their points: with a pruner, on other trials' reports."""
+        """Return the search's part of trials' keys: with a pruner, results also depend on other trials' reports."""
         if self.pruner is None:
             return {}
         (objective,) = self.objectives

@@ -82,7 +82,7 @@ class Search:
     def make_executions(self, is_over: Callable[[], bool]) -> Iterator[Execution]:
         """Yield the trials in order, each with a point that is drawn when the trial is taken.
 
-        Once the run `is_over`, the remaining trials have no point: they do not run.
+        Once `is_over` returns True, the remaining trials get no point and do not run.
         """
         points, same_points = itertools.tee(self._iterate_points(is_over))
         executions = assign_keys(((self.code, point.variables) for point in same_points), self.fingerprint)
@@ -103,9 +103,9 @@ class Search:
             yield Point({}) if is_over() else self.study.ask()
 
     def find_result(self, execution: Execution) -> Result | None:
-        """Return a trial's result from before, if there is one that counts.
+        """Return a trial's result from an earlier run, if one counts.
 
-        A pruned result counts only in its own search, because the other trials there decided it.
+        A pruned result counts only in its own search, because it depends on the other trials of the search.
         """
         is_recorded = execution.index < len(self._recorded)
         result = self.cache.find_result(execution, lambda result: is_recorded or not result.meta.pruned)
@@ -128,7 +128,7 @@ class Search:
         self.study.tell(number, outcome)
 
     def _judge_report(self, key: str, number: int, step: int, value: float) -> bool:
-        """Record a report, and return whether the trial is pruned. Reports from before a second run are kept."""
+        """Record a report, and return whether the trial is pruned. Reports from an earlier run are kept."""
         if number in self._pruned:
             return True
         if self.study.has_report(number, step):
@@ -157,7 +157,7 @@ async def execute_search(plan: SearchPlan, code: str, job: "Job") -> None:
 
 @dataclass(frozen=True, slots=True)
 class DrawnPoints:
-    """All points of a search that learns from no outcome, drawn ahead of its trials each time they are read."""
+    """All points of a search that learns from no outcome. Each iteration draws the same points again."""
 
     plan: SearchPlan
 

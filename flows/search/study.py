@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ALTERNATIVE = "space number"  # the study's parameter for the alternative; no variable can have this name
 MIN_TRIALS = 4  # trials needed to estimate the importance of variables
-PLAIN_TYPES = (bool, int, float, str, type(None))  # types of choices that Optuna takes as they are
+PLAIN_TYPES = (bool, int, float, str, type(None))  # types of choices that Optuna takes unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TrialStudy:
     """The study of one search. Its trials have the sweep's numbers."""
 
     def __init__(self, plan: SearchPlan) -> None:
-        """Create the study. Raises ConfigurationError if there is no such sampler, or no Optuna."""
+        """Create the study. Raises ConfigurationError if the sampler does not exist or Optuna is missing."""
         self._optuna = import_optuna()
         self._plan = plan
         self._parameters = StudyParameters(plan.space)
@@ -76,7 +76,7 @@ class TrialStudy:
         return Point(self._parameters.decode(number, params), number)
 
     def add(self, point: Point) -> None:
-        """Add a trial that was drawn by an earlier process, as a running one."""
+        """Add a trial that an earlier process drew, as a running trial."""
         state = self._optuna.trial.TrialState.RUNNING
         params, distributions = self._parameters.encode(point.variables, point.alternative)
         self.study.add_trial(self._optuna.create_trial(state=state, params=params, distributions=distributions))
@@ -125,7 +125,7 @@ class TrialStudy:
             with keep_quiet(self._optuna):
                 self._sampler = self.study.sampler = self._make_sampler(seed)
         elif plan.sampler in SAMPLERS:
-            # This equals a new sampler with the seed, which would read all trials again: a third of TPE's time.
+            # This has the effect of a new sampler. A new one would read all trials again, a third of TPE's time.
             for sampler in (self._sampler, getattr(self._sampler, "_random_sampler", None)):
                 if sampler is not None:
                     sampler._rng.rng.seed(seed)
@@ -169,7 +169,7 @@ def check_sampler(plan: SearchPlan) -> None:
 
 
 class StudyParameters:
-    """A space as Optuna's parameters: the distributions of each alternative, and conversion of points in both ways.
+    """A space as Optuna's parameters: distributions of each alternative, and conversion of points in both directions.
 
     A variable that is the same in all alternatives is one parameter. Otherwise each alternative has its own.
     """
@@ -245,7 +245,7 @@ def derive_seed(seed: int, number: int) -> int:
 
 
 def _are_plain(choices: Choices) -> bool:
-    """Return whether Optuna can distinguish these choices: to it 1, 1.0 and true are the same."""
+    """Return whether Optuna can distinguish these choices: Optuna treats 1, 1.0 and true as equal."""
     values = choices.values
     return all(isinstance(value, PLAIN_TYPES) for value in values) and len(set(values)) == len(values)
 
@@ -272,9 +272,9 @@ def build_study(
 ) -> Any:
     """Return an Optuna study of these trials, in their order.
 
-    `space` is the JSON of the space that was searched. Without one, it is inferred from the points. A trial
-    that failed, or whose objective is not a number, is a failed trial there. A trial whose point is not in the space is
-    left out. With a `storage` the study is a new one there. Raises ConfigurationError.
+    `space` is the JSON of the space that was searched. By default the space is inferred from the points. A trial that
+    failed, or whose objective is not a number, is a failed trial in the study. The study skips trials whose points are
+    not in the space. With a `storage`, the new study is in that storage. Raises ConfigurationError.
     """
     optuna = import_optuna()
     if not objectives:
@@ -323,9 +323,9 @@ def _freeze_trial(
 
 
 def compute_importances(summary: "RunSummary") -> dict[str, float]:
-    """Return the share of the objective that each variable of a search accounts for, by Optuna. They add up to one.
+    """Return Optuna's importance of each variable of a search for the objective. The values add up to one.
 
-    The dict is empty if Optuna finds no shares, for example among equal or too few trials, or is not installed.
+    The dict is empty if Optuna finds no values, for example with equal or too few trials, or is not installed.
     """
     spec = summary.spec
     if spec.space is None or spec.objective is None or len(summary.points) < MIN_TRIALS:

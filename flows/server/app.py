@@ -1,14 +1,14 @@
-"""The application that uvicorn serves in the Prefect servers that rlm-batch starts: Prefect's own, closed to web pages.
+"""The application of the Prefect servers that rlm-batch starts: Prefect's own application, closed to web pages.
 
 A client of the API can run code, and a browser sends requests of any web page to a server on this machine.
 Prefect's settings for CORS and CSRF keep pages of other origins from reading answers and from changing anything by a
-request. The rest is here:
+request. This module prevents three other attacks:
 
-- A page whose name is made to point to this machine (DNS rebinding) has the server's own origin. Its name is in `Host`,
-  which `TrustedHostMiddleware` checks.
-- Neither CORS nor CSRF tokens cover web sockets, by which a page could read events and logs, and send events that start
-  runs.
-- A page could show the UI in a frame and have a person click in it.
+- A page whose host name is made to point to this machine (DNS rebinding) has the server's own origin. That name is in
+  the `Host` header, which `TrustedHostMiddleware` checks.
+- Neither CORS nor CSRF tokens cover web sockets. Through a web socket, a page could read events and logs, and send
+  events that start runs.
+- A page could show the UI in a frame and make a person click in it.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ PREFECT_ALEMBIC_CONFIG = alembic_commands.alembic_config
 def create_closed_app() -> ASGIApp:
     """Return Prefect's application, closed to web pages whose origins are not in Prefect's setting for CORS.
 
-    The server's automations call Prefect's application itself, in its own process.
+    The server's automations call Prefect's application in the same process, without these checks.
     """
     alembic_commands.alembic_config = _build_alembic_config
     app = create_app(final=True)
@@ -58,7 +58,7 @@ class PageMiddleware:
         self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a connection, or have it answered."""
+        """Pass a connection to the application, or close it."""
         origin = Headers(scope=scope).get("origin") if scope["type"] == "websocket" else None
 
         async def send_unframed(message: Message) -> None:
@@ -73,7 +73,7 @@ class PageMiddleware:
 
 
 def _start_one_at_a_time(lifespan: Lifespan) -> Lifespan:
-    """Return the lifespan of an application that starts only while no other one starts on the same PREFECT_HOME.
+    """Return the lifespan of an application that starts only while no other one starts with the same PREFECT_HOME.
 
     A start migrates the database and registers the types of blocks. Two servers that do so at the same time on a new
     database both find it empty, and the slower one fails on what the faster one has created (Prefect 3.8).
@@ -93,7 +93,7 @@ def _start_one_at_a_time(lifespan: Lifespan) -> Lifespan:
 def _take_start_lock(stack: ExitStack) -> None:
     """Wait for the lock of this PREFECT_HOME, which is released when `stack` closes or this process ends.
 
-    Where the lock is impossible, as in a read-only directory or on NFS without locks, the server starts without it.
+    If locks are impossible, as in a read-only directory or on NFS without locks, the server starts without it.
     """
     with suppress(OSError):
         file = stack.enter_context((PREFECT_HOME.value() / "server-start.lock").open("ab"))
@@ -101,7 +101,7 @@ def _take_start_lock(stack: ExitStack) -> None:
 
 
 def _build_alembic_config() -> "Config":
-    """Return Prefect's settings for migrations without the working directory, which they put in front of sys.path."""
+    """Return Prefect's settings for migrations, changed so that sys.path does not get the working directory."""
     config = PREFECT_ALEMBIC_CONFIG()
     config.set_main_option("prepend_sys_path", "")
     return config

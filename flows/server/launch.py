@@ -21,11 +21,11 @@ from prefect.settings import PREFECT_HOME, get_current_settings
 from ...sandbox.errors import ConfigurationError
 from ..child_process import build_module_command, build_safe_environment, read_failure_reason
 
-PORTS = range(8000, 9000)  # Prefect's, for embedded servers
+PORTS = range(8000, 9000)  # the ports that Prefect uses for embedded servers
 START_ATTEMPTS = 3  # Another process may take the port between the look and the start.
 FACTORY = "rlm_batch.flows.server.app:create_closed_app"
 APP_DIR = sys.prefix  # uvicorn searches it first, not the working directory. It contains no modules.
-# The names of one setting, the one that Prefect prefers first.
+# Two names of one setting. Prefect prefers the first.
 ORIGIN_VARIABLES = ("PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS", "PREFECT_SERVER_CORS_ALLOWED_ORIGINS")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
@@ -40,7 +40,7 @@ class EmbeddedServer:
 
     @classmethod
     def launch(cls) -> "EmbeddedServer":
-        """Start the process, as Prefect does but for the application, the origins and the log; it ends with ours."""
+        """Start the process as Prefect does, with another application, origins and log. It ends with this process."""
         port = _find_free_port()
         environment = {
             **build_safe_environment(os.environ),
@@ -50,8 +50,8 @@ class EmbeddedServer:
             **get_current_settings().to_environment_variables(exclude_unset=True),
             **build_origin_settings(port),
         }
-        environment.pop("PREFECT_SERVER_API_AUTH_STRING", None)  # It is of a server for others.
-        # The command line sets it for itself, and the log is where a person looks for what went wrong.
+        environment.pop("PREFECT_SERVER_API_AUTH_STRING", None)  # This is for a server with other users.
+        # The command line sets this level for its own process. The server's log must show errors.
         environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)
         options = ("--port", port, "--log-level", "error", "--lifespan", "on")
         path = get_log_path()
@@ -79,7 +79,7 @@ class EmbeddedServer:
 
 
 def build_server_arguments(*options: object) -> list[str]:
-    """Return uvicorn and its arguments for a server on loopback. It is one server, whatever WEB_CONCURRENCY says."""
+    """Return uvicorn and its arguments for a server on loopback. It has one process, even if WEB_CONCURRENCY is set."""
     fixed = ["uvicorn", "--factory", FACTORY, "--app-dir", APP_DIR, "--workers", "1", "--host", "127.0.0.1"]
     return [*fixed, *map(str, options)]
 
@@ -101,7 +101,7 @@ def build_origin_settings(port: int) -> dict[str, str]:
 def is_healthy(url: str) -> bool:
     """Return whether a Prefect API answers at the address."""
     try:
-        # It has no TLS: to read the certificates for one call takes a processor for 25 ms.
+        # The server has no TLS. Without `verify=False`, httpx would read the certificates, which takes 25 ms of CPU.
         return httpx.get(f"{url}/health", timeout=5.0, verify=False).status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
@@ -125,7 +125,7 @@ def create_prefect_home(home: Path) -> None:
 
 
 def get_log_path() -> Path:
-    """Return the file to which embedded servers write why they end."""
+    """Return the log file of embedded servers, which shows why they ended."""
     return PREFECT_HOME.value() / "embedded-server.log"
 
 

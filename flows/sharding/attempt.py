@@ -59,7 +59,7 @@ class Shard:
     unfinished_at_start: int = 0  # executions without an outcome when the attempt began
     fruitless_attempts: int = 0  # the number of attempts in a row without any outcome
     is_adopted: bool = False  # True if an earlier process of this job has started the attempt
-    is_deleted: bool = False  # True if the server has no such flow run any more
+    is_deleted: bool = False  # True if the server no longer has the flow run
     ended_heartbeats: list[Heartbeat] = field(default_factory=list[Heartbeat])  # the last one of each ended attempt
 
     @property
@@ -74,7 +74,7 @@ class Shard:
         return self.state is not None and self.state.type in STARTED_STATES
 
     def watch(self, files: ShardFiles, run: FlowRun) -> None:
-        """Take a flow run as the attempt."""
+        """Use a flow run as the shard's attempt."""
         self.files, self.run_id, self.state = files, run.id, run.state
         self.changed_at = asyncio.get_running_loop().time()
 
@@ -94,12 +94,12 @@ class AttemptRuns:
         return ShardFiles(self.ledger, self.job_id, shard.number, shard.attempt)
 
     async def find_unfinished(self, shard: Shard) -> FlowRun | None:
-        """Return the flow run of a shard's last attempt; None if it has ended or was never made."""
+        """Return the flow run of a shard's last attempt; None if it has ended or was never created."""
         files = self.locate_files(shard)
         run = await self._find_run(files)
         if run is None:
             if await asyncio.to_thread(lambda: files.read_heartbeat() is None and not files.is_cancelled()):
-                shard.attempt -= 1  # The attempt's work was written, but its run was not made.
+                shard.attempt -= 1  # The attempt's work was written, but its run was not created.
         elif run.state is None or not (run.state.is_final() or run.state.is_cancelling()):
             return run
         return None
@@ -153,7 +153,7 @@ class AttemptRuns:
             await self.client.set_flow_run_state(shard.run_id, Crashed(message=reason), force=True)
 
     async def cancel(self, shard: Shard) -> None:
-        """Cancel the attempt, even if its flow run was just being made."""
+        """Cancel the attempt, even if its flow run was just being created."""
         if shard.files is not None:
             with suppress(OSError):
                 await asyncio.to_thread(shard.files.mark_cancelled)
@@ -177,17 +177,17 @@ class AttemptRuns:
 async def _cancel_run(client: PrefectClient, run: FlowRun) -> None:
     """Set a running flow run to Cancelling, so that its worker ends the process, and any other to Cancelled.
 
-    A worker overlooks Cancelling while it starts the process (Prefect 3.8), and the run would keep that state. A
-    process that starts nevertheless finds the mark of its `ShardFiles`, and ends.
+    A worker ignores Cancelling while it starts the process (Prefect 3.8), and the run would stay in that state. If the
+    process of a cancelled run still starts, it finds the cancellation mark in its `ShardFiles`, and ends.
     """
     has_begun = run.state_type not in (StateType.SCHEDULED, StateType.PENDING)
     await client.set_flow_run_state(run.id, Cancelling() if has_begun else Cancelled())
 
 
 async def cancel_shards(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Cancel the unfinished shards of a cancelled flow run: a hook for when its process could not do that itself.
+    """Cancel the unfinished shards of a cancelled flow run: a hook for runs whose process could not do so.
 
-    Prefect passes the arguments by these names.
+    Prefect passes the arguments by name.
     """
     if (flow_run.parameters or {}).get("shards") is None:
         return

@@ -1,8 +1,8 @@
 """The executor of a job in shards: each shard is a run of the shard deployment.
 
-Prefect schedules and runs the shards; the executor makes them one job. Every second it reads the new lines of the
-ledger, the states of the shards' runs and their heartbeats. A shard that ends without all of its outcomes, or falls
-silent, is started again with the rest.
+Prefect schedules and runs the shards, and the executor combines them into one job. Every second the executor reads the
+new lines of the ledger, the states of the shards' runs and their heartbeats. If a shard ends without all of its
+outcomes, or stops sending heartbeats, the executor starts it again with the remaining executions.
 """
 
 import asyncio
@@ -33,17 +33,17 @@ from .heartbeat import HEARTBEAT_TIMEOUT_SECONDS
 from .work_pool import ShardPlan, open_server_client
 
 POLL_INTERVAL_SECONDS = 1.0
-IDLE_WARNING_SECONDS = 60.0  # A job that has had no running shard for so long warns.
-CANCEL_TIMEOUT_SECONDS = 20.0  # A worker kills the run that waits for cancelled shards after 30.
-MAX_FRUITLESS_ATTEMPTS = 3  # A shard is given up after so many attempts in a row without any outcome.
-MAX_JOB_TASK_RUNS = 10_000  # All shards together have so many, unless `executions_per_task` says otherwise.
+IDLE_WARNING_SECONDS = 60.0  # The job warns if no shard has run for so long.
+CANCEL_TIMEOUT_SECONDS = 20.0  # A worker kills a run that waits for cancelled shards for 30 s.
+MAX_FRUITLESS_ATTEMPTS = 3  # Then the executor gives up the shard: attempts in a row without any outcome.
+MAX_JOB_TASK_RUNS = 10_000  # task runs of all shards together, unless `executions_per_task` is set
 LEDGER_PAGE_LINES = 5000
 MAX_OUTAGE_SECONDS = 300.0  # If the server or the ledger does not answer for so long, the job fails.
 
 
 @dataclass(slots=True, kw_only=True)
 class ShardingExecutor:
-    """Runs a job's executions in shards, and adds the shards' usage to the context's.
+    """An executor that runs a job's executions in shards, and adds the shards' usage to the context.
 
     Attributes:
         store: The job's executions, and their outcomes so far.
@@ -82,7 +82,7 @@ class ShardingExecutor:
                     self._shards, self._build_deadline_error("passed before this execution had ended")
                 )
             except BaseException:
-                # The shards of a job that ends do not go on. They do only if its process is killed.
+                # If the job ends, its shards end too. They continue only if the job's process is killed.
                 await asyncio.shield(self._cancel_active(runs))
                 raise
         usage = self.context.usage
@@ -94,7 +94,7 @@ class ShardingExecutor:
     async def _add_executions(self, executions: Iterator[Execution], find_result: FindResult) -> tuple[str, str]:
         """Add all executions and their earlier results to the store, and cut the job into shards.
 
-        A job that the ledger has already is cut as before. Returns the ids of the ledger and of the job.
+        A job that is already in the ledger gets the same shards as before. Returns the ids of the ledger and the job.
         """
         if self._read_new_lines is None:
             self._read_new_lines = self.context.ledger.follow_lines()
@@ -178,7 +178,7 @@ class ShardingExecutor:
             if now - running_at >= IDLE_WARNING_SECONDS:
                 running_at = now
                 self.sink.warn(self._describe_idle_pool())
-        await asyncio.to_thread(self.context.ledger.close)  # sends the results that were taken from elsewhere
+        await asyncio.to_thread(self.context.ledger.close)  # writes the results that came from other ledgers
         await self._gather_outcomes()
         if self.sink.failures.is_limit_reached:
             await self._fail_unfinished(self._shards, self.sink.failures.build_error)
@@ -204,7 +204,7 @@ class ShardingExecutor:
         while waiting and len(self._active) < self.plan.compute_max_active():
             shard = waiting.pop()
             if self._count_unfinished(shard):
-                self._active[shard.number] = shard  # Before its run is made: the end of the job has to find the shard.
+                self._active[shard.number] = shard  # Set first, so that the end of the job finds the shard.
                 try:
                     await self._start_attempt(runs, shard)
                 except (httpx.HTTPError, OSError) as error:  # This may be temporary.
@@ -263,7 +263,7 @@ class ShardingExecutor:
         remaining = self.context.deadline.remaining_seconds()
         cost = None
         if options.max_cost is not None:
-            # Earlier rounds of this job, such as the chunks before their reduction, have used a part.
+            # Earlier rounds of this job, such as the chunks before their reduction, have used a part of it.
             left = options.max_cost - (self.context.usage.model.cost or 0.0)
             spent = sum(heartbeat.cost or 0.0 for heartbeat in shard.ended_heartbeats)
             cost = max(0.0, left / len(self._shards) - spent)
@@ -289,7 +289,7 @@ class ShardingExecutor:
             self._outages.pop("server", None)
         except httpx.HTTPError as error:
             self._note_outage("server", error)
-        # A gap between polls, while the server or the ledger did not answer, is no silence of a shard.
+        # A gap between polls, while the server or the ledger did not answer, does not count as a shard's silence.
         now, polled_at, self._polled_at = clock(), self._polled_at, clock()
         if now - polled_at > HEARTBEAT_TIMEOUT_SECONDS / 6:
             for shard in shards.values():
@@ -314,7 +314,7 @@ class ShardingExecutor:
             message = f"{error[0]}: {error[1]}" if error is not None else state.message or state.name
             await self._settle_attempt(shard, f"{state.name}: {message}" if message != state.name else message)
             return True
-        # By the time of the poll: gathering the outcomes of another shard may have taken a minute since then.
+        # Use the time of the poll, because the outcomes of another shard may have taken a minute since then.
         silence = self._polled_at - shard.changed_at
         start_timeout = self.plan.work_pool.start_timeout_seconds
         timeout = HEARTBEAT_TIMEOUT_SECONDS if shard.heartbeat is not None else start_timeout
@@ -364,7 +364,7 @@ class ShardingExecutor:
         await self._fail_unfinished([shard], lambda _: NotRun(f"not finished: {reason}"))
 
     async def _fail_unfinished(self, shards: list[Shard], build_error: Callable[[Execution], RlmBatchError]) -> None:
-        """Let the executions of consecutive shards that have no outcome fail."""
+        """Record a failure for each execution without an outcome in consecutive shards."""
         for execution in self.store.iterate_unfinished(shards[0].start, shards[-1].stop):
             self.sink.record_unrun(execution, build_error(execution))
             await asyncio.sleep(0)  # There may be many, and others use this event loop.

@@ -20,7 +20,7 @@ class ShardCancelled(NotRun):
 
 
 class HeartbeatWriter:
-    """A counter of an attempt's outcomes that writes them as its heartbeat, at intervals."""
+    """A counter of an attempt's outcomes, which writes the counts as the heartbeat, at intervals."""
 
     def __init__(self, files: ShardFiles) -> None:
         self.context: RunContext | None = None  # the flow run whose usage is reported, once it is open
@@ -30,7 +30,7 @@ class HeartbeatWriter:
 
     def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
         """Count the outcome of an execution."""
-        # These are not in the ledger.
+        # The ledger does not have these failures.
         if isinstance(outcome, Failure) and isinstance(outcome.error, DeadlineExceeded | NotRun):
             self._heartbeat.late += isinstance(outcome.error, DeadlineExceeded)
             return
@@ -39,7 +39,7 @@ class HeartbeatWriter:
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        """Write the heartbeat until the context ends, and then the last one.
+        """Write the heartbeat regularly until the context ends, and once more at the end.
 
         Raises:
             ShardCancelled: The job has cancelled the attempt.
@@ -63,13 +63,13 @@ class HeartbeatWriter:
 
     async def _write_regularly(self) -> None:
         while True:
-            with suppress(OSError):  # Results cannot be written either then, and those raise.
+            with suppress(OSError):  # Then writes of results fail too, and raise.
                 await asyncio.to_thread(self._write)
             await asyncio.to_thread(self._check_if_wanted)
             await asyncio.sleep(HEARTBEAT_INTERVAL_SECONDS)
 
     def _check_if_wanted(self) -> None:
-        """Raise NotRun if the job waits for this attempt no more."""
+        """Raise NotRun if the job no longer waits for this attempt."""
         with suppress(OSError):
             if self._files.is_cancelled():
                 raise ShardCancelled("the job has cancelled this shard")

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 SHARD_DEPLOYMENT = "shard/shards"
 WORKER_TIMEOUT_SECONDS = 45.0  # The first worker may take so long: workers report to the server every 30 s.
 DEFAULT_EXECUTIONS_PER_SHARD = 10_000  # minutes of work
-MAX_ACTIVE_OUTSIDE_WORKERS = 32  # shards at one time that no worker runs itself
+MAX_ACTIVE_OUTSIDE_WORKERS = 32  # active shards, if the worker does not run them itself
 
 
 @dataclass(frozen=True, slots=True)
 class WorkPool:
-    """The work pool that shards run in, and the deployment that they are runs of.
+    """The work pool in which shards run, and their deployment.
 
-    `free_places` is the number of flow runs that it takes beside this one, None without a limit. `needs_workers` is
-    False if the service behind the pool starts runs itself. `runs_in_worker` is True if the worker runs them as its
-    child processes; other workers start containers and the like, which takes longer.
+    `free_places` is the number of flow runs that the pool takes in addition to this one; None without a limit.
+    `needs_workers` is False if a service starts the runs of the pool without workers. `runs_in_worker` is True if the
+    worker runs them as its child processes. Other workers start containers or machines, which takes longer.
     """
 
     deployment_id: UUID
@@ -49,7 +49,7 @@ class WorkPool:
         return 120.0 if self.runs_in_worker else 900.0  # an image may have to be fetched first
 
     async def count_online_workers(self, client: PrefectClient) -> int:
-        """Return how many workers the server has heard of lately."""
+        """Return the number of workers that have reported to the server recently."""
         workers = await client.read_workers_for_work_pool(self.name)
         return sum(worker.status == WorkerStatus.ONLINE for worker in workers)
 
@@ -64,14 +64,14 @@ class ShardPlan:
 
     @property
     def description(self) -> str:
-        """The job's place of work, in words."""
+        """A phrase that says where the job runs."""
         return f"in {self.shard_count} shards on the work pool {self.work_pool.name}"
 
     def compute_max_active(self) -> int:
         """Return how many shards may be active at one time.
 
-        A worker that runs shards itself has one that runs and one that is ready. If others run them, such as
-        containers, the number of workers does not limit them. The pool's own limit always holds.
+        A worker that runs shards itself gets one shard to run and one that is ready. If shards run outside of the
+        workers, such as in containers, the number of workers is no limit. The pool's own limit always holds.
         """
         limit = max(2, 2 * self.online_workers) if self.work_pool.runs_in_worker else MAX_ACTIVE_OUTSIDE_WORKERS
         return min(limit, self.work_pool.free_places or limit)
@@ -144,7 +144,7 @@ async def _find_work_pool(client: PrefectClient, log: Log) -> WorkPool:
 
 
 def _list_limits(pool: Any, queue: Any) -> list[tuple[int | None, int]]:
-    """Return the limits of a pool and a queue, each with how much of it this flow run takes."""
+    """Return the limits of a pool and a queue, each with the number of places that this flow run takes."""
     context = FlowRunContext.get()
     run = context.flow_run if context is not None else None
     is_in_pool = run is not None and run.work_pool_name == pool.name
@@ -168,7 +168,7 @@ async def _wait_for_worker(client: PrefectClient, pool: WorkPool, log: Log) -> N
 
 
 def require_server_url() -> None:
-    """Raise ConfigurationError if no Prefect server is configured, on whose workers shards run."""
+    """Raise ConfigurationError if no Prefect server is configured: shards run on a server's workers."""
     if not PREFECT_API_URL.value():
         raise ConfigurationError(
             f"{name_parameter('shards')} needs a Prefect server with workers: start one with `rlm-batch "
@@ -177,6 +177,6 @@ def require_server_url() -> None:
 
 
 def open_server_client() -> PrefectClient:
-    """Return a client of the Prefect server, to be entered. Raises ConfigurationError if none is configured."""
+    """Return a client of the Prefect server as a context manager. Raises ConfigurationError if none is configured."""
     require_server_url()
     return get_client()
