@@ -1,4 +1,4 @@
-"""The Prefect task of executions: one, or several in a row, with retries by the type of the error."""
+"""The Prefect task that runs one or several executions, with retries that depend on the error's type."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ from .task_runs import add_tags, build_tags, has_tag_limit, return_cancelled_sta
 
 P = ParamSpec("P")
 
-KEEP_SANDBOX_SECONDS = 10.0  # A lane keeps its sandbox through a shorter wait: a new one takes as long at worst.
+KEEP_SANDBOX_SECONDS = 10.0  # A lane keeps its sandbox during a shorter wait, because a new one may take as long.
 
 
 class Sink(Protocol):
@@ -29,7 +29,7 @@ class Sink(Protocol):
 
     @property
     def is_failure_limit_reached(self) -> bool:
-        """True if so many executions failed that no further one is started."""
+        """True if so many executions failed that no further execution may start."""
         ...
 
     def record(self, execution: Execution, outcome: Outcome) -> None:
@@ -37,9 +37,9 @@ class Sink(Protocol):
 
 
 class TaskBatch:
-    """Executions that one task run runs, one after the other; as text it is the task run's name.
+    """Executions that one task run runs one after another. `str()` returns the task run's name.
 
-    It is a plain class because Prefect visits every field of a parameter that is a dataclass.
+    This is a plain class, because Prefect visits every field of a parameter that is a dataclass.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class TaskBatch:
         Args:
             label: The task run's name.
             executions: The executions, in order.
-            policy: Which errors are retried.
+            policy: The rules of retries.
             sink: Takes the outcomes.
             on_start: Called once, when the task run begins its work.
-            on_output: Called with an execution's index, a stream and the text that its code wrote there.
-            line_budget: How many lines of output the flow run's log still takes; None if it takes none.
+            on_output: Called with an execution's index, a stream and the text that its code wrote to the stream.
+            line_budget: The number of lines of output that the flow run may still log; None to log none.
         """
         self._label = label
         self._executions = executions
@@ -84,7 +84,7 @@ class TaskBatch:
 
     @contextmanager
     def open_output_log(self, execution: Execution) -> Iterator[Callable[[str, str], None]]:
-        """Open a function that takes what the code of an attempt writes, for `on_output` and the task run's log."""
+        """Yield a function that sends the output of an attempt's code to `on_output` and to the task run's log."""
         log = None if self._line_budget is None else OutputLog(self._line_budget, f"{execution.index}: ")
 
         def write(stream: str, text: str) -> None:
@@ -102,7 +102,7 @@ class TaskBatch:
 @task(
     name=EXECUTE_TASK_NAME,
     task_run_name="{batch}",
-    persist_result=False,  # results live in the ledger; Prefect's cache would merge replicates
+    persist_result=False,  # The ledger has the results. Prefect's cache would merge equal executions.
     cache_policy=NO_CACHE,
     log_prints=False,
 )
@@ -110,13 +110,13 @@ class TaskBatch:
 async def execute(lane: Lane, batch: TaskBatch) -> None:
     """Run the batch's executions that have no outcome yet, in the lane's sandbox, and record each outcome.
 
-    A refusal for now ends the try, and so does a provider that
-    opened no sandbox within its `start_timeout`: it would refuse the next execution too. PrepareError is no outcome of
-    an execution: the rest of the batch is left without one.
+    A temporary refusal ends the try. A provider that opened no sandbox within its `start_timeout` also ends it, because
+    the next execution would get none either. PrepareError is not an outcome of an execution: the remaining executions
+    of the batch have no outcome then.
 
     Raises:
-        RlmBatchError: An error that is retried, or else the error of the last execution that failed, so that the task
-            run's state shows it.
+        RlmBatchError: An error that is retried. Otherwise the error of the last execution that failed, so that the
+            task run's state shows it.
     """
     add_tags(build_tags(lane.provider.provider_name))
     batch.try_count += 1
@@ -134,7 +134,7 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
                 result = await _attempt_execution(lane, batch, execution, on_output)
             batch.sink.record(execution, result)
         except PrepareError:
-            raise  # It is no outcome of an execution, and ends the flow run.
+            raise  # This is not an outcome of an execution, and ends the flow run.
         except RlmBatchError as error:
             execution.errors.append(error)
             if batch.policy.should_retry(error, len(execution.errors)):
@@ -161,7 +161,7 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
 async def _attempt_execution(
     lane: Lane, batch: TaskBatch, execution: Execution, on_output: Callable[[str, str], None] | None
 ) -> Result:
-    """Return the result of one attempt. A sandbox that is refused while the run has others is no attempt."""
+    """Return the result of one attempt. A refused sandbox is not an attempt while the run has others."""
     while True:
         await lane.acquire_for_work()
         try:
@@ -174,16 +174,16 @@ async def _attempt_execution(
 
 
 async def configure_task(base: Task[P, Any], policy: RetryPolicy, provider: str, per_task: int = 1) -> Task[P, Any]:
-    """Return the task with a flow's retries, and with tags if the server has a limit on one of them.
+    """Return the task with a flow's retries. Add tags if the server has a limit on one of them.
 
     Args:
         base: The task.
         policy: The flow's retries.
         provider: The provider's name.
-        per_task: The most executions that a task run has: each has its own retries.
+        per_task: The most executions in a task run. Each execution has its own retries.
     """
 
-    # Prefect never retries, without a word, if this is a partial or another callable object.
+    # This must be a function. With a partial or another callable object Prefect never retries, and does not say so.
     async def should_retry_task(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
         error = await state.result(raise_on_failure=False)  # type: ignore[misc]
         attempt = error.meta.attempt if isinstance(error, RlmBatchError) and error.meta is not None else 1

@@ -1,4 +1,4 @@
-"""An execution, and the key by which its result is found again."""
+"""An execution, and the key with which a later run finds its result."""
 
 import hashlib
 import json
@@ -17,9 +17,9 @@ from ..sandbox.wire.nonfinite import replace_nonfinite, restore_number
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """The rule that prunes a trial: `should_prune` decides by a reported step and value whether the trial ends.
+    """The rule that prunes a trial: `should_prune` takes a reported step and value, and returns whether to end it.
 
-    The last value of a pruned trial is its result's field `objective`.
+    The result of a pruned trial has the last reported value in the field `objective`.
     """
 
     objective: str
@@ -41,7 +41,7 @@ class Execution:
         default_factory=dict[str, EncodedVariable]
     )  # not in the ledger
     errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # The errors of failed attempts.
-    pruning: Pruning | None = None  # None if it is never pruned
+    pruning: Pruning | None = None  # None if the execution is never pruned
     is_done: bool = False
     summarize_queries: Callable[[], QuerySummary] = QuerySummary  # Returns the queries of the last attempt so far.
 
@@ -63,7 +63,7 @@ def with_index(outcome: OutcomeT, index: int) -> OutcomeT:
 
 
 def build_pruned_result(meta: Meta, objective: str, fields: dict[str, Any] | None = None) -> Result:
-    """Return a pruned trial's result: its last reported value as the objective, and the fields it had submitted."""
+    """Return a pruned trial's result: the last reported value as the objective, and the submitted fields."""
     _, value = max(meta.reports)
     return Result({objective: value, **(fields or {})}, replace(meta, pruned=True))
 
@@ -101,13 +101,13 @@ def assign_keys(
     """Yield the executions of pairs of code and variables, with their indices and keys.
 
     The key is a SHA-256 over canonical JSON of the code, the variables, the fingerprint of the provider and of the
-    language model, and a number that tells identical executions apart. With a seed in the fingerprint the key depends
-    on the index too, as the execution's own seed does.
+    language model, and a number that distinguishes identical executions. With a seed in the fingerprint, the key also
+    depends on the index, because the execution's seed does.
 
     Args:
         items: The pairs of code and variables.
-        fingerprint: What every result of the flow run depends on.
-        count_occurrence: Returns how often it was called with a digest; by default it counts in memory.
+        fingerprint: The settings on which every result of the flow run depends.
+        count_occurrence: Returns how often it was called with a digest. The default counts in memory.
     """
     counts: Counter[bytes] = Counter()
 
@@ -130,7 +130,7 @@ def add_index(fingerprint: dict[str, Any], index: int) -> dict[str, Any]:
 def compute_key(
     code: str, variables: dict[str, Any], encoded_variables: dict[str, EncodedVariable], fingerprint: dict[str, Any]
 ) -> str:
-    """Return the key of an execution that has no identical ones in its flow run."""
+    """Return the key of an execution, if its flow run has no identical executions."""
     hashes = {name: value.compute_digest() for name, value in encoded_variables.items()}
     return _digest(code, variables, {**fingerprint, "encoded": hashes}).hex()
 

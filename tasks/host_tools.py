@@ -1,4 +1,4 @@
-"""Functions of the host that a flow run's code may call: named by import paths, or handed over in this process."""
+"""Functions of the host that a flow run's code may call: import paths, or functions of this process."""
 
 import asyncio
 import importlib
@@ -13,7 +13,7 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.requests.function_code import PROVIDED_NAMES
 from ..sandbox.thread_pool import ThreadPool
 
-TOOL_TIMEOUT_SECONDS = 60.0  # seconds for one call, which also ends with its execution
+TOOL_TIMEOUT_SECONDS = 60.0  # seconds for one call; the end of the execution ends the call too
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 Tool = Callable[..., Any]
@@ -24,7 +24,7 @@ _threads = ThreadPool()
 def name_tools(tools: Mapping[str, Any]) -> dict[str, str]:
     """Return the tools as JSON: import paths unchanged, and a name in this process for each function.
 
-    Raises ConfigurationError for a name that code cannot call, and for values that are neither.
+    Raises ConfigurationError for a name that code cannot call, and for a value that is neither a path nor a function.
     """
     named: dict[str, str] = {}
     for name, tool in tools.items():

@@ -35,9 +35,9 @@ from .tracing import trace_execution
 
 
 class ProviderUnusable(Exception):
-    """The provider says that its configuration is wrong, in the error that is this one's cause.
+    """The provider says that its configuration is wrong. The cause of this error is the provider's error.
 
-    It ends a flow run that has had no sandbox. Later it ends only the start of executions.
+    It ends a flow run that has never had a sandbox. A flow run that has had a sandbox only starts no more executions.
     """
 
 
@@ -50,16 +50,16 @@ class LaneSettings:
         run_id: The flow run's id, for the sandboxes' labels.
         server_id: The Prefect server's id, for the sandboxes' labels.
         timeout: Seconds for each execution.
-        is_reused: Whether a sandbox stays open from one execution to the next.
+        is_reused: Whether a sandbox stays open for the next execution.
         state_context: The name of the process that all executions share with its state; None if each has its own.
-        model_access: What each execution may ask of language models.
-        record_turn: Takes an execution, the record of a recursive query, and its turn that has ended.
-        uploads: Files that each execution finds, by their paths in the sandbox.
+        model_access: The access of each execution to language models; None without a model.
+        record_turn: Takes an execution, the record of a recursive query, and the turn that has just ended.
+        uploads: Files for each execution, by their paths in the sandbox.
         preparation: Code that runs in each sandbox before the first execution.
-        open_prepare_log: Opens the log of what the preparation writes.
+        open_prepare_log: Opens the log for the preparation's output.
         tools: Functions of the host that code may call. The calls are counted in `meta`.
-        collect: Patterns of the files that each execution brings home.
-        files: Where those files go.
+        collect: Patterns of the files to collect from each execution.
+        files: The store of collected files.
     """
 
     provider: SandboxProvider
@@ -81,8 +81,8 @@ class LaneSettings:
 class Lane:
     """A lane: runs executions one after another, each in its own process, in at most one sandbox.
 
-    It opens sandboxes between `acquire`, which waits for one of the `slots` and then for a permit, and `release`. A
-    reused sandbox is replaced if it is lost, or if its remaining lifetime is shorter than an execution may take. With a
+    `acquire` waits for one of the `slots` and then for a permit. The lane opens sandboxes until `release`. A reused
+    sandbox is replaced if it is lost, or if its remaining lifetime is too short for an execution. With a
     `state_context` the sandbox is never replaced. If it is lost, the state is lost too, and every later execution
     raises StateLost.
     """
@@ -92,7 +92,7 @@ class Lane:
         self._settings = settings
         self._slots = slots
         self._slot: Slot | None = None
-        self._permit: Permit | None = None  # The permit of the open sandbox, or the next one.
+        self._permit: Permit | None = None  # The permit of the open sandbox, or of the next one.
         self._opening: Permit | None = None  # The permit of a starting sandbox.
         self._tools = {name: self._count_calls(name, tool) for name, tool in settings.tools.items()}
         self._tool_calls: Counter[str] = Counter()  # Calls in the current execution.
@@ -113,7 +113,7 @@ class Lane:
         return self._permit is not None
 
     async def acquire_for_work(self) -> None:
-        """Wait for a slot and a permit, unless the lane has them, even if other lanes found no more work.
+        """Wait for a slot and a permit, unless the lane has them. Wait even if other lanes found no more work.
 
         Raises ProviderUnusable if this run opens no more sandboxes.
         """
@@ -139,8 +139,8 @@ class Lane:
     async def execute(self, execution: Execution, on_output: Callable[[str, str], None] | None = None) -> Result:
         """Return the result of one attempt at an execution, and trace it in a span.
 
-        Raises what `Interpreter.execute` raises, with `meta` complete, and ProviderUnusable if the provider says that
-        its configuration is wrong.
+        Raises the errors of `Interpreter.execute`, with complete `meta`. Raises ProviderUnusable if the provider says
+        that its configuration is wrong.
         """
         run = partial(self._execute, execution, on_output)
         return await trace_execution(execution, self.provider.provider_name, run)
@@ -164,11 +164,11 @@ class Lane:
                 if log is not None:
                     log.close()
         except PrepareError:
-            raise  # It is no outcome of an execution.
+            raise  # This is not an outcome of an execution.
         except RlmBatchError as error:
             meta = error.meta or Meta(variables=execution.variables, provider=self.provider.provider_name)
             error.meta = self._complete_meta(meta, execution)
-            if objective is not None and error.meta.pruned:  # The trial was to end, however its code took that.
+            if objective is not None and error.meta.pruned:  # The trial is pruned, even if its code failed.
                 return build_pruned_result(error.meta, objective)
             raise
         finally:
@@ -233,7 +233,7 @@ class Lane:
         return call
 
     async def _record_failed_start(self, interpreter: Interpreter) -> QuotaExceeded | None:
-        """Tell `admission` of a sandbox that did not start. Return the error if the provider refused it for now."""
+        """Tell `admission` about a sandbox that did not start. Return the error of a temporary refusal, or None."""
         permit, self._opening = self._opening, None
         start_error = interpreter.start_error
         if permit is None:  # The sandbox had started.
@@ -271,7 +271,7 @@ class Lane:
         return self._interpreter
 
     def _make_interpreter(self) -> Interpreter:
-        """Return an interpreter whose sandbox is not open yet; it has the lane's permit until then."""
+        """Return an interpreter, whose sandbox opens later. The lane's permit is for that sandbox."""
         settings = self._settings
         interpreter = self.provider.interpreter(
             run=settings.run_id,
@@ -299,10 +299,10 @@ class Lane:
         return interpreter
 
     def should_wait_out(self, error: BaseException) -> bool:
-        """Return whether a refusal is no failed attempt, because the run has had sandboxes and continues.
+        """Return whether to wait after a refusal, because the run has had sandboxes. It is not a failed attempt then.
 
-        A sandbox that opened proves the configuration, so a later 400 to 404 is taken for a trouble of the provider. A
-        key that was revoked ends executions that cannot start, and none that runs.
+        A sandbox that opened proves the configuration, so a later 400 to 404 is treated as transient. With a revoked
+        key, executions that cannot start fail, and running executions continue.
         """
         admission = self._slots.admission
         if self._permit is not None or admission.error is not None:
@@ -313,7 +313,7 @@ class Lane:
 
     @property
     def is_start_timeout_over(self) -> bool:
-        """True if this run has had no sandbox for as long as one may take to start."""
+        """True if this run has had no sandbox for the time that a sandbox may take to start."""
         return not self._slots.admission.had_sandbox_within(self.provider.start_timeout)
 
     async def release_while_waiting(self) -> None:
@@ -337,7 +337,7 @@ class Lane:
 
 
 def _find_refusal(error: BaseException) -> QuotaExceeded | None:
-    """Return the refusal that an error is or comes from. That a process has no descriptor left is a refusal too."""
+    """Return the error if it is a refusal, or else None. A lack of file descriptors in its causes is a refusal too."""
     cause: BaseException | None = error if isinstance(error, Exception) else None
     while cause is not None and getattr(cause, "errno", None) not in (errno.EMFILE, errno.ENFILE):
         cause = cause.__cause__ or cause.__context__

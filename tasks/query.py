@@ -1,4 +1,4 @@
-"""The Prefect task of a query: one that running code asks of its host, below its execution."""
+"""The Prefect task of a query, which running code asks, below the task run of the code's execution."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,11 +13,11 @@ from ..sandbox.queries.session import Query
 from .task_log import QUERY_TASK_NAME
 from .task_runs import return_cancelled_state
 
-MAX_TRACKED_QUERIES = 300  # queries of a flow run that are task runs: each costs 4 ms here and some 10 on the server
+MAX_TRACKED_QUERIES = 300  # queries of a flow run with task runs; each takes 4 ms here and about 10 ms on the server
 
 
 class _QueryCall:
-    """A query and its work, as one parameter that Prefect does not look into."""
+    """A query and its work, in one parameter that Prefect does not inspect."""
 
     def __init__(self, query: Query, work: Callable[[], Awaitable[str]]) -> None:
         self.query = query
@@ -55,8 +55,9 @@ class QueryTracker:
     """A tracker that creates a task run for each of the first `MAX_TRACKED_QUERIES` queries of a flow run.
 
     The other queries are only in the ledger. A flat query does not wait for Prefect: its work starts at once, and the
-    task run is created in parallel and lasts as long. A recursive query's work runs inside its task run, so the task
-    runs of the queries that it asks are below it. As an async context manager, it waits for all task runs at its end.
+    task run is created in parallel and ends with the work. A recursive query's work runs inside its task run, so the
+    task runs of the queries that it asks are below it. As an async context manager, it waits for all task runs at its
+    end.
     """
 
     def __init__(self) -> None:

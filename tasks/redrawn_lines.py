@@ -1,4 +1,4 @@
-"""Lines of output that a program redraws, such as progress bars: only the last state of each line."""
+"""Lines of output that a program redraws, such as progress bars, reduced to the last state of each line."""
 
 import re
 
@@ -20,7 +20,7 @@ class RedrawnLines:
         self._lines = [""]
         self._row = 0
         self._back = 0  # characters between the cursor and the line's end
-        self._kept_count = 1  # lines that the cursor has been known to go back to
+        self._kept_count = 1  # lines to which the cursor may go back, as seen so far
         self._unfinished = ""
 
     def feed(self, text: str) -> list[str]:
@@ -39,7 +39,7 @@ class RedrawnLines:
         return complete
 
     def finish(self) -> list[str]:
-        """Return the lines that are left, and forget them."""
+        """Return the remaining lines, and clear them."""
         self._put(self._unfinished)
         lines, self._lines, self._row, self._back, self._unfinished = self._lines, [""], 0, 0, ""
         return lines
@@ -75,8 +75,8 @@ class RedrawnLines:
                 del self._lines[self._row + 1 :]
 
     def _go_to_row(self, row: int) -> None:
-        """Put the cursor at the beginning of that row, below the last or above the first too."""
-        if row < 0:  # The lines there are complete and gone: what is drawn over them is new.
+        """Move the cursor to the beginning of a row, which may be below the last row or above the first."""
+        if row < 0:  # Those lines were returned already, so text drawn over them is new.
             missing = min(-row, MAX_KEPT_LINES - len(self._lines))
             self._lines[:0] = [""] * max(0, missing)
             self._kept_count = max(self._kept_count, len(self._lines))
@@ -88,6 +88,6 @@ class RedrawnLines:
 
 
 def redraw_lines(text: str) -> list[str]:
-    """Return the last lines of some output, each as it was last, without blank ones."""
+    """Return the last lines of some output, each in its last state, without blank lines."""
     lines = RedrawnLines(MAX_TAIL_CHARACTERS)
     return [line for line in lines.feed(text[-MAX_TAIL_CHARACTERS:]) + lines.finish() if line.strip()]

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from ..sandbox.errors import QuotaExceeded, RlmBatchError
 
-BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # The last delay is that of all later retries.
-JITTER_FACTOR = 0.5  # a share of the delay: lanes that were refused together return at different times
+BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # The last delay repeats.
+JITTER_FACTOR = 0.5  # a share of the delay, so that lanes that were refused together retry at different times
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """The retries of a flow run. `deadline_at` is by the event loop's clock, and None without a deadline."""
+    """The retries of a flow run. `deadline_at` is in the event loop's time; None without a deadline."""
 
     retries: int = 2
     retry_code_errors: bool = False
@@ -37,7 +37,7 @@ class RetryPolicy:
 
 
 def get_requested_wait(error: BaseException) -> float:
-    """Return the seconds that the provider asked to wait before a retry, 0 if it did not ask."""
+    """Return the seconds that the provider asked to wait before a retry, or 0 if it did not ask."""
     return (error.retry_after or 0.0) if isinstance(error, QuotaExceeded) else 0.0
 
 

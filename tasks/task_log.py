@@ -1,8 +1,9 @@
-"""The log of our task runs: what code writes, line by line, as it comes, and no more than a person would read.
+"""The log of our task runs: the code's output, line by line while the code runs, up to a limit.
 
-Its logger is `prefect.task_runs.output`, whose records go where Prefect's own go: to the server, in batches, and to the
-console. Standard output is INFO, standard error WARNING. Each line is a record to send and a row in the server's
-database; hence the bounds. The result's `meta.stdout` and `meta.stderr`, and the ledger, have what the log has not.
+The logger is `prefect.task_runs.output`. Its records go to the server, in batches, and to the console, as Prefect's own
+records do. Standard output has the level INFO, and standard error WARNING. The number of lines is limited, because each
+line is a record to send and a row in the server's database. The result's `meta.stdout` and `meta.stderr`, and the
+ledger, have lines that the log omits.
 """
 
 import logging
@@ -36,7 +37,7 @@ class LineBudget:
 
 
 class OutputLog:
-    """Logs what one attempt at an execution writes. `write` is its `on_output`; `close` logs how much was omitted."""
+    """A log of the output of one attempt at an execution. `write` is the attempt's `on_output`."""
 
     def __init__(self, budget: LineBudget, prefix: str = "", logger: Logger | None = None) -> None:
         """Create the log. `logger` is by default the logger for the output of the current run."""
@@ -53,7 +54,7 @@ class OutputLog:
             self._log_line(stream, line)
 
     def close(self) -> None:
-        """Log the text without a line's end, and how many lines were omitted."""
+        """Log an unfinished last line, and the number of omitted lines."""
         for stream, lines in self._lines.items():
             for line in lines.finish():
                 self._log_line(stream, line)
@@ -93,15 +94,15 @@ def _get_output_logger() -> logging.LoggerAdapter[Any] | None:
 
 
 def install_task_run_log_filter() -> None:
-    """Keep the start and the end of our task runs out of the log. Calling it again changes nothing."""
+    """Keep the start and the end of our task runs out of the log. A second call changes nothing."""
     logging.getLogger("prefect.task_runs").addFilter(_is_wanted)
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
-    """False for Prefect's lines on a task run's start and end: its state says so, and they double what it costs.
+    """Return False for Prefect's lines on a task run's start and end: its state says so, and they double the cost.
 
-    Of an execution that failed too: the flow run's log has a line for it, and no more than a person would read. So it
-    has of a run that was cancelled, with all of its task runs.
+    Also return False for its line on an execution that failed or was cancelled, because the flow run's log has a line
+    for failures, up to a limit, and one line for a cancelled run.
     """
     name, message = getattr(record, "task_name", None), str(record.msg)
     if record.levelno <= logging.INFO or tells_of_cancellation(message) or message.startswith(CANCELLED_STATE):

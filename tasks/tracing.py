@@ -1,11 +1,11 @@
 """OpenTelemetry spans of flow runs, of their executions, and of the requests that code makes to language models.
 
-Only OpenTelemetry's API is used. Spans are recorded where the process has an SDK; otherwise they cost a few
-microseconds an execution. A span's parent is the current span of its context, which Prefect's spans are part of.
+This module uses only OpenTelemetry's API. Spans are recorded if the process has an SDK. Otherwise they cost a few
+microseconds an execution. A span's parent is the current span of its context, which may be a span of Prefect.
 
 Names and attributes follow OpenTelemetry's conventions for generative AI (open-telemetry/semantic-conventions-genai,
-in development). Our own attributes begin with `rlm_batch.`. `gen_ai.usage.cost` is no convention, but the name that
-backends read.
+in development). Our own attributes begin with `rlm_batch.`. `gen_ai.usage.cost` is not in the conventions, but
+backends read this name.
 """
 
 import json
@@ -32,7 +32,7 @@ from ..sandbox.queries.session import Answer, Message, Model, NoAnswerError, Que
 from ..sandbox.result import Result
 from .execution import Execution
 
-# The convention's names of providers that LiteLLM calls otherwise.
+# LiteLLM's names of providers, and the convention's names where they differ.
 PROVIDER_NAMES = {
     "azure": "azure.ai.openai",
     "azure_ai": "azure.ai.inference",
@@ -46,15 +46,15 @@ PROVIDER_NAMES = {
 }
 CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 CAPTURE_VALUES = ("true", "span_only", "span_and_event")
-TRACER = trace.get_tracer("rlm_batch", version("rlm-batch"))  # An SDK that is set up later is used from then on.
-W3C = TraceContextTextMapPropagator()  # Prefect's label has this format, whichever propagators the environment names.
+TRACER = trace.get_tracer("rlm_batch", version("rlm-batch"))  # This also uses an SDK that is set up later.
+W3C = TraceContextTextMapPropagator()  # Prefect's label has this format, even if the environment sets others.
 
 Attributes = Mapping[str, str | bool | int | float]
 
 
 @contextmanager
 def trace_flow_run() -> Iterator[None]:
-    """Open the span of the current flow run, below which those of its executions and shards are."""
+    """Open the span of the current flow run. The spans of its executions and shards are below it."""
     name = _clean(flow_run.flow_name or "flow")
     attributes: Attributes = {
         "gen_ai.operation.name": "invoke_workflow",
@@ -66,14 +66,14 @@ def trace_flow_run() -> Iterator[None]:
     run = None if context is None else context.flow_run
     parent = None
     if run is not None and LABELS_TRACEPARENT_KEY in run.labels and not _has_span():
-        # Prefect's own spans are switched off, and its label names the parent: the span of a shard's job.
+        # Prefect's own spans are switched off. Prefect's label names the parent, which is the span of a shard's job.
         parent = W3C.extract({"traceparent": str(run.labels[LABELS_TRACEPARENT_KEY])})
     with _open_span(f"invoke_workflow {name}", attributes, run=run, parent=parent):
         yield
 
 
 def set_run_totals(executions: int, failures: int, usage: Usage) -> None:
-    """Set the flow run's counts and its use of language models at its span, which is the current one."""
+    """Set the flow run's counts and its use of language models in its span, which is the current span."""
     span = trace.get_current_span()
     span.set_attribute("rlm_batch.executions", executions)
     span.set_attribute("rlm_batch.executions.failed", failures)
@@ -81,7 +81,7 @@ def set_run_totals(executions: int, failures: int, usage: Usage) -> None:
 
 
 async def trace_execution(execution: Execution, provider: str, run: Callable[[], Awaitable[Result]]) -> Result:
-    """Run one attempt at an execution in a span, below which those of its queries are."""
+    """Run one attempt at an execution in a span. The spans of its queries are below it."""
     attributes: Attributes = {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": "python",
@@ -177,14 +177,14 @@ def _open_span(
     run: FlowRun | TaskRun | None = None,
     parent: Context | None = None,
 ) -> Iterator[Span]:
-    """Open a span, which is the current one until it ends with the type of the exception, if any, and not its text.
+    """Open a span as the current span. At the end, record the type of an exception, but not its text.
 
     Args:
         name: The span's name.
         attributes: The span's first attributes.
-        kind: Whether the span is of a request to another program.
-        run: The run that the span is of: Prefect makes the spans of the runs that it starts below this span.
-        parent: The context of the span's parent, by default the current one.
+        kind: The kind of span; CLIENT for a request to another program.
+        run: The run of the span. Prefect puts the spans of runs that this run starts below this span.
+        parent: The context of the span's parent, by default the current context.
     """
     span = TRACER.start_span(name, context=parent, kind=kind, attributes=attributes)
     if not span.get_span_context().is_valid:  # There is no SDK.
@@ -225,7 +225,7 @@ def _set_meta(span: Span, meta: Meta | None) -> None:
 
 
 def _set_usage(span: Span, usage: Usage) -> None:
-    """Set what a span's own requests used."""
+    """Set the usage of a span's own requests."""
     span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
     span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
     if usage.cost is not None:
@@ -233,7 +233,7 @@ def _set_usage(span: Span, usage: Usage) -> None:
 
 
 def _set_totals(span: Span, usage: Usage | QuerySummary) -> None:
-    """Set what everything below a span used, under our own names: backends add up those of the convention."""
+    """Set the usage of all spans below a span, under our own names: backends add up values with convention names."""
     span.set_attribute("rlm_batch.usage.calls", usage.calls)
     span.set_attribute("rlm_batch.usage.input_tokens", usage.prompt_tokens)
     span.set_attribute("rlm_batch.usage.output_tokens", usage.completion_tokens)

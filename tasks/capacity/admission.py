@@ -1,7 +1,7 @@
-"""The number of sandboxes that a flow run may open now: some at once, then more each second, fewer after a refusal.
+"""The number of sandboxes that a flow run may open now. It grows each second, and shrinks after a refusal.
 
-A provider reports its capacity late, by refusing: with 429, or because the workspace is full. So a run finds out the
-capacity as TCP finds out that of a network.
+A provider shows its capacity only by refusals: with 429, or because the workspace is full. So a run finds the capacity
+as TCP finds the capacity of a network: it increases the number until the provider refuses.
 """
 
 import asyncio
@@ -16,37 +16,38 @@ from ...sandbox.errors import RlmBatchError
 
 Log = logging.Logger | logging.LoggerAdapter[Any]
 
-INITIAL_PERMITS = 20  # sandboxes that a run opens at once: four seconds of the lowest published limit, 300 a minute
-FIRST_OPENINGS_PER_SECOND = 20.0  # The rate after the initial ones. Each opened sandbox adds one.
+INITIAL_PERMITS = 20  # sandboxes at once; the lowest published limit, 300 a minute, allows them in four seconds
+FIRST_OPENINGS_PER_SECOND = 20.0  # the rate after `INITIAL_PERMITS`; each opened sandbox adds one
 MAX_OPENINGS_PER_SECOND = 60.0  # the largest of Daytona's published limits is ten a second
-REFUSAL_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # The next try waits so long if a refusal names no time.
-REFUSAL_PATIENCE_SECONDS = 60.0  # A refusal is an error if the run has had no sandbox for so long.
-LOG_INTERVAL_SECONDS = 300.0  # between two log lines on refusals
+REFUSAL_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # pauses after refusals that name no time
+REFUSAL_PATIENCE_SECONDS = 60.0  # After so long without a sandbox, a refusal is an error.
+LOG_INTERVAL_SECONDS = 300.0  # seconds between two log lines on refusals
 
 
 @dataclass(slots=True, eq=False)
 class Permit:
-    """The right to have one sandbox open, or to be opening it."""
+    """The right to open one sandbox and to keep it open."""
 
-    period: int  # the number of refusals before it was issued
+    period: int  # the number of refusals before the permit was issued
     is_open: bool = False
 
 
 class Admission:
-    """The permits of one flow run. Their number grows while nothing is refused, and shrinks to the open sandboxes.
+    """The permits of one flow run. Their number grows until a refusal, which reduces it to the open sandboxes.
 
-    After a refusal no permit is issued for as long as the provider asked. If it named no time, a closed sandbox is
-    replaced at once. Then one more sandbox is tried, and further ones when that one is open.
+    After a refusal, no permit is issued for the time that the provider asked for. If the provider named no time, a
+    closed sandbox is replaced at once. After the pause the run tries one more sandbox, and further ones when that
+    sandbox is open.
 
-    It is used on one event loop.
+    All calls must come from one event loop.
     """
 
     def __init__(
         self, log: Log | None = None, *, is_gradual: bool = True, clock: Callable[[], float] | None = None
     ) -> None:
-        """Start with the initial permits, or without a limit if not `is_gradual`: for a provider without other users.
+        """Start with the initial permits. Without `is_gradual`, for providers with no other users, there is no limit.
 
-        `clock` returns seconds and does not go back; by default it is the event loop's.
+        `clock` returns seconds that never decrease. By default it is the event loop's clock.
         """
         self._log = log
         self._clock = clock or asyncio.get_running_loop().time
@@ -57,9 +58,9 @@ class Admission:
         self.max_permits = INITIAL_PERMITS if is_gradual else math.inf
         self.permit_count = 0  # issued permits
         self.open_count = 0  # issued permits with an open sandbox
-        self.has_opened_sandbox = False  # ever
+        self.has_opened_sandbox = False  # True if this run has ever opened one
         self._period = 0
-        self._refusal_count = 0  # since the last opening of a sandbox that was tried after a refusal
+        self._refusal_count = 0  # refusals since a sandbox last opened after a refusal
         self._opened_count = 0  # sandboxes opened since the last refusal
         self._grows_at = self._clock() + 1 / FIRST_OPENINGS_PER_SECOND
         self._resumes_at: float | None = None
@@ -85,17 +86,17 @@ class Admission:
                 self._timer.cancel()
 
     def compute_wait(self) -> float:
-        """Return the seconds until a permit may be free; infinite if only a release or an opening frees one."""
+        """Return the seconds until a permit may be free; infinite if it needs a release or an opening."""
         now = self._clock()
         if self._resumes_at is not None:
             if now < self._resumes_at:
                 return self._resumes_at - now
             self._resumes_at = None
-            self.max_permits = self.permit_count  # Permits released meanwhile do not all come back in one instant.
+            self.max_permits = self.permit_count  # Do not reissue at once all permits released meanwhile.
         if self.permit_count < self.max_permits:
             return 0.0
         if self._refusal_count and self.permit_count > self.open_count:
-            return math.inf  # One is being tried.
+            return math.inf  # A sandbox is being tried.
         return max(0.0, self._grows_at - now)
 
     def issue_permit(self) -> Permit:
@@ -124,12 +125,12 @@ class Admission:
         self.release(permit)
 
     def record_refusal(self, permit: Permit, retry_after: float | None, reason: str) -> None:
-        """Take back a permit whose sandbox was refused for now; `retry_after` is the provider's wish, in seconds."""
+        """Take back a permit whose sandbox was refused for now; The provider asked for `retry_after` seconds."""
         now = self._clock()
         self._take_back(permit)
         if retry_after:
             self._resumes_at = max(self._resumes_at or 0.0, now + retry_after)
-        if permit.period == self._period:  # Several that were requested together count as one refusal.
+        if permit.period == self._period:  # Refusals of simultaneous requests count as one.
             pause = REFUSAL_PAUSES_SECONDS[min(self._refusal_count, len(REFUSAL_PAUSES_SECONDS) - 1)]
             self._period += 1
             self._refusal_count += 1
@@ -152,7 +153,7 @@ class Admission:
         self._serve_waiters()
 
     def dismiss_waiters(self) -> None:
-        """Give None to all waiting calls, as there is no more work."""
+        """Return None from all waiting calls, because there is no more work."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -164,7 +165,7 @@ class Admission:
         self.dismiss_waiters()
 
     def had_sandbox_within(self, seconds: float) -> bool:
-        """Return whether this run has a sandbox, or had one or began within the last `seconds`."""
+        """Return whether this run has a sandbox, or within the last `seconds` had one or began."""
         return self.open_count > 0 or self._clock() - self._last_open_at < seconds
 
     def _take_back(self, permit: Permit) -> None:
@@ -174,7 +175,7 @@ class Admission:
             self._last_open_at = self._clock()
 
     def _serve_waiters(self) -> None:
-        """Issue the permits that are free to waiting calls, and set a timer for the next."""
+        """Issue the free permits to waiting calls, and set a timer for the next permit."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,7 +1,7 @@
-"""A provider's limits: the number of sandboxes at one time, and of new ones a second.
+"""A provider's limits: the number of sandboxes at one time, and of new sandboxes a second.
 
-They are Prefect's global concurrency limits, so they hold over every flow run and machine of a Prefect server, and its
-UI shows and changes them. Without a configured server they hold in this process.
+They are Prefect's global concurrency limits, so they apply to all flow runs and machines of a Prefect server, and its
+UI can show and change them. Without a configured server they apply to this process only.
 """
 
 import threading
@@ -24,7 +24,7 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.server_message import describe_server_error
 
 LEASE_SECONDS = 60.0  # A holder that does not renew its lease loses its slot. Prefect grants no shorter lease.
-MAX_WAITING_RUNS = 10_000  # flow runs that may wait for one limit, more than there are
+MAX_WAITING_RUNS = 10_000  # flow runs that may wait for one limit; too many to matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class LimitNames:
 
     @property
     def creations(self) -> str:
-        """Return the limit's name for new sandboxes per second. Its one slot decays; more slots would allow a burst."""
+        """Return the limit's name for new sandboxes per second. It has one slot, because more would allow bursts."""
         return f"{self.sandboxes}.creations"
 
     @property
     def waiting(self) -> str:
-        """Return the limit's name for waiting flow runs. A run without a slot holds one, so other runs see it."""
+        """Return the limit's name for waiting flow runs. A run without a sandbox slot holds a slot of this limit."""
         return f"{self.sandboxes}.waiting"
 
 
@@ -69,10 +69,10 @@ def build_limit_settings(provider: SandboxProvider) -> dict[str, dict[str, Any]]
 
 
 async def reconcile_limits(provider: SandboxProvider) -> None:
-    """Set the server's limits as the block says.
+    """Set the server's limits to the block's values.
 
-    Limits that the block no longer has are removed, unless the block has a `limit_name`, which others may share. Does
-    nothing for an unsaved block. Raises httpx.HTTPError if the server does not answer.
+    Remove limits that the block no longer has, unless it has a `limit_name`, because other blocks may share that name.
+    Do nothing for an unsaved block without a `limit_name`. Raises httpx.HTTPError if the server does not answer.
     """
     names, limits = get_limit_names(provider), build_limit_settings(provider)
     if names is None:
@@ -81,7 +81,7 @@ async def reconcile_limits(provider: SandboxProvider) -> None:
         for name, settings in limits.items():
             try:
                 await client.upsert_global_concurrency_limit_by_name(name, **settings)
-            except ObjectAlreadyExists:  # Another process made it at the same moment.
+            except ObjectAlreadyExists:  # Another process created it at the same time.
                 await client.upsert_global_concurrency_limit_by_name(name, **settings)
         if provider.limit_name is None:
             for name in {names.sandboxes, names.creations, names.waiting} - set(limits):
@@ -90,7 +90,7 @@ async def reconcile_limits(provider: SandboxProvider) -> None:
 
 
 class ServerLimits:
-    """The limits on a Prefect server. A slot's id is that of its lease. Every method raises httpx.HTTPError."""
+    """The limits on a Prefect server. The id of a slot is its lease's id. Every method raises httpx.HTTPError."""
 
     shared: ClassVar[bool] = True  # All flow runs of the server share them.
 
@@ -110,7 +110,7 @@ class ServerLimits:
         return UUID(granted["lease_id"])
 
     async def release_slot(self, lease: UUID) -> None:
-        """Give a slot back. If this raises, the slot is free when its lease ends."""
+        """Return a slot to the server. If this raises, the slot becomes free when its lease ends."""
         await self._client.release_concurrency_slots_with_lease(lease)
 
     async def renew_slot(self, lease: UUID) -> bool:
@@ -152,7 +152,7 @@ class ServerLimits:
             return None
 
     async def _ensure_exists(self, limits: list[Any]) -> bool:
-        """Make a removed limit again, of which Prefect grants any slot. Returns whether the limit existed."""
+        """Create the limits again if they are missing: then Prefect grants any slot. Return whether they existed."""
         if not limits:
             await reconcile_limits(self._provider)
         return bool(limits)
@@ -204,7 +204,7 @@ Limits = ServerLimits | ProcessLimits
 
 @asynccontextmanager
 async def open_limits(provider: SandboxProvider, run_id: str) -> AsyncIterator[Limits | None]:
-    """Set the server's limits as the block says, and yield them; None for a provider without limits.
+    """Set the server's limits to the block's values, and yield them; None for a provider without limits.
 
     Raises ConfigurationError if the server refuses.
     """

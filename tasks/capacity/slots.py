@@ -1,8 +1,8 @@
-"""A flow run's slots of its provider's limit. Lanes hold them for many executions, and hand them over to other runs.
+"""A flow run's slots of its provider's limit. Lanes hold slots for many executions, and hand them over to other runs.
 
-Prefect's server sends no notice when a slot is released, or when other runs wait. So a run polls, and more often while
-it has no slot. A run without any slot holds a slot of another limit, `waiting`, so that runs with slots see that they
-should hand one over.
+Prefect's server sends no notice when a slot is released, or when other runs wait. So a run polls the server, and more
+often while it has no slot. A run without any slot holds a slot of another limit, `waiting`. Runs with slots look at
+that limit to see whether they should hand over a slot.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from .server_limits import LEASE_SECONDS, LimitNames, Limits, ProcessLimits, get
 
 T = TypeVar("T")
 
-POLL_SECONDS = 1.0  # between requests of a run without slots
-POLL_FOR_MORE_SECONDS = 3.0  # between requests of a run with slots, or that has just handed one over
-LOCAL_POLL_FACTOR = 0.05  # Limits of this process are polled more often, since a request costs nothing.
-WAITING_CHECK_SECONDS = 2.0  # between checks whether other runs wait
-MIN_HOLD_OF_SEVERAL_SECONDS = 10.0  # A run with several slots holds each so long before it hands one over.
-MIN_HOLD_SECONDS = 60.0  # A run with one slot holds it longer, since it waits itself then, and pays for a new sandbox.
-RENEW_SECONDS = 15.0  # between renewals of a lease, so that the server may be away for 45 s
-LOG_INTERVAL_SECONDS = 60.0  # between log lines on waiting
+POLL_SECONDS = 1.0  # seconds between requests of a run without slots
+POLL_FOR_MORE_SECONDS = 3.0  # seconds between requests of a run that has slots, or has just handed one over
+LOCAL_POLL_FACTOR = 0.05  # Limits of this process are polled more often, because a request costs nothing.
+WAITING_CHECK_SECONDS = 2.0  # seconds between checks for other runs that wait
+MIN_HOLD_OF_SEVERAL_SECONDS = 10.0  # the least time before a run with several slots hands one over
+MIN_HOLD_SECONDS = 60.0  # the least time for a run with one slot, which then waits and pays for a new sandbox
+RENEW_SECONDS = 15.0  # seconds between renewals of a lease; the server may fail to answer for 45 s
+LOG_INTERVAL_SECONDS = 60.0  # seconds between log lines on waiting
 
 
 @dataclass(slots=True, eq=False)
@@ -46,8 +46,8 @@ class Slot:
 class Slots:
     """The slots of one flow run, which its lanes share. Without `limits` each lane gets its slot at once.
 
-    A lane with a slot waits for a permit of `admission` before it opens a sandbox. With limits, which have these
-    `names`, `renew_leases` must run as long as slots are held.
+    A lane with a slot waits for a permit of `admission` before it opens a sandbox. With `limits`, `renew_leases` must
+    run as long as the run holds slots. `names` are the names of the limits.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Slots:
         self._waiter_count = 0
         self._dismissal = asyncio.Event()  # dismisses the lanes that wait now
         self._held: set[Slot] = set()
-        self._waiting_lease: UUID | None = None  # a slot of `waiting`, while this run waits without any
+        self._waiting_lease: UUID | None = None  # a slot of `waiting`, while this run has no other slot
         self._endings: set[asyncio.Task[None]] = set()  # tasks that end leases of `waiting`
         self._next_request_at = 0.0
         self._next_check_at = 0.0
@@ -99,7 +99,7 @@ class Slots:
             await run_shielded(self._end_lease(slot.lease))
 
     async def should_hand_over(self, slot: Slot) -> bool:
-        """Return whether the lane should give the slot back before its next execution, as other runs wait."""
+        """Return whether the lane should give the slot back before its next execution, because other runs wait."""
         if slot.is_lost:
             return True
         now = _read_clock()
@@ -113,13 +113,13 @@ class Slots:
         return True
 
     def dismiss_waiters(self) -> None:
-        """Give None to all that wait for a slot or a permit, as there is no more work."""
+        """Return None from all calls that wait for a slot or a permit, because there is no more work."""
         self.admission.dismiss_waiters()
         self._dismissal.set()
         self._dismissal = asyncio.Event()
 
     def end(self, error: RlmBatchError) -> None:
-        """Let no further sandbox be opened, because of an error; open ones stay."""
+        """Open no more sandboxes, because of an error. Open sandboxes stay open."""
         self.admission.end(error)
         self.dismiss_waiters()
 
@@ -163,7 +163,7 @@ class Slots:
         return None
 
     async def _announce_waiting(self) -> None:
-        """Log that this run waits without any slot, and tell other runs so by a lease of `waiting`."""
+        """Log that this run waits without any slot, and take a lease of `waiting`, which shows it to other runs."""
         if _read_clock() >= self._next_log_at:
             self._next_log_at = _read_clock() + LOG_INTERVAL_SECONDS
             self._log.info("waiting for one of the %s slots of %s", self._max_sandboxes, self._names.sandboxes)
@@ -171,7 +171,7 @@ class Slots:
             self._waiting_lease = await self._acquire_lease(self._names.waiting)
 
     async def _acquire_lease(self, name: str) -> UUID | None:
-        """Take a lease of a limit; None if all are in use. A lease granted during a cancellation is given back."""
+        """Take a lease of a limit; None if all are in use. Give back a lease that is granted during a cancellation."""
         acquisition = asyncio.ensure_future(self._ask_server(self._limits.acquire_slot(name), None))
         try:
             return await asyncio.shield(acquisition)
@@ -201,7 +201,7 @@ class Slots:
                 lease = self._waiting_lease
                 if lease is not None and not await self._ask_server(self._limits.renew_slot(lease), True):
                     self._waiting_lease = None
-            except Exception as error:  # noqa: BLE001 - after any error renewals must go on
+            except Exception as error:  # noqa: BLE001 - renewals must continue after any error
                 self._log.warning("the slots of %s could not be renewed: %r", self._names.sandboxes, error)
 
     async def _renew_slot(self, slot: Slot) -> None:
@@ -226,7 +226,7 @@ class Slots:
             )
 
     async def _ask_server(self, request: Awaitable[T], default: T) -> T:
-        """Return the server's answer, or `default` while the server is away."""
+        """Return the server's answer, or `default` if the server does not answer."""
         try:
             answer = await request
         except httpx.HTTPError as error:

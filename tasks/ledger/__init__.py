@@ -1,1 +1,1 @@
-"""The ledger that results are written to and resumed from, and the files beside it."""
+"""The ledger, to which runs write results and from which they resume, and the files beside it."""

@@ -1,7 +1,7 @@
 """The answers of language models in ledgers: `answers-<writer>-<n>.jsonl`, a line for each, beside the outcomes.
 
-A line has a version, a key, a time, a status, the model's name, and the answer. The key is a hash of the question; no
-line has the question's text.
+A line has a version, a key, a time, a status, the model's name, and the answer. The key is a hash of the question. The
+text of the question is not in the line.
 """
 
 import json
@@ -19,9 +19,9 @@ STATUS = "answered"
 
 
 class AnswerLedger:
-    """The answers in a ledger, and those in every ledger directly below a root, by an index.
+    """The answers in a ledger, and by an index the answers in every ledger directly below a root.
 
-    New answers are written to the ledger. If the ledger or the index fails, `warn` is called once, and questions are
+    New answers are written to the ledger. If the ledger or the index fails, `warn` is called once, and the model is
     asked again.
     """
 
@@ -30,7 +30,7 @@ class AnswerLedger:
         self._index = PartIndex(root, "answers.sqlite", f"{KIND}-*.jsonl", _read_keys)
         self._warn = warn
         self._has_warned = False
-        # This ledger's answers; the text itself while a location has not received it.
+        # This ledger's answers: the position of the line, or the text if the line has no position on this machine.
         self._answers: dict[str, LinePosition | str] = {}
 
     def load(self) -> None:
@@ -56,7 +56,7 @@ class AnswerLedger:
         return text
 
     def add_answer(self, key: str, model: str, text: str) -> None:
-        """Write an answer of the model of that name."""
+        """Write an answer of a model."""
         line = encode_fields(key, {"status": STATUS, "model": model, "answer": text})
         try:
             self._answers[key] = self._ledger.write_line(line) or text
@@ -65,7 +65,7 @@ class AnswerLedger:
             self._warn_once(error)
 
     def close(self) -> None:
-        """Close the file, and send the rest to a location."""
+        """Close the file, or send the remaining lines to the location."""
         try:
             self._ledger.close()
         except OSError as error:
@@ -84,7 +84,7 @@ def _read_keys(part: Path, offset: int) -> Iterator[tuple[str | None, LinePositi
 
 
 def _read_answer(position: LinePosition, key: str) -> str | None:
-    """Return the answer at a position; None if that line is no longer the one with the key."""
+    """Return the answer at a position; None if the line there no longer has the key."""
     raw = read_raw_line(position)
     line = None if raw is None else _parse_line(raw, position.part)
     return line["answer"] if line is not None and line["key"] == key else None

@@ -1,7 +1,7 @@
 """The collected files of executions, beside their ledger: `files/<index>/` below the results.
 
-An attempt's files are gathered in a temporary directory, which is moved to its place when it is complete. Nothing is
-replaced: if another run has used the place, the name gets a number, as in `files/7-2`.
+An attempt's files are collected in a temporary directory, which is moved to its place when it is complete. The move
+replaces no files: if another run has used the place, the directory's name gets a number, as in `files/7-2`.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from ...sandbox.cancellation import run_shielded
 from ...sandbox.meta import Meta
 
 FOLDER_NAME = "files"
-RUN_SHARE = 2  # A run's files may take half of the space that is free on the disk when the first one comes.
+RUN_SHARE = 2  # A run's files may take 1/2 of the disk space that is free before the first file.
 BLOCK_BYTES = 512  # the unit of st_blocks
 
 
@@ -38,7 +38,7 @@ class CollectedFilesStore:
 
     @asynccontextmanager
     async def open_partial(self) -> AsyncIterator[Path]:
-        """Yield a path of this machine for the directory of an attempt's files, and delete it afterwards."""
+        """Yield a local path for the directory of an attempt's files, and delete the directory at the end."""
         if isinstance(self._folder, Location):
             partial = Path(tempfile.mkdtemp(prefix="rlm-batch-files-"))
         else:
@@ -50,10 +50,10 @@ class CollectedFilesStore:
                 await run_shielded(asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True))
 
     def publish(self, partial: Path, name: str, meta: Meta, *, is_final: bool) -> Meta:
-        """Move an attempt's files to their place, and delete those of an earlier attempt that was not final.
+        """Move an attempt's files to their place, and delete the files of an earlier attempt that was not final.
 
-        Returns the meta with the files' new paths. If the files cannot be moved, the meta says so, and no error is
-        raised: the execution's result matters more.
+        Returns the meta with the files' new paths. If the files cannot be moved, this adds a note to the meta and
+        raises no error, because the execution's result matters more.
         """
         earlier = self._provisional.pop(name, None)
         if earlier is not None:
@@ -76,7 +76,7 @@ class CollectedFilesStore:
         return replace(meta, collected=tuple(paths))
 
     def _take_room(self, partial: Path) -> None:
-        """Count the files of a directory. Raises OSError if the run's files would take too much of this disk."""
+        """Subtract a directory's files from the run's share of the disk. Raises OSError if they exceed the share."""
         if isinstance(self._folder, Location):
             return
         paths = [partial, *partial.rglob("*")]
@@ -84,7 +84,7 @@ class CollectedFilesStore:
         with self._lock:
             if self._room is None:
                 disk = os.statvfs(partial)
-                free_inodes = disk.f_favail if disk.f_files else sys.maxsize  # Some file systems have no such count.
+                free_inodes = disk.f_favail if disk.f_files else sys.maxsize  # Some file systems do not count inodes.
                 self._room = (disk.f_bavail * disk.f_frsize + size) // RUN_SHARE, (free_inodes + inodes) // RUN_SHARE
             left = self._room[0] - size, self._room[1] - inodes
             if min(left) < 0:
@@ -107,7 +107,7 @@ class CollectedFilesStore:
                     partial.rename(place)
                     return place
                 except OSError:
-                    if not place.exists():  # Another run has not taken the place, so the disk is at fault.
+                    if not place.exists():  # Another run has not taken the place, so the disk failed.
                         raise
         raise AssertionError
 

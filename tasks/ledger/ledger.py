@@ -1,11 +1,11 @@
-"""The ledger: the directory of JSON lines that a flow run writes its results to, and resumes from.
+"""The ledger: the directory of JSON lines to which a flow run writes its results, and from which it resumes.
 
 Each writer appends only to its own parts, `part-<writer>-<n>.jsonl`, so any number of processes may write to one
-ledger. Each line is passed to the operating system at once. A killed process loses no line, and a power failure may
-lose the last seconds. Readers skip a torn last line.
+ledger. The writer passes each line to the operating system at once, so a killed process loses no line. A power failure
+may lose the lines of the last seconds. Readers skip an incomplete last line.
 
-A ledger may also be at a location such as a bucket, which cannot append to files. There the lines of five seconds are
-sent together as a part, and a killed process loses the lines that it has not sent. Readers use a copy.
+A ledger may also be at a location such as a bucket, which cannot append to files. There the writer sends the lines of
+five seconds together as a part, and a killed process loses the lines that it has not sent. Readers use a copy.
 """
 
 import errno
@@ -30,28 +30,28 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Outcome
 from .ledger_line import LedgerLine, LinePosition, SearchLine, encode_line, read_part_lines, read_search_lines
 
-PART_SIZE_BYTES = 64 * 1024 * 1024  # A writer begins a new part after so many.
-SEND_INTERVAL_SECONDS = 5.0  # A line waits so long at most. Each sending is a file, and readers list them all.
-SEND_SIZE_BYTES = 8 * 1024 * 1024  # So many are sent without waiting any longer.
-MAX_HELD_BYTES = 64 * 1024 * 1024  # Writers wait while so many are held, since the location is too slow.
-RETRY_PATIENCE_SECONDS = 60.0  # A sending is retried for so long before it has failed.
-RETRY_DELAYS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # between the tries; the last one repeats
-LAST_TRY_SECONDS = 60.0  # A try that runs when the buffer is closed has so long beyond RETRY_PATIENCE_SECONDS.
+PART_SIZE_BYTES = 64 * 1024 * 1024  # A writer begins a new part after this size.
+SEND_INTERVAL_SECONDS = 5.0  # the longest wait of a line; each upload is a file, and readers list all files
+SEND_SIZE_BYTES = 8 * 1024 * 1024  # so many bytes are sent without a wait
+MAX_HELD_BYTES = 64 * 1024 * 1024  # Writers wait while a slow location leaves so many bytes unsent.
+RETRY_PATIENCE_SECONDS = 60.0  # An upload fails after retries for so long.
+RETRY_DELAYS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # between tries; the last delay repeats
+LAST_TRY_SECONDS = 60.0  # additional time for a try that runs when the buffer is closed
 TIMEOUT_TEXT = "it has not answered yet"
 
 
 class Ledger:
     """One ledger, open for reading and for appending.
 
-    `path` is absolute, or a location; its text names this ledger again. At a location `create`, `close` and what reads
-    wait for the network, and `write_outcome` does not.
+    `path` is absolute, or a location. `Ledger(str(path))` opens the same ledger. At a location `create`, `close` and
+    the methods that read wait for the network, and `write_outcome` does not.
     """
 
     def __init__(self, path: str | os.PathLike[str] | Location, part_prefix: str = "", part_kind: str = "part") -> None:
-        """Open the ledger. Raises ConfigurationError if there is no such location.
+        """Open the ledger. Raises ConfigurationError if the location does not exist.
 
-        The names of this writer's parts begin with `part_prefix`, by which they are read alone. Lines of another
-        `part_kind` than outcomes are in other files.
+        The names of this writer's parts begin with `part_prefix`, so that readers can select these parts. Each
+        `part_kind` of lines has separate files. The default is outcomes.
         """
         self.path = parse_location(path)
         self._kind = part_kind
@@ -60,12 +60,12 @@ class Ledger:
         self._file: Any = None
         self._lock_descriptor: int | None = None  # the locked directory
         if isinstance(self.path, Location):
-            # A method of this ledger would make a cycle, and the copies are deleted when nothing refers to the ledger.
+            # A method of this ledger would make a reference cycle, which would delay the deletion of the local copies.
             self._upload_buffer = UploadBuffer(partial(_send_part, self.path, self._writer))
             self._mirror = LocalMirror(self.path)
 
     def create(self) -> None:
-        """Make the directory. Raises ConfigurationError if it cannot be made or written."""
+        """Create the directory. Raises ConfigurationError if it cannot be created or written."""
         try:
             if isinstance(self.path, Location):
                 self.path.make_directory()
@@ -84,10 +84,10 @@ class Ledger:
             ) from (None if kind == "location" else error)
 
     def register_writer(self) -> bool:
-        """Mark this writer as active until `unregister_writer` or its process ends. Returns whether no other is active.
+        """Mark this writer as active until `unregister_writer` or its process ends. Return True if no other is active.
 
-        The mark is a lock on the directory. A location and some file systems have no locks, and those of other machines
-        may be invisible; there each writer counts as the only one.
+        The mark is a lock on the directory. Locations and some file systems have no locks, and locks of other machines
+        may be invisible. There each writer counts as the only writer.
         """
         if isinstance(self.path, Location):
             return True
@@ -98,7 +98,7 @@ class Ledger:
                 is_alone = True
             except BlockingIOError:
                 is_alone = False
-            # All active writers share this lock, so each is seen for as long as it is active.
+            # All active writers share this lock, so other writers see each of them as long as it is active.
             fcntl.flock(self._lock_descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
@@ -131,7 +131,7 @@ class Ledger:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 return LinePosition(str(file.name), file.tell() - len(data), len(data))
         except OSError:
-            self._close_file()  # A part of the line may be there, and the next must not be on the same one.
+            self._close_file()  # The file may end in a part of the line, so the next line needs a new file.
             raise
 
     @contextmanager
@@ -139,7 +139,7 @@ class Ledger:
         try:
             yield
         except OSError as error:
-            # With one argument, or its text would begin with a number in brackets.
+            # Pass one argument: with more, the error's text would begin with a number in brackets.
             raise OSError(
                 f"a result could not be written to the ledger {self.path}: {error.strerror}. What was written before "
                 f"stays: {'see to it' if isinstance(self.path, Location) else 'make room'}, and retry the flow run (or "
@@ -160,15 +160,15 @@ class Ledger:
             self._part += 1
             assert isinstance(self.path, Path)
             self.path.mkdir(parents=True, exist_ok=True)
-            # Unbuffered, so that each line is one write.
+            # The file has no buffer, so that each line is one write.
             self._file = open(self.path / f"{self._writer}-{self._part}.jsonl", "a+b", buffering=0)  # noqa: SIM115
         return self._file
 
     def close(self) -> None:
-        """Close the current part; the next write begins another.
+        """Close the current part. The next write begins another part.
 
-        At a location, send the lines that were not sent yet. Raises OSError, with the location in it, if they cannot
-        be sent; they are kept, and the next `close` tries again.
+        At a location, send the unsent lines. If they cannot be sent, raise OSError with the location, and keep the
+        lines for the next `close`.
         """
         if isinstance(self.path, Location):
             with self._explain_write_errors():
@@ -181,7 +181,7 @@ class Ledger:
             self._file = None
 
     def read_lines(self, part_prefix: str = "") -> Iterator[LedgerLine]:
-        """Yield every whole line of the parts with that prefix. Torn, damaged and foreign lines are skipped.
+        """Yield every valid line of the parts with that prefix. Skip incomplete, damaged and foreign lines.
 
         Raises OSError if a location cannot be read.
         """
@@ -189,7 +189,7 @@ class Ledger:
             yield from read_part_lines(part)
 
     def list_parts(self, part_prefix: str = "") -> list[Path]:
-        """Return the files of the parts; of a location copies, which are deleted with this object.
+        """Return the files of the parts. For a location these are copies, which are deleted with this object.
 
         Raises OSError if a location cannot be read.
         """
@@ -209,8 +209,8 @@ class Ledger:
     def follow_lines(self) -> Callable[[], Iterator[LedgerLine]]:
         """Return a function that yields, at each call, the whole lines that no earlier call has yielded.
 
-        At a location a call takes one listing, and fetches what parts have gained. It raises OSError if the location
-        does not answer; the next call yields the missing lines.
+        At a location, a call makes one listing, and fetches the new data of the parts. It raises OSError if the
+        location does not answer. The next call yields the missing lines.
         """
         offsets: dict[Path, int] = {}
 
@@ -227,7 +227,7 @@ class Ledger:
         return read_new_lines
 
     def load_latest_lines(self, part_prefix: str = "") -> dict[str, LedgerLine]:
-        """Return the valid line of each key: success beats failure, and then the later line beats the earlier."""
+        """Return the line that counts for each key: a success before a failure, then a later line before an earlier."""
         latest: dict[str, LedgerLine] = {}
         for line in self.read_lines(part_prefix):
             other = latest.get(line.key)
@@ -241,11 +241,11 @@ def _send_part(location: Location, writer: str, number: int, data: bytes) -> Non
 
 
 class UploadBuffer:
-    """A buffer of lines for a location that cannot be appended to; a background thread sends them.
+    """A buffer of lines for a location that cannot append to files. A background thread sends the lines.
 
-    `send` is called with a sending's number, from 1, and its bytes. A sending that failed is tried again with the same
-    number and bytes, so it arrives once. A writer does not wait for the network. A process that is killed loses the
-    lines of the last SEND_INTERVAL_SECONDS, or more if the location is slow or away.
+    The thread calls `send` with the upload's number, from 1, and its bytes. It retries a failed upload with the same
+    number and bytes, so the upload arrives once. A writer does not wait for the network. A killed process loses the
+    lines of the last SEND_INTERVAL_SECONDS, or more if the location is slow or does not answer.
     """
 
     def __init__(self, send: Callable[[int, bytes], None]) -> None:
@@ -261,7 +261,7 @@ class UploadBuffer:
         self._thread: threading.Thread | None = None
 
     def write(self, line: bytes) -> None:
-        """Take a line. Raises OSError if earlier lines cannot be sent."""
+        """Add a line to the buffer. Raises OSError if earlier lines cannot be sent."""
         with self._changed:
             while self._error is None and self._size >= MAX_HELD_BYTES:
                 if not self._changed.wait(RETRY_PATIENCE_SECONDS + LAST_TRY_SECONDS):
@@ -277,9 +277,9 @@ class UploadBuffer:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Send all lines, and wait until they have arrived. Raises OSError, and keeps them, if they cannot be sent.
+        """Send all lines, and wait until they have arrived. If they cannot be sent, raise OSError and keep them.
 
-        A sending that has failed before is tried once. The buffer can be written to again afterwards.
+        An upload that has failed before gets one try. The buffer accepts lines again afterwards.
         """
         with self._changed:
             self._is_closing = True
@@ -298,7 +298,7 @@ class UploadBuffer:
                 raise self._error
 
     def _start_thread(self, patience: float) -> None:
-        # A daemon thread lets the process end although the location hangs.
+        # A daemon thread lets the process end even if the location hangs.
         self._thread = threading.Thread(target=self._send_lines, args=(patience,), name="outbox", daemon=True)
         self._thread.start()
 
@@ -341,7 +341,7 @@ class UploadBuffer:
             try:
                 self._send(number, data)
                 return None
-            except Exception as error:  # noqa: BLE001 - the lines have not arrived, for whatever reason
+            except Exception as error:  # noqa: BLE001 - after any error the lines have not arrived
                 text = str(error) or type(error).__name__
                 last_error = error if isinstance(error, OSError) else OSError(errno.EIO, text)
                 delay = RETRY_DELAYS_SECONDS[min(failure_count, len(RETRY_DELAYS_SECONDS) - 1)]

@@ -1,7 +1,8 @@
-"""Lines of a ledger: what they hold, how they are written and read, and where they are.
+"""Lines of a ledger: their content, their encoding and parsing, and their positions.
 
-Most are outcomes of executions. Those of a search are a trial's point, before it runs, and each report with the
-decision on it. Those of recursive queries are their turns, as they end. Readers of outcomes skip these.
+Most lines are outcomes of executions. A search adds a line with a trial's point before the trial runs, and a line for
+each report with the pruner's decision. A recursive query adds a line for each turn when it ends. Readers of outcomes
+skip these other lines.
 """
 
 import json
@@ -17,7 +18,7 @@ from ...sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json,
 from ...sandbox.result import Outcome, Result
 
 VERSION = 1  # the version of the format of ledger lines, run records and the files of shards
-# The types that fields must have. A field that the program does not compute with has any type.
+# The types that fields must have. Fields that the program only passes on may have any type.
 LINE_TYPES: dict[str, Any] = {
     "key": str,
     "at": (int, float),
@@ -66,9 +67,9 @@ class LinePosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """The line of an outcome, as it was read; `written_at` is in epoch seconds.
+    """The line of an outcome, read from a ledger. `written_at` is in epoch seconds.
 
-    The part of a ledger at a location is a local copy, which is deleted with the `Ledger` that has fetched it.
+    For a ledger at a location, the part in `position` is a local copy, which is deleted with its `Ledger` object.
     """
 
     key: str
@@ -84,9 +85,9 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True)
 class AskedTrial:
-    """A trial's point: its key and number, its variables, and the alternative of the space that they are from.
+    """A trial's point: its key and number, its variables, and the number of their alternative in the space.
 
-    `search` is a digest of the space, the code, and all else that is in the keys of the search's trials.
+    `search` is a digest of the space, the code, and the fingerprint in the keys of the search's trials.
     """
 
     key: str
@@ -99,7 +100,7 @@ class AskedTrial:
 
 @dataclass(frozen=True, slots=True)
 class TrialReport:
-    """A value that a trial has reported, and whether the trial was pruned there."""
+    """A value that a trial has reported, and whether the trial was pruned at this report."""
 
     key: str
     index: int
@@ -116,8 +117,8 @@ def check_version(data: Any, path: object) -> None:
     """Check the version of the format of `data`, which was read from `path`.
 
     Raises:
-        ConfigurationError: A newer version of rlm-batch wrote it.
-        ValueError: It has no version, so something else wrote it.
+        ConfigurationError: A newer version of rlm-batch wrote the data.
+        ValueError: The data has no version, so rlm-batch did not write it.
     """
     version = data.get("version") if isinstance(data, dict) else None  # type: ignore[reportUnknownMemberType]
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
@@ -150,7 +151,7 @@ def encode_trial_report(report: TrialReport) -> bytes:
 
 
 def encode_turn(key: str, index: int, prompt: str, depth: int, number: int, turn: dict[str, Any]) -> bytes:
-    """Return the line of a recursive query's turn, whose number counts from 1. The query's outcome has it again."""
+    """Return the line of a recursive query's turn, with the number from 1. The execution's outcome has the turn too."""
     start = {"index": index, "status": "turn", "depth": depth, "prompt": prompt, "number": number}
     return encode_fields(key, {**start, "turn": turn})
 
@@ -162,7 +163,7 @@ def encode_fields(key: str, fields: dict[str, Any]) -> bytes:
 
 
 def read_part_lines(part: Path, offset: int = 0) -> Iterator[LedgerLine]:
-    """Yield the outcomes' lines in a part from an offset in bytes on. Damaged and foreign lines are skipped."""
+    """Yield the outcomes' lines in a part after an offset in bytes. Skip damaged and foreign lines."""
     for raw, position in read_raw_lines(part, offset):
         line = parse_line(raw, position)
         if line is not None:
@@ -170,14 +171,14 @@ def read_part_lines(part: Path, offset: int = 0) -> Iterator[LedgerLine]:
 
 
 def read_raw_lines(part: Path, offset: int = 0) -> Iterator[tuple[bytes, LinePosition]]:
-    """Yield the whole lines of a part from an offset in bytes on, and their places."""
+    """Yield the complete lines of a part after an offset in bytes, and their positions."""
     path = str(part)  # All positions share one text.
     with part.open("rb") as file:
         file.seek(offset)
         for raw in file:
             start, offset = offset, offset + len(raw)
             if not raw.endswith(b"\n"):
-                return  # Its writer was killed, or is writing it.
+                return  # The writer of the line was killed, or is writing it.
             yield raw, LinePosition(path, start, len(raw))
 
 
@@ -198,9 +199,9 @@ def read_raw_line(position: LinePosition) -> bytes | None:
 
 
 def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
-    """Return the line; None if it is damaged or foreign: anything that `encode_line` does not write.
+    """Return the line. None if it is damaged or foreign, which means that `encode_line` did not write it.
 
-    Raises ConfigurationError if a newer version of rlm-batch wrote it.
+    Raises ConfigurationError if a newer version of rlm-batch wrote the line.
     """
     constants: list[str] = []  # NaN and infinities, which are null in a line
     try:
@@ -225,7 +226,7 @@ def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
 
 
 def _check_types(data: Any, types: dict[str, Any], *, required: Iterable[str] = ()) -> None:
-    """Raise TypeError or KeyError if a field has another type than in `types`, or a required one is missing."""
+    """Raise TypeError if a field does not have its type in `types`, and KeyError if a required field is missing."""
     for name in required:
         data[name]
     for name, kind in types.items():
@@ -234,7 +235,7 @@ def _check_types(data: Any, types: dict[str, Any], *, required: Iterable[str] = 
 
 
 def read_search_lines(part: Path) -> Iterator[SearchLine]:
-    """Yield the lines of a search and its outcomes in a part. Damaged and foreign lines are skipped."""
+    """Yield the lines of a search and its outcomes in a part. Skip damaged and foreign lines."""
     for raw, position in read_raw_lines(part):
         line = parse_line(raw, position) or _parse_trial_line(raw, part)
         if line is not None:

@@ -1,6 +1,6 @@
-"""The results root, where ledgers are made by default, its indexes, and the cache of results of earlier runs.
+"""The results root, which has new ledgers by default, its indexes, and the cache of results of earlier runs.
 
-An index is made from the ledgers and can be deleted at any time. A refresh reads only the lines that are new.
+An index is built from the ledgers and can be deleted at any time. A refresh reads only the new lines.
 """
 
 import os
@@ -29,7 +29,7 @@ create table if not exists results (
 def get_results_root() -> Path:
     """Return the directory that `RLM_BATCH_RESULTS` names, or the user's data directory.
 
-    Raises ConfigurationError if that variable names a location that is not on this machine.
+    Raises ConfigurationError if the variable names a location that is not on this machine.
     """
     text = os.environ.get("RLM_BATCH_RESULTS", "")
     if is_remote(text):
@@ -45,8 +45,8 @@ def get_results_root() -> Path:
 class PartIndex:
     """An index of lines by key, in the parts of every ledger directly below a root.
 
-    `read_keys` reads a part from an offset on, and yields each line's place, and its key or None for a line that is
-    not indexed. The methods raise OSError if the disk is full or the index is damaged.
+    `read_keys` reads a part after an offset. It yields each line's key and position; the key is None for a line that
+    the index skips. The methods raise OSError if the disk is full or the index is damaged.
     """
 
     def __init__(
@@ -118,10 +118,10 @@ def _read_success_keys(part: Path, offset: int) -> Iterator[tuple[str | None, Li
 
 @dataclass(frozen=True, slots=True)
 class ResultCache:
-    """The results of earlier runs by keys: first those of the run's own ledger, then those of every ledger.
+    """The results of earlier runs by keys, first from the run's own ledger and then from all ledgers.
 
-    `find_previous_line` returns the line that the ledger had for a key when the run was opened, or None. It is called
-    once for each execution.
+    `find_previous_line` returns the line that the ledger had for a key when the run started, or None. It is called once
+    for each execution.
     """
 
     ledger: Ledger
@@ -144,5 +144,5 @@ class ResultCache:
         return None
 
     def adopt_result(self, execution: Execution, result: Result) -> None:
-        """Write a result from elsewhere to this run's own ledger."""
+        """Write a result to this run's own ledger, because the ledger does not have it."""
         self.ledger.write_outcome(execution.key, with_index(result, execution.index))

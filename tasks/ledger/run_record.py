@@ -1,6 +1,6 @@
 """Records of the flow runs that wrote to a ledger: `run-<id>.json` beside the results, one for each start.
 
-`rlm-batch report` finds runs and their objectives by them, without a server.
+`rlm-batch report` finds runs and their objectives in these records, without a server.
 """
 
 import json
@@ -23,7 +23,7 @@ Direction = Literal["minimize", "maximize"]
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A submitted field that trials are compared by, and whether the least or the greatest is the best."""
+    """A submitted field for the comparison of trials, and whether the least or the greatest value is the best."""
 
     name: str
     direction: Direction = "minimize"
@@ -87,7 +87,7 @@ class RunRecord:
         return ReportSpec(self.what, self.objective, self.direction, objectives, self.space)
 
     def write(self) -> None:
-        """Write the record to the ledger atomically. Errors are ignored, as writing results raises them too."""
+        """Write the record to the ledger atomically. Ignore errors, because writing results raises them too."""
         with suppress(OSError, ConfigurationError):
             data = json.dumps(asdict(self), ensure_ascii=True).encode("ascii")
             write_file(parse_location(self.results_path) / f"run-{self.id}.json", data)

@@ -1,7 +1,7 @@
 """The files of a shard, in `shards/<job>/` below its ledger.
 
-`<shard>-<attempt>.jsonl` is the work: a header, and then a line for each execution, which has the code of the line
-before if it names none. `<shard>-<attempt>.beat` is the heartbeat, with the attempt's progress.
+`<shard>-<attempt>.jsonl` is the work: a header, and then a line for each execution. A line without code has the code
+of the line before. `<shard>-<attempt>.beat` is the heartbeat, with the attempt's progress.
 `<shard>-<attempt>.cancelled` means that the job has cancelled the attempt. The job waits only for the latest attempt
 that has work.
 """
@@ -24,7 +24,7 @@ from .ledger_line import VERSION, check_version
 class ShardHeader:
     """The number of the job's shards, and of the executions in this work.
 
-    `what` is the job's word for an execution. `commit` is the one that the job resolved the repository's ref to.
+    `what` is the job's word for an execution. `commit` is the commit that the job found for the repository's ref.
     """
 
     shards: int
@@ -36,7 +36,7 @@ class ShardHeader:
 
 @dataclass(slots=True)
 class Heartbeat:
-    """The progress of an attempt. `count` goes up while it is alive; `error` is a type and a message, if it failed.
+    """The progress of an attempt. `count` increases while it is alive. `error` is a type and a message if it failed.
 
     `sandbox_seconds` is the time that all sandboxes were open together. `cost` is in US dollars, None if a price is
     unknown.
@@ -53,7 +53,7 @@ class Heartbeat:
     cost: float | None = 0.0
     late: int = 0  # executions without an outcome at the deadline
     error: tuple[str, str] | None = None
-    ended: bool = False  # The attempt has no sandbox any more, and this is its last heartbeat.
+    ended: bool = False  # The attempt has no more sandboxes, and this is its last heartbeat.
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class ShardFiles:
 
     @classmethod
     def from_work_path(cls, work_path: str) -> "ShardFiles":
-        """Return the files of the attempt with this work. Raises ConfigurationError if the path is not that of work."""
+        """Return the files of the attempt with this work. Raises ConfigurationError for other paths."""
         try:
             ledger, _, job, name = work_path.rsplit("/", 3)
             shard, attempt = (int(number) for number in name.removesuffix(".jsonl").split("-"))
@@ -172,7 +172,7 @@ class ShardCut(NamedTuple):
 
 
 def load_or_create_cut(ledger: PathOrLocation, job: str, shard_size: int) -> ShardCut:
-    """Return the cut of an earlier run of the job, else one with that size. Raises OSError."""
+    """Return the cut of an earlier run of the job, or else create a cut with that size. Raises OSError."""
     return ShardCut(
         _load_or_create(ledger / "shards" / "id", uuid.uuid4().hex[:16]),
         int(_load_or_create(ledger / "shards" / job / "size", str(shard_size))),

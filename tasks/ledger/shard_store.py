@@ -1,7 +1,7 @@
-"""The store of a job in shards: its executions and the places of their outcomes, in a temporary database.
+"""The store of a job in shards: its executions and the positions of their outcomes, in a temporary database.
 
-A million executions take some 300 MB of disk in the system's directory for temporary files, and no memory but SQLite's
-cache.
+A million executions take about 300 MB of disk in the system's directory for temporary files. Only SQLite's cache takes
+memory.
 """
 
 import json
@@ -36,7 +36,7 @@ begin;
 
 
 class OutcomeRow(NamedTuple):
-    """The place of an execution's outcome: in a part of the ledger, or here as JSON if no ledger has it."""
+    """The position of an execution's outcome in a part of the ledger, or the outcome as JSON if no ledger has it."""
 
     number: int
     part: int | None
@@ -48,12 +48,12 @@ class OutcomeRow(NamedTuple):
 class ShardStore:
     """Executions by their numbers, and their outcomes so far.
 
-    An outcome is a line of the ledger, which is read on request, or is stored here if no ledger has it. The methods
-    raise sqlite3.Error if the disk is full.
+    An outcome is a line of the ledger, which is read on request. The database has the outcomes that are in no ledger.
+    The methods raise sqlite3.Error if the disk is full.
     """
 
     def __init__(self, *, ledger: Ledger) -> None:
-        self._ledger = ledger  # Its copies of a location's files are deleted with it.
+        self._ledger = ledger  # The copies of a location's files are deleted with the ledger.
         # A database without a name is deleted when it is closed. Another thread may read the results.
         self._database = sqlite3.connect("", check_same_thread=False, isolation_level=None)
         self._database.executescript(SCHEMA)
@@ -63,7 +63,7 @@ class ShardStore:
         self._has_key_index = False
 
     def count_occurrence(self, digest: bytes) -> int:
-        """Return how often this was called with that digest, this call included."""
+        """Return how often this method was called with that digest, including this call."""
         statement = "insert into occurrences values (?, 1) on conflict do update set count = count + 1 returning count"
         return self._database.execute(statement, (digest,)).fetchone()[0]
 
@@ -118,7 +118,7 @@ class ShardStore:
         return None if row is None else read_line(LinePosition(self._part_paths[row[0]], row[1], row[2]))
 
     def record_previous_result(self, execution: Execution) -> None:
-        """Record the result of `find_previous_line`, or one that is about to be written, as the outcome."""
+        """Record an earlier result as the outcome: the line of `find_previous_line`, or one that is being written."""
         self._set_line(execution.index, SUCCEEDED, self._find_previous_row(execution.key) or (None, None, None))
 
     def _find_previous_row(self, key: str) -> Any:
@@ -131,7 +131,7 @@ class ShardStore:
         self._database.execute(statement, (state, *position, number))
 
     def record_line(self, line: LedgerLine) -> Outcome | None:
-        """Add a new line of the ledger. Returns its outcome if it is an execution's first, else None."""
+        """Add a new line of the ledger. Return the outcome if it is the execution's first outcome, otherwise None."""
         if not self._has_key_index:
             self._database.execute("create unique index if not exists keys on executions (key)")
             self._has_key_index = True
@@ -142,7 +142,7 @@ class ShardStore:
             return None
         number, known_state, part = row
         state = SUCCEEDED if line.is_success else FAILED
-        # Success beats failure, and the first success stays; of failures the later counts.
+        # A success counts before a failure. The first success counts, and the last failure.
         if known_state > state or (known_state == SUCCEEDED and part is not None):
             return None
         path, start, length = line.position
@@ -212,7 +212,7 @@ class ShardStore:
 
 
 class LazyOutcomes(Sequence[Outcome]):
-    """Outcomes in order, each read from the ledger on access. Raises OSError if it is no longer there."""
+    """Outcomes in order, each read from the ledger on access. An access raises OSError if the line is missing."""
 
     def __init__(self, store: ShardStore, states: Collection[int]) -> None:
         self._store, self._states = store, states
