@@ -16,8 +16,8 @@ from .standard_streams import open_standard_streams
 if TYPE_CHECKING:
     from cyclopts import CycloptsError
 
-# These are set before Prefect is imported. Prefect's log lines would hide the command's output, and still reach the
-# server. Its internal lines do not, and print a page for each event that does not reach a server.
+# The command sets these before it imports Prefect. Prefect's log lines would hide the command's output, and the server
+# still gets them. The server does not get internal lines, which fill a page for each event that reaches no server.
 QUIET_PREFECT = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",
@@ -26,7 +26,7 @@ QUIET_PREFECT = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command in the arguments, by default the process's, and exit with its status."""
+    """Run the command in `arguments`, by default those of the process, and exit with the command's status."""
     with open_standard_streams():
         sys.exit(_run_until_interrupted(arguments))
 

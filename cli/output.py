@@ -13,7 +13,7 @@ from rich.table import Table
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_json, escape_text
 from ..sandbox.result import Outcome
 
-MAX_TABLE_ROWS = 200  # Rows that are printed. The ledger has all.
+MAX_TABLE_ROWS = 200  # rows to print; the ledger has all rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def print_whole_lines(table: Table) -> None:
 def print_table(rows: list[list[str]], total: int, mark: str = "") -> None:
     """Print rows of text on standard output, the header first. Highlight the rows whose last cell is `mark`.
 
-    At most `MAX_TABLE_ROWS` of the `total` rows are printed, and the marked ones in any case.
+    Print the first `MAX_TABLE_ROWS` of the `total` rows, and all marked rows.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in rows[0]:

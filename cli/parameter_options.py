@@ -72,7 +72,7 @@ def make_run_action(show_output: bool = False, json: bool = False) -> FlowAction
 
 @dataclass(frozen=True, slots=True)
 class WordReader:
-    """The way from a parameter's words on the command line to its value.
+    """The conversion of a parameter's words on the command line to its value.
 
     Args:
         kind: The type that the command line parses.
@@ -101,7 +101,7 @@ class Option:
 
 
 def read_code_files(files: list[str]) -> list[str] | str:
-    """Return the text of one file, or of each of several. Raises ConfigurationError."""
+    """Return the text of one file, or a list of the texts of several files. Raises ConfigurationError."""
     codes = [read_code(file) for file in files]
     return codes[0] if len(codes) == 1 else codes
 
@@ -113,10 +113,10 @@ OBJECTIVES = {
 
 
 def make_provider_options(taken: Collection[str]) -> list[Option]:
-    """Return an option for each setting that a run may have, of any provider, unless its name is `taken`.
+    """Return an option for each provider setting that a run may override, unless the setting's name is `taken`.
 
-    A setting of one provider is in that provider's group. A setting of several is in the group of limits if it is a
-    number, and otherwise in that of the sandbox.
+    A setting of one provider is in that provider's group. A setting of several providers is in the group of limits if
+    it is a number, and otherwise in the group of the sandbox.
     """
     fields: dict[str, dict[str, FieldInfo]] = {}  # fields by setting and provider
     for entry in PROVIDERS.values():
@@ -127,7 +127,7 @@ def make_provider_options(taken: Collection[str]) -> list[Option]:
     for name, by_provider in fields.items():
         field = next(iter(by_provider.values()))
         is_list, is_number = "list" in str(field.annotation), _is_number(field.annotation)
-        # The provider's own settings convert the words: one provider has an integer where another has text.
+        # The provider converts the words later, because a setting may be an integer in one of them and text in another.
         kind: Any = bool if field.annotation is bool else list[str] if is_list else str
         is_shared = len(by_provider) > 1
         group = (LIMITS if is_number else SANDBOX) if is_shared else next(iter(by_provider)).title()
@@ -160,7 +160,7 @@ def build_flow_command(
     Args:
         model: The flow's parameter model. Each parameter becomes an argument or an option.
         action_options: More options, from which `make_action` makes the action.
-        make_action: Returns what the command does with the parameters.
+        make_action: Returns the command's action on the flow's parameters.
     """
     parameters = build_signature(model).parameters
     readers: dict[str, tuple[str, WordReader | None]] = {}  # parameters and readers by the names of options
@@ -291,7 +291,7 @@ def _read_objectives(minimize: list[str], maximize: list[str]) -> dict[str, Any]
 
 
 def _read_types(words: Sequence[str]) -> dict[str, str] | str:
-    """Return the types of columns, from words such as `zip=str`; the one word json means all of them."""
+    """Return the types of columns, from words such as `zip=str`. The single word json applies to all columns."""
     if words == ["json"]:
         return "json"
     types: dict[str, str] = {}
@@ -330,12 +330,12 @@ def _read_mounts(words: Sequence[str]) -> dict[str, str]:
 
 
 def _read_words(_kind: Any, tokens: Sequence[Token]) -> list[str] | None:
-    """Return the words of an option that may come several times; None for the word none."""
+    """Return the words of a repeatable option, or None for the word none."""
     words = [token.value for token in tokens]
     return None if words == ["none"] else words
 
 
-# By the name in a parameter's `CommandLineForm`.
+# The keys are the names in `CommandLineForm.form`.
 READERS = {
     "code file": WordReader(str | None, read_code, "FILE"),
     "code files": WordReader(list[str], read_code_files, "FILE"),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..flows.orphans import OrphanedSandbox
 
 MAX_LINE_CHARACTERS = 100_000  # characters of a line in the live output of a single execution
-PLAIN_INTERVAL_SECONDS = 5.0  # seconds between two lines where there is no terminal
+PLAIN_INTERVAL_SECONDS = 5.0  # seconds between two lines without a terminal
 
 
 def print_reading(text: str) -> None:
@@ -30,7 +30,7 @@ def print_reading(text: str) -> None:
 
 
 class ProgressDisplay(FlowListener):
-    """A display of done, failed and running executions and the remaining time; a context manager."""
+    """A context manager that displays the done, failed and running executions and the remaining time."""
 
     def __init__(self) -> None:
         self._best = BestTrials(ReportSpec())
@@ -106,7 +106,7 @@ class ProgressDisplay(FlowListener):
         if isinstance(outcome, Result):
             self._best.consider(outcome)
         self._running.discard(-1 if outcome.meta.index is None else outcome.meta.index)
-        # The lane starts its next execution now: a line that is printed before that counts one too few.
+        # The lane starts its next execution now. A line before that start would count one running execution too few.
         if self._live or cached or self._done + len(self._running) >= self._total:
             self._refresh()
 
@@ -153,7 +153,7 @@ class ProgressDisplay(FlowListener):
 
 
 def _describe_start() -> str:
-    """Return a text about the Prefect server that the flow run waits for, its own server if none is configured."""
+    """Return a text about the Prefect server that the flow run waits for: the configured server, or its own."""
     if os.environ.get("PREFECT_API_URL"):
         return "waiting for the Prefect server"
     from prefect.settings import get_current_settings

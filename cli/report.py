@@ -28,7 +28,7 @@ from ..sandbox.queries.budget import Usage
 from ..sandbox.result import Failure, Outcome, Result
 from .output import OutputFormat, print_json, print_outputs, print_table
 
-INDENT = "  "  # A query stands below the query that asked it.
+INDENT = "  "  # indents a query below the query that asked it
 
 
 def show_report(
@@ -44,7 +44,7 @@ def show_report(
 ) -> int:
     """Print a run's table, and write its page, by default `report.html` beside the results, and its exports.
 
-    As JSON, standard output has a line for each execution, in their order, and nothing else.
+    As JSON, standard output has a line for each execution, in order, and nothing else.
     """
     if raw_csv and csv is None:
         raise ConfigurationError("--raw-csv needs --csv: name the file with --csv")
@@ -134,7 +134,7 @@ def _open_run(run: str) -> LedgerReader:
 
 @contextmanager
 def _refuse_damage(reader: LedgerReader, action: str) -> Iterator[None]:
-    """Raise ConfigurationError if the ledger has JSON that is not ours."""
+    """Raise ConfigurationError if the ledger has JSON that rlm-batch did not write."""
     try:
         yield
     except ConfigurationError:
@@ -146,7 +146,7 @@ def _refuse_damage(reader: LedgerReader, action: str) -> Iterator[None]:
 
 
 def _write_page(reader: LedgerReader, summary: RunSummary, html: str | None) -> Path | Location:
-    """Write the page of HTML, by default beside the results, and return where it is."""
+    """Write the page of HTML, by default beside the results, and return its path or location."""
     record = reader.records[-1]
     page = parse_location(html) if html else reader.ledger.path / "report.html"
     folder = str(page).rpartition("/")[0] if isinstance(page, Location) else str(page.absolute().parent)
@@ -170,7 +170,7 @@ async def _open_below_block(run: str) -> LedgerReader:
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file whole or not at all. A link stays a link, and a pipe or a device stays as it is.
+    """Write a file atomically, or write directly to a pipe or a device. Keep a link, and write the file it points to.
 
     Raises:
         ConfigurationError: The file cannot be written.

@@ -1,4 +1,4 @@
-"""Running a flow from the terminal: its parameters are checked, it is watched while it runs, and its report printed."""
+"""The run of a flow from the terminal: the checks of its parameters, its progress, and its report."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ from .progress import ProgressDisplay, print_reading
 
 T = TypeVar("T")
 MAX_REASONS = 10  # distinct reasons of failures that are printed
-DELIVERY_SECONDS = 10.0  # seconds for a server that failed only once
+DELIVERY_SECONDS = 10.0  # seconds to deliver events to a server that failed only once
 
 
 def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputFormat, values: dict[str, Any]) -> int:
@@ -34,14 +34,14 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
 
     Args:
         model: The flow's parameter model.
-        files: The files of code, which name the rows where each execution runs one of them.
-        output: How the outcomes are printed.
+        files: The files of code. They name the rows if each execution runs a different file.
+        output: The form of the printed outcomes.
         values: The parameters that the command line set.
     """
     if values.get("tools") is not None:
         _import_tools(values["tools"])
     parameters = model.parse(values)
-    # Prefect, which the engine imports, takes a second. A wrong input or provider is refused before that.
+    # The engine imports Prefect, which takes a second. Refuse a wrong input or provider before that.
     make_unsaved_provider(values.get("provider", "local"), values.get("provider_options"))
     plan = None if parameters.reads_blocks() else parameters.make_plan(print_reading)
     display = ProgressDisplay()
@@ -66,8 +66,8 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
 def _import_tools(paths: dict[str, str]) -> None:
     """Import the tools, which may be in the working directory.
 
-    The directory is on the path only meanwhile: later a library that looks for an optional module must not find it
-    there.
+    The directory is on the path only during the import. Later, a library that looks for an optional module must not
+    find a file there.
     """
     sys.path.append(os.getcwd())
     try:
@@ -127,7 +127,7 @@ def _print_failures(failed: ExecutionsFailed) -> None:
 
 
 def run_reap(*, is_json: bool, **parameters: Any) -> int:
-    """Run the reap flow, print a row for each sandbox and what all have cost, and return the exit status."""
+    """Run the reap flow, print a row for each sandbox and their total cost, and return the exit status."""
     from ..flows.orphans import describe_removal
 
     display = ProgressDisplay()
@@ -155,9 +155,9 @@ async def _start_reap(parameters: dict[str, Any], display: ProgressDisplay) -> N
 
 
 def _run_with_display(flow: Coroutine[Any, Any, T], display: ProgressDisplay, values: dict[str, Any]) -> T:
-    """Run a flow with its display, and return what it returns.
+    """Run a flow with its display, and return its result.
 
-    SIGTERM and the end of the terminal cancel it as Ctrl-C does, but for SIGHUP under nohup.
+    SIGTERM and the end of the terminal (SIGHUP) cancel the flow as Ctrl-C does. Under nohup, SIGHUP does nothing.
     """
 
     async def run() -> T:
@@ -199,9 +199,9 @@ def _describe_interrupt(display: ProgressDisplay, values: dict[str, Any]) -> str
 
 
 def exit_after_delivery(status: int) -> None:
-    """End the process with that status after some seconds, if it has not ended by then.
+    """End the process with this status after `DELIVERY_SECONDS`, if it has not ended by then.
 
-    At process exit Prefect's client delivers three events per task run, and tries each for some 8 s. After a run of
+    At process exit Prefect's client delivers three events per task run, and tries each for about 8 s. After a run of
     sixty executions an unreachable server would delay the exit by 24 minutes.
     """
 

@@ -1,4 +1,4 @@
-"""Standard output and standard error whose failures fail no run."""
+"""Standard output and standard error streams, whose errors do not fail a run."""
 
 import io
 import os
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 class StandardStream(io.TextIOWrapper):
     """Standard output or error in a command.
 
-    A character that the encoding lacks is written as an escape. After the first error, such as a full disk, the rest
-    is discarded, and `error` has it. Standard output without a reader raises BrokenPipeError.
+    A character that the encoding lacks is written as an escape. After the first error, such as a full disk, the stream
+    discards all further text, and `error` is that error. Standard output without a reader raises BrokenPipeError.
     """
 
     error: OSError | None = None
@@ -62,7 +62,7 @@ def open_standard_streams() -> Iterator[None]:
 
 
 def _wrap(stream: object) -> object:
-    """Return the stream unchanged if it is not a file, as in a program that has replaced it."""
+    """Return the stream as a `StandardStream`, or unchanged if it is not a file, as in a program that replaced it."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     return StandardStream(

@@ -42,7 +42,7 @@ def get_files(provider: str, name: str, path: str, target: str, *, force: bool) 
     """
     source = "/".join(split_volume_path(path))
     destination = Path(target).expanduser()
-    if destination.is_dir():  # As with cp, a directory that exists gets the file, and another target names it.
+    if destination.is_dir():  # As with cp, an existing directory gets the file, and another target is its name.
         destination /= PurePosixPath(source).name
 
     with Volume(check_volume_name(name), provider=provider) as volume:
@@ -96,7 +96,7 @@ def put_file(provider: str, name: str, source: str, path: str | None) -> int:
 
 
 def remove_files(provider: str, name: str, path: str, *, recursive: bool) -> int:
-    """Remove a file of the volume, or, if `recursive`, a directory with all that is in it."""
+    """Remove a file of the volume, or, if `recursive`, a directory with its contents."""
     target = "/".join(split_volume_path(path))
     if not target:
         raise ConfigurationError("no path was given: name the file or directory on the volume to remove")
