@@ -1,4 +1,4 @@
-"""The advice after failures: a missing module and a misspelled variable, told once, and each remedy works."""
+"""The advice after failures: a missing module and a misspelled variable. It appears once, and each remedy works."""
 
 import re
 import shlex
@@ -7,7 +7,7 @@ import pytest
 
 
 def find_advice(text: str, pattern: str) -> str:
-    """Return the one line that matches the pattern, which failures that are alike share."""
+    """Return the one line that matches the pattern. Similar failures share this line."""
     (line,) = [line for line in text.splitlines() if re.search(pattern, line)]
     return line
 

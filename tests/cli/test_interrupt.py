@@ -49,7 +49,7 @@ def read_until(process: subprocess.Popen[str], text: str, count: int = 1) -> lis
 )
 def test_an_interrupted_command_keeps_its_results_and_shows_how_to_resume(run, tmp_path, number):
     (tmp_path / "slow.py").write_text("import time; time.sleep(0 if x == 0 else 3600); SUBMIT(x=x)")
-    # The tests may run under nohup, which ignores SIGHUP; the command must not inherit that.
+    # The tests may run under nohup, which ignores SIGHUP. The command must not inherit that setting.
     command = ["env", "--default-signal=HUP", COMMAND, "sweep", "slow.py", "--grid", "x=0,1,2,3"]
     process = start(command, tmp_path, environment(tmp_path))
     (part,) = wait_until(
@@ -70,7 +70,7 @@ def test_an_interrupted_command_keeps_its_results_and_shows_how_to_resume(run, t
 
 @pytest.mark.full
 def test_a_second_interrupt_does_not_spoil_the_final_message(no_process_left, tmp_path):
-    """Without a configured server, Prefect starts one inside the command, on an empty home; Ctrl-C reaches both."""
+    """Without a configured server, the command starts a server on an empty home. Ctrl-C reaches both processes."""
     (tmp_path / "slow.py").write_text("import time; print('begun', flush=True); time.sleep(3600)")
     environ = environment(tmp_path) | {"PREFECT_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
     environ.pop("PREFECT_API_URL", None)

@@ -61,7 +61,7 @@ def test_a_commands_options_are_the_parameters_of_its_flow(name: str) -> None:
         if name != "reap":
             first_sentence = text.partition(". ")[0].removesuffix(".")
             assert (options[option].parameter.help or "").removesuffix(" (repeatable)") == first_sentence, option
-        # A type such as that of code is `str` with a note on its content.
+        # A type such as `Code` is `str` with a note on its content.
         kinds = [getattr(kind, "__origin__", kind) for kind in get_args(get_args(parameter.annotation)[0])]
         if NoneType in kinds and str not in kinds:
             nullable.append(option)

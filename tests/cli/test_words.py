@@ -64,7 +64,7 @@ def test_each_word_between_commas_is_a_separate_value(word: str) -> None:
     assert repr(parse_space([f"x={word}"])["x"]) == expected
 
 
-# Each slip with the values of the first spelling that its error suggests.
+# The keys are wrong words. The values come from the first spelling that the error suggests.
 SLIPS: dict[str, list[Any]] = {
     "1_000": [1000],
     "01234,5": [1234, 5],
@@ -118,7 +118,8 @@ SLIPS_OF_GRIDS: dict[str, list[Any]] = {
     "..5": ["..5"],
     "1e-4\u20261e-1": ["1e-4\u20261e-1"],
 }
-# Each slip with the intended bounds: a grid's error refers to --space, which accepts the slip or suggests the bounds.
+# The keys are wrong words, and the values are the intended bounds. A grid's error refers to --space, which accepts the
+# word or suggests the bounds.
 BOUNDS = {
     "log:1e-4..1e-1": {"low": 1e-4, "high": 0.1, "log": True},
     "log1e-4..1e-1": {"low": 1e-4, "high": 0.1, "log": True},
