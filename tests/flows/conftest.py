@@ -21,12 +21,12 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def clean(server: str, running_daytona: object, no_process_left: None) -> None:
-    """Fail a test that leaves a process; the servers start before the count."""
+    """Fail a test that leaves a process. The servers start before the fixture counts the processes."""
 
 
 @pytest.fixture(autouse=True)
 def patient_artifacts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a busy server take its time for an artifact: a run publishes no more after the first failure."""
+    """Give a busy server more time for an artifact, because a run publishes no more after the first failure."""
     monkeypatch.setattr("rlm_batch.flows.engine.artifacts.PUBLISH_TIMEOUT_SECONDS", 200.0)
 
 

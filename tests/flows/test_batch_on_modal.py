@@ -29,7 +29,7 @@ FAULTS = [
 
 @pytest.fixture
 async def block(modal_standin: Any) -> str:
-    """Save a block that is signed in to the stand-in, with a volume, and return its name as a flow takes it."""
+    """Save a block that is signed in to the stand-in, with a volume, and return its name for a flow's `provider`."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     hello = modal_standin.hello
     saved = ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"], volume_name=name)

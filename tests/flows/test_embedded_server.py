@@ -1,4 +1,4 @@
-"""The embedded server, which a flow run starts if none is configured: it serves that run and no web page."""
+"""The embedded server, which a flow run starts if none is configured: it serves this run and no web page."""
 
 import os
 import subprocess

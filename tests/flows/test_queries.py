@@ -56,7 +56,7 @@ def credentials(chat, monkeypatch):
 
 
 async def save_model(chat: ChatServer, **settings: Any) -> str:
-    """Save a block; return its name as a flow takes it."""
+    """Save a block, and return its name for a flow's `language_model`."""
     settings = {"model": NAME, "api_key": KEY, "api_base": chat.url, **settings}
     block = LanguageModel(**settings)
     await block.save("chat", overwrite=True)  # type: ignore[misc]
@@ -94,7 +94,7 @@ async def test_a_tree_of_depth_three_in_one_sandbox_with_one_worker_finishes(cha
 
 
 async def test_max_cost_holds_for_the_whole_flow_run(chat):
-    """The first call reserves 124 tokens at $0.001 and uses 4, so each further one reserves some 4."""
+    """The first call reserves 124 tokens at $0.001 and uses 4, so each further call reserves about 4."""
     model = await save_model(chat, max_tokens=100, input_cost_per_token=0.001, output_cost_per_token=0.001)
     code = """
 count = 0
@@ -201,7 +201,7 @@ async def test_queries_beyond_a_few_hundred_are_summarized(chat, results, monkey
     assert (result.n, result.meta.queries.asked, len(result.meta.queries.tree)) == (40, 40, 40)
     run_id = find_run_id(results)
 
-    async def has_execution_ended() -> bool:  # the server learns of this end last
+    async def has_execution_ended() -> bool:  # the server gets this event last
         return any(run.name == "execution 0" and run.state_name == "Completed" for run in await read_task_runs(run_id))
 
     await wait_until_async(has_execution_ended)

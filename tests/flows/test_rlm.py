@@ -141,7 +141,7 @@ async def test_the_partial_answer_is_kept_when_the_budget_is_used_up(chat):
     assert isinstance(answer.error, CodeError)
     assert answer.error.type == "BudgetExceeded"
     assert "raise max_llm_calls" in str(answer.error)
-    # The output, not the text of the error.
+    # The answer is the output, and not the text of the error.
     assert answer.answer == str(answer) == answer.trajectory[0]["output"] == "found 1"
     assert "ZeroDivisionError" in answer.trajectory[1]["output"]
     assert answer.queries.calls == len(answer.trajectory) == 2

@@ -1,4 +1,4 @@
-"""Text that code chose, in a program's results, log and uncaught errors: the terminal shows it and obeys none of it."""
+"""Text that code chose, in results, log and uncaught errors: the terminal shows the text and obeys no command in it."""
 
 import os
 import subprocess

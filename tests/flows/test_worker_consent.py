@@ -158,7 +158,7 @@ def test_links_and_dots_are_resolved_before_a_path_is_checked(
     monkeypatch.setenv(ALLOWED, str(allowed))
     (allowed / "link.jsonl").symlink_to(outside)
     (allowed / "folder").symlink_to(outside.parent)
-    (tmp_path / "allowed-too").mkdir()  # this name starts with that of the allowed directory
+    (tmp_path / "allowed-too").mkdir()  # its name starts with the name of the allowed directory
     (tmp_path / "allowed-too" / "file.jsonl").write_text(outside.read_text())
     for path in (
         allowed / "link.jsonl",
@@ -174,7 +174,7 @@ def test_links_and_dots_are_resolved_before_a_path_is_checked(
     assert READERS["inputs"](f"{tmp_path}/way-in/file.jsonl") == [("SUBMIT(id)", {"id": 1})]
     monkeypatch.setenv(ALLOWED, f"{tmp_path}/way-in")
     assert READERS["inputs"](f"{allowed}/file.jsonl") == [("SUBMIT(id)", {"id": 1})]
-    # No valid directory: the run's working directory has no files of the user.
+    # The list has no valid directory. The run's working directory does not count: it has no files of the user.
     monkeypatch.setenv(ALLOWED, f"{os.pathsep}.{os.pathsep}")
     monkeypatch.chdir(allowed)
     assert_refused(READERS["inputs"], "file.jsonl")
@@ -185,7 +185,7 @@ def test_links_and_dots_are_resolved_before_a_path_is_checked(
 def test_a_directory_replaced_by_a_link_after_its_check_is_refused(
     name: str, outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code can swap a directory for a link in this way on a volume, while a run reads it."""
+    """On a volume, code can replace a directory by a link in this way, while a run reads the directory."""
     monkeypatch.setenv(ALLOWED, str(tmp_path / "allowed"))
     folder = tmp_path / "allowed" / "folder"
     folder.mkdir(parents=True)
@@ -308,8 +308,8 @@ async def test_a_deployments_run_writes_results_only_where_allowed(results: Path
     state = await run.execute()
     assert state.is_completed()
     assert list((results / "mine").glob("part-*"))
-    # The server's result is a reference to the run's report; here the caller gets the flow's return value. The result
-    # is not in the ledger's directory: code may write there, and Prefect would unpickle the file.
+    # On the server, the result is a reference to the run's report. Here the caller gets the flow's return value. The
+    # result's file is not in the ledger's directory, because code may write there, and Prefect would unpickle the file.
     assert not list((results / "mine").glob("result-*"))
     (reference,) = (get_results_root() / str(run.run.id)).glob("result-*")
     assert reference.stat().st_size < 1500

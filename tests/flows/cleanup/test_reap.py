@@ -202,7 +202,7 @@ async def test_reap_deletes_ended_sandboxes_and_keeps_live_or_foreign_ones(
         }
         silence = re.search(r"silent for (\d+) s", "".join(listener.sentences))
         assert silence is not None
-        # The server's events show the silence, rounded; by its sandboxes' labels it would be 40 s or more.
+        # The silence counts from the server's events, rounded. From the sandboxes' labels it would be 40 s or more.
         assert 0 <= int(silence[1]) <= time.monotonic() - begun + 1
         assert await reap(name) == []
         # Prefect calls the hook with keywords, in a worker whose run's process has ended.
@@ -228,7 +228,7 @@ async def test_the_hook_deletes_by_parameters_and_spares_the_same_process(
             await remove_sandboxes(flow=somebodys, flow_run=run, state=Crashed())
             return await list_ids(block)
 
-        assert await called(mine, provider="local") == left  # the run's own lanes remove its sandboxes
+        assert await called(mine, provider="local") == left  # the lanes of the run itself remove its sandboxes
         assert await called(gone, provider="local-sandbox/nosuch") == left
         assert "could not be listed, and stay until they expire: " in read_log(caplog)
         assert "nosuch" in read_log(caplog)
@@ -343,7 +343,7 @@ async def test_reap_spares_a_live_run_and_deletes_a_killed_one(
     finally:
         host.kill()
         host.wait()
-    # Another machine knows only that the server reports the run as Running; this one knows that its process has ended.
+    # Another machine knows only that the server reports the run as Running. This machine knows that the process ended.
     remote = {name: block for name, block in blocks.items() if name != "local:none"}
     with monkeypatch.context() as another_machine:
         another_machine.setattr(socket, "gethostname", lambda: "another")
@@ -358,7 +358,7 @@ async def test_reap_spares_a_live_run_and_deletes_a_killed_one(
 
 @pytest.mark.full
 async def test_a_terminated_script_leaves_nothing_at_any_provider(request: pytest.FixtureRequest) -> None:
-    """Prefect raises outside the event loop, which then cancels every task, not only the flow's."""
+    """Prefect raises outside the event loop. The loop then cancels every task, and not only the flow's task."""
     blocks = dict([await make_provider(name, request) for name in PROVIDERS])
     for name in blocks:
         host = start_batches(name)

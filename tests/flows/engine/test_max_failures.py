@@ -47,7 +47,7 @@ async def test_no_execution_starts_after_max_failures_and_the_next_run_resumes(
 
 
 async def test_running_executions_finish_after_max_failures(tmp_path: Path) -> None:
-    """The first execution fails once two others have started; these end after the run has seen the failure."""
+    """The first execution fails once two others have started. The others end after the run has seen the failure."""
     code = f"""
 import os, time
 

@@ -1,4 +1,4 @@
-"""Providers that refuse every sandbox from some moment on: which results a run keeps, and when it ends."""
+"""Providers that begin to refuse every sandbox: the results that a run keeps, and the time when it ends."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ WORKERS, TOTAL = 3, 9
 
 
 async def save_block(start_timeout: int) -> str:
-    """Save a block that gives up after `start_timeout` seconds; return its name as a flow takes it."""
+    """Save a block that gives up after `start_timeout` seconds; return its name for a flow's `provider`."""
     await DaytonaSandbox(start_timeout=start_timeout).save("impatient", overwrite=True)  # type: ignore[misc]
     return "daytona-sandbox/impatient"
 
@@ -35,7 +35,7 @@ def ledger(tmp_path: Path) -> Path:
 async def run_and_refuse(
     daytona: Any, provider: str, counter: ExecutionCounter, ledger: Path, status: str, times: int | None = None
 ) -> Sequence[Any]:
-    """Run a batch; once each worker has an execution, refuse all further sandboxes, or the first `times`."""
+    """Run a batch. Once each worker has an execution, refuse all further sandboxes, or only the next `times`."""
     inputs = [{"x": x, "address": counter.address} for x in range(TOTAL)]
     counter.may_go_on.clear()
     run = asyncio.ensure_future(

@@ -128,7 +128,7 @@ async def test_a_batchs_trace_has_executions_and_queries_with_their_cost(chat, e
     assert by_index[2].attributes["error.type"] == "CodeError"
     assert all(span.attributes["rlm_batch.sandbox.id"] for span in executions)
     chats = exported.find("chat gpt-4o-mini", gen_ai_provider_name="openai", gen_ai_operation_name="chat")
-    # Each execution has two, also in reused sandboxes.
+    # Each execution with queries has two chat spans, also in reused sandboxes.
     assert sorted(span.parent for span in chats) == sorted([by_index[index].id for index in (0, 1, 3)] * 2)
     assert all(span.is_client for span in chats)
     tokens = sum(span.attributes["gen_ai.usage.input_tokens"] for span in chats)
@@ -162,7 +162,7 @@ async def test_a_recursive_query_is_an_agent_span_with_its_calls(chat, exported)
     assert answer.answer == "forty-two"
     (execution,) = exported.find("execute_tool python")
     outer, inner = sorted(exported.find("invoke_agent rlm"), key=lambda span: span.attributes["rlm_batch.query.depth"])
-    # Each is below the span of its query's task run.
+    # The span of each recursive query is below the span of the query's task run.
     parents = {span.id: span.parent for span in exported.spans}
     assert (parents[outer.parent], parents[inner.parent]) == (execution.id, outer.id)
     chats = exported.find("chat gpt-4o-mini")
@@ -207,7 +207,7 @@ async def test_shard_runs_are_in_the_trace_of_their_job(exported, server, tmp_pa
     spans = [span for span in map(json.loads, file.read_text().splitlines()) if read_trace(span) == run.trace]
     parents = {span["context"]["span_id"]: span["parent_id"] for span in spans}
     shards = [span for span in spans if span["name"] == "invoke_workflow shard"]
-    # Each is below Prefect's span of the shard's flow run.
+    # The span of each shard is below Prefect's span of the shard's flow run.
     assert [parents[shard["parent_id"]] for shard in shards] == [f"0x{run.id}"] * 2
     assert sum(span["name"] == "execute_tool python" for span in spans) == 4
     assert {span["parent_id"] for span in spans} - parents.keys() == {f"0x{run.id}"}

@@ -137,7 +137,7 @@ def test_the_suggested_fix_for_a_value_works(flow: Any, name: str, text: str) ->
     place = next(word for word in re.findall(name + r"(?:\[[^\]]*\])*", remedy))
     names[name] = eval(text, names)  # the first call consumed iterators
     exec(f"{place} = {remedy}", names)
-    # No server is running, so a valid call fails only there; a name such as "0" is refused with another remedy.
+    # No server is running, so a valid call fails with the server's error. A name such as "0" has a different error.
     with pytest.raises(ConfigurationError, match=r"PREFECT_API_URL|a name that Python code cannot use: rename it"):
         flow.sync(**options, **{name: names[name]})
 

@@ -30,7 +30,7 @@ NAP = "import time; began = time.monotonic(); time.sleep(nap); SUBMIT(began=bega
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the turns and polls; the server's leases keep their length."""
+    """Shorten the polls and the times that runs hold slots. The server's leases keep their length."""
     for name, seconds in (
         ("POLL_SECONDS", 0.1),
         ("POLL_FOR_MORE_SECONDS", 0.4),

@@ -111,7 +111,7 @@ async def test_a_search_killed_at_any_moment_resumes_its_trials(
     assert [(t.state, t.params, t.values) for t in report.study().trials] == [
         (t.state, t.params, t.values) for t in plain_study.trials
     ]
-    # A process killed before it wrote a folder's labels left a folder without labels; no live host is about to add
-    # them.
+    # A process that was killed before it wrote a folder's labels left a folder without labels. No live process will
+    # add them.
     monkeypatch.setattr(inventory, "CREATION_GRACE_SECONDS", 0.0)
     await reap()  # remove the sandboxes of the killed processes

@@ -1,4 +1,4 @@
-"""The Optuna study of a search: the trials that it knows, and the supported samplers."""
+"""The Optuna study of a search: its trials, and the supported samplers."""
 
 from typing import Any
 

@@ -45,7 +45,7 @@ async def run(files: ShardFiles, **parameters: Any) -> None:
 
 
 def read_values(files: ShardFiles) -> dict[int, Any]:
-    """Return the submitted `y` of every successful line by number; fail if a key is there twice."""
+    """Return the submitted `y` of every successful line by number; fail if two lines have the same key."""
     successes = [line for line in Ledger(files.ledger).read_lines() if line.is_success]
     assert len({line.key for line in successes}) == len(successes)
     return {line.data["index"]: line.data["outputs"]["y"] for line in successes}
