@@ -1,4 +1,4 @@
-"""The key of an execution, which shows whether it has been done before."""
+"""The key of an execution, which shows whether an earlier run has its result."""
 
 from rlm_batch.tasks.execution import assign_keys
 

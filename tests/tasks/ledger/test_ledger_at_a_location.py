@@ -23,7 +23,7 @@ def success(value: Any, index: int = 0) -> Result:
 
 @pytest.fixture
 def ledger(s3: Any) -> Ledger:
-    """Return an empty ledger in a bucket. Other ledgers read it, as its own copy would last as long as the fixture."""
+    """Return an empty ledger in a bucket. Tests read it with other objects, because its own local copy stays longer."""
     ledger = Ledger("s3://results/some/job")
     ledger.create()
     s3.ask("requests")
