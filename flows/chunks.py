@@ -84,7 +84,7 @@ class ChunksReport(Report):
         return format_rows(list(itertools.islice(self.results.values(), limit)), shows_output=shows_output)
 
     def describe(self) -> str:
-        """Return what the reduction submitted."""
+        """Return the fields that the reduction submitted, or an empty text without them."""
         if not isinstance(self.reduction, Result):
             return ""
         values = [f"{name}={format_cell(value)}" for name, value in self.reduction.outputs.items()]
@@ -208,7 +208,7 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         )
 
     def build_report(self, outcomes: Outcomes) -> ChunksReport:
-        """Return the report: the outcomes of the chunks, and then the reduction's if there is one."""
+        """Return the report: the outcomes of the chunks, and then the outcome of the reduction if there is one."""
         count = len(outcomes.results) - (self.reduce is not None)
         return ChunksReport.from_outcomes(outcomes, count)
 

@@ -77,7 +77,7 @@ class BatchFlow(Flow[P, T]):
     if not TYPE_CHECKING:  # Type checkers take the signatures of Prefect's own methods.
 
         def with_options(self, **options: Any) -> Self:
-            """Return the same flow with other options of Prefect's.
+            """Return a copy of the flow with other options of Prefect's.
 
             Args:
                 **options: Arguments of Prefect's `Flow.with_options`, such as `name` or `retries`.

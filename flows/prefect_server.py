@@ -128,7 +128,7 @@ async def _end_with_server(
 
 
 def _describe_failure(status: int | None, error: Exception, results_path: str | None) -> str:
-    """Return what happened to the embedded server, where its log is, and where the results so far are."""
+    """Return what happened to the embedded server, with the paths of its log and of the results so far."""
     from .server.launch import get_log_path
 
     event, reason, log = "has failed", describe_server_error(error), ""

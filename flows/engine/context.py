@@ -108,7 +108,7 @@ class RunContext:
         return Lane(settings, slots)
 
     def _record_turn(self, execution: Execution, query: Query, turn: dict[str, Any]) -> None:
-        """Write a turn of a recursive query to the ledger, so that the turn is saved if the run is killed."""
+        """Write a turn of a recursive query to the ledger, so that a killed run does not lose it."""
         number = len(query.trajectory)
         line = encode_turn(execution.key, execution.index, query.prompt, query.depth, number, turn)
         with suppress(OSError):  # The write of the outcome reports that the ledger cannot be written.

@@ -184,7 +184,7 @@ class LaneExecutor:
         error = await state.result(raise_on_failure=False)
         if isinstance(error, RlmBatchError) and self.context.policy.is_too_late(error):
             self._is_out_of_time = True
-            self.slots.dismiss_waiters()  # They would not get a sandbox in time either.
+            self.slots.dismiss_waiters()  # The waiting lanes would not get a sandbox in time either.
             return False
         if isinstance(error, ProviderUnusable) and isinstance(error.__cause__, RlmBatchError):
             admission = self.slots.admission
@@ -200,7 +200,7 @@ class LaneExecutor:
 
     def _end_if_provider_is_away(self, lane: Lane, batch: TaskBatch) -> bool:
         """Open no more sandboxes if the batch failed because the provider starts none. Return whether it stopped."""
-        # A run that stops on a failure starts nothing more anyway.
+        # A run that stops on a failure starts no more executions anyway.
         if self.stop_on_failure or not isinstance(batch.last_error, SandboxStartError):
             return False
         if not lane.is_start_timeout_over:

@@ -102,7 +102,7 @@ async def execute_items(job: Job) -> None:
 
 @asynccontextmanager
 async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> AsyncIterator[Job]:
-    """Open the current flow run's job, and close it at the end whatever happened.
+    """Open the current flow run's job, and close it at the end, also after an error.
 
     Args:
         plan: The run's plan.

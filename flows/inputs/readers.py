@@ -276,7 +276,7 @@ def get_column_types(values: object) -> RuleOfTypes:
 
 
 def resolve_types_of(source: object, types: TypesOfColumns, ledger: PathOrLocation | None) -> TypesOfColumns:
-    """Return the given types, or those of the ledger's last run if `source` is a CSV file and no types are given.
+    """Return the given types. If `source` is a CSV file without given types, return the types of the ledger's last run.
 
     A resumed job therefore reads its file as before, and runs nothing again. Raises ConfigurationError.
     """

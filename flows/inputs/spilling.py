@@ -1,4 +1,4 @@
-"""Parameters that are too long for Prefect: written to files, and read back where the flow runs."""
+"""Parameters that are too long for Prefect. They are written to files, and the process of the flow run reads them."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Con
     results root, and named after their content.
 
     Raises:
-        ConfigurationError: Another parameter has such an integer or a NUL, or one has text that is not UTF-8.
+        ConfigurationError: Another parameter has such an integer or a NUL, or a parameter has text that is not UTF-8.
     """
     short = dict(parameters)
     for name, value in parameters.items():

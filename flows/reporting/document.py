@@ -1,4 +1,4 @@
-"""The parts of a report, and the report as Markdown, for Prefect's UI. `html.py` makes a page of the same parts.
+"""The parts of a report, and the report as Markdown, for Prefect's UI. `html.py` makes a page of these parts.
 
 Code in a sandbox may have chosen any text in a report: variables, fields, their names, messages of errors. In both
 forms such text stays text: it cannot open a tag, a link, an image or a table's cell.

@@ -29,7 +29,7 @@ from .document import (
 from .summary import MAX_FULL_TEXTS, MAX_PARTS, MAX_ROWS, Cell, Row, RunSummary
 from .table import BEST_MARK, PARETO_MARK, VARIABLES, format_cell, format_variables, name_columns
 
-RECORD_COLUMNS = ("number", "seconds", "outcome")  # columns beside those of variables and fields
+RECORD_COLUMNS = ("number", "seconds", "outcome")  # further columns, in addition to variables and fields
 MAX_VARIABLES = 8  # variables that identify an execution in a line
 # Forms of a display that a page can show: pictures, HTML and text.
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")

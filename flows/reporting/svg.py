@@ -42,7 +42,7 @@ Place = Callable[[Any], float | None]
 
 
 class Axis:
-    """A mapping of numbers to pixels, logarithmic where the numbers span more than `LOG_SCALE_RATIO`."""
+    """A mapping of numbers to pixels, logarithmic if the numbers span more than `LOG_SCALE_RATIO`."""
 
     def __init__(
         self, low: float, high: float, start: float, end: float, *, whole: bool = False, room: float = 0.04

@@ -43,7 +43,7 @@ def name_columns(
 
 
 def list_new_fields(outcome: Outcome) -> list[str]:
-    """Return the names of the submitted fields, without fields that only repeat the variable of the same name.
+    """Return the names of the submitted fields, without fields that equal the variable of the same name.
 
     Code often submits its variables beside its results. A table shows these values once.
     """

@@ -135,7 +135,7 @@ class TrialStudy:
         if self._plan.sampler == "random":
             return samplers.RandomSampler(seed=seed)
         if self._plan.sampler == "tpe":
-            # Running trials count as bad ones, so that workers do not all try the same point. With alternatives, the
+            # Running trials count as bad trials, so that workers do not all try the same point. With alternatives, the
             # variables of each alternative are sampled together.
             more = {"multivariate": True, "group": True} if is_alternating else {}
             return samplers.TPESampler(seed=seed, constant_liar=True, **more)

@@ -51,7 +51,7 @@ def create_closed_app() -> ASGIApp:
 
 
 class PageMiddleware:
-    """Refuse web sockets of pages of other origins, and forbid such pages to show the server's pages in frames."""
+    """Refuse web sockets of pages of other origins, and forbid these pages to show the server's pages in frames."""
 
     def __init__(self, app: ASGIApp, origins: list[str]) -> None:
         self._app = app
