@@ -1,1 +1,1 @@
-"""Limits on open sandboxes: those of a provider over runs and machines, and the ramp-up within one run."""
+"""Limits on open sandboxes: a provider's limits over all runs and machines, and the gradual start within one run."""
