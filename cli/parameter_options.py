@@ -132,13 +132,16 @@ def make_provider_options(taken: Collection[str]) -> list[Option]:
         is_shared = len(by_provider) > 1
         group = (LIMITS if is_number else SANDBOX) if is_shared else next(iter(by_provider)).title()
         notes = [*by_provider] if is_shared and len(by_provider) < len(PROVIDERS) else []
-        defaults = [field.default for field in by_provider.values()]
-        is_shown = all(default == defaults[0] for default in defaults) and defaults[0] not in NO_DEFAULTS
+        texts: dict[str, list[str]] = {}  # providers by their help text
+        for provider, item in by_provider.items():
+            texts.setdefault(_write_help(item.description or ""), []).append(provider)
         details = Parameter(
-            help=_write_help(field.description or "", is_list, notes),
+            help=_write_help(field.description or "", is_list, notes)
+            if len(texts) == 1
+            else "; ".join(_write_help(text, notes=providers) for text, providers in texts.items()),
             negative=() if is_list else None,
             metavar=_name_value(name, field.annotation, field.description),
-            show_default=str(defaults[0]) if is_shown else False,
+            show_default=_describe_defaults({provider: item.default for provider, item in by_provider.items()}),
         )
         options.append(Option(_make_option(name, kind | None, details), group, COMMON in field.metadata))
     return options
@@ -254,6 +257,17 @@ def _arrange_options(options: list[Option], own_group: str) -> list[inspect.Para
         annotation = Annotated[option.parameter.annotation, Parameter(group=Group(name, sort_key=order[name]))]
         parameters.append(option.parameter.replace(annotation=annotation))
     return parameters
+
+
+def _describe_defaults(defaults: Mapping[str, Any]) -> str | Literal[False]:
+    """Return a setting's default, or each with its providers if they differ; False if there is none to show."""
+    shown: dict[str, list[str]] = {}  # providers by their default
+    for provider, default in defaults.items():
+        if default not in NO_DEFAULTS:
+            shown.setdefault(str(default), []).append(provider)
+    if len(shown) == 1 and len(next(iter(shown.values()))) == len(defaults):
+        return next(iter(shown))
+    return ", ".join(f"{default} ({', '.join(providers)})" for default, providers in shown.items()) or False
 
 
 def _write_help(description: str, is_list: bool = False, notes: Sequence[str] = ()) -> str:

@@ -51,14 +51,15 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
     except ExecutionsFailed as error:
         failed = error
         report = parameters.build_report(Outcomes(error.results, error.failures, error.results_path))
-    _print_report(report, output, files if plan is not None and plan.runs_each_code else [])
+    files = files if plan is not None and plan.runs_each_code else []
+    _print_report(report, output, files)
     collected = sum(len(outcome.meta.collected) for outcome in report.outcomes)
     if collected:
         noun = "file" if collected == 1 else "files"
         print(f"{collected} {noun} collected, in files/ of the results", file=sys.stderr)
     sys.stdout.flush()
     if failed is not None:
-        _print_failures(failed)
+        _print_failures(failed, files if len(files) > 1 else [])
     print(f"Results: {report.results_path}", file=sys.stderr if output.is_json else sys.stdout)
     return 0 if failed is None else 1
 
@@ -105,14 +106,14 @@ def _print_report(report: Report, output: OutputFormat, files: list[str]) -> Non
         print(note, file=sys.stderr)
 
 
-def _print_failures(failed: ExecutionsFailed) -> None:
+def _print_failures(failed: ExecutionsFailed, files: list[str]) -> None:
     """Print each distinct reason with one traceback and the last lines that its code printed, and how to see more."""
     idle = [failure for failure in failed.failures if isinstance(failure.error, NotRun)]
     failures = [failure for failure in failed.failures if not isinstance(failure.error, NotRun)]
     reasons = group_failures(failures)
     lines = [f"{len(failures):,} of {len(failed.results):,} failed:"]
     for reason in reasons[:MAX_REASONS]:
-        lines += ["", str(reason), *reason.list_frames()]
+        lines += ["", reason.describe(files), *reason.list_frames()]
         meta, advice = reason.first.meta, getattr(reason.first.error, "advice", "")
         printed = meta.stderr.rstrip() or meta.stdout.rstrip()
         lines += [f"  | {escape_text(line, keep=chr(9))}" for line in redraw_lines(printed)[-5:]]

@@ -299,7 +299,8 @@ class Options(CodeParameters):
         Field(
             gt=0,
             allow_inf_nan=False,
-            description="Failures at which to stop; below 1, a share of all. Executions that have started continue.",
+            description="Failures at which to stop, such as 10; or a share of all, such as 0.1. Executions that have "
+            "started continue.",
         ),
     ] = None
     cache_results: CacheResults = False
@@ -316,11 +317,13 @@ class Options(CodeParameters):
 Types = Annotated[
     dict[str, Literal["int", "float", "bool", "json", "str"]] | Literal["json"] | None,
     Field(
-        description="Types of CSV columns: int, float, bool, json or str. json alone reads each cell by itself. By "
-        "default the cells decide."
+        description="Types of CSV columns: int, float, bool, json or str. "
+        "json alone reads every cell as JSON where it can, and else as text. By default the cells decide."
     ),
     CommandLineForm(
-        "types", "Type of a CSV column: int, float, bool, json or str; json alone reads each cell by itself."
+        "types",
+        "Type of a CSV column: int, float, bool, json or str; --types json reads every cell as JSON where it can, and "
+        "else as text.",
     ),
 ]
 VolumeName = Annotated[str | None, Field(description="Volume to mount; by default the provider's, if it has one.")]

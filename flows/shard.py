@@ -78,10 +78,11 @@ async def _run_executions(
     heartbeat.context = context
     lines = await asyncio.to_thread(ledger.load_latest_lines, files.part_prefix)
     context.log.info(
-        "shard %d of %d: %d executions %s; results in %s",
+        "shard %d of %d: %d execution%s %s; results in %s",
         files.shard + 1,
         header.shards,
         header.total,
+        "s" if header.total != 1 else "",
         await provider.describe_sandboxes(),
         ledger.path,
     )

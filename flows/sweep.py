@@ -119,7 +119,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         CommandLineForm(
             "space",
             "Variable and its bounds or choices, as in lr=log:1e-5..0.1, units=32..512:32 or opt=adam,sgd; or a JSON "
-            "file.",
+            "file; it needs --trials.",
             is_common=True,
         ),
     ] = None
@@ -135,9 +135,12 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
             description="Sampler of the space: random, tpe, or an import path such as optuna.samplers:NSGAIISampler.",
         ),
     ] = DEFAULT_SAMPLER
-    seed: Annotated[int, Field(description="Seed of the sampler, combined with the number of each trial.")] = (
-        DEFAULT_SEED
-    )
+    seed: Annotated[
+        int,
+        Field(
+            description="Seed of the sampler that draws from the space. It is combined with the number of each trial."
+        ),
+    ] = DEFAULT_SEED
     pruner: Annotated[
         str | None,
         Field(description="Pruner that ends trials early by their reports: median or asha; by default none."),
@@ -145,7 +148,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
     types: Types = None
 
     flow_name = "sweep"
-    summary = "Run one Python file over a search space; find the best trial."
+    summary = "Run a Python file over --grid, --points or --space; find the best."
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read or draw the points. Raises ConfigurationError."""

@@ -12,6 +12,7 @@ from ..blocks.worker_consent import check_tool
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.requests.function_code import PROVIDED_NAMES
 from ..sandbox.thread_pool import ThreadPool
+from ..sandbox.wire.names import add_article
 
 TOOL_TIMEOUT_SECONDS = 60.0  # seconds for one call; the end of the execution ends the call too
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -64,7 +65,7 @@ def _load_tool(name: str, path: str) -> Tool:
             f"the tool {name!r}, {path}, cannot be imported on this host: {error}{remedy}"
         ) from None
     if not callable(tool):
-        raise ConfigurationError(f"the tool {name!r}, {path}, is a {type(tool).__name__}, not a function")
+        raise ConfigurationError(f"the tool {name!r}, {path}, is {add_article(type(tool).__name__)}, not a function")
     return tool
 
 

@@ -47,7 +47,7 @@ class ContainerSettings(SandboxSettings):
         ge=64,
         le=MAX_MIB,
         title="Memory",
-        description="MiB of memory. The limit is for the whole sandbox with its files, and there is no swap.",
+        description="MiB of memory of the whole sandbox. Its files count, and there is no swap.",
     )
     processes: int = Field(
         default=256,

@@ -64,6 +64,7 @@ PYTHON_HEADS = re.compile(rb"#![^\n]*python[^\n]*\n|#!/bin/sh\n'''exec'[^\n]*\n'
 OWN_NAMES = re.compile(r"python[0-9.]*t?|[Aa]ctivate.*")
 SYSTEM_DIRECTORY = "/usr/"  # Every sandbox has the compiled programs below it.
 MAX_HEAD_BYTES = 4096
+NO_VERSIONS = re.compile(r"requirement ([\w.-]+).*\(from versions: none\)")  # in pip's error
 
 
 async def install_packages(requirements: list[str]) -> Path:
@@ -97,10 +98,14 @@ async def install_packages(requirements: list[str]) -> Path:
                 f"the packages were not installed within {INSTALL_TIMEOUT_SECONDS:.0f} s"
             ) from None
         if done.returncode:
-            last_lines = done.stdout.strip().splitlines()[-10:]
+            last_lines = "\n".join(done.stdout.strip().splitlines()[-10:])
+            if missing := NO_VERSIONS.search(last_lines):
+                raise ConfigurationError(
+                    f"no package is named {missing[1]}, or it has no wheel for this Python:\n{last_lines}"
+                )
             raise ConfigurationError(
                 "the packages could not be installed. Local sandboxes install only wheels, because building a package "
-                "would run its code on this machine:\n" + "\n".join(last_lines)
+                f"would run its code on this machine:\n{last_lines}"
             )
         await asyncio.to_thread(_make_readable, folder)
         await asyncio.to_thread(write_scripts, folder / "bin", folder / SCRIPTS)

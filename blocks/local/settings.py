@@ -26,7 +26,7 @@ class LocalSettings(SandboxSettings):
         default=4096,
         ge=64,
         title="Memory",
-        description="MiB of memory. The limit is for each process's address space; numerical libraries need a few "
+        description="MiB of memory of each process. The limit is on its address space; numerical libraries need a few "
         "thousand.",
     )
     processes: int = Field(
@@ -53,14 +53,14 @@ class LocalSettings(SandboxSettings):
         default=None,
         ge=64,
         title="Total memory",
-        description="MiB of memory of the whole sandbox. By default there is no limit. Files in memory count. The "
-        "right value depends on the number of sandboxes.",
+        description="MiB of memory of the sandbox's processes together. By default there is no limit. Files in memory "
+        "count. The right value depends on the number of sandboxes.",
     )
     total_processes: int | None = Field(
         default=None,
         ge=8,
         title="Total processes",
-        description="Processes and threads of the whole sandbox. The default is as many as the code may have.",
+        description="Processes and threads of the sandbox together. The default is as many as the code may have.",
     )
     disk_mib: int | None = Field(
         default=None,

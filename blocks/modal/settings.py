@@ -41,8 +41,8 @@ class ModalSettings(SandboxSettings):
         default=None,
         ge=128,
         title="Memory",
-        description="MiB of memory. Modal reserves it, and the sandbox and the address space of each process are "
-        "limited to it. The default is Modal's, without a limit.",
+        description="MiB of memory of the whole sandbox. Modal reserves it, and it also limits the address space of "
+        "each process. The default is Modal's, without a limit.",
     )
     gpu: str | None = Field(default=None, title="GPU", description="GPU, such as T4 or H100:2.")
     region: str | None = Field(default=None, title="Region", description="Region, such as us-east or eu.")

@@ -131,7 +131,7 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
             await context.model_access.check_first_call(is_recursive=plan.recursion is not None)
         await asyncio.to_thread(ledger.create)
         state.results_path = str(ledger.path)
-        log.info("%d executions %s; results in %s", total, environment, ledger.path)
+        log.info("%d execution%s %s; results in %s", total, "s" if total != 1 else "", environment, ledger.path)
         record = _make_record(plan, provider.provider_name, state.results_path)
         store = MemoryStore(total) if sharding is None else ShardStore(ledger=ledger)
         artifacts = ArtifactPublisher(record, log)

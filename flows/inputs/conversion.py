@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import PurePath
@@ -15,13 +16,16 @@ from ...blocks.registry import name_provider
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.intake.collected_files import check_patterns
+from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.requests.function_code import convert_code
+from ...sandbox.wire.names import add_article
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
 from ...tasks.host_tools import name_tools
 from .readers import normalize_chunk_ids
 
 FILE_NAME = re.compile(r"[\w.~/\\-]+\.py")
 MAX_FILE_NAME = 250  # characters; a longer text is not a file's name
+NOT_ROWS = (list, tuple, str, int, float, type(None))  # types of items that are no dict of variables
 NUMBERS = ("['low']", "['high']", "['step']")  # Numbers in the definition of a space.
 
 
@@ -153,6 +157,9 @@ def _convert_values(name: str, content: Content, value: Any) -> Any:
         def expect(place: str, value: Any) -> str | None:
             return _name_shape(name, content, field, place, value)
 
+        if content is Content.GRID and field != name and isinstance(value, (str, int, float)):
+            kind, shown = add_article(type(value).__name__), escape_text(reprlib.repr(value))
+            raise NotJsonError(f"{field} is {kind}, and must be a list: use [{shown}]")
         return convert_fields({field: _list_items(value)}, allow_nonfinite=True, expect=expect)[field]
 
     try:
@@ -163,7 +170,14 @@ def _convert_values(name: str, content: Content, value: Any) -> Any:
             return {key: convert(places[key], item) for key, item in values.items()}
         return convert(name, value)
     except NotJsonError as error:
-        raise ConfigurationError(str(error)) from None
+        text = str(error)
+        if content is Content.ROWS and isinstance(value, list):
+            for number, row in enumerate(value):  # type: ignore[reportUnknownArgumentType]
+                if isinstance(row, NOT_ROWS):
+                    found = f"{name}[{number}] is {escape_text(reprlib.repr(row))}, not a dict"
+                    text = text.replace(f"{name} is a list, and must be {content.value}", found)
+                    break
+        raise ConfigurationError(text) from None
 
 
 def _name_shape(name: str, content: Content, field: str, place: str, value: Any) -> str | None:
@@ -177,8 +191,7 @@ def _name_shape(name: str, content: Content, field: str, place: str, value: Any)
         value: The value as JSON. None never has the required kind.
     """
     if place == name and content is Content.ROWS:
-        others = (list, tuple, str, int, float, type(None))
-        is_table = isinstance(value, list) and not any(isinstance(row, others) for row in value)  # type: ignore[reportUnknownVariableType]
+        is_table = isinstance(value, list) and not any(isinstance(row, NOT_ROWS) for row in value)  # type: ignore[reportUnknownVariableType]
         return None if is_table else content.value
     if place == name and content in (Content.GRID, Content.DATA_BY_ID):
         return None if isinstance(value, dict) else content.value

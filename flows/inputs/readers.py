@@ -251,8 +251,8 @@ def read_points(points: list[Variables] | str, types: TypesOfColumns = None, rep
 def _open_rows(kind: type[InputFile], source: Any, noun: str, types: TypesOfColumns, report: Report | None) -> Inputs:
     rows = _open_or_take(kind, source, types, report)
     if not len(rows):
-        where = f"the file {source}" if isinstance(source, str) else f"the list of {noun}"
-        raise ConfigurationError(f"{where} is empty: give at least one")
+        where = f"the file {source} has no rows" if isinstance(source, str) else f"the list of {noun} is empty"
+        raise ConfigurationError(f"{where}: give at least one {'row' if isinstance(source, str) else 'dict'}")
     return rows
 
 

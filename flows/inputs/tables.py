@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Protocol
 from ...blocks.storage.location import PathOrLocation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.text_escape import escape_text
+from ...sandbox.wire.names import add_article
 from .cells import JSON, READERS, ColumnType, list_fitting_types, read_cell
 
 Report = Callable[[str], None]  # takes a line for a person
@@ -207,7 +208,7 @@ class JsonLines:
         if not (self._takes_any_value or isinstance(value, dict)):
             kind = type(value).__name__
             raise ConfigurationError(
-                f"{where} is a {kind}, and must be an object of variables{self._advise_lines(line)}"
+                f"{where} is {add_article(kind)}, and must be an object of variables{self._advise_lines(line)}"
             )
         return value
 

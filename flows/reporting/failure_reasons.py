@@ -1,7 +1,7 @@
 """Failures grouped by reason: 200 executions that fail alike are one group, with one traceback."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ...sandbox.errors import CodeError
@@ -15,16 +15,23 @@ MAX_LINES = 12  # lines of a traceback
 
 @dataclass(slots=True)
 class FailureReason:
-    """The failures with one reason: the first of them, and the numbers of all."""
+    """The failures with one reason: the first of them, and the numbers of all.
+
+    `is_varied` says that their texts differ.
+    """
 
     first: Failure
     numbers: list[int] = field(default_factory=list[int])
+    is_varied: bool = False
 
-    def __str__(self) -> str:
-        count, shown = len(self.numbers), ", ".join(map(str, self.numbers[:MAX_NUMBERS]))
+    def describe(self, files: Sequence[str] = ()) -> str:
+        """Return a line with the executions and the error. `files` are the executions' files, if they differ."""
+        names = [f"{number}, {files[number]}" if files else str(number) for number in self.numbers[:MAX_NUMBERS]]
+        count, shown = len(self.numbers), ("; " if files else ", ").join(names)
         more = f" and {count - MAX_NUMBERS:,} more" if count > MAX_NUMBERS else ""
         noun = "execution" if count == 1 else "executions"
-        return f"{count:,} {noun} ({shown}{more}): {_describe_error(self.first)}"
+        similar = " (and similar)" if self.is_varied else ""
+        return f"{count:,} {noun} ({shown}{more}): {_describe_error(self.first)}{similar}"
 
     def list_frames(self) -> list[str]:
         """Return the last lines of the first failure's traceback, without the exception."""
@@ -40,7 +47,9 @@ def group_failures(failures: Iterable[Failure]) -> list[FailureReason]:
         key: tuple[object, ...] = (type(error), NUMBER.sub("#", error.summary))
         if isinstance(error, CodeError) and error.line is not None:
             key = (type(error), error.type, error.line, *_list_frames(failure)[-2:], error.advice)
-        reasons.setdefault(key, FailureReason(failure)).numbers.append(failure.meta.index or 0)
+        reason = reasons.setdefault(key, FailureReason(failure))
+        reason.numbers.append(failure.meta.index or 0)
+        reason.is_varied |= error.summary != reason.first.error.summary
     return sorted(reasons.values(), key=lambda reason: -len(reason.numbers))
 
 

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import sys
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING
 
 from ..caller import describe_setting, describe_variable, get_caller, list_code_directories, name_parameter
@@ -31,6 +32,12 @@ DISTRIBUTIONS = {
     "skimage": "scikit-image", "sklearn": "scikit-learn", "slugify": "python-slugify", "umap": "umap-learn",
     "usb": "pyusb", "websocket": "websocket-client", "yaml": "PyYAML", "zmq": "pyzmq",
 }  # fmt: skip
+# Common packages that are called as their module.
+PACKAGES = frozenset({
+    "aiohttp", "httpx", "jax", "lightgbm", "matplotlib", "networkx", "nltk", "numpy", "openai", "openpyxl", "pandas",
+    "plotly", "polars", "pyarrow", "pydantic", "requests", "scipy", "seaborn", "spacy", "statsmodels", "sympy",
+    "tensorflow", "torch", "tqdm", "transformers", "xgboost",
+})  # fmt: skip
 # Modules that newer versions of Python no longer have.
 REMOVED = frozenset({"asynchat", "asyncore", "cgi", "cgitb", "crypt", "imghdr", "imp", "pipes", "smtpd", "telnetlib"})
 IMPORTS = {  # Import statements for names that many programs use.
@@ -70,7 +77,21 @@ def _advise_on_module(module: str, traceback: str) -> str:
     is_known = module in DISTRIBUTIONS or ("." not in module and module not in REMOVED | sys.stdlib_module_names)
     if not is_known:
         return ""
-    return f"The sandbox has no module {module}: add {describe_setting('packages', DISTRIBUTIONS.get(module, module))}"
+    start = f"The sandbox has no module {module}"
+    if module in DISTRIBUTIONS or module in PACKAGES or _is_installed(module):
+        return f"{start}: add {describe_setting('packages', DISTRIBUTIONS.get(module, module))}"
+    path = f"{name_parameter('python_path')} DIR" if get_caller().is_command else "python_path=[DIR]"
+    package = describe_setting("packages", module)
+    return f"{start}: check the spelling; for your own module pass {path}, for a package {package}"
+
+
+def _is_installed(module: str) -> bool:
+    """Return True if a distribution on this machine has the module's name."""
+    try:
+        distribution(module)
+    except (PackageNotFoundError, ValueError):
+        return False
+    return True
 
 
 def _advise_on_name(name: str, traceback: str, variables: Collection[str]) -> str:

@@ -200,12 +200,18 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
         fence = FENCE_LINE.search(traceback)
         tag = fence["tag"][:40] if fence else ""
         hint = f". It is in a Markdown fence of {tag!r}, which is not Python" if tag else ""
-        return CodeSyntaxError(f"the code is not valid Python{where}: {message}{hint}\n{traceback}", **details)
+        said = remove_place(message)
+        return CodeSyntaxError(f"the code is not valid Python{where}: {said}{hint}\n{traceback}", **details)
     hint = describe_limit(header, outcome)
     said = message.rstrip(".") if hint else message
     advice = find_advice(name, message, traceback, meta.variables)
     text = f"the code raised {name}{where}: {said}{hint}\n{traceback}"
     return CodeError(f"{text.rstrip()}\n{advice}" if advice else text, advice=advice, **details)
+
+
+def remove_place(message: str) -> str:
+    """Return a SyntaxError's message without the file and the line at its end."""
+    return re.sub(r" \(<[^<>()]*>, line \d+\)$", "", message)
 
 
 def read_text(outcome: dict[str, Any], name: str) -> str:

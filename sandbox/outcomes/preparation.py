@@ -20,6 +20,7 @@ from .decoding import (
     describe_shortage,
     read_integer,
     read_text,
+    remove_place,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
             "files that it opens"
         )
     elif kind == "syntax":
-        text = f"prepare is not valid Python{where}: {message}"
+        text = f"prepare is not valid Python{where}: {remove_place(message)}"
     elif kind == "memory":
         text = f"prepare ran out of memory{where}: load less, or {describe_more_memory(header)}"
     elif kind == "exit":

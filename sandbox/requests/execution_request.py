@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..wire.names import QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
+from ..wire.names import QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES, add_article
 from ..wire.nonfinite import encode_values, encode_values_in_parts
 from ..wire.strict_json import NotJsonError, convert_fields, encode_fields
 from .code_text import clean_code
@@ -100,7 +100,7 @@ def encode_request(
         refuse_exit: Treat a call of exit() as a failure, even with status 0.
     """
     if type(code) is not str:
-        raise ConfigurationError(f"code is a {type(code).__name__}: pass the text of a Python program")
+        raise ConfigurationError(f"code is {add_article(type(code).__name__)}: pass the text of a Python program")
     code = clean_code(code)
     for name in (*variables, *(encoded or ()), *(files or ())):
         check_variable_name(name)

@@ -18,7 +18,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..wire.names import QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
+from ..wire.names import QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES, add_article
 
 # Functions and constants that the sandbox may define for code.
 PROVIDED_NAMES = {"SUBMIT", "display", "report", "VolumeError", *VOLUME_NAMES, *QUERY_NAMES, *QUERY_ERROR_NAMES}
@@ -153,8 +153,8 @@ def _check_kind(function: Any) -> tuple[str, FunctionType]:
     if not isinstance(function, FunctionType):
         kind = type(function).__qualname__
         if hasattr(function, "__wrapped__"):
-            raise _refuse(name, f"a decorator turned it into a {kind}. Pass the function itself")
-        raise ConfigurationError(f"code is a {kind}: pass the text of a Python program, or a plain function")
+            raise _refuse(name, f"a decorator turned it into {add_article(kind)}. Pass the function itself")
+        raise ConfigurationError(f"code is {add_article(kind)}: pass the text of a Python program, or a plain function")
     if function.__code__.co_name == "<lambda>":
         raise _refuse(name, "it is a lambda. Write it with def")
     if hasattr(function, "__wrapped__"):

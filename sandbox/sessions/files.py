@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, VolumeError
+from ..wire.names import add_article
 
 if TYPE_CHECKING:
     from ..sandbox_api import Sandbox
@@ -58,9 +59,8 @@ def _read_data(path: str, data: Any) -> bytes:
     except (OSError, UnicodeEncodeError) as error:
         raise VolumeError(f"{path} could not be sent: {error}") from error
     if not isinstance(data, bytes | bytearray):
-        raise ConfigurationError(
-            f"the data of {path!r} is a {type(data).__name__}: pass bytes, text, or the pathlib.Path of a file"
-        )
+        kind = add_article(type(data).__name__)
+        raise ConfigurationError(f"the data of {path!r} is {kind}: pass bytes, text, or the pathlib.Path of a file")
     if len(data) > MAX_FILE_BYTES:
         raise VolumeError(f"{path} could not be sent: it has more than {MAX_FILE_BYTES:,} bytes; {REMEDY}")
     return bytes(data)

@@ -11,3 +11,8 @@ MAX_REPORTED_FILES = 1000  # names of volume files that one execution reports
 MAX_PROMPTS = 10_000  # prompts per query; each is a model call and a record
 COMMIT_TIMEOUT_SECONDS = 120.0  # time limit of the command that commits the volume
 DRIVER_FILE_PREFIX = "<driver>/"  # prefix of the driver's file names in tracebacks
+
+
+def add_article(noun: str) -> str:
+    """Return a type's name after "a" or "an"."""
+    return f"an {noun}" if noun.startswith((*"aeioAEIO", "nd")) else f"a {noun}"  # "nd" as in ndarray

@@ -6,6 +6,7 @@ the rest of a sandbox's start.
 
 from __future__ import annotations
 
+from .names import add_article
 from .remedies import find_remedy, find_unit, is_default_index
 
 TYPE_CHECKING = False
@@ -228,14 +229,14 @@ class _Converter:
                     raise self._refuse(value, place, f"{place} has the key {key!r}, which is not a string")
             # `str.__str__` returns the plain text of a key that is a member of a str enumeration.
             return {str.__str__(key): self.convert(item, f"{place}[{key!r}]") for key, item in pairs.items()}
-        raise self._refuse(value, place, f"{place} is a {kind.__qualname__}, which is not JSON")
+        raise self._refuse(value, place, f"{place} is {add_article(kind.__qualname__)}, which is not JSON")
 
     def _convert_array(self, array: Any, place: str) -> Any:
         """Return the result of the array's `tolist` as JSON. Raises NotJsonError."""
         kind: Any = type(array)  # type: ignore[reportUnknownVariableType]
         loss = find_loss(array)
         if loss is not None:
-            raise self._refuse(array, place, f"{place} is a {kind.__qualname__} {loss}")
+            raise self._refuse(array, place, f"{place} is {add_article(kind.__qualname__)} {loss}")
         try:
             count = 1
             for length in getattr(array, "shape", ()):
@@ -250,13 +251,12 @@ class _Converter:
             if is_certainly_json(value):
                 return value
             if type(value) is kind:  # for example numpy's longdouble, which has no Python equivalent
-                raise self._refuse(array, place, f"{place} is a {kind.__qualname__}, which is not JSON")
+                raise self._refuse(array, place, f"{place} is {add_article(kind.__qualname__)}, which is not JSON")
         except (RecursionError, MemoryError, NotJsonError):
             raise
         except Exception as error:  # noqa: BLE001 - untrusted code may define tolist()
-            reason = f"{place} is a {kind.__qualname__} whose tolist() raised {type(error).__name__}: {error}".rstrip(
-                "."
-            )
+            said = f"{type(error).__name__}: {error}".rstrip(".")
+            reason = f"{place} is {add_article(kind.__qualname__)} whose tolist() raised {said}"
             raise self._refuse(array, place, reason) from None
         try:
             return self.convert(value, place)
@@ -280,7 +280,7 @@ class _Converter:
         wanted = self._expect(place, converted)
         if wanted is not None:
             kind = type(value).__qualname__
-            raise self._refuse(value, place, f"{place} is a {kind}, and must be {wanted}", otherwise=None)
+            raise self._refuse(value, place, f"{place} is {add_article(kind)}, and must be {wanted}", otherwise=None)
 
 
 def find_loss(array: Any) -> str | None:

@@ -5,6 +5,8 @@ import shlex
 
 import pytest
 
+from rlm_batch import CodeError, LocalInterpreter
+
 
 def find_advice(text: str, pattern: str) -> str:
     """Return the one line that matches the pattern. Similar failures share this line."""
@@ -33,12 +35,43 @@ def test_alike_failures_share_one_traceback_and_one_advice_for_a_sibling_module(
 
 @pytest.mark.parametrize(
     ("module", "distribution"),
-    [("sklearn", "scikit-learn"), ("cv2", "opencv-python"), ("bs4", "beautifulsoup4"), ("no_such", "no_such")],
+    [("sklearn", "scikit-learn"), ("cv2", "opencv-python"), ("bs4", "beautifulsoup4"), ("pandas", "pandas")],
 )
 def test_a_missing_module_names_its_distribution(run, tmp_path, module, distribution):
     (tmp_path / "use.py").write_text(f"raise ModuleNotFoundError(\"No module named '{module}'\")")
     failed = run("batch", "use.py")
     assert f"The sandbox has no module {module}: add --packages {distribution}" in failed.stderr
+
+
+def test_an_unknown_module_may_be_a_slip_a_module_or_a_package(run, tmp_path):
+    (tmp_path / "use.py").write_text("import trian")
+    failed = run("batch", "use.py")
+    assert (
+        "The sandbox has no module trian: check the spelling; for your own module pass --python-path DIR, for a "
+        "package --packages trian" in failed.stderr
+    )
+
+
+def test_errors_of_interpreters_have_the_advice_too():
+    with LocalInterpreter() as interpreter:
+        with pytest.raises(CodeError) as missing:
+            interpreter.execute("import cv2")
+        with pytest.raises(CodeError) as misspelled:
+            interpreter.execute("learning_rte", {"learning_rate": 1})
+    assert str(missing.value).endswith("The sandbox has no module cv2: add packages=['opencv-python-headless']")
+    assert str(misspelled.value).endswith("did you mean learning_rate?")
+
+
+def test_failures_name_the_files_and_say_that_their_texts_differ(run, tmp_path):
+    (tmp_path / "wrong.py").write_text("x = (")
+    (tmp_path / "right.py").write_text("SUBMIT(y=1)")
+    failed = run("batch", "right.py", "wrong.py")
+    assert "1 execution (1, wrong.py): CodeSyntaxError: the code is not valid Python (line 1): '('" in failed.stderr
+    assert "<code>, line 1)" not in failed.stderr
+    (tmp_path / "fail.py").write_text("raise ValueError(f'bad {name}')")
+    (tmp_path / "in.csv").write_text("name\nmax\nmin\n")
+    failed = run("batch", "fail.py", "--inputs", "in.csv")
+    assert "2 executions (0, 1): ValueError (line 1): bad max (and similar)" in failed.stderr
 
 
 def test_an_undefined_name_names_the_option_or_the_similar_variable(run, tmp_path):

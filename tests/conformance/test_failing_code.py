@@ -18,11 +18,11 @@ pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 FAILING: dict[str, tuple[str, type[RlmBatchError], str]] = {
     "raises": ("1 / 0", CodeError, r"raised ZeroDivisionError \(line 1\): division by zero"),
-    "does not compile": ("x = = 1", CodeSyntaxError, r"not valid Python \(line 1\)"),
+    "does not compile": ("x = = 1", CodeSyntaxError, r"not valid Python \(line 1\): invalid syntax\n"),
     "exits": ("import os; os._exit(3)", CodeCrashed, r"exited with status 3 .*os\._exit"),
     "crashes": ("import ctypes; ctypes.string_at(0)", CodeCrashed, "killed by SIGSEGV"),
     "asks for a terabyte": ("x = bytearray(10**12)", CodeCrashed, "out of memory|want of memory"),
-    "submits an object": ("SUBMIT(x=object())", SubmitError, "x is a object, which is not JSON"),
+    "submits an object": ("SUBMIT(x=object())", SubmitError, "x is an object, which is not JSON"),
     "submits 2 MiB": ("SUBMIT(x='x' * 2 * 1024 ** 2)", SubmitError, "volume"),
 }
 

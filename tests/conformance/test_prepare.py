@@ -149,7 +149,7 @@ async def test_prepare_uses_the_volume_and_its_files_belong_to_no_execution(
 
 FAILING = {
     "an error": ("import nowhere_at_all", "raised ModuleNotFoundError (line 1): No module named 'nowhere_at_all'"),
-    "no Python": ("x = = 1", "is not valid Python (line 1)"),
+    "no Python": ("x = = 1", "is not valid Python (line 1): invalid syntax\n"),
     "exit": ("import sys\nsys.exit('no licence')", "called exit(no licence) (line 2)"),
     "os._exit": ("import os; os._exit(0)", "exited with status 0 before prepare ended: check for os._exit"),
     "a crash": ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),

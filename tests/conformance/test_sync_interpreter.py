@@ -158,7 +158,7 @@ def test_files_are_uploaded_and_downloaded_without_following_links(make: Make, t
         for path, data in {"../x": "", "x": tmp_path / "none", "y": Path("/dev/zero")}.items():
             with pytest.raises(VolumeError, match=r"working folder|could not be sent"):
                 interpreter.upload(path, data)
-        with pytest.raises(ConfigurationError, match="the data of 'x' is a int"):
+        with pytest.raises(ConfigurationError, match="the data of 'x' is an int"):
             interpreter.upload("x", 3)  # type: ignore[arg-type]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ...wire.frames import MAX_CALL_BYTES
-from ...wire.names import MAX_PROMPTS
+from ...wire.names import MAX_PROMPTS, add_article
 from ...wire.strict_json import NotJsonError, convert_fields, dumps
 
 TYPE_CHECKING = False
@@ -154,7 +154,7 @@ def _ask_many(
 
 def _check_text(name: str, argument: str, value: Any) -> None:
     if not isinstance(value, str):
-        raise TypeError(f"{name}: {argument} is a {type(value).__name__}: pass a text")
+        raise TypeError(f"{name}: {argument} is {add_article(type(value).__name__)}: pass a text")
 
 
 def _ask(

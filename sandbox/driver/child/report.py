@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...wire.names import add_article
 from ...wire.strict_json import find_loss
 
 TYPE_CHECKING = False
@@ -45,10 +46,10 @@ def _convert(name: str, value: Any) -> float:
     # `float` accepts dates and durations, turns masked numbers into NaN, and drops units and imaginary parts.
     is_complex = getattr(getattr(value, "dtype", None), "kind", None) == "c"
     if isinstance(value, (str, bytes)) or is_complex or find_loss(value) is not None:
-        raise TypeError(f"report: {name} is a {type(value).__name__}: it is a number")
+        raise TypeError(f"report: {name} is {add_article(type(value).__name__)}: it is a number")
     try:
         return float(value)
     except OverflowError:
         raise ValueError(f"report: {name} is too large for a float") from None
     except (TypeError, ValueError):
-        raise TypeError(f"report: {name} is a {type(value).__name__}: it is a number") from None
+        raise TypeError(f"report: {name} is {add_article(type(value).__name__)}: it is a number") from None

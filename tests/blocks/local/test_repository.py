@@ -309,7 +309,7 @@ def test_dependencies_of_a_wheel_are_not_built(needs: str, source: Path, index: 
     with tarfile.open(index / "source-1.0.tar.gz", "w:gz") as file:
         file.add(source / "setup.py", "source-1.0/setup.py")
     with (
-        pytest.raises(ConfigurationError, match="Local sandboxes install only wheels"),
+        pytest.raises(ConfigurationError, match=r"Local sandboxes install only wheels|no wheel for this"),
         LocalInterpreter(packages=["harmless"]),
     ):
         pass
@@ -338,7 +338,7 @@ def test_the_installer_gets_only_the_environment_variables_that_it_needs(
 
 
 def test_unavailable_packages_are_a_one_sentence_error(index: Path) -> None:
-    with pytest.raises(ConfigurationError, match="the packages could not be installed"):
+    with pytest.raises(ConfigurationError, match="no package is named no-such-package, or it has no wheel"):
         LocalInterpreter(packages=["no-such-package"]).start()
     for package in (
         "--index-url=http://example.org",

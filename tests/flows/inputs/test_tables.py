@@ -151,7 +151,7 @@ def test_trailing_empty_rows_are_ignored_and_inner_ones_are_executions(tmp_path:
         {"x": 3, "y": 4},
     ]
     (tmp_path / "in.csv").write_text("x,y\n,\n")
-    with pytest.raises(ConfigurationError, match="is empty: give at least one"):
+    with pytest.raises(ConfigurationError, match="has no rows: give at least one row"):
         read_inputs(str(tmp_path / "in.csv"))
 
 
