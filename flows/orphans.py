@@ -268,7 +268,7 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
     log = flow_run_logger(flow_run, flow)
     try:
         parameters = flow_run.parameters or {}
-        options = parameters.get("options", parameters)  # A shard's flow has one parameter, `options`.
+        options = parameters.get("options", parameters)  # A shard's flow has these in its parameter `options`.
         provider = await resolve_provider(options.get("provider") or "local", options.get("provider_options"))
         now, sandboxes = time.time(), await provider.list_sandboxes()
         reason = f"its flow run is {state.name}"

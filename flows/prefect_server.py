@@ -7,7 +7,7 @@ Measured on two cores, with 500 task runs:
 - The first start on an empty PREFECT_HOME migrates a database for 16 to 28 s. Prefect waits 20 s by default.
 - A restarted server would lose leases that it keeps in memory, and the slots of their holders would stay taken.
 - A task that waits for a slot of its tag's limit asks again after up to 10 s by default. 50 tasks of 0.1 s under a
-  limit of 4 took 47 to 67 s. If the task asks again after 0.5 s, they took 22 s.
+  limit of 4 took 47 to 67 s. With 0.5 s instead, they took 22 s.
 
 CSRF tokens keep web pages from changing anything. `server/app.py` has further protections.
 """

@@ -13,7 +13,7 @@ MAX_CHART_VALUE = 1e200  # the greatest absolute value in a chart: axes have no 
 
 
 def build_charts(summary: RunSummary, importances: Mapping[str, float]) -> list[Part]:
-    """Return the charts of a run. Charts of a sweep show its objectives, and charts of other runs show seconds."""
+    """Return the charts of a run. They show its objectives, or the seconds of executions if it has no objectives."""
     if len(summary.points) < 2 or not all(abs(v) <= MAX_CHART_VALUE for point in summary.points for v in point.values):
         return []
     if summary.spec.objective is None and not summary.spec.objectives:
