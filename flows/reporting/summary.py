@@ -16,7 +16,7 @@ from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.ledger.run_record import ReportSpec
 from .table import format_cell, list_new_fields
 
-MAX_ROWS = 1000  # rows of the table: Prefect's UI shows tables of that size without delay
+MAX_ROWS = 1000  # rows of the table; Prefect's UI shows so many rows without delay
 MAX_COLUMNS = 16  # variables, and also fields, that have a column; objectives always have one
 MAX_FAILURE_GROUPS = 100
 MAX_FULL_TEXTS = 20  # failures, or fields of a single result, that are shown in full
@@ -24,7 +24,7 @@ MAX_POINTS = 1000  # points of a chart; there may be twice as many
 MAX_CURVES = 100  # curves of reported values; there may be twice as many
 MAX_CURVE_POINTS = 100  # points of one curve
 MAX_SHOWN = 100  # executions whose displays are in a report
-MAX_SHOWN_BYTES = 32 * 1024 * 1024  # bytes of all displays together: browsers open that at once
+MAX_SHOWN_BYTES = 32 * 1024 * 1024  # bytes of all displays together; browsers open a page of this size at once
 MAX_PARTS = 50  # displays, and collected files, of one execution that are in a report
 
 ItemT = TypeVar("ItemT")
@@ -58,7 +58,7 @@ class BestTrials:
         return None if self.spec.objectives or not self._members else self._members[0][1]
 
     def consider(self, result: Result) -> tuple[float, ...] | None:
-        """Keep the trial if no other is better. Return its scores, or None if it has not submitted them as numbers."""
+        """Keep the trial if no other one is better. Return its scores, or None if it did not submit them as numbers."""
         if self.spec.objectives:
             return self._consider_for_front(result)
         if self.spec.objective is None or result.meta.pruned:
@@ -96,7 +96,7 @@ def is_nonfinite(value: Any) -> TypeGuard[float]:
 
 
 def is_score(value: Any) -> TypeGuard[float]:
-    """Return whether the value is a number to compare trials by: finite, and no larger than a float holds."""
+    """Return whether the value is a number that can compare trials: it is finite, and a float can hold it."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:
@@ -168,7 +168,7 @@ class Curve:
 
 
 class ShownDisplays:
-    """The first executions that displayed something, ended with a value that is no field, or collected files."""
+    """The first executions that displayed something, ended with a value outside of the fields, or collected files."""
 
     def __init__(self) -> None:
         self.metas: list[Meta] = []
