@@ -125,7 +125,7 @@ class Admission:
         self.release(permit)
 
     def record_refusal(self, permit: Permit, retry_after: float | None, reason: str) -> None:
-        """Take back a permit whose sandbox was refused for now; The provider asked for `retry_after` seconds."""
+        """Take back a permit after a temporary refusal. The provider asked to wait for `retry_after` seconds."""
         now = self._clock()
         self._take_back(permit)
         if retry_after:
