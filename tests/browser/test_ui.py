@@ -111,7 +111,7 @@ class TestAgainstAWorker:
         page.goto(f"{ui}/deployments")
         page.see("local", "sweep")
         page.goto(f"{ui}/blocks/catalog/language-model/create")
-        page.see("Sub-model", "US dollars for a token of a prompt", "It stays on the host.")
+        page.see("Sub-model", "US dollars per token of a prompt", "It stays on the host.")
         name = {"Block Name": "from-the-form"}
         fields = {**name, "Model": "openai/gpt-4o-mini", "API key": "sk-that-nobody-sees"}
         form = f"{ui}/blocks/catalog/language-model/create"
