@@ -118,7 +118,7 @@ class TestAgainstAWorker:
         submit(page, form, fields, "Create", lambda: 'LanguageModel.load("from-the-form")' in page.text())
         assert "sk-that" not in page.text()
         page.goto(f"{ui}/blocks/catalog/local-sandbox/create")
-        page.see("Isolation", "MiB of address space for each process of the code")
+        page.see("Isolation", "MiB of memory of each process")
         form = f"{ui}/blocks/catalog/local-sandbox/create"
         submit(page, form, name, "Create", lambda: 'LocalSandbox.load("from-the-form")' in page.text())
         model: Any = LanguageModel.load("from-the-form")
