@@ -11,8 +11,8 @@ The rows are medians in milliseconds:
 - a stateless execution, forked from a process that has run `prepare`
 
 The peers are `dspy.LocalInterpreter`, which is a subprocess without isolation or stateless executions, and a bare
-worker of a dozen lines over two pipes. Ratios are to dspy: at most 1.0 means that it is not slower than dspy. The last
-rows count the new interpreters that answer and shut down in a second, on one core and on all cores.
+worker of a dozen lines over two pipes. Ratios are to dspy: for a time, at most 1.0 means not slower than dspy. The last
+rows count the new interpreters that answer and shut down per second, on one core and on all cores.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def measure_calls(make: Callable[[], Any], rounds: int, samples: dict[str, list[
 
 
 def count_fresh(name: str, cores: int) -> float:
-    """Return how many new interpreters a second answer once and shut down, with one thread for each core."""
+    """Return the new interpreters that answer once and shut down per second, with one thread for each core."""
     done = subprocess.run(
         [sys.executable, __file__, "--fresh", name, "--cores", str(cores)], capture_output=True, text=True, check=True
     )
@@ -131,7 +131,7 @@ def count_fresh(name: str, cores: int) -> float:
 
 
 def print_fresh(make: Callable[[], Any], cores: int) -> None:
-    """Limit this process and its children to `cores` cores, and print how many new interpreters a second answer."""
+    """Limit this process and its children to `cores` cores, and print how many new interpreters answer per second."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     counts: list[int] = []
 

@@ -2,8 +2,9 @@
 
     python benchmarks/queries.py [--rounds 5] [--queries 100] [--concurrency 16] [--delay 0.2]
 
-The model is a separate server on this machine that answers after the delay. The variants run in turns. The table has
-medians, and ratios to the ideal: `delay` seconds for every `concurrency` queries. The variants are:
+The model is a separate server on this machine that answers after the delay. The variants run in turns, but
+polling runs once at the end. The table has medians, and ratios to the ideal: `delay` seconds for every `concurrency`
+queries. The variants are:
 - plain asyncio over bare connections
 - LiteLLM called directly, on which rlm-batch is built
 - `llm_query_batched` in a local sandbox

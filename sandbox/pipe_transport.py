@@ -247,7 +247,7 @@ class PipeTransport:
         try:
             while parts:
                 if self._protocol.closed_reason:
-                    raise SandboxLost(f"the sandbox has gone ({self._protocol.closed_reason}): run it in a new one")
+                    raise SandboxLost(f"the sandbox was lost ({self._protocol.closed_reason}): run it in a new one")
                 left = write_available(self._writes, parts)
                 if left is not parts:
                     stalled_at = time.monotonic() + self._stall_seconds

@@ -34,7 +34,7 @@ class ContainerChannel:
         """Send the bytes, after those of earlier sends. Raise SandboxLost."""
         async with self._lock:
             if self.end_reason or self._process.stdin is None:
-                raise SandboxLost(f"the container has gone ({self.end_reason}): run it in a new one")
+                raise SandboxLost(f"the container was lost ({self.end_reason}): run it in a new one")
             self._process.stdin.write(data)
             await run_shielded(self._drain())
 
@@ -45,7 +45,7 @@ class ContainerChannel:
                 await self._process.stdin.drain()
         except TimeoutError:
             self._end(f"it read none of its input for {STALL_SECONDS:g} s")
-            raise SandboxLost(f"the container has gone ({self.end_reason}): run it in a new one") from None
+            raise SandboxLost(f"the container was lost ({self.end_reason}): run it in a new one") from None
         except (OSError, RuntimeError):
             raise SandboxLost("the container has ended: run it in a new one") from None
 

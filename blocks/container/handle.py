@@ -157,7 +157,7 @@ class ContainerHandle(Sandbox):
         if process.returncode == FILE_ERROR_STATUS:
             raise VolumeError(f"{failure}: {words}")
         if process.returncode:
-            raise SandboxLost(f"{failure}, for container {self.id} has gone: {words}")
+            raise SandboxLost(f"{failure}: container {self.id} was lost: {words}")
         return stdout
 
     async def remove(self) -> None:

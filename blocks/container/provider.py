@@ -21,7 +21,7 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
     binds_mounts: ClassVar[bool] = True
 
     async def open(self, labels: dict[str, str]) -> ContainerHandle:
-        """Open a sandbox. Raise ConfigurationError if no engine answers or none runs the image."""
+        """Open a sandbox. Raise ConfigurationError if no engine answers, or the first one cannot run the image."""
         return await create_container(self, await find_engine(self.engine), labels, await self.commit(), self._files)
 
     async def check(self) -> str:
@@ -34,7 +34,7 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
         ready = await ensure_ready(self, engine, self.labels(""))
         asked = ["memory_mib", "processes", "disk_mib", *(["cpus"] if self.cpus is not None else [])]
         missing = [name for name in asked if name not in ready.limits]
-        lack = f" (what says that {', '.join(missing)} holds is not to be seen in it)" if missing else ""
+        lack = f" (no file in the container shows whether {', '.join(missing)} is enforced)" if missing else ""
         return (
             f"{engine.describe()}; {ready.image} with Python {ready.python} ({', '.join(ready.layers)}); for a sandbox "
             f"as a whole: {', '.join(ready.limits)}{lack}"

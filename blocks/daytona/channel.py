@@ -121,7 +121,7 @@ class DaytonaChannel:
                 done.set_exception(self._make_lost_error())
 
     def _make_lost_error(self) -> SandboxLost:
-        return SandboxLost(f"sandbox {self._remote.id} has gone ({self._end_reason}): run the code in a new one")
+        return SandboxLost(f"sandbox {self._remote.id} was lost ({self._end_reason}): run the code in a new one")
 
     # -- to the driver
 

@@ -1,4 +1,4 @@
-"""The SDK's client, shared by all sandboxes of an event loop."""
+"""The SDK's client, shared by all sandboxes of an event loop and an account."""
 
 import asyncio
 import contextvars
@@ -21,7 +21,7 @@ ENVIRONMENT_NAMES = ("API_KEY", "JWT_TOKEN", "ORGANIZATION_ID", "API_URL", "SERV
 
 
 class SharedClient:
-    """The SDK's client for one event loop. Creating a client is slow, so all sandboxes of the loop share it."""
+    """The SDK's client for one event loop and account. Creating a client is slow, so their sandboxes share it."""
 
     def __init__(self, config: daytona.DaytonaConfig, forget: Callable[[], object]) -> None:
         self.sdk = daytona.AsyncDaytona(config)

@@ -63,8 +63,8 @@ async def run_command(
 async def clone_repository(remote: daytona.AsyncSandbox, settings: DaytonaSettings, commit: str) -> str:
     """Clone the repository and check the commit out; return the clone's directory, relative to the working directory.
 
-    The daemon signs in with the token. The token is not in the clone, the environment or a command line. Raise
-    ConfigurationError, SandboxStartError or DaytonaError.
+    The daemon signs in with the token, which is not in the clone or a command line. Raise ConfigurationError,
+    SandboxStartError or DaytonaError.
     """
     url = settings.repo_url
     assert url is not None

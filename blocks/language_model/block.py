@@ -16,7 +16,7 @@ class LanguageModel(LanguageModelSettings, Block):
         ```python
         from rlm_batch import LanguageModel, batch
 
-        model = LanguageModel.load("BLOCK_NAME")  # its settings; code is given its name
+        model = LanguageModel.load("BLOCK_NAME")  # to read its settings; a batch takes its name
         code = "SUBMIT(answer=llm_query('How many legs has a spider?'))"
         print(batch.sync([code], language_model="language-model/BLOCK_NAME")[0].answer)
         ```

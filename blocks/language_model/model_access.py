@@ -32,7 +32,7 @@ LIMITS = (
     "max_llm_calls",
     "max_llm_tokens",
     "max_cost",
-)  # names of ModelAccess limits
+)  # names of the limits that `open_model_access` takes
 
 
 @dataclass(kw_only=True)
@@ -74,9 +74,9 @@ class ModelAccess:
         self._models = self.model.make_root_model(), self.model.make_flat_model()
 
     async def check_first_call(self, *, is_recursive: bool = False) -> None:
-        """Raise ConfigurationError if the settings or limits certainly forbid every call. This sends no request.
+        """Raise ConfigurationError if a model's settings are wrong, or the limits forbid every call. Send no request.
 
-        With `is_recursive`, only the model for recursive queries counts.
+        With `is_recursive`, only the limits for the model of recursive queries count.
         """
         if is_recursive and self.max_depth == 0:
             raise ConfigurationError(f"{name_parameter('max_depth')} is 0, and a recursive query needs 1: raise it")

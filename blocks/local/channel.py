@@ -64,7 +64,7 @@ class LocalChannel:
     def _write(self, data: memoryview) -> memoryview:
         """Write what the pipe has room for, and return the rest. Raises SandboxLost."""
         if self._end_reason:
-            raise SandboxLost(f"the sandbox has gone ({self._end_reason}): run it in a new one")
+            raise SandboxLost(f"the sandbox was lost ({self._end_reason}): run it in a new one")
         try:
             while data:
                 data = data[os.write(self._fd, data) :]

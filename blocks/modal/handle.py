@@ -132,7 +132,7 @@ class ModalSandboxHandle(Sandbox):
         except TimeoutError:
             raise SandboxLost(f"{failure} within {FILE_SECONDS:g} s: run the code in a new sandbox") from None
         except modal.exception.Error as error:
-            raise SandboxLost(f"{failure}, for sandbox {self.id} has gone: {get_last_line(error)}") from error
+            raise SandboxLost(f"{failure}: sandbox {self.id} was lost: {get_last_line(error)}") from error
 
     def _resolve_path(self, path: str) -> str:
         if path.startswith("/"):

@@ -141,7 +141,7 @@ class Query:
         return record
 
 
-# Takes the record of a recursive query and its last turn, when that turn has ended.
+# Takes the record of a recursive query and a turn of it that has just ended.
 OnTurn = Callable[["Query", dict[str, Any]], None]
 # Runs a query's work and reports it, for example as a task run.
 RunTracked = Callable[[Query, Callable[[], Awaitable[str]]], Awaitable[str]]

@@ -20,7 +20,7 @@ from ...infra.waiting import wait_until
 
 Launch = Callable[..., Any]
 
-# This code starts a daemon and a process that ignores signals, prints "on", and stays.
+# This code starts two processes that ignore signals, one of them a daemon. The code prints "on" and does not end.
 STAYING = """
 import os, signal, time
 for own_session in (False, True):
