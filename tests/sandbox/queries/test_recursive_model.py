@@ -1,6 +1,5 @@
 """Tests of reading a recursive model's replies."""
 
-import time
 from functools import partial
 
 import pytest
@@ -53,10 +52,9 @@ def test_replies_are_read_leniently(reply: str, blocks: list[str]) -> None:
     ],
     ids=["backticks", "language", "content", "spaces", "fences", "nested fences"],
 )
+@pytest.mark.timeout(60)  # quadratic time would be hours
 def test_a_hostile_reply_is_read_in_linear_time(reply: str) -> None:
-    began = time.monotonic()
     assert split_reply(reply)[1] == []
-    assert time.monotonic() - began < 5
 
 
 def test_the_prompt_hides_the_defaults_of_tools() -> None:
