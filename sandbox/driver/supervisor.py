@@ -220,6 +220,7 @@ class Supervisor:
             return
         self._fork_server = server
         self._add_child(server.process)
+        self._watch_output(server.process)
         server.process.begin(execution, body)
 
     def _op_execute(self, header: dict[str, Any], body: bytes) -> None:
@@ -257,7 +258,10 @@ class Supervisor:
         if context is not None:
             process.context = context
             self._contexts[context] = process
-        self._drain(process)  # drops output that processes of earlier executions have written
+        if process.executions:
+            self._drain(process)  # drops output that processes of earlier executions have written
+        else:
+            self._watch_output(process)
         if self._folders is not None and self._is_idle:
             self._folders.note_contents()
         process.begin(execution, body)
@@ -353,10 +357,16 @@ class Supervisor:
 
     def _add_child(self, process: ChildProcess) -> None:
         self._processes[process.pid] = process
-        for fd in process.outputs.values():
-            self._loop.watch(fd, lambda: self._drain(process))
         if not self._wire.is_paused:
             self._loop.watch(process.reads, lambda: self._on_channel(process))
+
+    def _watch_output(self, process: ChildProcess) -> None:
+        """Read a child's output from now on. What it has written before its first execution is that execution's output.
+
+        A new Python that its environment prevents from starting names the cause on stderr before an execution begins.
+        """
+        for fd in process.outputs.values():
+            self._loop.watch(fd, lambda: self._drain(process))
 
     def _list_fds(self) -> list[int]:
         fds = [self._wire.reads, self._wire.writes, self._loop.fd, *self._wake]
@@ -568,6 +578,9 @@ class Supervisor:
         cap, confinement = self._settings["output_cap"], self._confinement
         assert confinement is not None
         try:
-            self._add_child(fork_collector(number, collection, cap, confinement, self._loop, self._list_fds()))
+            process = fork_collector(number, collection, cap, confinement, self._loop, self._list_fds())
         except OSError as error:
             self._wire.send(*encode_collected(number, f"no process could be made that reads them: {error.strerror}"))
+            return
+        self._add_child(process)
+        self._watch_output(process)
