@@ -12,7 +12,7 @@ import re
 import textwrap
 import uuid
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..cancellation import run_shielded
 from ..errors import CodeCrashed, CodeError, ExecutionTimeout, QueryError, StateLost, SubmitError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..interpreter import Interpreter
     from ..result import Result
+    from .answer_type import AnswerType
     from .recursion import Queries, QueryContext
     from .session import Message, Query
 
@@ -87,11 +88,19 @@ class RecursionSettings:
         max_errors: Number of consecutive turns without code, or with failing code, that ends the query with a
             QueryError; None for no limit.
         instructions: Text that is added to the model's instructions.
+        system_prompt: Text in the place of the built-in instructions; "" for those.
+        answer_type: Type of the answers to queries of plain code; None for any JSON value.
+        on_depth: "error" to refuse a recursive query beyond the greatest depth, or "plain" to ask the model once.
+        compact_tokens: Tokens of a prompt from which the earlier turns are summarized; None for never.
     """
 
     max_turns: int = 20
     max_errors: int | None = None
     instructions: str = ""
+    system_prompt: str = ""
+    answer_type: AnswerType | None = None
+    on_depth: Literal["error", "plain"] = "error"
+    compact_tokens: int | None = None
 
 
 DEFAULT_RECURSION = RecursionSettings()
