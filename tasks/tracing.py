@@ -28,7 +28,16 @@ from prefect.telemetry.run_telemetry import LABELS_TRACEPARENT_KEY
 
 from ..sandbox.meta import Meta, QuerySummary
 from ..sandbox.queries.budget import Usage
-from ..sandbox.queries.session import Answer, Message, Model, NoAnswerError, Query, RunTracked
+from ..sandbox.queries.session import (
+    DEFAULT_OPTIONS,
+    Answer,
+    Message,
+    Model,
+    NoAnswerError,
+    Query,
+    RequestOptions,
+    RunTracked,
+)
 from ..sandbox.result import Result
 from .execution import Execution
 
@@ -138,7 +147,7 @@ class _TracedModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    async def ask(self, messages: list[Message]) -> Answer:
+    async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
         described = _describe_model(self.model.name)
         attributes = {"gen_ai.operation.name": "chat", **described}
         with _open_span(f"chat {described['gen_ai.request.model']}", attributes, kind=SpanKind.CLIENT) as span:
@@ -147,7 +156,7 @@ class _TracedModel:
                 inputs = [_build_message(message["role"], message["content"]) for message in messages]
                 span.set_attribute("gen_ai.input.messages", _encode(inputs))
             try:
-                answer = await self.model.ask(messages)
+                answer = await self.model.ask(messages, options)
             except NoAnswerError as error:
                 _set_usage(span, error.usage)
                 raise

@@ -15,7 +15,7 @@ from typing import Any
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError, QueryError
 from ...sandbox.queries.budget import Estimate, Usage
-from ...sandbox.queries.session import Answer, Message, NoAnswerError
+from ...sandbox.queries.session import DEFAULT_OPTIONS, Answer, Message, NoAnswerError, RequestOptions
 from ..retry import call_with_retries
 from .credentials import CredentialMask, filter_log_record
 
@@ -121,7 +121,7 @@ class LiteLLMModel:
         address = self.api_base or next(filter(None, addresses), None)
         return {"model": self.name, "api_base": address, "sampling": self.sampling}
 
-    async def ask(self, messages: list[Message]) -> Answer:
+    async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
         """Ask the model, with retries after transient errors. Raises QueryError, NoAnswerError, ConfigurationError."""
         litellm = self._litellm = self._litellm or await _import_litellm()
         tries = 0
@@ -204,7 +204,9 @@ class LiteLLMModel:
             cost = None if price is None else 0.0
         return Usage(1, prompt, completion, None if cost is None else max(0.0, cost))
 
-    async def estimate_max_usage(self, messages: list[Message], *, is_priced: bool = True) -> Estimate:
+    async def estimate_max_usage(
+        self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
+    ) -> Estimate:
         """Return the most that a call can use; see `Model.estimate_max_usage`. Count a byte as a token."""
         self._litellm = self._litellm or await _import_litellm()
         price = self._price() if is_priced else (0.0, 0.0)

@@ -1,6 +1,6 @@
 """A cache of model answers. Identical questions asked at the same time share one request.
 
-A question is a model, its settings and the messages. The cache does not keep failures.
+A question is a model, its settings, the messages and the request's options. The cache does not keep failures.
 """
 
 import asyncio
@@ -44,9 +44,14 @@ class Question(NamedTuple):
     model: str
 
 
-def build_question(model: str, fingerprint: dict[str, Any], messages: list[dict[str, str]]) -> Question:
-    """Return the question for these messages. Its key is a hash of the fingerprint and the messages."""
-    parts = {"model": fingerprint, "messages": messages}
+def build_question(
+    model: str, fingerprint: dict[str, Any], messages: list[dict[str, Any]], options: dict[str, Any]
+) -> Question:
+    """Return the question for these messages. Its key is a hash of the fingerprint, the messages and the options.
+
+    Without options, the key has the form of earlier versions.
+    """
+    parts = {"model": fingerprint, "messages": messages, **({"options": options} if options else {})}
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=repr)
     return Question(hashlib.sha256(text.encode()).hexdigest(), model)
 

@@ -7,7 +7,7 @@ holds none, so deep recursion cannot cause a deadlock.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -19,7 +19,8 @@ from .answer_cache import AnswerCache, build_question
 from .budget import NO_ESTIMATE, Budget, Estimate, Usage
 
 FLAT_KIND = "llm_query"  # kind of a query that asks one question
-Message = dict[str, str]  # role and content, as in OpenAI's chat API
+# Role and content, as in OpenAI's chat API. The content is a text, or a list of parts with texts and images.
+Message = dict[str, Any]
 RECORDED_CHARACTERS = 200  # prompts and errors in a record are cut to this length
 MAX_RECORDED_QUERIES = 1000  # per session; further queries are only counted
 # Per session with limited calls. Cached answers cost nothing, so without this limit a loop could ask until its timeout.
@@ -30,11 +31,32 @@ DEADLINE_MARGIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """The options of one request, which win over the model's own settings.
+
+    Args:
+        temperature: Sampling temperature; None for the model's own.
+        max_tokens: Tokens of the answer. The model's own limit also holds. None for only that limit.
+        response_format: JSON schema of the answer; None for any text.
+        logprobs: True if the answer should have the logarithms of its tokens' probabilities.
+    """
+
+    temperature: float | None = None
+    max_tokens: int | None = None
+    response_format: dict[str, Any] | None = None
+    logprobs: bool = False
+
+
+DEFAULT_OPTIONS = RequestOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """A model's answer and its usage."""
+    """A model's answer and its usage. `logprobs` has OpenAI's form, a dict for each token, if they were requested."""
 
     text: str
     usage: Usage
+    logprobs: list[dict[str, Any]] | None = None
 
 
 class NoAnswerError(Exception):
@@ -61,11 +83,13 @@ class Model(Protocol):
 
     name: str
 
-    async def ask(self, messages: list[Message]) -> Answer:
+    async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
         """Return the model's answer. Raises QueryError, or NoAnswerError if a request used tokens without an answer."""
         ...
 
-    async def estimate_max_usage(self, messages: list[Message], *, is_priced: bool = True) -> Estimate:
+    async def estimate_max_usage(
+        self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
+    ) -> Estimate:
         """Return the most that a call can use. Without `is_priced`, prices are 0. Raises ConfigurationError."""
         ...
 
@@ -74,11 +98,18 @@ class Model(Protocol):
         ...
 
 
-async def estimate_for_budget(budget: Budget, model: Model, messages: list[Message]) -> Estimate:
+async def estimate_for_budget(
+    budget: Budget, model: Model, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS
+) -> Estimate:
     """Return the most tokens and cost of a call, if the budget limits them. Raises ConfigurationError if unknown."""
     if not (budget.limits_tokens or budget.limits_cost):
         return NO_ESTIMATE
-    return await model.estimate_max_usage(messages, is_priced=budget.limits_cost)
+    return await model.estimate_max_usage(messages, options, is_priced=budget.limits_cost)
+
+
+def _list_set_options(options: RequestOptions) -> dict[str, Any]:
+    """Return the options that differ from the defaults, which change the answer."""
+    return {name: value for name, value in asdict(options).items() if value not in (None, False)}
 
 
 @dataclass(slots=True)
@@ -161,6 +192,7 @@ class QuerySession:
     Args:
         root_model: Model for the turns of recursive queries.
         flat_model: Model for `llm_query`.
+        models: Models that code may choose in a query, by name.
         budget: Limits on calls, tokens and cost.
         concurrency: Maximum number of concurrent requests.
         track: Runs and reports each query.
@@ -174,6 +206,7 @@ class QuerySession:
     flat_model: Model
     budget: Budget
     concurrency: int
+    models: Mapping[str, Model] = field(default_factory=dict[str, Model])
     track: RunTracked = run_untracked
     deadline: float | None = None
     cache: AnswerCache | None = None
@@ -202,26 +235,28 @@ class QuerySession:
     def make_deadline_error() -> DeadlineExceeded:
         return DeadlineExceeded(f"no time is left for queries: raise {name_parameter('timeout')}, or ask for less")
 
-    async def ask(self, model: Model, messages: list[Message], query: Query) -> Answer:
+    async def ask(
+        self, model: Model, messages: list[Message], query: Query, options: RequestOptions = DEFAULT_OPTIONS
+    ) -> Answer:
         """Return the answer to one question of the query, from the cache or by a request.
 
         Raises BudgetExceeded, DeadlineExceeded and QueryError.
         """
         if self.cache is None:
-            return await self._request(model, messages, query)
+            return await self._request(model, messages, query, options)
         self.check_seconds_left()
         answer: Answer | None = None
 
         async def request() -> str:
             nonlocal answer
-            answer = await self._request(model, messages, query)
+            answer = await self._request(model, messages, query, options)
             return answer.text
 
         async def request_tracked() -> str:
             # `run_recorded` tracks a whole recursive query. A flat query is tracked only if it asks the model.
             return await (self.track(query, request) if query.kind == FLAT_KIND else request())
 
-        question = build_question(model.name, model.fingerprint(), messages)
+        question = build_question(model.name, model.fingerprint(), messages, _list_set_options(options))
         try:
             async with asyncio.timeout_at(self.deadline):
                 text = await self.cache.get_answer(question, request_tracked)
@@ -238,17 +273,17 @@ class QuerySession:
         query.cached += 1
         return Answer(text, Usage())
 
-    async def _request(self, model: Model, messages: list[Message], query: Query) -> Answer:
+    async def _request(self, model: Model, messages: list[Message], query: Query, options: RequestOptions) -> Answer:
         """Send one request to a model, within the budget and the deadline."""
         self.check_seconds_left()
-        most = await estimate_for_budget(self.budget, model, messages)
+        most = await estimate_for_budget(self.budget, model, messages, options)
         try:
             async with asyncio.timeout_at(self.deadline), self._request_slots:
                 # Reserve only now: a request that waits for its slot must not hold budget that others could use.
                 reservation = await self.budget.reserve(most)
                 try:
                     try:
-                        answer = await model.ask(messages)
+                        answer = await model.ask(messages, options)
                     except NoAnswerError as error:
                         reservation.settle(error.usage)
                         query.usage += error.usage

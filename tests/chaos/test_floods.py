@@ -24,7 +24,7 @@ from rlm_batch.sandbox.errors import RlmBatchError
 from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.queries.budget import Budget, Estimate, Usage
 from rlm_batch.sandbox.queries.recursion import Queries
-from rlm_batch.sandbox.queries.session import Answer, Message, QuerySession
+from rlm_batch.sandbox.queries.session import DEFAULT_OPTIONS, Answer, Message, QuerySession, RequestOptions
 
 from ..infra.isolation_levels import find_strongest_level
 
@@ -162,10 +162,12 @@ class QuickModel:
 
     name = "quick"
 
-    async def ask(self, messages: list[Message]) -> Answer:
+    async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
         return Answer(messages[0]["content"], Usage(1, 1, 1, 0.0))
 
-    async def estimate_max_usage(self, messages: list[Message], *, is_priced: bool = True) -> Estimate:
+    async def estimate_max_usage(
+        self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
+    ) -> Estimate:
         return Estimate(10, 5)
 
     def fingerprint(self) -> dict[str, Any]:

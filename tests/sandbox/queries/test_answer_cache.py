@@ -9,7 +9,15 @@ from rlm_batch import BudgetExceeded, DeadlineExceeded, QueryError
 from rlm_batch.sandbox.queries import session as session_module
 from rlm_batch.sandbox.queries.answer_cache import AnswerCache, MemoryAnswers, build_question
 from rlm_batch.sandbox.queries.budget import Budget, Estimate, Usage
-from rlm_batch.sandbox.queries.session import Answer, EmptyAnswerError, Message, Query, QuerySession
+from rlm_batch.sandbox.queries.session import (
+    DEFAULT_OPTIONS,
+    Answer,
+    EmptyAnswerError,
+    Message,
+    Query,
+    QuerySession,
+    RequestOptions,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -25,14 +33,16 @@ class GatedModel:
         self.asked = 0
         self.refuses = False
 
-    async def ask(self, messages: list[Message]) -> Answer:
+    async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
         self.asked += 1
         await self.gate.wait()
         if self.refuses:
             raise QueryError("no answer today")
         return Answer(f"answer {self.asked}", Usage(1, 10, 5, 0.25))
 
-    async def estimate_max_usage(self, messages: list[Message], *, is_priced: bool = True) -> Estimate:
+    async def estimate_max_usage(
+        self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
+    ) -> Estimate:
         return Estimate(10, 5)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -106,7 +116,7 @@ async def test_an_empty_answer_stays_one_for_all_waiters():
         await gate.wait()
         raise EmptyAnswerError("no text")
 
-    question = build_question("m", {}, [])
+    question = build_question("m", {}, [], {})
     tasks = [asyncio.create_task(cache.get_answer(question, ask)) for _ in range(3)]
     await settle()
     gate.set()

@@ -8,7 +8,7 @@ import pytest
 from rlm_batch import LocalSandbox
 from rlm_batch.sandbox.queries.budget import Budget, Estimate, Usage
 from rlm_batch.sandbox.queries.recursion import Queries
-from rlm_batch.sandbox.queries.session import Answer, Message, QuerySession
+from rlm_batch.sandbox.queries.session import DEFAULT_OPTIONS, Answer, Message, QuerySession, RequestOptions
 
 pytestmark = pytest.mark.anyio
 
@@ -19,11 +19,13 @@ class LengthModel:
     name = "length"
     most_tasks = 0
 
-    async def ask(self, messages: list[Message]) -> Answer:
+    async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
         self.most_tasks = max(self.most_tasks, len(asyncio.all_tasks()))
         return Answer(str(len(messages[0]["content"])), Usage(1, 1, 1, 0.0))
 
-    async def estimate_max_usage(self, messages: list[Message], *, is_priced: bool = True) -> Estimate:
+    async def estimate_max_usage(
+        self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
+    ) -> Estimate:
         return Estimate(10, 5)
 
     def fingerprint(self) -> dict[str, Any]:
