@@ -46,6 +46,8 @@ class _ProviderSandboxes:
         max_depth: Greatest depth of recursive queries. Code is at depth 0. Default: 2.
         max_llm_calls: Model calls per execution; None for no limit. Default: 50.
         max_llm_tokens: Model tokens per execution. Default: no limit.
+        max_total_llm_calls: Model calls of all executions together. Default: no limit.
+        max_total_llm_tokens: Model tokens of all executions together. Default: no limit.
         max_cost: US dollars for all executions together. Default: no limit.
         cache_queries: Ask the same question (model, its settings, messages) only once while the interpreter exists.
             Answers from the cache are not calls and cost nothing. Default: False.
@@ -74,6 +76,8 @@ class _ProviderSandboxes:
         max_depth: int = 2,
         max_llm_calls: int | None = 50,
         max_llm_tokens: int | None = None,
+        max_total_llm_calls: int | None = None,
+        max_total_llm_tokens: int | None = None,
         max_cost: float | None = None,
         cache_queries: bool = False,
         prepare: str | None = None,
@@ -93,6 +97,8 @@ class _ProviderSandboxes:
             "max_depth": max_depth,
             "max_llm_calls": max_llm_calls,
             "max_llm_tokens": max_llm_tokens,
+            "max_total_llm_calls": max_total_llm_calls,
+            "max_total_llm_tokens": max_total_llm_tokens,
             "max_cost": max_cost,
             "cache": AnswerCache(MemoryAnswers()) if cache_queries else None,
         }
@@ -167,6 +173,8 @@ class InterpreterKeywords(TypedDict, total=False):
     max_depth: int
     max_llm_calls: int | None
     max_llm_tokens: int | None
+    max_total_llm_calls: int | None
+    max_total_llm_tokens: int | None
     max_cost: float | None
     cache_queries: bool
     prepare: str | None

@@ -190,6 +190,13 @@ class CommonParameters:
         int | None,
         Field(ge=0, description="Model tokens per execution; no limit by default. Prompts and answers count."),
     ] = None
+    max_total_llm_calls: Annotated[
+        int | None, Field(ge=0, description="Model calls of the whole flow run; no limit by default.")
+    ] = None
+    max_total_llm_tokens: Annotated[
+        int | None,
+        Field(ge=0, description="Model tokens of the whole flow run; no limit by default. Prompts and answers count."),
+    ] = None
     max_cost: Annotated[
         float | None,
         Field(ge=0, description="US dollars for the model; no limit by default. The limit is for the whole flow run."),
@@ -341,7 +348,8 @@ GROUPS = {
     RESULTS: ("results_path", "cache_results", "collect", "log_output"),
     MODEL: (
         *("language_model", "batch_concurrency", "max_depth"),
-        *("max_llm_calls", "max_llm_tokens", "max_cost", "cache_queries"),
+        *("max_llm_calls", "max_llm_tokens", "max_total_llm_calls", "max_total_llm_tokens"),
+        *("max_cost", "cache_queries"),
     ),
 }
 GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}

@@ -31,6 +31,8 @@ LIMITS = (
     "max_depth",
     "max_llm_calls",
     "max_llm_tokens",
+    "max_total_llm_calls",
+    "max_total_llm_tokens",
     "max_cost",
 )  # names of the limits that `open_model_access` takes
 
@@ -128,6 +130,8 @@ class ModelAccess:
 async def open_model_access(
     model: LanguageModelSettings | str,
     *,
+    max_total_llm_calls: int | None = None,
+    max_total_llm_tokens: int | None = None,
     max_cost: float | None = None,
     track: RunTracked = run_untracked,
     **limits: Any,
@@ -137,6 +141,8 @@ async def open_model_access(
     Args:
         model: A `LanguageModel`, the name of a saved one, or a model in LiteLLM's naming. A saved block needs a
             configured Prefect server; none is started.
+        max_total_llm_calls: Calls of the model by all executions together; None for no limit.
+        max_total_llm_tokens: Tokens of all these calls; None for no limit.
         max_cost: US dollars for all executions together; None for no limit.
         track: Runs and records each query.
         **limits: Other fields of `ModelAccess`.
@@ -148,8 +154,12 @@ async def open_model_access(
         raise ConfigurationError(
             f"{name_parameter('max_cost')} is {max_cost!r}: use a number of US dollars, or None for no limit"
         )
+    totals = {"max_total_llm_calls": max_total_llm_calls, "max_total_llm_tokens": max_total_llm_tokens}
+    for name, value in totals.items():
+        if value is not None and value < 0:
+            raise ConfigurationError(f"{name_parameter(name)} is {value!r}: use 0 or more, or None for no limit")
     settings = await resolve_language_model(model) if isinstance(model, str) else model
-    spent = Budget(cost=max_cost)
+    spent = Budget(calls=max_total_llm_calls, tokens=max_total_llm_tokens, cost=max_cost, is_total=True)
     access = ModelAccess(model=settings, spent=spent, track=track, **limits)
     await settings.check()
     await access.check_estimates()

@@ -163,6 +163,8 @@ async def open_run_context(
     if options.language_model is not None:
         model_access = await open_model_access(
             options.language_model,
+            max_total_llm_calls=options.max_total_llm_calls,
+            max_total_llm_tokens=options.max_total_llm_tokens,
             max_cost=options.max_cost,
             track=trace_queries(tracker.track_query),
             wrap_model=trace_model,

@@ -261,12 +261,17 @@ class ShardingExecutor:
         """Return the job's parameters for one shard."""
         options = self.context.options
         remaining = self.context.deadline.remaining_seconds()
-        cost = None
-        if options.max_cost is not None:
-            # Earlier rounds of this job, such as the chunks before their reduction, have used a part of it.
-            left = options.max_cost - (self.context.usage.model.cost or 0.0)
-            spent = sum(heartbeat.cost or 0.0 for heartbeat in shard.ended_heartbeats)
-            cost = max(0.0, left / len(self._shards) - spent)
+        # Earlier rounds of this job, such as the chunks before their reduction, have used a part of the limits.
+        used, ended = self.context.usage.model, shard.ended_heartbeats
+        spent = sum(
+            (Usage(beat.calls, beat.prompt_tokens, beat.completion_tokens, beat.cost) for beat in ended), Usage()
+        )
+
+        def divide(limit: float | None, used: float, spent: float) -> float | None:
+            return None if limit is None else max(0.0, (limit - used) / len(self._shards) - spent)
+
+        calls = divide(options.max_total_llm_calls, used.calls, spent.calls)
+        tokens = divide(options.max_total_llm_tokens, used.tokens, spent.tokens)
         per_task = math.ceil(max(self.context.total / MAX_JOB_TASK_RUNS, shard.unfinished_at_start / MAX_TASK_RUNS))
         return replace(
             options,
@@ -278,7 +283,9 @@ class ShardingExecutor:
             cache_results=False,
             results_path=str(self.context.ledger.path),
             shards=None,
-            max_cost=cost,
+            max_total_llm_calls=None if calls is None else int(calls),
+            max_total_llm_tokens=None if tokens is None else int(tokens),
+            max_cost=divide(options.max_cost, used.cost or 0.0, spent.cost or 0.0),
         )
 
     async def _poll_shards(self, runs: AttemptRuns, shards: dict[int, Shard]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -110,6 +111,32 @@ except BudgetExceeded as error:
     assert "of $0.2 $0.000000 are left" in first.said
     assert first.meta.queries.cost == pytest.approx(0.2)
     assert chat.stats.requests == 50
+
+
+@pytest.mark.parametrize(
+    ("limits", "counts", "message"),
+    [
+        ({"max_total_llm_calls": 5}, (5, 0), "all 5 calls of the model are used up.*raise max_total_llm_calls"),
+        # A call is expected to use two tokens of the prompt and three of the answer, as the first one did.
+        ({"max_total_llm_tokens": 140}, (35, 0), "of 140 0 are left.*raise max_total_llm_tokens"),
+    ],
+)
+async def test_total_limits_on_calls_and_tokens_hold_for_the_whole_flow_run(chat, limits, counts, message):
+    model = await save_model(chat, max_tokens=100)
+    code = """
+count = 0
+try:
+    while True:
+        llm_query("question")
+        count += 1
+except BudgetExceeded as error:
+    SUBMIT(count=count, said=str(error))
+"""
+    first, second = await batch([code, code], language_model=model, max_llm_calls=None, max_workers=1, **limits)
+    assert (first.count, second.count) == counts
+    assert re.search(message, first.said)
+    assert re.search(message, second.said)
+    assert chat.stats.requests == counts[0]
 
 
 @pytest.mark.parametrize("limits", [{"max_cost": 2.0}, {"max_llm_tokens": 150_000}])

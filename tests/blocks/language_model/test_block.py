@@ -276,6 +276,14 @@ def test_a_script_interpreter_can_query_with_one_cost_limit_for_all_executions(c
         assert "max_cost" in third.said
 
 
+def test_a_script_interpreter_limits_the_calls_of_all_executions(chat):
+    with LocalInterpreter(language_model=model(chat), max_total_llm_calls=3) as interpreter:
+        assert interpreter.execute("SUBMIT(x=llm_query_batched(['a', 'b']))").meta.queries.calls == 2
+        replies = interpreter.execute("SUBMIT(x=[str(r) for r in llm_query_batched(['a', 'b'], on_error='return')])").x
+    assert "answer to: " in "".join(replies)
+    assert "all 3 calls of the model are used up: make fewer, or raise max_total_llm_calls" in "".join(replies)
+
+
 def test_a_billed_call_without_text_counts(chat):
     chat.rule("silent", Reply(no_text=True, usage=(40, 60)))
     code = """
@@ -321,7 +329,13 @@ def test_a_script_interpreter_answers_recursive_queries(chat):
 
 def test_invalid_limits_are_refused(chat):
     limits: dict[str, Any]
-    for limits in ({"batch_concurrency": 0}, {"max_depth": -1}, {"max_llm_calls": -1}, {"max_cost": -0.5}):
+    for limits in (
+        {"batch_concurrency": 0},
+        {"max_depth": -1},
+        {"max_llm_calls": -1},
+        {"max_total_llm_calls": -1},
+        {"max_cost": -0.5},
+    ):
         interpreter = LocalInterpreter(language_model=model(chat), **limits)
         with pytest.raises(ConfigurationError, match=next(iter(limits))):
             interpreter.start()
