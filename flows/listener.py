@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..sandbox.queries.events import RlmEvent
 from ..sandbox.result import Outcome
 from ..tasks.ledger.run_record import ReportSpec
 
@@ -42,6 +43,9 @@ class FlowListener:
 
     def on_output(self, index: int, stream: str, text: str) -> None:
         """Handle text that an execution's code has written to `stream`, which is "stdout" or "stderr"."""
+
+    def on_rlm_event(self, index: int, event: RlmEvent) -> None:
+        """Handle an event of a recursive query that an execution's code asked."""
 
     def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
         """Handle the outcome of an execution. `cached` says that it comes from a ledger, without a run."""

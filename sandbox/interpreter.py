@@ -351,6 +351,8 @@ class Interpreter:
             await self._wait(protocol, channel, pending, frame)
             if queries is not None:
                 pending.queries = queries.session.summarize()
+                if queries.is_top_level:
+                    pending.listener_error = pending.listener_error or queries.session.listener_error
             if collected is not None:
                 pending.end_collection()
                 await collected.finish()

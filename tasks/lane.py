@@ -23,7 +23,7 @@ from ..sandbox.errors import (
 )
 from ..sandbox.interpreter import Interpreter
 from ..sandbox.meta import Meta
-from ..sandbox.queries.session import Query
+from ..sandbox.queries.events import RlmEvent
 from ..sandbox.result import Result
 from .capacity.admission import REFUSAL_PATIENCE_SECONDS, Permit
 from .capacity.slots import Slot, Slots
@@ -53,7 +53,7 @@ class LaneSettings:
         is_reused: Whether a sandbox stays open for the next execution.
         state_context: The name of the process that all executions share with its state; None if each has its own.
         model_access: The access of each execution to language models; None without a model.
-        record_turn: Takes an execution, the record of a recursive query, and the turn that has just ended.
+        on_event: Takes an execution, and an event of its recursive queries.
         uploads: Files for each execution, by their paths in the sandbox.
         preparation: Code that runs in each sandbox before the first execution.
         open_prepare_log: Opens the log for the preparation's output.
@@ -69,7 +69,7 @@ class LaneSettings:
     is_reused: bool = False
     state_context: str | None = None
     model_access: ModelAccess | None = None
-    record_turn: Callable[[Execution, Query, dict[str, Any]], None] | None = None
+    on_event: Callable[[Execution, RlmEvent], None] | None = None
     uploads: dict[str, Path] = field(default_factory=dict[str, Path])
     preparation: Preparation | None = None
     open_prepare_log: Callable[[], OutputLog] | None = None
@@ -193,8 +193,8 @@ class Lane:
                 self._has_state = settings.state_context is not None
                 queries = None
                 if access is not None:
-                    on_turn = None if settings.record_turn is None else partial(settings.record_turn, execution)
-                    queries = access.queries(interpreter, index=execution.index, on_turn=on_turn)
+                    on_event = None if settings.on_event is None else partial(settings.on_event, execution)
+                    queries = access.queries(interpreter, index=execution.index, on_event=on_event)
                     execution.summarize_queries = queries.session.summarize
                 result = await interpreter.execute(
                     execution.code,

@@ -13,11 +13,11 @@ from ...sandbox.errors import BudgetExceeded, ConfigurationError
 from ...sandbox.interpreter import Interpreter
 from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Budget
+from ...sandbox.queries.events import OnEvent
 from ...sandbox.queries.recursion import Queries
 from ...sandbox.queries.recursive_model import DEFAULT_RECURSION, RecursionSettings, answer
 from ...sandbox.queries.session import (
     Model,
-    OnTurn,
     QuerySession,
     RunTracked,
     estimate_for_budget,
@@ -110,7 +110,7 @@ class ModelAccess:
         return 0 if self.cache is None else self.cache.hits
 
     def queries(
-        self, interpreter: Interpreter, *, depth: int = 0, index: int = 0, on_turn: OnTurn | None = None
+        self, interpreter: Interpreter, *, depth: int = 0, index: int = 0, on_event: OnEvent | None = None
     ) -> Queries:
         """Return the queries for execution number `index`, whose code runs at `depth` in the interpreter's sandbox."""
         root, flat = self._models if self.wrap_model is None else map(self.wrap_model, self._models)
@@ -121,7 +121,8 @@ class ModelAccess:
             concurrency=self.batch_concurrency,
             track=self.track,
             cache=self.cache,
-            on_turn=on_turn,
+            on_event=on_event,
+            index=index,
         )
         recurse = partial(answer, interpreter, self.recursion)
         return Queries(session, recurse, max_depth=self.max_depth, depth=depth, numbers=(index,))

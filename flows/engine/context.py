@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,8 +20,8 @@ from ...sandbox.driver_settings import Preparation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Usage
+from ...sandbox.queries.events import RlmEvent
 from ...sandbox.queries.recursive_model import DEFAULT_RECURSION, RecursionSettings
-from ...sandbox.queries.session import Query
 from ...tasks.capacity.slots import Slots, open_slots
 from ...tasks.execution import Execution
 from ...tasks.host_tools import Tool, load_tools
@@ -86,8 +86,24 @@ class RunContext:
     files: CollectedFilesStore
     prepare_lines: LineBudget = field(default_factory=LineBudget)
 
-    def make_lane(self, slots: Slots, uploads: dict[str, Path] | None = None, state_context: str | None = None) -> Lane:
-        """Return a lane of this flow run. With a `state_context` its executions share one process and its state."""
+    def make_lane(
+        self,
+        slots: Slots,
+        uploads: dict[str, Path] | None = None,
+        state_context: str | None = None,
+        on_event: Callable[[RlmEvent], object] | None = None,
+    ) -> Lane:
+        """Return a lane of this flow run. With a `state_context` its executions share one process and its state.
+
+        The ledger gets each turn of a recursive query before `on_event` gets its event.
+        """
+
+        def pass_event(execution: Execution, event: RlmEvent) -> None:
+            if event.kind == "output":
+                self._record_turn(execution, event)
+            if on_event is not None:
+                on_event(event)
+
         has_log = self.options.log_output
         settings = LaneSettings(
             provider=self.provider,
@@ -97,7 +113,7 @@ class RunContext:
             is_reused=self.options.reuse_sandboxes,
             state_context=state_context,
             model_access=self.model_access,
-            record_turn=self._record_turn,
+            on_event=pass_event,
             uploads=uploads or {},
             preparation=self.preparation,
             open_prepare_log=(lambda: OutputLog(self.prepare_lines, "prepare: ", self.log)) if has_log else None,
@@ -107,10 +123,10 @@ class RunContext:
         )
         return Lane(settings, slots)
 
-    def _record_turn(self, execution: Execution, query: Query, turn: dict[str, Any]) -> None:
+    def _record_turn(self, execution: Execution, event: RlmEvent) -> None:
         """Write a turn of a recursive query to the ledger, so that a killed run does not lose it."""
-        number = len(query.trajectory)
-        line = encode_turn(execution.key, execution.index, query.prompt, query.depth, number, turn)
+        query, turn = event.query, event.query.trajectory[event.turn - 1]
+        line = encode_turn(execution.key, execution.index, query.prompt, query.depth, event.turn, turn)
         with suppress(OSError):  # The write of the outcome reports that the ledger cannot be written.
             self.ledger.write_line(line)
 

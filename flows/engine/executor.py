@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...sandbox.errors import RlmBatchError, SandboxStartError
+from ...sandbox.queries.events import RlmEvent
 from ...sandbox.result import Result
 from ...tasks.capacity.slots import Slots
 from ...tasks.execute import TaskBatch, configure_task, execute
@@ -145,7 +146,7 @@ class LaneExecutor:
         return batch
 
     async def _run_lane(self, task: Any) -> None:
-        lane = self.context.make_lane(self.slots, self.uploads, self.state_context)
+        lane = self.context.make_lane(self.slots, self.uploads, self.state_context, self._pass_event)
         try:
             # Acquire the slot first. A batch without a slot would wait, while other lanes have nothing to do.
             while self._may_start() and self._has_batch() and await lane.acquire():
@@ -158,6 +159,9 @@ class LaneExecutor:
             self.slots.dismiss_waiters()
         finally:
             await self.context.usage.close_lane(lane)
+
+    def _pass_event(self, event: RlmEvent) -> None:
+        self.sink.listener.on_rlm_event(event.index, event)
 
     def _may_start(self) -> bool:
         """Return whether another task run may be made."""

@@ -31,6 +31,14 @@ class Usage:
             None if self.cost is None or other.cost is None else self.cost + other.cost,
         )
 
+    def __sub__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.calls - other.calls,
+            self.prompt_tokens - other.prompt_tokens,
+            self.completion_tokens - other.completion_tokens,
+            None if self.cost is None or other.cost is None else self.cost - other.cost,
+        )
+
     @property
     def tokens(self) -> int:
         """Return the number of prompt and completion tokens."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..cancellation import run_shielded
 from ..errors import CodeCrashed, CodeError, ExecutionTimeout, QueryError, StateLost, SubmitError
+from .events import TurnWatch
 from .session import EmptyAnswerError
 
 if TYPE_CHECKING:
@@ -137,10 +138,13 @@ async def answer(
         for number in range(1, settings.max_turns + 1):
             turn: dict[str, Any] = {"reasoning": "", "code": "", "output": ""}
             query.trajectory.append(turn)
+            watch = TurnWatch(query, session.emit)
             try:
                 reply = await session.ask(session.root_model, messages, query)
                 turn["usage"] = asdict(reply.usage)
                 turn["reasoning"], blocks = split_reply(reply.text)
+                turn["code"] = "\n\n".join(blocks)
+                watch.emit_code()
                 result = await python.run_turn(blocks, turn)
                 if result is not None and result.meta.submitted:
                     return result["answer"]
@@ -153,18 +157,24 @@ async def answer(
                     query.trajectory.pop()  # There was no reply.
                 raise
             finally:
-                if session.on_turn is not None and "usage" in turn:
-                    session.on_turn(query, turn)
+                if "usage" in turn:
+                    watch.emit_end()
             errors = errors + 1 if turn.get("failed") else 0
             if errors == settings.max_errors:
                 raise QueryError(
                     f"the recursive model failed in {errors} turns in a row (max_errors): {turn['output']}"
                 )
-        reply = await session.ask(session.root_model, [*messages, {"role": "user", "content": LAST_CALL}], query)
-        turn = {"reasoning": reply.text, "code": "", "output": "", "usage": asdict(reply.usage)}
+        turn = {"reasoning": "", "code": "", "output": ""}
         query.trajectory.append(turn)
-        if session.on_turn is not None:
-            session.on_turn(query, turn)
+        watch = TurnWatch(query, session.emit)
+        try:
+            reply = await session.ask(session.root_model, [*messages, {"role": "user", "content": LAST_CALL}], query)
+        except BaseException:
+            query.trajectory.pop()  # There was no reply.
+            raise
+        turn |= {"reasoning": reply.text, "usage": asdict(reply.usage)}
+        watch.emit_code()
+        watch.emit_end()
         return reply.text.strip()
     finally:
         await run_shielded(python.close())
@@ -182,7 +192,7 @@ class _Python:
 
         Return the last result, or None if a block failed or there are no blocks. Raises the errors of `run`.
         """
-        result, turn["code"] = None, "\n\n".join(blocks)
+        result = None
         if not blocks:
             turn |= {"output": NO_CODE, "failed": True}
         for block in blocks:

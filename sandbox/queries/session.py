@@ -8,7 +8,7 @@ holds none, so deep recursion cannot cause a deadlock.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from ..caller import name_parameter
@@ -17,6 +17,7 @@ from ..meta import QuerySummary
 from ..wire.nonfinite import replace_nonfinite
 from .answer_cache import AnswerCache, build_question
 from .budget import NO_ESTIMATE, Budget, Estimate, Usage
+from .events import OnEvent, RlmEvent
 
 FLAT_KIND = "llm_query"  # kind of a query that asks one question
 # Role and content, as in OpenAI's chat API. The content is a text, or a list of parts with texts and images.
@@ -118,7 +119,8 @@ class Query:
 
     `turn` is 0 if plain code asked this query. If the code of a recursive query asked it, `turn` is the number of that
     code's turn, counted from 1. `cached` is the number of questions that were answered without a call. `value` is a
-    recursive model's answer; the JSON has it unless it is a text.
+    recursive model's answer; the JSON has it unless it is a text. `query_count` and `query_usage` are of the ended
+    queries below it.
     """
 
     kind: str
@@ -134,6 +136,8 @@ class Query:
     value: Any = ""
     trajectory: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     children: list["Query"] = field(default_factory=list["Query"])
+    query_count: int = 0
+    query_usage: Usage = field(default_factory=Usage)
 
     def __str__(self) -> str:
         return f"{self.kind} at depth {self.depth}, {self.model}"
@@ -172,8 +176,6 @@ class Query:
         return record
 
 
-# Takes the record of a recursive query and a turn of it that has just ended.
-OnTurn = Callable[["Query", dict[str, Any]], None]
 # Runs a query's work and reports it, for example as a task run.
 RunTracked = Callable[[Query, Callable[[], Awaitable[str]]], Awaitable[str]]
 
@@ -198,7 +200,9 @@ class QuerySession:
         track: Runs and reports each query.
         deadline: Time of the event loop's clock, or None for no deadline. The execution sets it when it sends its code.
         cache: Answers that need no request, or None.
-        on_turn: Called with each turn of a recursive query, or None.
+        on_event: Called with each event, or None. If it raises an exception, no further question is asked, and the
+            execution raises the exception.
+        index: Number of the execution in its run.
         queries: Records of the top-level queries.
     """
 
@@ -210,12 +214,23 @@ class QuerySession:
     track: RunTracked = run_untracked
     deadline: float | None = None
     cache: AnswerCache | None = None
-    on_turn: OnTurn | None = None
+    on_event: OnEvent | None = None
+    index: int = 0
     queries: list[Query] = field(default_factory=list[Query])
 
     def __post_init__(self) -> None:
         self._request_slots = asyncio.Semaphore(self.concurrency)
         self._asked = self._failed = self._recorded = self._cached = 0
+        self.listener_error: Exception | None = None  # the exception of `on_event`
+
+    def emit(self, event: RlmEvent) -> None:
+        """Pass an event to `on_event`. Keep its exception for the execution, and pass no further event."""
+        if self.on_event is None or self.listener_error is not None:
+            return
+        try:
+            self.on_event(replace(event, index=self.index))
+        except Exception as error:  # noqa: BLE001 - `Interpreter.execute` raises it with its own traceback
+            self.listener_error = error
 
     def set_deadline(self, timeout: float | None) -> None:
         """Set the deadline of all queries from the code's timeout in seconds, less a margin."""
@@ -223,7 +238,12 @@ class QuerySession:
             self.deadline = asyncio.get_running_loop().time() + timeout - min(DEADLINE_MARGIN_SECONDS, timeout / 20)
 
     def check_seconds_left(self) -> float | None:
-        """Return the seconds until the deadline, or None without a deadline. Raises DeadlineExceeded."""
+        """Return the seconds until the deadline, or None without a deadline.
+
+        Raises DeadlineExceeded, and QueryError if `on_event` has raised an exception.
+        """
+        if self.listener_error is not None:
+            raise QueryError(f"no further question is asked, because a listener raised {self.listener_error!r}")
         if self.deadline is None:
             return None
         seconds = self.deadline - asyncio.get_running_loop().time()
@@ -302,9 +322,11 @@ class QuerySession:
         if self._recorded < MAX_RECORDED_QUERIES:
             self._recorded += 1
             (self.queries if parent is None else parent.children).append(query)
+        answer = ""
         try:
             is_tracked_later = self.cache is not None and query.kind == FLAT_KIND
-            return await (work() if is_tracked_later else self.track(query, work))
+            answer = await (work() if is_tracked_later else self.track(query, work))
+            return answer
         except BaseException as error:
             self._failed += 1
             text = error.summary if isinstance(error, RlmBatchError) else str(error)
@@ -312,6 +334,27 @@ class QuerySession:
             raise
         finally:
             query.seconds = time.monotonic() - query.started_at
+            self._end_query(query, parent, answer)
+
+    def _end_query(self, query: Query, parent: Query | None, answer: str) -> None:
+        """Count a query that has ended at its parent, and emit its event."""
+        is_question = parent is None and query.kind != FLAT_KIND
+        total = query.usage + query.query_usage
+        if parent is not None:
+            parent.query_count += 1
+            parent.query_usage += total
+        self.emit(
+            RlmEvent(
+                kind="answer" if is_question else "query",
+                query=query,
+                turn=query.turn,
+                text=answer if is_question else answer[:RECORDED_CHARACTERS],
+                failed=bool(query.error),
+                error=query.error,
+                usage=total,
+                seconds=query.seconds,
+            )
+        )
 
     def summarize(self) -> QuerySummary:
         """Return the counts, tokens and cost of the queries, and their records as a tree."""
