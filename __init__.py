@@ -40,6 +40,8 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .flows.chunks import ChunksReport as ChunksReport
     from .flows.chunks import chunks as chunks
     from .flows.reap import reap as reap
+    from .flows.reporting.pass_at_k import PassAtK as PassAtK
+    from .flows.reporting.pass_at_k import pass_at_k as pass_at_k
     from .flows.rlm import RlmAnswer as RlmAnswer
     from .flows.rlm import rlm as rlm
     from .flows.run_code import run_code as run_code
@@ -49,6 +51,7 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .flows.sweep import SweepReport as SweepReport
     from .flows.sweep import sweep as sweep
     from .sandbox.errors import BudgetExceeded as BudgetExceeded
+    from .sandbox.errors import CheckError as CheckError
     from .sandbox.errors import CodeCrashed as CodeCrashed
     from .sandbox.errors import CodeError as CodeError
     from .sandbox.errors import CodeSyntaxError as CodeSyntaxError

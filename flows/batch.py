@@ -11,7 +11,7 @@ from ..sandbox.caller import name_parameter
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome
 from .inputs.conversion import Code, Items, PathText, Variables
-from .inputs.readers import check_variables, get_column_types, read_inputs, resolve_types_of
+from .inputs.readers import check_judge, check_variables, get_column_types, read_inputs, resolve_types_of
 from .inputs.spilling import read_code_reference, read_codes
 from .inputs.tables import Report as ProgressReport
 from .parameters import CommandLineForm, FlowParameters, Options, Types
@@ -61,12 +61,14 @@ class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
         if not has_inputs:
             for code in codes:
                 check_variables(code, [()], needs_all=needs_all)
+            check_judge(options.read_check(), [()])
             items = [(code, {}) for code in codes]
             return Plan(options=options, total=len(codes), items=items, runs_each_code=True)
         source: Any = self.inputs
         types: Any = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))
         inputs = read_inputs(source, types, report)
         check_variables(codes[0], inputs, needs_all=needs_all)
+        check_judge(options.read_check(), inputs)
         return Plan(
             options=options,
             total=len(inputs),

@@ -23,6 +23,7 @@ from .inputs.conversion import Code, DataById, DataItem, Items, PathText
 from .inputs.readers import (
     ChunkSource,
     build_chunks,
+    check_judge,
     check_provided_variables,
     get_column_types,
     resolve_types_of,
@@ -191,6 +192,7 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         if self.volume_name is not None:
             check_volume_name(self.volume_name)
         check_provided_variables(code, ("chunk_id", "data"), needs_all=options.prepare is None)
+        check_judge(options.read_check(), [("chunk_id", "data")])
         check_provided_variables(reduce, ("results",), needs_all=options.prepare is None)
         chunks: Any = self.chunks
         data: Any = self.data
@@ -246,7 +248,7 @@ class ChunkedJob:
         submitted = await asyncio.to_thread(_collect_submitted, job.store.outcomes)
         encoded = {"results": await asyncio.to_thread(_encode, submitted, "the chunks' submitted fields")}
         key = compute_key(reduce, {}, encoded, add_index(fingerprint, count))
-        reduction = Execution(count, reduce, {}, key, encoded)
+        reduction = Execution(count, reduce, {}, key, encoded, is_checked=False)
         if failed := job.store.failures:
             job.skip([reduction], f"{len(failed)} of {count} chunks have no result")
         else:

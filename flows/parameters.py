@@ -23,6 +23,7 @@ from ..blocks.storage.location import PathOrLocation
 from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
 from ..sandbox.errors import ConfigurationError
 from .inputs.conversion import (
+    Code,
     Content,
     PathText,
     PreparationCode,
@@ -32,6 +33,7 @@ from .inputs.conversion import (
     find_content,
 )
 from .inputs.host_paths import locate_ledger
+from .inputs.spilling import read_text_reference
 from .inputs.tables import Report as ProgressReport
 
 if TYPE_CHECKING:
@@ -311,10 +313,22 @@ class Options(CodeParameters):
         ),
     ] = None
     cache_results: CacheResults = False
+    check: Annotated[
+        Code | None,
+        Field(
+            description="Code that judges each execution, in another sandbox. Its fields are the result. It gets "
+            "submitted, stdout, error, seconds, folder and the variables."
+        ),
+        CommandLineForm("code file", "Python file that judges each execution; its fields are the result."),
+    ] = None
 
     def build_preparation(self) -> Preparation | None:
         """Return the code that runs first in each sandbox, or None. Raises ConfigurationError."""
         return Preparation.from_parameters(self.prepare, self.prepare_timeout, self.prepare_seed)
+
+    def read_check(self) -> str | None:
+        """Return the code of the check, or None. Raises ConfigurationError if its file cannot be read."""
+        return None if self.check is None else read_text_reference(str(self.check))
 
     def locate_ledger(self, run_ledger: L) -> PathOrLocation | L:
         """Return the place of the results, by default `run_ledger`. Raises ConfigurationError."""
@@ -345,7 +359,7 @@ GROUPS = {
     ),
     LIMITS: ("max_workers", "timeout", "deadline", "reuse_sandboxes", "executions_per_task", "shards"),
     FAILURES: ("retries", "retry_code_errors", "idempotent", "on_failure", "max_failures"),
-    RESULTS: ("results_path", "cache_results", "collect", "log_output"),
+    RESULTS: ("results_path", "cache_results", "collect", "check", "log_output"),
     MODEL: (
         *("language_model", "batch_concurrency", "max_depth"),
         *("max_llm_calls", "max_llm_tokens", "max_total_llm_calls", "max_total_llm_tokens"),

@@ -8,6 +8,7 @@ from ..sandbox.outcomes.outcome_json import outcome_to_json
 from ..sandbox.result import MaybeNone, Outcome, Result
 from ..tasks.ledger.run_record import Direction
 from .reporting.export import build_data_frame
+from .reporting.pass_at_k import PassAtK, pass_at_k
 from .reporting.table import BEST_MARK, PARETO_MARK, align_rows, format_rows, render_outcomes
 from .search.plan import parse_objectives
 from .search.study import build_study
@@ -72,6 +73,22 @@ class Report:
         subject = "execution" if silent == 1 else "executions"
         pronoun = "it has" if silent == 1 else "they have"
         return [f"{silent} {subject} did not call SUBMIT, so {pronoun} no fields"]
+
+    def pass_at_k(self, k: int, field: str = "passed", by: str | Sequence[str] | None = None) -> PassAtK:
+        """Return the estimate of pass@k over the inputs.
+
+        Args:
+            k: The number of samples of which one must pass.
+            field: The field that says whether a sample passed. Default: "passed".
+            by: The variable, or the variables, that name the input of a sample. Default: all variables but `repeat`.
+
+        Returns:
+            The estimate, with an interval of 95 %.
+
+        Raises:
+            ConfigurationError: An input has fewer than k samples, or a sample lacks the field or a variable.
+        """
+        return pass_at_k(self.outcomes, k, field, by)
 
     def to_json_lines(self) -> Iterator[dict[str, Any]]:
         """Yield the outcomes as JSON objects.

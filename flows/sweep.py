@@ -15,7 +15,7 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import MaybeNone, Outcome, Result
 from ..tasks.ledger.run_record import Direction, Objective, ReportSpec
 from .inputs.conversion import Code, GridValues, Items, PathText, SpaceValues, Variables
-from .inputs.readers import Grid, Inputs, check_variables, get_column_types, read_points, resolve_types_of
+from .inputs.readers import Grid, Inputs, check_judge, check_variables, get_column_types, read_points, resolve_types_of
 from .inputs.spilling import read_text_reference
 from .inputs.tables import Report as ProgressReport
 from .parameters import CommandLineForm, FlowParameters, Options, Types
@@ -162,6 +162,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
             types = resolve_types_of(self.points, self.types, options.locate_ledger(run_ledger))  # type: ignore[arg-type]
             points = self._list_points(types, report)
             check_variables(code, points, needs_all=needs_all)
+            check_judge(options.read_check(), points)
             return Plan(
                 options=options,
                 total=len(points),
@@ -178,6 +179,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         )  # fmt: skip
         check_sampler(search)
         check_variables(code, search.space.alternatives, needs_all=needs_all)
+        check_judge(options.read_check(), search.space.alternatives)
         is_sharded = options.shards is not None
         return Plan(
             options=options,
@@ -204,6 +206,11 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         if self.points is None and self.types is not None:
             raise ConfigurationError(
                 f"{name_parameter('types')} needs a CSV file in {name_parameter('points')}: leave it out"
+            )
+        if self.check is not None and self.pruner is not None:
+            raise ConfigurationError(
+                f"{name_parameter('pruner')} ends trials by values that the code reports about itself, and with "
+                f"{name_parameter('check')} only the check judges: leave one of them out"
             )
         defaults = {"trials": None, "sampler": DEFAULT_SAMPLER, "seed": DEFAULT_SEED, "pruner": None}
         for name, default in defaults.items():

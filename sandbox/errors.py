@@ -134,6 +134,21 @@ class PrepareError(RlmBatchError):
     advice: str = ""
 
 
+class CheckError(RlmBatchError):
+    """The check of an execution failed, so the execution has no fields. The judged code is not the reason.
+
+    The attributes describe the failure of the check's code, as in `CodeError`. They are empty if the check did not run.
+    """
+
+    details = CodeError.details
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    stdout: str = ""
+    line: int | None = None
+    advice: str = ""
+
+
 class SubmitError(RlmBatchError):
     """SUBMIT received values that it cannot return: not JSON, too large, or not the requested fields."""
 

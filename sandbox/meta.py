@@ -61,6 +61,8 @@ class Meta:
             4 MiB together; a text says which data was dropped.
         collected: Host paths of the collected files, or their locations if the results are at a location.
         not_collected: One sentence for each file that was not collected, with the reason.
+        judged: What a check has judged: `outputs` and `submitted` of the code, the text of its `error` or None, and the
+            check's own `check_seconds`, `check_stdout` and `check_stderr`. None without a check.
     """
 
     index: int | None = None
@@ -85,3 +87,4 @@ class Meta:
     tool_calls: dict[str, int] = field(default_factory=dict[str, int])
     collected: tuple[str, ...] = ()
     not_collected: tuple[str, ...] = ()
+    judged: dict[str, Any] | None = None

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, Protocol
 
@@ -13,6 +13,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from ..sandbox.errors import PrepareError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ..sandbox.meta import Meta
 from ..sandbox.result import Failure, Outcome, Result
+from .check import JUDGED_ERRORS, explain_last
 from .execution import Execution
 from .lane import Lane, ProviderUnusable
 from .retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, compute_backoff, get_requested_wait
@@ -130,9 +131,8 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
         if number:
             await lane.release_if_wanted()
         try:
-            with batch.open_output_log(execution) as on_output:
-                result = await _attempt_execution(lane, batch, execution, on_output)
-            batch.sink.record(execution, result)
+            batch.sink.record(execution, await _attempt_execution(lane, batch, execution))
+            execution.ended, execution.archive = None, b""
         except PrepareError:
             raise  # This is not an outcome of an execution, and ends the flow run.
         except RlmBatchError as error:
@@ -143,7 +143,9 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
                     break
             else:
                 batch.last_error = error
-                batch.sink.record(execution, Failure(error, error.meta or Meta(index=execution.index)))
+                last = error if execution.ended is None else explain_last(error)
+                batch.sink.record(execution, Failure(last, error.meta or Meta(index=execution.index)))
+                execution.ended, execution.archive = None, b""
             if isinstance(error, SandboxStartError) and lane.is_start_timeout_over:
                 break
     if retry_error is not None:
@@ -158,14 +160,40 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
         raise batch.last_error
 
 
-async def _attempt_execution(
-    lane: Lane, batch: TaskBatch, execution: Execution, on_output: Callable[[str, str], None] | None
-) -> Result:
-    """Return the result of one attempt. A refused sandbox is not an attempt while the run has others."""
-    while True:
-        await lane.acquire_for_work()
+async def _attempt_execution(lane: Lane, batch: TaskBatch, execution: Execution) -> Result:
+    """Return the result of one attempt. If a check judges the execution, this is the check's result.
+
+    The check judges an execution that failed too, once no retry follows. A retry after the check failed runs only the
+    check.
+    """
+    if not lane.has_check(execution):
+        return await _run_code(lane, batch, execution)
+    if execution.ended is None:
         try:
-            return await lane.execute(execution, on_output)
+            execution.ended = await _run_code(lane, batch, execution)
+        except JUDGED_ERRORS as error:
+            if batch.policy.should_retry(error, execution.attempt):
+                raise
+            execution.ended = Failure(error, error.meta or Meta(index=execution.index, variables=execution.variables))
+    return await _attempt(lane, batch, lambda: lane.check(execution))
+
+
+async def _run_code(lane: Lane, batch: TaskBatch, execution: Execution) -> Result:
+    """Return the result of one attempt, without a check."""
+
+    async def run() -> Result:
+        await lane.acquire_for_work()
+        return await lane.execute(execution, on_output)
+
+    with batch.open_output_log(execution) as on_output:
+        return await _attempt(lane, batch, run)
+
+
+async def _attempt(lane: Lane, batch: TaskBatch, run: Callable[[], Awaitable[Result]]) -> Result:
+    """Return the result of `run`. A refused sandbox is not an attempt while the flow run has others."""
+    while True:
+        try:
+            return await run()
         except (QuotaExceeded, ProviderUnusable) as error:
             if not lane.should_wait_out(error) or batch.policy.is_too_late(error):
                 raise

@@ -43,6 +43,10 @@ class Execution:
     errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # The errors of failed attempts.
     pruning: Pruning | None = None  # None if the execution is never pruned
     is_done: bool = False
+    is_checked: bool = True  # False if the flow run's check does not judge this execution
+    ended: Outcome | None = None  # The outcome of an execution that waits for its check.
+    archive: bytes = b""  # The files for the check, as ZIP.
+    archive_problems: tuple[str, ...] = ()  # A sentence for each file that the archive lacks.
     summarize_queries: Callable[[], QuerySummary] = QuerySummary  # Returns the queries of the last attempt so far.
 
     @property
@@ -78,6 +82,8 @@ def execution_to_json(execution: Execution) -> dict[str, Any]:
         nonfinite |= value.build_pointers(name)
     if nonfinite:
         work["nonfinite"] = nonfinite
+    if not execution.is_checked:
+        work["is_checked"] = False
     return work
 
 
@@ -90,7 +96,7 @@ def execution_from_json(index: int, code: str, work: dict[str, Any]) -> Executio
             encoded[name].nonfinite[slash + rest] = number
         else:
             restore_number(work["variables"], pointer, number)
-    return Execution(index, code, work["variables"], work["key"], encoded)
+    return Execution(index, code, work["variables"], work["key"], encoded, is_checked=work.get("is_checked", True))
 
 
 def assign_keys(

@@ -3,8 +3,8 @@
 import asyncio
 import errno
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,14 @@ from ..sandbox.queries.events import RlmEvent
 from ..sandbox.result import Result
 from .capacity.admission import REFUSAL_PATIENCE_SECONDS, Permit
 from .capacity.slots import Slot, Slots
+from .check import ARCHIVE_NAME, UNPACK, Check, build_archive, combine, explain
 from .execution import Execution, build_pruned_result
 from .host_tools import Tool
-from .ledger.collected_files import CollectedFilesStore
+from .ledger.collected_files import CollectedFilesStore, open_temporary_folder
 from .task_log import OutputLog
 from .tracing import trace_execution
+
+ALL_FILES = ["**"]  # the files that a check gets if `collect` names none
 
 
 class ProviderUnusable(Exception):
@@ -60,6 +63,7 @@ class LaneSettings:
         tools: Functions of the host that code may call. The calls are counted in `meta`.
         collect: Patterns of the files to collect from each execution.
         files: The store of collected files.
+        check: Judges each execution in another sandbox. None without a check.
     """
 
     provider: SandboxProvider
@@ -76,6 +80,18 @@ class LaneSettings:
     tools: dict[str, Tool] = field(default_factory=dict[str, Tool])
     collect: list[str] | None = None
     files: CollectedFilesStore | None = None
+    check: Check | None = None
+
+    def build_check_settings(self) -> "LaneSettings":
+        """Return the settings of a lane for checks: the same sandboxes, without what else the code has."""
+        provider = self.provider.model_copy(update={"volume_name": None})
+        return LaneSettings(
+            provider=provider,
+            run_id=self.run_id,
+            server_id=self.server_id,
+            timeout=self.timeout,
+            is_reused=self.is_reused,
+        )
 
 
 class Lane:
@@ -101,6 +117,9 @@ class Lane:
         self._interpreter: Interpreter | None = None
         self._expires_at = 0.0
         self._opened_at: float | None = None  # the event loop's time when the open sandbox was requested
+        self._check_lane: CheckLane | None = None
+        if settings.check is not None:
+            self._check_lane = CheckLane(settings.build_check_settings(), slots)
         self.opened_count = 0  # sandboxes
         self.open_seconds = 0.0  # seconds that the closed sandboxes were open, together
 
@@ -127,8 +146,26 @@ class Lane:
         if self._slot is not None and not self._has_state and await self._slots.should_hand_over(self._slot):
             await self.release()
 
+    async def acquire_now(self) -> bool:
+        """Take a slot and a permit if they are free now, unless the lane has them. Return whether the lane has both."""
+        if self._slot is None:
+            self._slot = await self._slots.acquire_now()
+        if self._slot is not None and self._permit is None:
+            self._permit = self._slots.admission.acquire_now()
+        if self._permit is None:
+            await self.release()
+        return self._permit is not None
+
     async def release(self) -> None:
         """Remove the sandbox, if one is open, and give back the slot and the permit."""
+        try:
+            if self._check_lane is not None:
+                await self._check_lane.release()
+                self._take_usage(self._check_lane)
+        finally:
+            await self._release_own()
+
+    async def _release_own(self) -> None:
         try:
             await self.close_sandbox()
         finally:
@@ -144,6 +181,61 @@ class Lane:
         """
         run = partial(self._execute, execution, on_output)
         return await trace_execution(execution, self.provider.provider_name, run)
+
+    def has_check(self, execution: Execution) -> bool:
+        """Return whether a check judges the execution."""
+        return self._check_lane is not None and execution.is_checked
+
+    async def check(self, execution: Execution) -> Result:
+        """Run the check of an execution that has ended, and return the execution's result: the check's fields.
+
+        The check runs in another sandbox than any execution. With reused sandboxes the lane keeps both, if a second
+        slot and permit are free now. Otherwise the execution's sandbox is removed first, and its slot serves the check.
+        So lanes never wait for each other's second sandbox.
+
+        Raises:
+            CheckError: The check failed.
+            RlmBatchError: The check's sandbox failed. A retry runs only the check.
+            ProviderUnusable: The provider says that its configuration is wrong.
+        """
+        lane, check, ended = self._check_lane, self._settings.check, execution.ended
+        assert lane is not None
+        assert check is not None
+        assert ended is not None
+        try:
+            request = await asyncio.to_thread(check.build_execution, execution, ended)
+            if self._settings.is_reused and await lane.acquire_now():
+                result = await lane.execute(request)
+            else:
+                async with self._lend_slot(lane):
+                    result = await lane.execute(request)
+        except RlmBatchError as error:
+            explained = explain(error, execution, ended)
+            raise explained from (None if explained is error else error)
+        finally:
+            self._take_usage(lane)
+        return combine(execution, ended, result)
+
+    @asynccontextmanager
+    async def _lend_slot(self, other: "Lane") -> AsyncIterator[None]:
+        """Remove the sandbox, and lend the slot to another lane, which has no sandbox after the block."""
+        await self.close_sandbox()
+        if other._slot is None:
+            other._slot, self._slot = self._slot, None
+        try:
+            yield
+        finally:
+            try:
+                await other.close_sandbox()
+            finally:
+                if self._slot is None:
+                    self._slot, other._slot = other._slot, None
+
+    def _take_usage(self, other: "Lane") -> None:
+        """Add the sandboxes of another lane to those of this lane."""
+        self.opened_count += other.opened_count
+        self.open_seconds += other.open_seconds
+        other.opened_count, other.open_seconds = 0, 0.0
 
     async def _execute(self, execution: Execution, on_output: Callable[[str, str], None] | None) -> Result:
         self._tool_calls.clear()
@@ -185,8 +277,9 @@ class Lane:
         """Run the execution and move collected files into the results folder, even if it failed."""
         settings, access = self._settings, self._settings.model_access
         files = settings.files if settings.collect else None
+        needs_files = settings.check is not None and settings.check.needs_files and self.has_check(execution)
         name = str(execution.index)
-        async with nullcontext() if files is None else files.open_partial() as folder:
+        async with self._open_folder(files, needs_files=needs_files) as folder:
             try:
                 for path, file in settings.uploads.items():
                     await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
@@ -205,16 +298,34 @@ class Lane:
                     queries=queries,
                     index=execution.index,
                     should_prune=None if execution.pruning is None else execution.pruning.should_prune,
-                    collect=None if files is None else settings.collect,
+                    collect=None if folder is None else settings.collect or ALL_FILES,
                     collect_to=folder,
                 )
             except RlmBatchError as error:
+                if needs_files and folder is not None and error.meta is not None:
+                    error.meta = await self._archive_files(execution, folder, error.meta)
                 if files is not None and folder is not None and error.meta is not None:
                     error.meta = await asyncio.to_thread(files.publish, folder, name, error.meta, is_final=False)
                 raise
+            if needs_files and folder is not None:
+                result.meta = await self._archive_files(execution, folder, result.meta)
             if files is not None and folder is not None:
                 result.meta = await asyncio.to_thread(files.publish, folder, name, result.meta, is_final=True)
             return result
+
+    def _open_folder(
+        self, files: CollectedFilesStore | None, *, needs_files: bool
+    ) -> AbstractAsyncContextManager[Path | None]:
+        """Return a context with the folder for an attempt's files, or None if nothing needs them."""
+        if files is not None:
+            return files.open_partial()
+        return open_temporary_folder() if needs_files else nullcontext()
+
+    async def _archive_files(self, execution: Execution, folder: Path, meta: Meta) -> Meta:
+        """Keep the files of an attempt for its check. Return the meta without files that only the check gets."""
+        execution.archive, problems = await asyncio.to_thread(build_archive, folder, meta.collected)
+        execution.archive_problems = (*meta.not_collected, *problems)
+        return meta if self._settings.collect else replace(meta, collected=(), not_collected=())
 
     def _complete_meta(self, meta: Meta, execution: Execution) -> Meta:
         return replace(
@@ -334,6 +445,20 @@ class Lane:
             permit, self._permit, self._opening = self._permit or self._opening, None, None
             if permit is not None:
                 self._slots.admission.release(permit)
+
+
+class CheckLane(Lane):
+    """A lane whose executions are checks. Its sandboxes run no other code."""
+
+    async def _execute_and_collect(
+        self, interpreter: Interpreter, execution: Execution, on_output: Callable[[str, str], None] | None
+    ) -> Result:
+        if execution.archive:
+            await interpreter.upload(ARCHIVE_NAME, execution.archive)
+            await interpreter.execute(UNPACK)
+        return await interpreter.execute(
+            execution.code, execution.variables, encoded=execution.encoded_variables, refuse_exit=True
+        )
 
 
 def _find_refusal(error: BaseException) -> QuotaExceeded | None:

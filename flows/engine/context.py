@@ -23,6 +23,7 @@ from ...sandbox.queries.budget import Usage
 from ...sandbox.queries.events import RlmEvent
 from ...sandbox.queries.recursive_model import DEFAULT_RECURSION, RecursionSettings
 from ...tasks.capacity.slots import Slots, open_slots
+from ...tasks.check import Check
 from ...tasks.execution import Execution
 from ...tasks.host_tools import Tool, load_tools
 from ...tasks.lane import Lane, LaneSettings
@@ -84,6 +85,7 @@ class RunContext:
     preparation: Preparation | None
     tools: dict[str, Tool]
     files: CollectedFilesStore
+    check: Check | None = None  # judges each execution
     prepare_lines: LineBudget = field(default_factory=LineBudget)
 
     def make_lane(
@@ -120,6 +122,7 @@ class RunContext:
             tools=self.tools,
             collect=self.options.collect,
             files=self.files,
+            check=self.check,
         )
         return Lane(settings, slots)
 
@@ -218,6 +221,7 @@ async def open_run_context(
         preparation=preparation,
         tools=tools,
         files=CollectedFilesStore(ledger.path),
+        check=_read_check(options),
     )
     register_own_run(context.run_id)
     return context
@@ -235,15 +239,25 @@ def _read_preparation(options: Options, provider: SandboxProvider) -> Preparatio
             f"({options.timeout:g} s) together exceed the sandbox's lifetime of {provider.lifetime} s: lower them, or "
             f"raise {name_parameter('lifetime')}"
         )
-    code = read_text_reference(preparation.code)
+    return replace(preparation, code=_read_code("prepare", preparation.code, options))
+
+
+def _read_check(options: Options) -> Check | None:
+    """Return the check of each execution, or None. Raises ConfigurationError."""
+    return None if options.check is None else Check(_read_code("check", str(options.check), options))
+
+
+def _read_code(name: str, text: str, options: Options) -> str:
+    """Return the code of a parameter, which may name a file. Raises ConfigurationError if no shard can take it."""
+    code = read_text_reference(text)
     if "\0" in code:
-        raise ConfigurationError(f"{name_parameter('prepare')} contains a NUL character: remove it")
+        raise ConfigurationError(f"{name_parameter(name)} contains a NUL character: remove it")
     if options.shards is not None and (size := len(code.encode("utf-8", "replace"))) > PARAMETER_LIMIT:
         raise ConfigurationError(
-            f"{name_parameter('prepare')} has {size:,} bytes, and with {name_parameter('shards')} at most "
+            f"{name_parameter(name)} has {size:,} bytes, and with {name_parameter('shards')} at most "
             f"{PARAMETER_LIMIT:,} are allowed: put the code into the repository or a package, and import it"
         )
-    return replace(preparation, code=code)
+    return code
 
 
 @asynccontextmanager

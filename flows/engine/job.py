@@ -58,7 +58,7 @@ class Job:
     executor: Executor
 
     async def compute_fingerprint(self) -> dict[str, Any]:
-        """Return the settings on which all results depend: provider, model, recursion, `prepare`, tools, `collect`."""
+        """Return the settings on which all results depend: provider, model, recursion, code around it, `collect`."""
         fingerprint = {**await self.context.provider.fingerprint()}
         access, preparation = self.context.model_access, self.context.preparation
         if access is not None:
@@ -72,6 +72,8 @@ class Job:
                 fingerprint["prepare_seed"] = preparation.seed
         if self.context.tools:
             fingerprint["tools"] = sorted(self.context.tools)
+        if self.context.check is not None:
+            fingerprint["check"] = self.context.check.code
         if self.context.options.collect:  # Earlier results lack the files.
             fingerprint["collect"] = sorted(self.context.options.collect)
         return fingerprint

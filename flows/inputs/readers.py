@@ -12,6 +12,7 @@ from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.execution_request import check_variable_name
 from ...sandbox.requests.function_code import find_parameters
+from ...tasks.check import NAMES, check_names
 from ...tasks.ledger.run_record import list_run_records
 from .cells import ColumnType, read_word
 from .host_paths import locate_input, pin_file
@@ -359,6 +360,25 @@ def check_variables(code: str, inputs: Iterable[Iterable[str]], *, needs_all: bo
         inputs = [inputs.table.names]  # all rows have the same variables
     for variables in inputs:
         parameters.check(variables, needs_all=needs_all)
+
+
+def check_judge(check: str | None, inputs: Iterable[Iterable[str]]) -> None:
+    """Check the code of `check`, which gets the variables of each input and those that describe the execution.
+
+    Raises:
+        ConfigurationError: An input has a variable with the name of one that the check gets, or the check is a function
+            with a parameter that no variable fills.
+    """
+    if check is None:
+        return
+    parameters = find_parameters(check)
+    if isinstance(inputs, InputFile) and inputs.table is not None:
+        inputs = [inputs.table.names]
+    for variables in inputs:
+        check_names(variables)
+        if parameters is not None:
+            known = (*variables, *NAMES)
+            parameters.check((name for name in known if name in parameters.names), needs_all=True)
 
 
 def check_provided_variables(code: str | None, names: tuple[str, ...], *, needs_all: bool) -> None:

@@ -276,6 +276,7 @@ class ShardingExecutor:
         return replace(
             options,
             prepare=None if self.context.preparation is None else self.context.preparation.code,
+            check=None if self.context.check is None else self.context.check.code,
             on_failure="return",
             max_failures=self.sink.failures.limit,
             deadline=None if remaining is None else max(1.0, remaining),

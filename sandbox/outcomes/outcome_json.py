@@ -16,7 +16,8 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """Return a result or a failure as a dict of JSON values: `outputs` or `error`, and `meta`.
 
     Non-finite numbers become None. A dict next to them holds the numbers by JSON pointer: `nonfinite` for the outputs,
-    `meta["nonfinite"]` for the variables and `meta["value_nonfinite"]` for the last value.
+    `meta["nonfinite"]` for the variables, `meta["value_nonfinite"]` for the last value and `meta["judged_nonfinite"]`
+    for what a check judged.
     """
     meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
     meta["reports"] = [[step, _encode_number(value)] for step, value in outcome.meta.reports]
@@ -24,12 +25,13 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     for name in ("reports", "pruned", "displays", "tool_calls", "collected", "not_collected"):
         if not meta[name]:
             del meta[name]
-    for name in ("value", "value_repr"):  # keep empty strings, zero and False
+    for name in ("value", "value_repr", "judged"):  # keep empty strings, zero and False
         if meta[name] is None:
             del meta[name]
-    if "value" in meta:
-        plain, nonfinite = replace_nonfinite({"value": meta["value"]})
-        meta |= {**plain, **({"value_nonfinite": nonfinite} if nonfinite else {})}
+    for name in ("value", "judged"):
+        if name in meta:
+            plain, nonfinite = replace_nonfinite({name: meta[name]})
+            meta |= {**plain, **({f"{name}_nonfinite": nonfinite} if nonfinite else {})}
     queries = outcome.meta.queries
     meta["queries"] = {i.name: getattr(queries, i.name) for i in fields(QuerySummary)} if queries.asked else None
     meta["variables"], nonfinite = replace_nonfinite(outcome.meta.variables)
@@ -54,6 +56,7 @@ def restore_outcome(data: dict[str, Any]) -> None:
     meta = data["meta"]
     restore_numbers(meta.get("variables"), meta.pop("nonfinite", {}))
     restore_numbers(meta, meta.pop("value_nonfinite", {}))
+    restore_numbers(meta, meta.pop("judged_nonfinite", {}))
     if "reports" in meta:
         try:
             meta["reports"] = [(int(step), float(value)) for step, value in meta["reports"]]

@@ -85,6 +85,12 @@ class Admission:
             if not self._waiters and self._timer is not None:
                 self._timer.cancel()
 
+    def acquire_now(self) -> Permit | None:
+        """Return a permit if one is free and no other call waits for it, else None."""
+        if self.error is not None or self._waiters or self.compute_wait() > 0:
+            return None
+        return self.issue_permit()
+
     def compute_wait(self) -> float:
         """Return the seconds until a permit may be free; infinite if it needs a release or an opening."""
         now = self._clock()

@@ -92,6 +92,17 @@ class Slots:
             if self._held or not self._waiter_count:
                 self._end_waiting()
 
+    async def acquire_now(self) -> Slot | None:
+        """Return a slot if one is free and no lane of this run waits for it, else None."""
+        if self._max_sandboxes is None:
+            return Slot(UUID(int=0), 0.0)
+        lease = None if self._waiter_count else await self._acquire_lease(self._names.sandboxes)
+        if lease is None:
+            return None
+        slot = Slot(lease, _read_clock())
+        self._held.add(slot)
+        return slot
+
     async def release(self, slot: Slot) -> None:
         """Give back a slot whose sandbox was removed."""
         if slot in self._held:

@@ -40,14 +40,14 @@ class CollectedFilesStore:
     async def open_partial(self) -> AsyncIterator[Path]:
         """Yield a local path for the directory of an attempt's files, and delete the directory at the end."""
         if isinstance(self._folder, Location):
-            partial = Path(tempfile.mkdtemp(prefix="rlm-batch-files-"))
-        else:
-            partial = self._folder / f".{uuid.uuid4().hex}.partial"
+            async with open_temporary_folder() as partial:
+                yield partial
+            return
+        partial = self._folder / f".{uuid.uuid4().hex}.partial"
         try:
             yield partial
         finally:
-            if partial.exists():
-                await run_shielded(asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True))
+            await _delete(partial)
 
     def publish(self, partial: Path, name: str, meta: Meta, *, is_final: bool) -> Meta:
         """Move an attempt's files to their place, and delete the files of an earlier attempt that was not final.
@@ -110,6 +110,21 @@ class CollectedFilesStore:
                     if not place.exists():  # Another run has not taken the place, so the disk failed.
                         raise
         raise AssertionError
+
+
+@asynccontextmanager
+async def open_temporary_folder() -> AsyncIterator[Path]:
+    """Yield a new temporary folder, and delete it at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="rlm-batch-files-"))
+    try:
+        yield folder
+    finally:
+        await _delete(folder)
+
+
+async def _delete(folder: Path) -> None:
+    if folder.exists():
+        await run_shielded(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
 
 
 def _remove(place: PathOrLocation) -> None:

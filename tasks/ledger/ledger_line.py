@@ -45,6 +45,8 @@ META_TYPES: dict[str, Any] = {
     "not_collected": list,
     "nonfinite": dict,
     "value_nonfinite": dict,
+    "judged": dict,
+    "judged_nonfinite": dict,
 }
 TRIAL_TYPES: dict[str, dict[str, Any]] = {
     "asked": {"key": str, "index": int, "variables": dict, "alternative": int, "search": str, "at": (int, float)},

@@ -1,0 +1,131 @@
+"""The estimate of pass@k: the chance that at least one of k samples of an input passes."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...sandbox.errors import ConfigurationError
+from ...sandbox.result import Outcome, Result
+
+REPEAT = "repeat"  # the variable that tells the samples of an input apart
+Z_95 = 1.959963984540054  # the quantile of the normal distribution for an interval of 95 %
+
+
+@dataclass(frozen=True, slots=True)
+class PassAtK:
+    """The estimate of pass@k of a run. It prints as a line.
+
+    Attributes:
+        k: The number of samples of which one must pass.
+        value: The mean of the inputs' estimates, from 0 to 1.
+        low: The lower end of the interval of 95 %.
+        high: The upper end of the interval of 95 %.
+        inputs: The number of inputs.
+        samples: The number of samples of all inputs.
+        failures: The number of samples that are a `Failure`. They count as not passed.
+    """
+
+    k: int
+    value: float
+    low: float
+    high: float
+    inputs: int
+    samples: int
+    failures: int
+
+    def __str__(self) -> str:
+        failed = f", {self.failures} failed" if self.failures else ""
+        return (
+            f"pass@{self.k} = {self.value:.3f} (95 %: {self.low:.3f} to {self.high:.3f}; {self.inputs} inputs, "
+            f"{self.samples} samples{failed})"
+        )
+
+
+def pass_at_k(
+    outcomes: Iterable[Outcome], k: int, field: str = "passed", by: str | Sequence[str] | None = None
+) -> PassAtK:
+    """Return the estimate of pass@k over the inputs of a run.
+
+    An input with n samples, of which c passed, has the unbiased estimate 1 - C(n - c, k) / C(n, k) of Chen et al. 2021,
+    "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374). The value is the mean over the inputs.
+
+    The interval of 95 % is Wilson's, with the effective number of inputs p (1 - p) / v, where p is the value and v the
+    variance of the mean over the inputs (Dean and Pagano 2015, "Evaluating Confidence Interval Methods for Binomial
+    Proportions in Clustered Surveys"). Unlike a bootstrap's, it has a width if all inputs pass or all fail.
+
+    Args:
+        outcomes: The outcomes of all samples.
+        k: The number of samples of which one must pass.
+        field: The field that says whether a sample passed: true or false, or 1 or 0.
+        by: The variable, or the variables, that name the input of a sample. By default, all variables but `repeat`.
+
+    Returns:
+        The estimate.
+
+    Raises:
+        ConfigurationError: An input has fewer than k samples, or a sample lacks the field or a variable.
+    """
+    if k < 1:
+        raise ConfigurationError(f"k is {k}: it must be 1 or more")
+    names = [by] if isinstance(by, str) else by
+    groups: dict[str, list[bool]] = {}
+    failure_count = 0
+    for outcome in outcomes:
+        failure_count += not isinstance(outcome, Result)
+        groups.setdefault(_name_input(outcome, names), []).append(_has_passed(outcome, field))
+    if not groups:
+        raise ConfigurationError("there are no samples: run at least k for each input")
+    small = next((name for name, samples in groups.items() if len(samples) < k), None)
+    if small is not None:
+        raise ConfigurationError(
+            f"pass@{k} needs {k} samples of each input, and {small[:200]} has {len(groups[small])}: run more "
+            "samples, or name the variables that the samples of an input share, as in by='task'"
+        )
+    estimates = [_estimate(len(samples), sum(samples), k) for samples in groups.values()]
+    value = math.fsum(estimates) / len(estimates)
+    low, high = _compute_interval(estimates, value)
+    return PassAtK(k, value, low, high, len(groups), sum(map(len, groups.values())), failure_count)
+
+
+def _name_input(outcome: Outcome, names: Sequence[str] | None) -> str:
+    """Return the input of a sample as JSON text. Raises ConfigurationError."""
+    variables = outcome.meta.variables
+    if names is None:
+        names = [name for name in variables if name != REPEAT]
+    missing = next((name for name in names if name not in variables), None)
+    if missing is not None:
+        raise ConfigurationError(
+            f"execution {outcome.meta.index} has no variable {missing!r}: it has {', '.join(variables) or 'none'}"
+        )
+    return json.dumps({name: variables[name] for name in names}, sort_keys=True)
+
+
+def _has_passed(outcome: Outcome, field: str) -> bool:
+    """Return whether a sample passed. Raises ConfigurationError if its field is no answer to that."""
+    if not isinstance(outcome, Result):
+        return False
+    if field not in outcome.outputs:
+        has = ", ".join(map(repr, outcome.outputs)) or "none"
+        raise ConfigurationError(f"execution {outcome.meta.index} has no field {field!r}: it has {has}. Pass field=")
+    value: Any = outcome.outputs[field]
+    if not isinstance(value, (bool, int, float)) or value not in (0, 1):
+        raise ConfigurationError(f"execution {outcome.meta.index} has {field}={value!r}: it must be true or false")
+    return bool(value)
+
+
+def _estimate(n: int, c: int, k: int) -> float:
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def _compute_interval(estimates: list[float], value: float) -> tuple[float, float]:
+    """Return the interval of 95 % of the mean `value` of the estimates."""
+    count: float = len(estimates)
+    spread = math.fsum((estimate - value) ** 2 for estimate in estimates)
+    if spread > 1e-12 * count:  # Otherwise the inputs have the same estimate, but for errors of rounding.
+        variance = spread / ((count - 1) * count)
+        count = value * (1 - value) / variance
+    centre = (value + Z_95**2 / (2 * count)) / (1 + Z_95**2 / count)
+    half = Z_95 * math.sqrt(value * (1 - value) / count + Z_95**2 / (4 * count**2)) / (1 + Z_95**2 / count)
+    return max(0.0, centre - half), min(1.0, centre + half)

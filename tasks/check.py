@@ -1,0 +1,182 @@
+"""The check of an execution: code that judges what the execution did, and whose submitted fields are the result.
+
+The judged code may try to pass by any means, so the check shares nothing with it that the judged code could change:
+
+- The check runs after the execution has ended, in another sandbox, in which no judged code has ever run. No process,
+  file, module, patched function or environment variable of the judged code exists there. A separate user or namespace
+  in the same sandbox would not do: in containers, on Daytona and on Modal a sandbox has one user.
+- The check's sandbox has no volume, because the judged code may write to the volume.
+- The check gets data: what the execution submitted and printed, its error, and copies of its files. The host copied the
+  files when the execution had ended, and keeps the copies in memory. Only regular files are copied, without links, and
+  they are unpacked into a folder that is not on `sys.path`.
+- Only the check's fields become the result. The host ignores the fields of the judged code except as data.
+
+A new sandbox for each check is the cheapest design that holds on every provider. With `reuse_sandboxes` a lane keeps
+one sandbox for its checks beside the one for its executions, if the provider has room for both. Then a run costs one
+more sandbox for each lane, not for each execution. Checks can share a sandbox because the caller wrote all of them.
+
+A check must treat what it gets as data. If it imports or runs a file of the judged code, that code runs as the check.
+"""
+
+import io
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..sandbox.errors import (
+    CheckError,
+    CodeError,
+    ConfigurationError,
+    ExecutionTimeout,
+    OutcomeUnknown,
+    RlmBatchError,
+    SandboxLost,
+    SubmitError,
+    VolumeError,
+)
+from ..sandbox.meta import Meta
+from ..sandbox.requests.execution_request import encode_variable
+from ..sandbox.result import Outcome, Result
+from .execution import Execution
+
+# The variables that a check gets besides those of the execution.
+SUBMITTED, STDOUT, ERROR, SECONDS, FOLDER = NAMES = ("submitted", "stdout", "error", "seconds", "folder")
+FOLDER_NAME = "execution-files"  # the folder of the copies, below the check's working folder
+ARCHIVE_NAME = "execution-files.zip"
+MAX_FILES = 1_000  # files of one execution that its check gets
+MAX_BYTES = 32 * 1024 * 1024  # bytes of these files together; the host holds them in memory
+# Failures that a check judges. After the others the code has not run, or nobody knows what it did.
+JUDGED_ERRORS = (CodeError, ExecutionTimeout, SubmitError, VolumeError, OutcomeUnknown)
+CHECK_ERRORS = (CodeError, ExecutionTimeout, SubmitError, VolumeError, ConfigurationError)
+# The file names in the archive are those that the host has accepted, below one folder.
+UNPACK = f"""
+import os, shutil, zipfile
+shutil.rmtree({FOLDER_NAME!r}, ignore_errors=True)
+os.mkdir({FOLDER_NAME!r})
+with zipfile.ZipFile({ARCHIVE_NAME!r}) as archive:
+    archive.extractall({FOLDER_NAME!r})
+os.unlink({ARCHIVE_NAME!r})
+for directory, _, names in os.walk({FOLDER_NAME!r}):
+    for name in names:
+        os.chmod(os.path.join(directory, name), 0o444)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The code that judges each execution of a flow run."""
+
+    code: str
+
+    @property
+    def needs_files(self) -> bool:
+        """True if the code may read the execution's files, which it finds by the variable `folder`."""
+        return FOLDER in self.code
+
+    def build_execution(self, execution: Execution, ended: Outcome) -> Execution:
+        """Return the execution of the check of an execution that has ended as `ended`."""
+        submitted = ended.outputs if isinstance(ended, Result) else {}
+        variables = {name: value for name, value in execution.variables.items() if name not in NAMES}
+        encoded = {name: value for name, value in execution.encoded_variables.items() if name not in NAMES}
+        error = None if isinstance(ended, Result) else _clean(ended.error.text)
+        encoded |= {
+            SUBMITTED: encode_variable(submitted),
+            STDOUT: encode_variable(_clean(ended.meta.stdout)),
+            ERROR: encode_variable(error),
+        }
+        variables |= {SECONDS: ended.meta.seconds, FOLDER: FOLDER_NAME}
+        return Execution(execution.index, self.code, variables, execution.key, encoded, archive=execution.archive)
+
+
+def build_archive(folder: Path, paths: Iterable[str]) -> tuple[bytes, list[str]]:
+    """Return a ZIP archive of files below a folder, and a sentence for each file that has no room in it.
+
+    Args:
+        folder: The folder, which only the host's process writes to.
+        paths: The files' paths, which begin with the folder's.
+    """
+    left, problems, buffer = MAX_BYTES, list[str](), io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for number, path in enumerate(paths):
+            size = Path(path).stat().st_size
+            name = path[len(str(folder)) + 1 :]
+            if number >= MAX_FILES or size > left:
+                problems.append(
+                    f"{name} was not copied for the check: it takes at most {MAX_FILES:,} files of {MAX_BYTES:,} bytes "
+                    "together"
+                )
+                continue
+            left -= size
+            # A fixed date, because ZIP cannot hold all dates of files.
+            archive.writestr(zipfile.ZipInfo(name), Path(path).read_bytes(), zipfile.ZIP_DEFLATED)
+    return buffer.getvalue(), problems
+
+
+def combine(execution: Execution, ended: Outcome, check: Result) -> Result:
+    """Return an execution's result: the check's fields, and beside them what the check has judged.
+
+    Raises:
+        CheckError: The check has submitted nothing.
+    """
+    meta = build_judged_meta(execution, ended, check.meta)
+    if not check.outputs:
+        error = CheckError("the check ended without fields: it must call SUBMIT with fields, as in SUBMIT(passed=True)")
+        error.meta = meta
+        raise error
+    return Result(check.outputs, replace(meta, submitted=True))
+
+
+def build_judged_meta(execution: Execution, ended: Outcome, check: Meta | None) -> Meta:
+    """Return the meta of an execution with what its check has judged. `check` is the check's own meta, if any."""
+    check = check or Meta()
+    judged: dict[str, Any] = {
+        "outputs": ended.outputs if isinstance(ended, Result) else {},
+        "submitted": ended.meta.submitted,
+        "error": None if isinstance(ended, Result) else ended.error.text,
+        "check_seconds": check.seconds,
+        "check_stdout": check.stdout,
+        "check_stderr": check.stderr,
+    }
+    if execution.archive_problems:
+        judged["missing_files"] = execution.archive_problems
+    return replace(ended.meta, attempt=execution.attempt, earlier_errors=execution.earlier_errors, judged=judged)
+
+
+def explain(error: RlmBatchError, execution: Execution, ended: Outcome) -> RlmBatchError:
+    """Return the error of an execution whose check failed with `error`. Errors of the sandbox keep their type."""
+    meta = build_judged_meta(execution, ended, error.meta)
+    explained = error
+    if isinstance(error, CHECK_ERRORS):
+        attributes = {name: getattr(error, name) for name in CheckError.details if hasattr(error, name)}
+        text = error.text  # The errors of code begin with "the code".
+        is_named = text.startswith("the code ")
+        explained = CheckError(f"the check {text[9:]}" if is_named else f"the check failed: {text}", **attributes)
+    elif isinstance(error, OutcomeUnknown):  # A check changes nothing that outlives its sandbox.
+        explained = SandboxLost(f"the sandbox of the check ended before the check: {error.text}")
+    explained.meta = meta
+    return explained
+
+
+def explain_last(error: RlmBatchError) -> CheckError:
+    """Return the error of an execution whose check could not run, and is not tried again."""
+    if isinstance(error, CheckError):
+        return error
+    last = CheckError(f"the check did not run: {type(error).__name__}: {error.text}")
+    last.meta = error.meta
+    return last
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise ConfigurationError if a variable of the executions has the name of one that the check gets."""
+    for name in names:
+        if name in NAMES:
+            raise ConfigurationError(
+                f"the variable {name!r} has the name of a variable that the check gets ({', '.join(NAMES)}): rename it"
+            )
+
+
+def _clean(text: str) -> str:
+    """Replace lone surrogates, which no variable can hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
