@@ -225,6 +225,11 @@ class LiteLLMModel:
         prompt = sum(len(message["content"].encode("utf-8", "replace")) + OVERHEAD_TOKENS for message in messages)
         return Estimate(prompt, answer, *price)
 
+    async def find_prompt_limit(self) -> int | None:
+        """Return the longest prompt in LiteLLM's list; see `Model.find_prompt_limit`."""
+        self._litellm = self._litellm or await _import_litellm()
+        return self._listed().get("max_input_tokens")
+
     def _price(self) -> tuple[float, float] | None:
         """Return the US dollars per token of a prompt and of an answer, or None if a price is unknown."""
         listed = self._listed()

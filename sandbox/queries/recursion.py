@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..caller import name_parameter
 from ..errors import BudgetExceeded, DeadlineExceeded, DepthExceeded, QueryError, RlmBatchError
 from ..wire.names import MAX_PROMPTS
 from .session import FLAT_KIND, RECORDED_CHARACTERS, Model, Query, QuerySession
@@ -47,9 +46,9 @@ AnswerRecursively = Callable[["Queries", str, QueryContext, Query], Awaitable[An
 class Queries:
     """The query functions for code at one depth; `tools` are the functions that the driver calls.
 
-    Plain code has depth 0. Queries from code at depth d run at d + 1. Recursive queries beyond `max_depth` are refused.
-    `recurse` answers a recursive query. `numbers` identify the code by its path: the top-level execution's number, then
-    each recursive query's number within the code that asked it.
+    Plain code has depth 0. Queries from code at depth d run at d + 1. `recurse` answers a recursive query. It knows the
+    greatest depth, `max_depth`. `numbers` identify the code by its path: the top-level execution's number, then each
+    recursive query's number within the code that asked it.
     """
 
     def __init__(
@@ -94,12 +93,6 @@ class Queries:
         self._recursive_count += len(_check_prompts(prompts))
 
         async def answer(prompt: str, query: Query, place: int) -> str:
-            if query.depth > self.max_depth:
-                raise DepthExceeded(
-                    f"a recursive query here would have depth {query.depth}, and "
-                    f"{name_parameter('max_depth')} is {self.max_depth}: use llm_query, or raise "
-                    f"{name_parameter('max_depth')}"
-                )
             session.check_seconds_left()
             try:
                 async with asyncio.timeout_at(session.deadline), self._recursions:

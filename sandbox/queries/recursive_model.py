@@ -6,35 +6,47 @@ code. The method is from Zhang, Kraska and Khattab, "Recursive Language Models" 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import re
 import textwrap
-import uuid
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..caller import name_parameter
 from ..cancellation import run_shielded
-from ..errors import CodeCrashed, CodeError, ExecutionTimeout, QueryError, StateLost, SubmitError
+from ..errors import DepthExceeded, QueryError
+from .budget import Usage
 from .events import TurnWatch
+from .model_python import LOST_NAMES, NO_CONTEXT, OUTPUT_CHARACTERS, OUTPUT_FIELDS, ModelPython, shorten
 from .session import EmptyAnswerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from ..interpreter import Interpreter
-    from ..result import Result
     from .answer_type import AnswerType
     from .recursion import Queries, QueryContext
-    from .session import Message, Query
+    from .session import Answer, Message, Query, QuerySession
 
-OUTPUT_CHARACTERS = 10_000  # characters of a turn's output that the model sees and the trajectory keeps
 PREVIEW_CHARACTERS = 500  # characters of the context that the model sees before its first turn
 # A fence opens with three or more backticks or tildes and a language. `split_reply` says how it closes.
 OPENING = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)")
 MAX_FENCE_DEPTH = 3  # fences within fences
 PYTHON_LANGUAGES = {"", "python", "python3", "py", "py3", "repl", "ipython", "tool_code"}
-OUTPUT_FIELDS = [{"name": "answer"}]  # one field of any type
+# Characters of a plain query's prompt: in all if the limit of the model is unknown, else for each token of the limit.
+# A token has about 4 characters of English text.
+PLAIN_CHARACTERS, CHARACTERS_PER_TOKEN = 400_000, 3
+# Code that returns a context from its file, or its beginning and its end.
+READ_CONTEXT = """
+with open({path!r}, encoding="utf-8", errors="replace", newline="") as file:
+    text = file.read()
+left_out = len(text) - 2 * {half}
+if left_out > 0:
+    text = f"{{text[:{half}]}}\\n[... {{left_out:,}} characters left out ...]\\n{{text[-{half}:]}}"
+SUBMIT(text)
+"""
 
 INSTRUCTIONS = """\
 You answer a question by writing Python, which runs in a sandbox. After each of your replies you see what the code
@@ -46,14 +58,16 @@ print(len(context))
 
 The code finds these names:
 {names}
-Names persist from turn to turn. {network} Print what you need to see: more than {output:,} characters are cut, and the
+Names persist from turn to turn. {network} Print what you need to see: more than {output} characters are cut, and the
 value of a last line that is an expression is shown too.
 
 - Look at the data before you process it: its type, its length, some samples.
 - Work in small steps. Use code to find and count, and llm_query to understand text.
 - Pass long texts on as variables. Do not print or retype them.
 - Check a result before you submit it. SUBMIT ends your work at once, so call it after you have seen the result.
-"""
+
+{turns}"""
+PLACEHOLDER = re.compile(r"\{(names|turns|network|output|instructions)\}")  # what a system prompt can contain
 LLM_NAMES = """\
 - `llm_query(prompt)` asks a model and returns its answer as text. The model sees the prompt alone, of up to some
   500,000 characters.
@@ -64,17 +78,24 @@ RLM_NAMES = """
   Use it for a part that is itself too long or too intricate for one prompt. `rlm_query_batched(prompts, context=value)`
   asks several."""
 NO_RLM = "\n- `rlm_query` raises DepthExceeded here: there is no deeper recursion."
+PLAIN_RLM = """
+- `rlm_query(prompt, context=value)` asks a model once, with as much of the value in the prompt as fits: there is no
+  deeper recursion. `rlm_query_batched(prompts, context=value)` asks several."""
+HISTORY_NAME = """
+- `history`: after a summary of this conversation, the list of all messages before it, dicts with role and content."""
 SUBMIT_NAME = """
-- `SUBMIT(answer)` ends your work with this answer, of any type that JSON has."""
+- `SUBMIT(answer)` ends your work with this answer, """
+ANY_TYPE = "of any type that JSON has."
 ERROR_NAMES = """
 - A query that fails raises QueryError, BudgetExceeded, DepthExceeded or DeadlineExceeded. The error of a batch has
   `.results` and `.errors` by index."""
-NO_CODE = (
-    "Your reply has no block of Python, so nothing was run. Write code in a block that begins with ```python and ends "
-    "with ```. When you have the answer, call SUBMIT(answer) in it."
-)
 NO_OUTPUT = "(The code printed nothing.)"
-LOST_NAMES = "The process of your code ended, so its names are gone, except for `context`. Define again what you need."
+STOPPED = "Your work on this question was stopped before you had an answer."
+SUMMARIZE = """\
+This conversation becomes too long. Before the next turn, summarize it for yourself, without code: what was asked, what
+is done, each result that is still needed with its exact value and the name of its variable, and what to do next. From
+then on you see only the last question and your summary."""
+CONTINUE = "Continue from your summary. Your names still exist, and `history` has the messages that it replaces."
 LAST_CALL = (
     "You have no turns left. Reply with the answer to the question alone, as far as you know it: no plan and no code."
 )
@@ -115,151 +136,214 @@ async def answer(
     context: QueryContext,
     query: Query,
 ) -> Any:
-    """Return a recursive model's answer to the prompt, as a JSON value.
+    """Return a recursive model's answer to one question, as a JSON value. See `Conversation.answer`.
+
+    Beyond the greatest depth, ask the model once without Python, or raise DepthExceeded, as the settings say.
+    """
+    if queries.depth > queries.max_depth:
+        if settings.on_depth == "plain":
+            return await _answer_plainly(interpreter, queries, prompt, context, query)
+        raise DepthExceeded(
+            f"a recursive query here would have depth {queries.depth}, and {name_parameter('max_depth')} is "
+            f"{queries.max_depth}: use llm_query, or raise {name_parameter('max_depth')}"
+        )
+    conversation = Conversation(interpreter, settings)
+    try:
+        return await conversation.answer(queries, prompt, context, query)
+    finally:
+        await run_shielded(conversation.close())
+
+
+class Conversation:
+    """A recursive model: its messages and its Python, which persist from question to question.
 
     Args:
-        interpreter: The sandbox of the asking code. The model's code runs in a separate context of this sandbox.
+        interpreter: The sandbox of the model's code, which runs in a context of its own.
         settings: The limits and the instructions.
-        queries: The query functions for the model's code.
-        prompt: The question.
-        context: The value of the variable `context` in the model's code.
-        query: The query's record. Each turn is added to its trajectory when the turn begins.
-
-    Raises:
-        QueryError, BudgetExceeded, DeadlineExceeded: There is no answer.
     """
-    session, python = queries.session, _Python(interpreter, queries, context)
-    messages: list[Message] = [
-        {"role": "system", "content": _write_instructions(interpreter, settings, queries, context)},
-        {"role": "user", "content": _write_question(prompt, context)},
-    ]
-    errors = 0
-    try:
+
+    def __init__(self, interpreter: Interpreter, settings: RecursionSettings) -> None:
+        self._settings = settings
+        self._python = ModelPython(interpreter)
+        self._messages: list[Message] = []  # the next prompt
+        self._history: list[Message] = []  # all messages but the instructions, also those that a summary replaced
+        self._counted = 0, 0  # the number of messages and of tokens of the last prompt
+        self._kept = 2  # number of messages that a summary cannot shorten: instructions and question, later a summary
+        self._outcome = ""  # the outcome of the last question, with which the next one begins
+
+    async def answer(self, queries: Queries, prompt: str, context: QueryContext, query: Query) -> Any:
+        """Return the model's answer as a JSON value.
+
+        Args:
+            queries: The query functions for the model's code.
+            prompt: The question.
+            context: The value of the variable `context` in the model's code.
+            query: The query's record. Each turn is added to its trajectory when the turn begins.
+
+        Raises:
+            QueryError, BudgetExceeded, DeadlineExceeded: There is no answer.
+        """
+        settings, session = self._settings, queries.session
+        answer_type = settings.answer_type if queries.depth == 1 else None
+        self._begin(queries, prompt, context)
+        errors = 0
         for number in range(1, settings.max_turns + 1):
-            turn: dict[str, Any] = {"reasoning": "", "code": "", "output": ""}
-            query.trajectory.append(turn)
-            watch = TurnWatch(query, session.emit)
-            try:
-                reply = await session.ask(session.root_model, messages, query)
-                turn["usage"] = asdict(reply.usage)
-                turn["reasoning"], blocks = split_reply(reply.text)
-                turn["code"] = "\n\n".join(blocks)
-                watch.emit_code()
-                result = await python.run_turn(blocks, turn)
-                if result is not None and result.meta.submitted:
-                    return result["answer"]
-                content = f"{turn['output'] or NO_OUTPUT}\n\nTurns left: {settings.max_turns - number}."
-                messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": content}]
-            except EmptyAnswerError as error:
-                turn |= {"output": str(error), "failed": True, "usage": asdict(error.usage)}
-            except BaseException:
-                if "usage" not in turn:
-                    query.trajectory.pop()  # There was no reply.
-                raise
-            finally:
-                if "usage" in turn:
-                    watch.emit_end()
+            with self._record_turn(query, session) as turn:
+                await self._compact(query, session, turn)
+                blocks = await self._reply(query, session, turn)
+                submission = await self._python.run_turn(blocks, turn, answer_type)
+                if submission is not None:
+                    self._outcome = turn["output"]
+                    return submission.value
+                self._add("user", f"{turn['output'] or NO_OUTPUT}\n\nTurns left: {settings.max_turns - number}.")
             errors = errors + 1 if turn.get("failed") else 0
             if errors == settings.max_errors:
                 raise QueryError(
                     f"the recursive model failed in {errors} turns in a row (max_errors): {turn['output']}"
                 )
-        turn = {"reasoning": "", "code": "", "output": ""}
-        query.trajectory.append(turn)
-        watch = TurnWatch(query, session.emit)
-        try:
-            reply = await session.ask(session.root_model, [*messages, {"role": "user", "content": LAST_CALL}], query)
-        except BaseException:
-            query.trajectory.pop()  # There was no reply.
-            raise
-        turn |= {"reasoning": reply.text, "usage": asdict(reply.usage)}
-        watch.emit_code()
-        watch.emit_end()
-        return reply.text.strip()
-    finally:
-        await run_shielded(python.close())
-
-
-class _Python:
-    """The Python of one recursive model: a context of the sandbox, created again if its process ends."""
-
-    def __init__(self, interpreter: Interpreter, queries: Queries, context: QueryContext) -> None:
-        self._interpreter, self._queries, self._context = interpreter, queries, context
-        self._name = ""
-
-    async def run_turn(self, blocks: list[str], turn: dict[str, Any]) -> Result | None:
-        """Run the blocks in order until one fails or submits, and record the output in the turn.
-
-        Return the last result, or None if a block failed or there are no blocks. Raises the errors of `run`.
-        """
-        result = None
-        if not blocks:
-            turn |= {"output": NO_CODE, "failed": True}
-        for block in blocks:
-            output, result = await self.run(block)
-            turn["output"] = shorten("\n".join(filter(None, (turn["output"], output))))
-            if result is None:
-                turn["failed"] = True
-                break
-            if result.meta.submitted:
-                turn["output"] = shorten(f"{turn['output']}\nFINAL: {result['answer']!r}".lstrip("\n"))
-                break
-        return result
-
-    async def run(self, code: str) -> tuple[str, Result | None]:
-        """Run a block. Return the text that the model sees, and the result, or None if the code failed.
-
-        Raises RlmBatchError if the sandbox is lost, or the time is over.
-        """
-        lost = ""
-        try:
-            if not self._name:
-                await self._start()
-            result = await self._execute(code)
-        except (CodeError, SubmitError, ExecutionTimeout, StateLost) as error:
-            self._queries.session.check_seconds_left()
-            if isinstance(error, (CodeCrashed, StateLost)):
-                await self.close()
-                lost = LOST_NAMES
-            printed = "" if error.meta is None else error.meta.stdout
-            return "\n".join(filter(None, (printed.rstrip("\n"), str(error), lost))), None
-        meta = result.meta
-        value = meta.value_repr if meta.value is None else repr(meta.value)
-        return "\n".join(filter(None, ((meta.stdout + meta.stderr).rstrip("\n"), value))), result
+        return await self._ask_for_answer(query, session, answer_type)
 
     async def close(self) -> None:
-        """End the context and its process."""
-        if self._name:
-            await self._interpreter.forget_context(self._name)
-            self._name = ""
+        """End the model's Python."""
+        await self._python.close()
 
-    async def _start(self) -> None:
-        self._name = f"rlm-{uuid.uuid4().hex[:12]}"
-        context = self._context
+    def move_to(self, interpreter: Interpreter) -> None:
+        """Continue in another sandbox, because the last one is lost with the names of the model's code."""
+        self._python = ModelPython(interpreter)
+        self._outcome = "\n\n".join(filter(None, (self._outcome, LOST_NAMES)))
+
+    def _begin(self, queries: Queries, prompt: str, context: QueryContext) -> None:
+        """Add a question to the messages, and write the instructions again."""
+        interpreter = self._python.interpreter
+        question = _write_question(prompt, context if self._python.begin(queries, context) else NO_CONTEXT)
+        instructions = _write_instructions(interpreter, self._settings, queries, context)
+        self._messages[:1] = [{"role": "system", "content": instructions}]
+        texts = [*filter(None, (self._outcome,)), question]
+        if self._messages[-1]["role"] == "user":  # The last question was stopped before a reply.
+            texts.insert(0, self._messages.pop()["content"])
+            self._history.pop()
+        self._outcome = STOPPED
+        self._add("user", "\n\n".join(texts))
+        self._question = self._messages[-1]  # `_compact` keeps it
+
+    def _add(self, role: str, text: str) -> None:
+        message = {"role": role, "content": text}
+        self._messages.append(message)
+        self._history.append(message)
+
+    @contextlib.contextmanager
+    def _record_turn(self, query: Query, session: QuerySession) -> Generator[dict[str, Any]]:
+        """Add a turn to the trajectory, and emit its events. Drop the turn if the model was not asked."""
+        turn: dict[str, Any] = {"reasoning": "", "code": "", "output": ""}
+        query.trajectory.append(turn)
+        self._watch = TurnWatch(query, session.emit)
         try:
-            if context.path:
-                read = "json.load(_file)" if context.is_json else "_file.read()"
-                opened = f"open({context.path!r}, encoding='utf-8', errors='surrogatepass', newline='')"
-                await self._execute(f"import json\nwith {opened} as _file:\n    context = {read}\ndel _file, json")
-            elif context.shape:
-                parse = "import json\ncontext = json.loads(context)\ndel json" if context.is_json else "pass"
-                await self._execute(parse, {"context": context.text})
-        except CodeError as error:  # Without the context, further turns would be wasted money.
-            await self.close()
-            raise QueryError(f"the context of the recursive query cannot be read: {error.summary}") from error
+            yield turn
+        except EmptyAnswerError as error:
+            turn |= {"output": str(error), "failed": True}
+        except BaseException:
+            if "usage" not in turn:
+                query.trajectory.pop()
+            raise
+        finally:
+            if "usage" in turn:
+                self._watch.emit_end()
 
-    async def _execute(self, code: str, variables: dict[str, Any] | None = None) -> Result:
-        left = self._queries.session.check_seconds_left()
-        return await self._interpreter.execute(
-            code,
-            variables,
+    async def _reply(self, query: Query, session: QuerySession, turn: dict[str, Any]) -> list[str]:
+        """Ask the model for its next turn, and return the blocks of code."""
+        reply = await self._ask(query, session, turn, self._messages)
+        if reply.usage.prompt_tokens:
+            self._counted = len(self._messages), reply.usage.prompt_tokens
+        self._add("assistant", reply.text)
+        turn["reasoning"], blocks = split_reply(reply.text)
+        turn["code"] = "\n\n".join(blocks)
+        self._watch.emit_code()
+        return blocks
+
+    async def _ask(self, query: Query, session: QuerySession, turn: dict[str, Any], messages: list[Message]) -> Answer:
+        """Ask the model, and add what it used to the turn."""
+        before = Usage(**turn.get("usage", {}))
+        try:
+            reply = await session.ask(session.root_model, messages, query)
+        except EmptyAnswerError as error:
+            turn["usage"] = asdict(before + error.usage)
+            raise
+        turn["usage"] = asdict(before + reply.usage)
+        return reply
+
+    async def _ask_for_answer(self, query: Query, session: QuerySession, answer_type: AnswerType | None) -> Any:
+        """Ask for the answer without code, after the last turn."""
+        self._add("user", LAST_CALL if answer_type is None else f"{LAST_CALL} It has to be {answer_type.describe()}.")
+        with self._record_turn(query, session) as turn:
+            reply = await self._ask(query, session, turn, self._messages)
+            self._add("assistant", reply.text)
+            turn["reasoning"] = reply.text
+            self._watch.emit_code()
+            self._outcome = ""
+            try:
+                return read_last_reply(reply.text, answer_type)
+            except ValueError as error:
+                turn |= {"output": f"the model's last reply does not have the type of the answer: {error}"}
+                turn["failed"] = True
+        raise QueryError(turn["output"])
+
+    async def _compact(self, query: Query, session: QuerySession, turn: dict[str, Any]) -> None:
+        """Replace the messages before the next turn by a summary, if the prompt has become too long."""
+        limit = self._settings.compact_tokens
+        if limit is None or len(self._messages) <= self._kept or self._count_tokens() <= limit:
+            return
+        *messages, last = self._messages
+        request = {"role": "user", "content": f"{last['content']}\n\n{SUMMARIZE}"}
+        try:
+            reply = await self._ask(query, session, turn, [*messages, request])
+        except EmptyAnswerError:
+            return  # Continue with the long prompt.
+        turn["summary"] = reply.text
+        self._python.history = list(self._history)
+        self._messages[1:] = [self._question]
+        self._counted = 0, 0
+        self._add("assistant", reply.text)
+        self._add("user", CONTINUE)
+        self._kept = len(self._messages)
+
+    def _count_tokens(self) -> int:
+        """Return the tokens of the next prompt: as counted for the last one, and estimated for later messages."""
+        count, tokens = self._counted
+        return tokens + sum(len(message["content"].encode()) // 4 for message in self._messages[count:])
+
+
+def read_last_reply(reply: str, answer_type: AnswerType | None) -> Any:
+    """Return the answer in a reply without code, as a JSON value. Raises ValueError if it does not have the type."""
+    text = reply.strip()
+    if answer_type is None:
+        return text
+    lines = text.split("\n")
+    opening = OPENING.fullmatch(lines[0].rstrip())
+    if opening is not None:
+        text = "\n".join(_take_content(iter(lines[1:]), opening[1]))
+    return answer_type.to_jsonable(answer_type.validate(text))
+
+
+async def _answer_plainly(
+    interpreter: Interpreter, queries: Queries, prompt: str, context: QueryContext, query: Query
+) -> str:
+    """Ask the model of `llm_query` once, with the context in the prompt as far as it fits."""
+    session, model = queries.session, queries.session.flat_model
+    query.is_plain, query.model = True, model.name
+    tokens = await model.find_prompt_limit()
+    most = PLAIN_CHARACTERS if tokens is None else CHARACTERS_PER_TOKEN * tokens - len(prompt)
+    half, text = max(0, most // 2), context.text
+    if context.path:
+        left = session.check_seconds_left()
+        result = await interpreter.execute(
+            READ_CONTEXT.format(path=context.path, half=half),
             timeout=math.inf if left is None else left,
-            context=self._name,
             output_fields=OUTPUT_FIELDS,
-            queries=self._queries,
-            index=self._queries.numbers,
-            refuse_exit=True,
+            index=queries.numbers,
         )
+        text = str(result["answer"])
+    content = "\n\n".join(filter(None, (prompt, shorten(text, 2 * half))))
+    return (await session.ask(model, [{"role": "user", "content": content}], query)).text
 
 
 def split_reply(reply: str, depth: int = MAX_FENCE_DEPTH) -> tuple[str, list[str]]:
@@ -295,26 +379,32 @@ def _take_content(lines: Iterator[str], marker: str) -> Iterator[str]:
             return
 
 
-def shorten(text: str) -> str:
-    """Return the text, or its beginning and its end if it has more than OUTPUT_CHARACTERS."""
-    if len(text) <= OUTPUT_CHARACTERS:
-        return text
-    half = OUTPUT_CHARACTERS // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
-
-
 def _write_instructions(
     interpreter: Interpreter, settings: RecursionSettings, queries: Queries, context: QueryContext
 ) -> str:
+    recursion = (
+        RLM_NAMES if queries.depth < queries.max_depth else PLAIN_RLM if settings.on_depth == "plain" else NO_RLM
+    )
     names = [f"- `context`: {context.shape}."] if context.shape else []
-    names.append(LLM_NAMES + (RLM_NAMES if queries.depth < queries.max_depth else NO_RLM) + ERROR_NAMES)
+    names.append(LLM_NAMES + recursion + ERROR_NAMES + (HISTORY_NAME if settings.compact_tokens else ""))
     names += [_describe_tool(name, tool) for name, tool in interpreter.tools.items() if name not in queries.tools]
-    network = "It can open connections to the network." if interpreter.sandbox.has_network else "It has no network."
-    text = INSTRUCTIONS.format(names="\n".join(names) + SUBMIT_NAME, network=network, output=OUTPUT_CHARACTERS)
+    kind = None if queries.depth > 1 else settings.answer_type
+    submit = SUBMIT_NAME + (ANY_TYPE if kind is None else f"which has to be {kind.describe()}.")
     calls = queries.session.budget.remaining_calls
     limit = "" if calls is None else f", and at most {calls} calls of models in all, your own turns included"
-    added = f"\n\n{settings.instructions}" if settings.instructions else ""
-    return f"{text}\nYou have {settings.max_turns} turns{limit}.{added}"
+    facts = {
+        "names": "\n".join(names) + submit,
+        "turns": f"You have {settings.max_turns} turns{limit}.",
+        "network": "It can open connections to the network."
+        if interpreter.sandbox.has_network
+        else "It has no network.",
+        "output": f"{OUTPUT_CHARACTERS:,}",
+        "instructions": settings.instructions,
+    }
+    text = settings.system_prompt or INSTRUCTIONS
+    if settings.instructions and "{instructions}" not in text:
+        text += "\n\n{instructions}"
+    return PLACEHOLDER.sub(lambda match: facts[match[1]], text)
 
 
 def _describe_tool(name: str, tool: Any) -> str:

@@ -94,6 +94,10 @@ class Model(Protocol):
         """Return the most that a call can use. Without `is_priced`, prices are 0. Raises ConfigurationError."""
         ...
 
+    async def find_prompt_limit(self) -> int | None:
+        """Return the tokens of the longest prompt that the model takes, or None if the number is unknown."""
+        ...
+
     def fingerprint(self) -> dict[str, Any]:
         """Return, as JSON and without secrets, the settings that change answers: model, address and sampling."""
         ...
@@ -119,8 +123,8 @@ class Query:
 
     `turn` is 0 if plain code asked this query. If the code of a recursive query asked it, `turn` is the number of that
     code's turn, counted from 1. `cached` is the number of questions that were answered without a call. `value` is a
-    recursive model's answer; the JSON has it unless it is a text. `query_count` and `query_usage` are of the ended
-    queries below it.
+    recursive model's answer; the JSON has it unless it is a text. `is_plain` marks a recursive query that a model
+    answered without Python, because of its depth. `query_count` and `query_usage` are of the ended queries below it.
     """
 
     kind: str
@@ -136,6 +140,7 @@ class Query:
     value: Any = ""
     trajectory: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     children: list["Query"] = field(default_factory=list["Query"])
+    is_plain: bool = False
     query_count: int = 0
     query_usage: Usage = field(default_factory=Usage)
 
@@ -164,6 +169,8 @@ class Query:
             record["turn"] = self.turn
         if self.cached:
             record["cached"] = self.cached
+        if self.is_plain:
+            record["plain"] = True
         if self.error:
             record["error"] = self.error
         if not isinstance(self.value, str):
