@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from ..sandbox.interpreter import Interpreter
+    from ..sandbox.queries.events import OnEvent, RlmEvent
     from ..sandbox.queries.recursion import Queries
     from ..sandbox.sandbox_api import Sandbox
     from .container.settings import ContainerFields
@@ -58,6 +60,8 @@ class _ProviderSandboxes:
         python_path: Directories of this machine that code imports modules from, read when the interpreter is created.
             Default: none.
         mounts: Files and directories of this machine, by the absolute paths at which code reads them. Default: none.
+        on_turn: Function to call when a turn of a recursive model ends, with the turn's `RlmEvent`. It runs on the
+            event loop and blocks it. If it raises an exception, the execution ends with it. Default: none.
         **fields: The fields of the provider's block.
 
     Raises:
@@ -85,6 +89,7 @@ class _ProviderSandboxes:
         prepare_seed: int | None = None,
         python_path: Sequence[str] | None = None,
         mounts: Mapping[str, str | os.PathLike[str]] | None = None,
+        on_turn: OnEvent | None = None,
         **fields: Any,
     ) -> None:
         self._fields = fields
@@ -102,6 +107,11 @@ class _ProviderSandboxes:
             "max_cost": max_cost,
             "cache": AnswerCache(MemoryAnswers()) if cache_queries else None,
         }
+        if on_turn is not None and (not callable(on_turn) or inspect.iscoroutinefunction(on_turn)):
+            raise ConfigurationError(
+                "on_turn must be a plain function of a turn: in async code, put the turn into a queue"
+            )
+        self._on_turn = on_turn
         self._language_model = language_model
         self._model_access: ModelAccess | None = None
         make_queries = None if language_model is None else self._ask
@@ -119,7 +129,11 @@ class _ProviderSandboxes:
 
     def _ask(self, interpreter: Interpreter, depth: int) -> Queries:
         assert self._model_access is not None  # `_open_sandbox` sets it.
-        return self._model_access.queries(interpreter, depth=depth)
+        return self._model_access.queries(interpreter, depth=depth, on_event=self._pass_turn)
+
+    def _pass_turn(self, event: RlmEvent) -> None:
+        if self._on_turn is not None and event.kind == "output":
+            self._on_turn(event)
 
     async def _open_sandbox(self) -> Sandbox:
         provider = self._provider
@@ -182,6 +196,7 @@ class InterpreterKeywords(TypedDict, total=False):
     prepare_seed: int | None
     python_path: Sequence[str] | None
     mounts: Mapping[str, str | os.PathLike[str]] | None
+    on_turn: OnEvent | None
 
 
 if TYPE_CHECKING:  # At run time no interpreter imports the settings of other providers.

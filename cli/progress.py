@@ -11,8 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from ..flows.listener import FlowListener
 from ..flows.reporting.summary import BestTrials
+from ..flows.rlm import NOUN as QUESTION
 from ..sandbox.errors import NotRun
 from ..sandbox.outcomes.text_escape import escape_text
+from ..sandbox.queries.events import RlmEvent
 from ..sandbox.result import Failure, Outcome, Result
 from ..tasks.ledger.run_record import ReportSpec
 from ..tasks.redrawn_lines import RedrawnLines
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from ..flows.orphans import OrphanedSandbox
 
 MAX_LINE_CHARACTERS = 100_000  # characters of a line in the live output of a single execution
+PLAIN_WIDTH = 160  # characters of a turn's line without a terminal
+MIN_TURN_WIDTH = 40  # characters of a turn's line on a narrow terminal
 PLAIN_INTERVAL_SECONDS = 5.0  # seconds between two lines without a terminal
 
 
@@ -47,6 +51,7 @@ class ProgressDisplay(FlowListener):
             transient=True,
         )
         self._task = self._progress.add_task("starting", total=None, counts="")
+        self._noun = ReportSpec().noun
         self._total = self._done = self._failed = self._skipped = self._cached = self._pruned = 0
         self._running: set[int] = set()
         self._started_at = self._printed_at = time.monotonic()
@@ -76,6 +81,7 @@ class ProgressDisplay(FlowListener):
     def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec) -> None:
         self._total, self.results_path = total, results_path
         self._best = BestTrials(report_spec)
+        self._noun = report_spec.noun
         self._started_at = self._printed_at = time.monotonic()
         self._print(f"{total} execution{'s' if total != 1 else ''} {environment}")
         self._progress.reset(self._task, total=total, description="running", counts="")
@@ -92,6 +98,12 @@ class ProgressDisplay(FlowListener):
             return
         for line in self._lines[stream].feed(text):
             self._print_output(line)
+
+    def on_rlm_event(self, index: int, event: RlmEvent) -> None:
+        if event.kind == "output" and (self._total == 1 or self._noun == QUESTION):
+            prefix = "" if self._total == 1 else f"{self._noun} {index}, "
+            width = max(MIN_TURN_WIDTH, self._console.width) if self._live else PLAIN_WIDTH
+            self._print(prefix + _describe_turn(event, width - len(prefix)))
 
     def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
         for lines in self._lines.values():
@@ -150,6 +162,32 @@ class ProgressDisplay(FlowListener):
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _describe_turn(turn: RlmEvent, width: int) -> str:
+    """Return a line about a turn: what the model wants, the first line that it sees, its queries, seconds and cost."""
+    depth = f"depth {turn.depth}, " if turn.depth > 1 else ""
+    queries = [] if not turn.queries else [f"{turn.queries:,} {'query' if turn.queries == 1 else 'queries'}"]
+    cost = [f"${turn.usage.cost:.4f}"] if turn.usage.cost else []
+    details = f" ({', '.join([*queries, f'{turn.seconds:.1f} s', *cost])})"
+    start = f"{depth}turn {turn.turn}: "
+    left = width - len(start) - len(details)
+    plan = _take_line(turn.reasoning) or _take_line(turn.code)
+    seen = _take_line(turn.output, is_last=turn.failed)
+    seen = f"failed: {seen}" if turn.failed else seen
+    if plan and seen:
+        plan = _cut(plan, max(left // 2, left - len(seen) - 4)) + " -> "
+    return start + plan + _cut(seen, left - len(plan)) + details if seen else start + _cut(plan, left) + details
+
+
+def _take_line(text: str, *, is_last: bool = False) -> str:
+    """Return the first or the last line of a text that is not blank, escaped."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return escape_text(lines[-1 if is_last else 0].strip()) if lines else ""
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(0, width - 3)] + "..."
 
 
 def _describe_start() -> str:

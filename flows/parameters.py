@@ -359,7 +359,7 @@ GROUPS = {
     ),
     LIMITS: ("max_workers", "timeout", "deadline", "reuse_sandboxes", "executions_per_task", "shards"),
     FAILURES: ("retries", "retry_code_errors", "idempotent", "on_failure", "max_failures"),
-    RESULTS: ("results_path", "cache_results", "collect", "check", "log_output"),
+    RESULTS: ("results_path", "cache_results", "collect", "check", "log_output", "on_turn"),
     MODEL: (
         *("language_model", "batch_concurrency", "max_depth"),
         *("max_llm_calls", "max_llm_tokens", "max_total_llm_calls", "max_total_llm_tokens"),

@@ -18,7 +18,9 @@ from ..blocks.problems import describe_problems
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.task_log import install_task_run_log_filter, tells_of_cancellation
 from ..tasks.tracing import trace_flow_run
+from .event_stream import EventStream
 from .inputs.conversion import convert_parameters
+from .listener import FlowListener
 from .orphans import remove_sandboxes
 from .parameters import FlowParameters, build_signature, find_contents, find_field, read_docstring
 from .run import call_flow, enter_prefect, execute_flow
@@ -73,6 +75,21 @@ class BatchFlow(Flow[P, T]):
         raise ConfigurationError(
             f"{name}.sync(...) cannot be called in a running event loop: write `await {name}(...)`, in a notebook too"
         )
+
+    def stream(self: "BatchFlow[P, Coroutine[Any, Any, R]]", *args: P.args, **kwargs: P.kwargs) -> EventStream[R]:
+        """Return an async iterator that runs the flow and yields the events of its recursive queries.
+
+        The last event of a question is its "answer". After the loop, `result` of the iterator is the value that the
+        flow returns. A caller that leaves the loop cancels the run.
+
+        Args:
+            *args: Parameters of the flow, by position.
+            **kwargs: Parameters of the flow, by name.
+
+        Returns:
+            The iterator, for `async for`. The loop raises the flow's errors.
+        """
+        return EventStream(lambda listener: self._call(args, kwargs, listener))
 
     if not TYPE_CHECKING:  # Type checkers take the signatures of Prefect's own methods.
 
@@ -138,12 +155,13 @@ class BatchFlow(Flow[P, T]):
             raise ConfigurationError(describe_problems(error)) from None
         return await enter_prefect(self, converted, state, **prefect_options)
 
-    async def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], listener: FlowListener | None = None) -> Any:
+        kwargs, state = dict(kwargs), RunState(listener=listener)
         prefect_options = {name: kwargs.pop(name) for name in ("return_state", "wait_for") if name in kwargs}
         values = _bind_arguments(self.fn, args, kwargs)
         if self.model is None:
-            return await self.call_function(values, RunState(), **prefect_options)
-        return await call_flow(self, self.model.parse(values), RunState(), **prefect_options)
+            return await self.call_function(values, state, **prefect_options)
+        return await call_flow(self, self.model.parse(values), state, **prefect_options)
 
 
 def define_flow(model: Callable[P, FlowParameters[R]]) -> BatchFlow[P, Coroutine[Any, Any, R]]:

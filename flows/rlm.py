@@ -19,7 +19,7 @@ from ..sandbox.queries.recursive_model import RecursionSettings
 from ..sandbox.result import Outcome, Result
 from ..sandbox.wire.nonfinite import restore_numbers
 from ..tasks.ledger.run_record import ReportSpec
-from .inputs.conversion import LongText, PathText
+from .inputs.conversion import LongText, PathText, TurnFunction
 from .inputs.host_paths import check_input_path
 from .inputs.tables import Report as ProgressReport
 from .parameters import CacheResults, CommandLineForm, CommonParameters, FlowParameters
@@ -36,6 +36,7 @@ with open(context_file, encoding="utf-8", errors="replace", newline="") as file:
 {ASK}
 """
 ASK_VOLUME = f"context = load_from_volume(context_path, binary=False)\n{ASK}"
+NOUN = "question"
 UPLOADED = "context.txt"  # the sandbox path of a context that comes from a file of the host
 
 
@@ -155,6 +156,14 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
         Field(ge=1, description="Failed turns in a row at which to stop; no limit by default."),
     ] = None
     _: KW_ONLY
+    on_turn: Annotated[
+        TurnFunction | None,
+        Field(
+            description="Function of the host to call when a turn of a model ends. It takes the turn's RlmEvent. If it "
+            "raises an exception, the run ends with it."
+        ),
+        CommandLineForm("hidden"),
+    ] = None
     # A conversation takes longer than an execution of plain code.
     timeout: Annotated[
         float, Field(gt=0, description="Seconds for each execution."), CommandLineForm(is_common=True)
@@ -175,8 +184,9 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
             items=[(code, variables)],
             label=lambda _execution: f"rlm: {title}",
             noun="questions",
-            report_spec=ReportSpec("question"),
+            report_spec=ReportSpec(NOUN),
             uploads=uploads,
+            on_turn=self.on_turn,
             recursion=RecursionSettings(self.max_turns, self.max_errors, self.instructions),
         )
 

@@ -33,24 +33,37 @@ def name_tools(tools: Mapping[str, Any]) -> dict[str, str]:
             raise ConfigurationError(f"the tool {name!r} has a name that Python code cannot use: rename it")
         if name in PROVIDED_NAMES:
             raise ConfigurationError(f"the tool {name!r} has the name of a function that code already has: rename it")
-        if callable(tool):
-            named[name] = f"<{getattr(tool, '__qualname__', type(tool).__qualname__)} {id(tool):#x} of this process>"
-            _functions[named[name]] = tool
-        elif isinstance(tool, str) and (IMPORT_PATH.fullmatch(tool) or tool in _functions):
-            named[name] = tool
-        else:
-            raise ConfigurationError(
-                f"the tool {name!r} is {tool!r}: pass a function, or its import path, such as package.module:function"
-            )
+        named[name] = name_function(f"the tool {name!r}", tool)
     return named
+
+
+def name_function(role: str, function: Any) -> str:
+    """Return a function as JSON: an import path unchanged, or a name in this process.
+
+    Raises ConfigurationError, which calls the function by its `role`, for a value that is neither.
+    """
+    if callable(function):
+        qualname = getattr(function, "__qualname__", type(function).__qualname__)
+        name = f"<{qualname} {id(function):#x} of this process>"
+        _functions[name] = function
+        return name
+    if isinstance(function, str) and (IMPORT_PATH.fullmatch(function) or function in _functions):
+        return function
+    raise ConfigurationError(
+        f"{role} is {function!r}: pass a function, or its import path, such as package.module:function"
+    )
 
 
 def load_tools(tools: Mapping[str, str]) -> dict[str, Tool]:
     """Return the functions, each with a time limit for a call. Raises ConfigurationError."""
-    return {name: _limit_seconds(name, _load_tool(name, path)) for name, path in name_tools(tools).items()}
+    return {
+        name: _limit_seconds(name, load_function(f"the tool {name!r}", path))
+        for name, path in name_tools(tools).items()
+    }
 
 
-def _load_tool(name: str, path: str) -> Tool:
+def load_function(role: str, path: str) -> Tool:
+    """Return the function that `name_function` named. Raises ConfigurationError, which calls it by its `role`."""
     if path.startswith("<"):
         return _functions[path]
     check_tool(path)
@@ -61,11 +74,9 @@ def _load_tool(name: str, path: str) -> Tool:
             tool = getattr(tool, part)
     except (ImportError, AttributeError) as error:
         remedy = "; add its directory to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
-        raise ConfigurationError(
-            f"the tool {name!r}, {path}, cannot be imported on this host: {error}{remedy}"
-        ) from None
+        raise ConfigurationError(f"{role}, {path}, cannot be imported on this host: {error}{remedy}") from None
     if not callable(tool):
-        raise ConfigurationError(f"the tool {name!r}, {path}, is {add_article(type(tool).__name__)}, not a function")
+        raise ConfigurationError(f"{role}, {path}, is {add_article(type(tool).__name__)}, not a function")
     return tool
 
 

@@ -106,6 +106,12 @@ async def run_others() -> None:
     await chunks(double, by_id, reduce=double)
     await sequence([double, double])
     steps: Sequence[Result | Failure] = await sequence(["x = 1", "SUBMIT(x)"], stop_on_error=False)
+    stream = rlm.stream("how many?", "openai/gpt-4o-mini", "text", on_turn=print)
+    async for event in stream:
+        kind: str = event.kind
+        print(kind, event.turn, event.query.prompt, event.usage.cost)
+    streamed: RlmAnswer = stream.result
+    print(streamed.answer)
     answer: RlmAnswer = await rlm("how many?", "openai/gpt-4o-mini", context_file=Path("report.txt"), max_cost=1)
     removed: list[str] = await reap("local", older_than=600, dry_run=True)
     print(steps, answer.answer, answer.queries.cost, removed)
@@ -193,6 +199,8 @@ async def main() -> None:
     await chunks("SUBMIT(x=1)", data=[1], chunk_size="ten")  # wrong: chunk_size
     await sequence(["SUBMIT(x=1)"], max_workers=2)  # wrong: max_workers
     await rlm("how many?")  # wrong: language_model
+    rlm.stream("how many?")  # wrong: language_model
+    await rlm("q", "m", on_turn=7)  # wrong: on_turn
     await reap(older="600")  # wrong: older
     texts: list[str] = await batch("SUBMIT(x=1)")  # wrong: list[str]
     report = await sweep("SUBMIT(x=1)")

@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from ..parameters import MAX_TASK_RUNS
 from .context import RunContext
 from .failures import describe_rerun, find_first_error
 from .outcome_sink import OutcomeSink
+from .turn_calls import TurnCalls
 
 FindResult = Callable[[Execution], Result | None]
 
@@ -56,7 +58,7 @@ class LaneExecutor:
 
     Lanes wait for `slots`. `uploads` has files for each execution by their paths in the sandbox. With a `state_context`
     all executions share one process and its state. With `stop_on_failure` no task run is created after a failed one,
-    and the remaining executions have no outcome.
+    and the remaining executions have no outcome. `turn_calls` takes each turn of a recursive query.
     """
 
     context: RunContext
@@ -65,6 +67,7 @@ class LaneExecutor:
     uploads: dict[str, Path] | None = None
     state_context: str | None = None
     stop_on_failure: bool = False
+    turn_calls: TurnCalls | None = None
     is_over: bool = False  # no further execution starts, and the rest fails
     _line_budget: LineBudget = field(default_factory=LineBudget)
     _batches: Iterator[TaskBatch] = field(init=False)  # batches that no lane has taken
@@ -80,18 +83,21 @@ class LaneExecutor:
         task = await configure_task(execute, self.context.policy, self.context.provider.provider_name, per_task)
         self._creation_lock = asyncio.Lock()
         try:
-            async with asyncio.timeout_at(self.context.deadline.at), asyncio.TaskGroup() as group:
+            async with (
+                asyncio.timeout_at(self.context.deadline.at),
+                self._open_turn_calls(),
+                asyncio.TaskGroup() as group,
+            ):
                 for _ in range(min(options.max_workers, math.ceil(self.context.total / per_task))):
                     group.create_task(self._run_lane(task))
         except TimeoutError:
             reason = "passed before this execution had ended"
             await self._fail_unfinished(partial(self.context.deadline.build_error, reason=reason))
         except BaseExceptionGroup as errors:
+            self._save_queries()
             raise find_first_error(errors) from None
         except asyncio.CancelledError:
-            for batch in self._unfinished:
-                for execution in batch.remaining_executions:
-                    self.sink.save_queries(execution)
+            self._save_queries()
             raise
         if self._is_out_of_time:
             reason = "is over before the provider opens more sandboxes"
@@ -160,8 +166,29 @@ class LaneExecutor:
         finally:
             await self.context.usage.close_lane(lane)
 
+    @asynccontextmanager
+    async def _open_turn_calls(self) -> AsyncIterator[None]:
+        """Call `on_turn` within the block. What it raises ends the block."""
+        calls = self.turn_calls
+        if calls is None:
+            yield
+            return
+        async with asyncio.TaskGroup() as group:
+            group.create_task(calls.run())
+            yield
+            calls.end()
+
     def _pass_event(self, event: RlmEvent) -> None:
         self.sink.listener.on_rlm_event(event.index, event)
+        if self.turn_calls is not None and event.kind == "output":
+            self.turn_calls.add(event)
+
+    def _save_queries(self) -> None:
+        """Write the queries of interrupted executions to the ledger, if it can be written."""
+        with suppress(OSError):
+            for batch in self._unfinished:
+                for execution in batch.remaining_executions:
+                    self.sink.save_queries(execution)
 
     def _may_start(self) -> bool:
         """Return whether another task run may be made."""

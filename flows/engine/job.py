@@ -28,6 +28,7 @@ from ...sandbox.errors import ConfigurationError, NotRun
 from ...sandbox.queries.recursive_model import DEFAULT_RECURSION
 from ...tasks.capacity.slots import Slots
 from ...tasks.execution import Execution, assign_keys
+from ...tasks.host_tools import load_function
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.result_index import ResultCache, ResultIndex, get_results_root
 from ...tasks.ledger.run_record import RunRecord
@@ -43,6 +44,7 @@ from .failures import describe_rerun
 from .outcome_sink import MemoryStore, OutcomeSink
 from .run_outcome import build_run_outcome
 from .termination import cancel_at_termination
+from .turn_calls import TurnCalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,9 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
             environment = state.environment or await provider.describe_sandboxes()
         is_own_ledger = options.results_path is None
         ledger = Ledger(options.locate_ledger(get_results_root() / flow_run.id))
+        on_turn = (
+            None if plan.on_turn is None else TurnCalls(await asyncio.to_thread(load_function, "on_turn", plan.on_turn))
+        )
         context = await open_run_context(provider, options, plan.label, ledger, total, recursion=plan.recursion)
         # Shards check the model's first call on their own machines.
         if context.model_access is not None and sharding is None and not state.is_model_checked:
@@ -160,6 +165,7 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
                         uploads=dict(plan.uploads),
                         state_context=plan.state_context,
                         stop_on_failure=plan.stop_on_failure,
+                        turn_calls=on_turn,
                     )
                 else:
                     executor = sharding.make_executor(context=context, store=store, sink=sink)

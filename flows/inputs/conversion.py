@@ -20,7 +20,7 @@ from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.requests.function_code import convert_code
 from ...sandbox.wire.names import add_article
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
-from ...tasks.host_tools import name_tools
+from ...tasks.host_tools import name_function, name_tools
 from .readers import normalize_chunk_ids
 
 FILE_NAME = re.compile(r"[\w.~/\\-]+\.py")
@@ -56,6 +56,7 @@ class Content(Enum):
 # forms see the converted values.
 if TYPE_CHECKING:
     from ...blocks.provider import SandboxProvider
+    from ...sandbox.queries.events import OnEvent
 
     T = TypeVar("T")
 
@@ -77,11 +78,12 @@ if TYPE_CHECKING:
     SpaceValues = Mapping[str, object] | Sequence[Mapping[str, object]]
     DataById = Mapping[Any, object]
     ToolsByName = Mapping[str, str | Callable[..., Any]]
+    TurnFunction = str | OnEvent
     PathText = str | PurePath
     ProviderText = str | SandboxProvider
 
 else:
-    Items, PathText, ProviderText, ToolsByName = list, str, str, dict[str, str]
+    Items, PathText, ProviderText, ToolsByName, TurnFunction = list, str, str, dict[str, str], str
     Code, Step = Annotated[str, Content.CODE], Annotated[str, Content.STEP]
     PreparationCode, LongText = Annotated[str, Content.PREPARATION], Annotated[str, Content.TEXT]
     Variables, DataItem = Annotated[dict[str, Any], Content.ROWS], Annotated[Any, Content.ITEMS]
@@ -122,6 +124,8 @@ def convert_parameters(parameters: dict[str, Any], contents: Mapping[str, Conten
         converted["mounts"] = {target: str(source) for target, source in locate_mounts(mounts).items()}
     if isinstance(tools := converted.get("tools"), Mapping):
         converted["tools"] = tools = name_tools(tools)  # type: ignore[reportUnknownArgumentType]
+    if (on_turn := converted.get("on_turn")) is not None:
+        converted["on_turn"] = name_function("on_turn", on_turn)
     if isinstance(collect := converted.get("collect"), (list, tuple)):
         converted["collect"] = check_patterns(collect)  # type: ignore[reportUnknownArgumentType]
     for name, content in contents.items():

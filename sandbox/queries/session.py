@@ -6,6 +6,7 @@ holds none, so deep recursion cannot cause a deadlock.
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -341,7 +342,8 @@ class QuerySession:
             raise
         finally:
             query.seconds = time.monotonic() - query.started_at
-            self._end_query(query, parent, answer)
+            if not isinstance(sys.exception(), asyncio.CancelledError):
+                self._end_query(query, parent, answer)
 
     def _end_query(self, query: Query, parent: Query | None, answer: str) -> None:
         """Count a query that has ended at its parent, and emit its event."""

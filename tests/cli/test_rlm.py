@@ -1,5 +1,6 @@
 """The command `rlm-batch rlm`, and the language model options of other commands."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,17 @@ def test_a_question_about_a_file_prints_answer_usage_and_path(
     assert done.stdout.splitlines()[0] == "It has 123456 characters"
     assert done.stdout.splitlines()[1].startswith("Results: ")
     assert "1 turns; the model was called 1 times: " in done.stderr
+
+    openai.script = make_script(
+        ("Turns left", "SUBMIT('done')"), ("", "print('found\\x1b[31m it')\nllm_query('a')\n1 / 0")
+    )
+    openai.rule("", "b")
+    done = run("rlm", "Which?", *MODEL)
+    assert done.stdout.splitlines()[0] == "done"
+    turns = [line for line in done.stderr.splitlines() if line.startswith("turn ")]
+    failed = r"turn 1: Let me see. -> failed: ZeroDivisionError: division by zero \(1 query, \d+\.\d s, \$0\.\d{4}\)"
+    assert re.fullmatch(failed, turns[0])
+    assert turns[1].startswith("turn 2: Let me see. -> FINAL: 'done' (")
 
     openai.script = make_script(("", "print('found it')"))
     done = run("rlm", "q", *MODEL, "--max-llm-calls", "1")

@@ -1,0 +1,44 @@
+"""The calls of a caller's `on_turn`, beside the executions of a flow run."""
+
+import asyncio
+import inspect
+
+from ...sandbox.queries.events import RlmEvent
+from ...sandbox.thread_pool import ThreadPool
+from ...tasks.host_tools import Tool
+
+
+class TurnCalls:
+    """The calls of `on_turn`, one after another, in the order in which the turns ended.
+
+    A plain function is called in a thread, so it does not delay the run.
+    """
+
+    def __init__(self, on_turn: Tool) -> None:
+        self._on_turn = on_turn
+        self._turns: asyncio.Queue[RlmEvent | None] = asyncio.Queue()
+        self._threads = ThreadPool()
+
+    def add(self, turn: RlmEvent) -> None:
+        """Call the function with this turn soon."""
+        self._turns.put_nowait(turn)
+
+    def end(self) -> None:
+        """Let `run` return after the last call."""
+        self._turns.put_nowait(None)
+
+    async def run(self) -> None:
+        """Call the function with each turn, until `end`. Raises what the function raises."""
+        try:
+            while (turn := await self._turns.get()) is not None:
+                await self._call(turn)
+        finally:
+            self._threads.close()
+
+    async def _call(self, turn: RlmEvent) -> None:
+        if inspect.iscoroutinefunction(self._on_turn):
+            await self._on_turn(turn)
+            return
+        value = await self._threads.run_in_thread(lambda: self._on_turn(turn))
+        if inspect.isawaitable(value):
+            await value
