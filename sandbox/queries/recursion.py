@@ -93,27 +93,49 @@ class Queries:
         self._recursive_count += len(_check_prompts(prompts))
 
         async def answer(prompt: str, query: Query, place: int) -> str:
-            session.check_seconds_left()
-            try:
-                async with asyncio.timeout_at(session.deadline), self._recursions:
-                    numbers = (*self.numbers, before + place)
-                    queries = Queries(
-                        session,
-                        self._recurse,
-                        max_depth=self.max_depth,
-                        depth=query.depth,
-                        parent=query,
-                        numbers=numbers,
-                    )
-                    value = await self._recurse(queries, prompt, query_context, query)
-                    if isinstance(value, str):
-                        return value
-                    query.value = value
-                    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else str(value)
-            except TimeoutError:
-                raise session.make_deadline_error() from None
+            return await self._answer(self._recurse, prompt, query_context, query, before + place)
 
         return await self._answer_all("rlm_query", session.root_model, prompts, concurrency, answer)
+
+    async def ask(self, prompt: str, context: QueryContext, recurse: AnswerRecursively) -> tuple[str, Any]:
+        """Return the answer to a recursive query of the host, as text and as a JSON value.
+
+        Args:
+            prompt: The question.
+            context: The context of the model's code.
+            recurse: Answers this query. Queries of the model's code are answered as those of other code.
+
+        Raises:
+            QueryError, BudgetExceeded, DepthExceeded, DeadlineExceeded: There is no answer.
+        """
+        session = self.session
+        query = Query("rlm_query", self.depth + 1, session.root_model.name, prompt[:RECORDED_CHARACTERS])
+        work = partial(self._answer, recurse, prompt, context, query, 0)
+        text = await session.run_recorded(query, self._parent, work)
+        return text, query.value
+
+    async def _answer(
+        self, recurse: AnswerRecursively, prompt: str, context: QueryContext, query: Query, number: int
+    ) -> str:
+        """Answer a recursive query of this code, which has the number. Note the value in the record."""
+        session = self.session
+        session.check_seconds_left()
+        try:
+            async with asyncio.timeout_at(session.deadline), self._recursions:
+                queries = Queries(
+                    session,
+                    self._recurse,
+                    max_depth=self.max_depth,
+                    depth=query.depth,
+                    parent=query,
+                    numbers=(*self.numbers, number),
+                )
+                value = query.value = await recurse(queries, prompt, context, query)
+        except TimeoutError:
+            raise session.make_deadline_error() from None
+        if isinstance(value, str):
+            return value
+        return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else str(value)
 
     async def _answer_all(
         self,

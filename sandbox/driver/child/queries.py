@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
+from ...wire.context_shape import MAX_INLINE_CHARACTERS, describe_context
 from ...wire.frames import MAX_CALL_BYTES
 from ...wire.names import MAX_PROMPTS, add_article
-from ...wire.strict_json import NotJsonError, convert_fields, dumps
+from ...wire.strict_json import NotJsonError, dumps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
 
     CallHost = Callable[[str, tuple[Any, ...], dict[str, Any]], Any] | None
 
-MAX_INLINE_CHARACTERS = 32 * 1024  # characters of a query's context on the wire; a longer one goes through a file
-PREVIEW_CHARACTERS = 1000  # characters of a context that a model sees
-NAMED_KEYS, NAME_CHARACTERS = 20, 60  # keys of a dict that a model sees, and characters of each
 MAX_PROMPTS_BYTES = MAX_CALL_BYTES - 256 * 1024  # bytes of JSON for prompts per host call; the rest is for a context
 
 
@@ -186,16 +184,10 @@ def _describe_context(name: str, context: Any) -> dict[str, Any]:
     """
     if context is None:
         return {}
-    is_json = not isinstance(context, str)
     try:
-        text = dumps(convert_fields({"context": context})["context"]) if is_json else context
+        text, described = describe_context(context)
     except NotJsonError as error:
         raise TypeError(f"{name}: {error}") from None
-    described: dict[str, Any] = {
-        "is_json": is_json,
-        "shape": describe_shape(context),
-        "preview": text[:PREVIEW_CHARACTERS].encode("utf-8", "replace").decode("utf-8"),
-    }
     if len(text) <= MAX_INLINE_CHARACTERS:
         return {**described, "text": text}
     import tempfile
@@ -204,21 +196,6 @@ def _describe_context(name: str, context: Any) -> dict[str, Any]:
     with open(fd, "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
         file.write(text)
     return {**described, "path": path}
-
-
-def describe_shape(value: Any, depth: int = 3) -> str:
-    """Return the type of a value and its size, and the same of first items down to that depth."""
-    if isinstance(value, str):
-        return f"a str of {len(value):,} characters"
-    if isinstance(value, dict):
-        keys: list[Any] = list(value)  # type: ignore[reportUnknownArgumentType]
-        names = [repr(key)[:NAME_CHARACTERS] for key in keys[:NAMED_KEYS]]
-        return f"a dict of {len(keys):,} keys: {', '.join(names)}{', ...' if len(keys) > NAMED_KEYS else ''}"
-    if isinstance(value, (list, tuple)):
-        items: list[Any] = list(value)  # type: ignore[reportUnknownArgumentType]
-        first = f", the first is {describe_shape(items[0], depth - 1)}" if items and depth else ""
-        return f"a list of {len(items):,} items{first}"
-    return f"a {type(value).__name__}"
 
 
 def _cut(name: str, prompts: list[str]) -> list[list[str]]:
