@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..sandbox.sandbox_api import Sandbox
     from .container.settings import ContainerFields
     from .daytona.settings import DaytonaFields
+    from .language_model.model_access import NamedModels
     from .language_model.settings import LanguageModelSettings
     from .local.settings import LocalFields
     from .modal.settings import ModalFields
@@ -44,6 +45,8 @@ class _ProviderSandboxes:
         tools: Functions of the host that code may call by name. Default: none.
         language_model: The model that code may query: a `LanguageModel`, the name of a saved one, or a model in
             LiteLLM's naming. Default: none.
+        models: Models that code may choose with `llm_query(prompt, model=NAME)`: a dict by name, whose values are like
+            `language_model`, or a list of such names. Default: none.
         batch_concurrency: Parallel model requests per execution. Default: 4.
         max_depth: Greatest depth of recursive queries. Code is at depth 0. Default: 2.
         max_llm_calls: Model calls per execution; None for no limit. Default: 50.
@@ -76,6 +79,7 @@ class _ProviderSandboxes:
         timeout: float | None = 120.0,
         tools: dict[str, Callable[..., Any]] | None = None,
         language_model: LanguageModelSettings | str | None = None,
+        models: NamedModels | None = None,
         batch_concurrency: int = 4,
         max_depth: int = 2,
         max_llm_calls: int | None = 50,
@@ -98,6 +102,7 @@ class _ProviderSandboxes:
         self._provider = provider.with_files(python_path, mounts) if has_files else provider
         self._provider.check_mounts()
         self._limits: dict[str, Any] = {
+            "models": models,
             "batch_concurrency": batch_concurrency,
             "max_depth": max_depth,
             "max_llm_calls": max_llm_calls,
@@ -183,6 +188,7 @@ class InterpreterKeywords(TypedDict, total=False):
     timeout: float | None
     tools: dict[str, Callable[..., Any]] | None
     language_model: LanguageModelSettings | str | None
+    models: NamedModels | None
     batch_concurrency: int
     max_depth: int
     max_llm_calls: int | None

@@ -328,6 +328,11 @@ def _read_tools(words: Sequence[str]) -> Mapping[str, str]:
     return {name: path for name, _, path in (word.partition("=") for word in words)}
 
 
+def _read_models(words: Sequence[str]) -> dict[str, str]:
+    """Return models by their names in the code, from words such as `small=openai/gpt-4o-mini` or `openai/gpt-4o`."""
+    return {name: model or name for name, _, model in (word.partition("=") for word in words)}
+
+
 def _read_mounts(words: Sequence[str]) -> dict[str, str]:
     """Return paths of the host by paths in sandboxes, from words such as `/data/set=data`."""
     mounts: dict[str, str] = {}
@@ -356,6 +361,7 @@ READERS = {
     "path": WordReader(str | None, resolve_path, "FILE"),
     "mounts": WordReader(list[str] | None, _read_mounts, "TARGET=PATH"),
     "tools": WordReader(list[str] | None, _read_tools, "NAME=MODULE:FUNCTION"),
+    "models": WordReader(list[str] | None, _read_models, "NAME=MODEL"),
     "types": WordReader(list[str] | None, _read_types, "COLUMN=TYPE"),
     "grid": WordReader(list[str] | None, parse_grid, "NAME=VALUES"),
     "space": WordReader(list[str] | None, parse_space, "NAME=BOUNDS"),

@@ -183,6 +183,14 @@ class CommonParameters:
             "run."
         ),
     ] = True
+    models: Annotated[
+        dict[str, str] | list[str] | None,
+        Field(
+            description="Models that code can choose, such as llm_query(prompt, model='small'). The names are those in "
+            "the code, and the values are like those of language_model. A list has names of models in LiteLLM."
+        ),
+        CommandLineForm("models", "Model that code can choose by NAME, or by its name in LiteLLM."),
+    ] = None
     batch_concurrency: Annotated[int, Field(ge=1, description="Parallel model requests per execution.")] = 4
     max_depth: Annotated[
         int, Field(ge=0, description="Greatest depth of recursive queries. Plain code is at depth 0.")
@@ -361,7 +369,7 @@ GROUPS = {
     FAILURES: ("retries", "retry_code_errors", "idempotent", "on_failure", "max_failures"),
     RESULTS: ("results_path", "cache_results", "collect", "check", "log_output", "on_turn"),
     MODEL: (
-        *("language_model", "batch_concurrency", "max_depth"),
+        *("language_model", "models", "batch_concurrency", "max_depth"),
         *("max_llm_calls", "max_llm_tokens", "max_total_llm_calls", "max_total_llm_tokens"),
         *("max_cost", "cache_queries"),
     ),

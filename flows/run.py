@@ -11,8 +11,8 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from ..blocks.language_model.model_access import LIMITS, is_saved_model, open_model_access
-from ..sandbox.caller import use_flow
-from ..sandbox.errors import RlmBatchError
+from ..sandbox.caller import name_parameter, use_flow
+from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.ledger.result_index import get_results_root
 from ..tasks.tracing import trace_flow_run
 from .engine.context import resolve_provider_with_volume
@@ -89,7 +89,13 @@ async def _check_before_start(plan: Plan, state: RunState) -> None:
         state.provider = await resolve_provider_with_volume(options, plan.volume_name)
         await state.provider.check()
         state.environment = await state.provider.describe_sandboxes()
-    if options.language_model is not None and not is_saved_model(options.language_model):
+    if options.models and options.language_model is None:
+        raise ConfigurationError(
+            f"{name_parameter('models')} is set, and {name_parameter('language_model')} is not: set it to the model of "
+            "queries that name none"
+        )
+    sources = options.models.values() if isinstance(options.models, dict) else options.models or ()
+    if options.language_model is not None and not any(map(is_saved_model, (options.language_model, *sources))):
         limits = {name: getattr(options, name) for name in LIMITS}
         access = await open_model_access(options.language_model, **limits)
         await access.check_first_call(is_recursive=plan.recursion is not None)

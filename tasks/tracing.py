@@ -250,8 +250,11 @@ def _set_totals(span: Span, usage: Usage | QuerySummary) -> None:
         span.set_attribute("rlm_batch.usage.cost", usage.cost)
 
 
-def _build_message(role: str, text: str) -> dict[str, Any]:
-    return {"role": role, "parts": [{"type": "text", "content": text}]}
+def _build_message(role: str, content: str | list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a message in the convention's form. Images, which can be large, are left out."""
+    parts: list[dict[str, Any]] = [{"text": content}] if isinstance(content, str) else content
+    found = [{"type": "text", "content": part["text"]} if "text" in part else {"type": "image"} for part in parts]
+    return {"role": role, "parts": found}
 
 
 def _encode(messages: list[dict[str, Any]]) -> str:

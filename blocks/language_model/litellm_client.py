@@ -5,6 +5,7 @@ The first check or request imports LiteLLM in a thread, because the import takes
 
 import asyncio
 import importlib
+import json
 import logging
 import os
 import random
@@ -24,6 +25,14 @@ BACKOFF_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each retry w
 RATE_LIMIT_SECONDS = 600.0  # seconds for which a query waits for a server that answers 429; a deadline ends it earlier
 LONGEST_BACKOFF_SECONDS = 60.0  # seconds; the limit on a server's Retry-After
 OVERHEAD_TOKENS = 16  # tokens at most for a message's role and separators
+IMAGE_TOKENS = 5_000  # tokens at most for an image, whatever its size: the providers scale large images down
+IMAGE_TOKENS_OF = {"gpt-4o-mini": 50_000}  # models that count more tokens for an image
+TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")  # names of the limit on an answer's tokens
+# Keywords that OpenAI's strict mode takes. In this mode the model cannot deviate from the schema.
+STRICT_KEYWORDS = {
+    *("type", "properties", "required", "additionalProperties", "items", "anyOf", "enum", "const", "$ref", "$defs"),
+    *("title", "description"),
+}
 MAX_MESSAGE_LENGTH = 500  # characters of a server's message in an error
 # Variables from which LiteLLM reads the keys of providers that always require one. `check` demands no key for other
 # providers, for a model with an address, or if the program gave LiteLLM a key.
@@ -124,6 +133,7 @@ class LiteLLMModel:
     async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
         """Ask the model, with retries after transient errors. Raises QueryError, NoAnswerError, ConfigurationError."""
         litellm = self._litellm = self._litellm or await _import_litellm()
+        messages, arguments = self._build_request(messages, options)
         tries = 0
         mask = CredentialMask(api_key=self.api_key, api_base=self.api_base, options=self.sampling)
 
@@ -143,7 +153,7 @@ class LiteLLMModel:
                         num_retries=0,  # LiteLLM's own retries would hide their cost.
                         max_retries=0,
                         logger_fn=mask.add_call,
-                        **self.sampling,
+                        **arguments,
                     )
             except Exception:
                 if whole.expired():
@@ -165,6 +175,28 @@ class LiteLLMModel:
             raise QueryError(f"the model {self.name} did not answer{in_tries}: {_describe(error, mask)}") from None
         return self._read(response, messages, mask)
 
+    def _build_request(self, messages: list[Message], options: RequestOptions) -> tuple[list[Message], dict[str, Any]]:
+        """Return the messages and LiteLLM's further arguments for a request with these options."""
+        arguments = dict(self.sampling)
+        if options.temperature is not None:
+            arguments["temperature"] = options.temperature
+        if options.max_tokens is not None:
+            for name in [name for name in TOKEN_LIMITS if arguments.get(name)] or TOKEN_LIMITS[:1]:
+                arguments[name] = min(options.max_tokens, arguments.get(name) or options.max_tokens)
+        if options.logprobs:
+            arguments["logprobs"] = True
+        if options.response_format is not None:
+            listed = self._listed()
+            if listed and not listed.get("supports_response_schema"):
+                schema = json.dumps(options.response_format, ensure_ascii=False)
+                instruction = f"Reply with JSON that matches this schema, and with nothing else: {schema}"
+                return [{"role": "system", "content": instruction}, *messages], arguments
+            described = {"name": "answer", "schema": options.response_format}
+            if _is_strict(options.response_format):
+                described["strict"] = True
+            arguments["response_format"] = {"type": "json_schema", "json_schema": described}
+        return messages, arguments
+
     def _is_rate_limited(self, error: Exception) -> bool:
         """Return whether the server asks for fewer requests. A spent quota is a 429 too, and waiting does not help."""
         return isinstance(error, self._litellm.exceptions.RateLimitError) and "insufficient_quota" not in str(error)
@@ -185,15 +217,17 @@ class LiteLLMModel:
         if text is None:
             reason = mask.hide(f" (finish_reason: {choice.finish_reason})") if choice is not None else ""
             raise NoAnswerError(f"the model {self.name} answered without a text{reason}", usage)
-        return Answer(mask.hide_sent(text), usage)  # Code must not see secrets of this process.
+        # Code must not see secrets of this process.
+        return Answer(mask.hide_sent(text), usage, _read_logprobs(choice))
 
     def _usage(self, response: Any, messages: list[Message], text: str) -> Usage:
         counted = getattr(response, "usage", None)
         prompt = max(0, getattr(counted, "prompt_tokens", 0) or 0)
         completion = max(0, getattr(counted, "completion_tokens", 0) or 0)
         if not prompt:  # Every prompt has tokens, so this server does not count them.
-            prompt = self._litellm.token_counter(model=self.name, messages=messages)
-            completion = completion or self._litellm.token_counter(model=self.name, text=text)
+            count = self._litellm.token_counter
+            prompt = count(model=self.name, messages=messages, use_default_image_token_count=True)
+            completion = completion or count(model=self.name, text=text)
             cost = None
         else:
             cost = response._hidden_params.get("response_cost")  # It has discounts, such as for cached prompts.
@@ -207,10 +241,15 @@ class LiteLLMModel:
     async def estimate_max_usage(
         self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
     ) -> Estimate:
-        """Return the most that a call can use; see `Model.estimate_max_usage`. Count a byte as a token."""
+        """Return the most that a call can use; see `Model.estimate_max_usage`.
+
+        Each byte of texts and of the schema counts as a token, and each image as `IMAGE_TOKENS`.
+        """
         self._litellm = self._litellm or await _import_litellm()
         price = self._price() if is_priced else (0.0, 0.0)
-        answer = self.sampling.get("max_tokens") or self._listed().get("max_output_tokens")
+        messages, arguments = self._build_request(messages, options)
+        limits = [arguments[name] for name in TOKEN_LIMITS if arguments.get(name)]
+        answer = min(limits) if limits else self._listed().get("max_output_tokens")
         if price is None:
             raise ConfigurationError(
                 f"the price of the model {self.name} is unknown, so {name_parameter('max_cost')} cannot "
@@ -222,7 +261,14 @@ class LiteLLMModel:
                 f"the longest answer of the model {self.name} is unknown, so {name_parameter('max_cost')} "
                 "cannot limit it: set max_tokens in its LanguageModel block"
             )
-        prompt = sum(len(message["content"].encode("utf-8", "replace")) + OVERHEAD_TOKENS for message in messages)
+        image_tokens = next((count for part, count in IMAGE_TOKENS_OF.items() if part in self.name), IMAGE_TOKENS)
+        prompt = len(json.dumps(arguments["response_format"])) if "response_format" in arguments else 0
+        for message in messages:
+            content = message["content"]
+            parts: list[Any] = [{"text": content}] if isinstance(content, str) else content
+            texts = sum(len(part["text"].encode("utf-8", "replace")) for part in parts if "text" in part)
+            images = sum("text" not in part for part in parts)
+            prompt += texts + images * image_tokens + OVERHEAD_TOKENS * len(parts)
         return Estimate(prompt, answer, *price)
 
     async def find_prompt_limit(self) -> int | None:
@@ -246,6 +292,28 @@ class LiteLLMModel:
         provider, _, name = self.name.partition("/")
         entry = prices.get(name, {})
         return entry if entry.get("litellm_provider") == provider else {}
+
+
+def _is_strict(schema: Any) -> bool:
+    """Return whether OpenAI's strict mode takes the schema: its objects are closed and have no optional fields."""
+    try:
+        if not schema.keys() <= STRICT_KEYWORDS:
+            return False
+        properties = schema.get("properties", {})
+        if "object" in (schema.get("type"), *schema.get("type", ())) and (
+            schema.get("additionalProperties") is not False or set(schema.get("required", ())) != properties.keys()
+        ):
+            return False
+        inner = [*properties.values(), *schema.get("$defs", {}).values(), *schema.get("anyOf", ())]
+        return all(map(_is_strict, [*inner, schema["items"]] if "items" in schema else inner))
+    except (AttributeError, TypeError, RecursionError):  # The schema may come from the code.
+        return False
+
+
+def _read_logprobs(choice: Any) -> list[dict[str, Any]] | None:
+    """Return the log probabilities of an answer's tokens, or None if the server sent none."""
+    tokens = getattr(getattr(choice, "logprobs", None), "content", None)
+    return None if tokens is None else [token.model_dump() for token in tokens]
 
 
 def _describe(error: Exception, mask: CredentialMask) -> str:

@@ -1,7 +1,7 @@
 """An execution's access to a language model, with the limits on its queries."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,10 +23,14 @@ from ...sandbox.queries.session import (
     estimate_for_budget,
     run_untracked,
 )
+from .litellm_client import LiteLLMModel
 from .settings import LanguageModelSettings
+
+NamedModels = Mapping[str, LanguageModelSettings | str] | Sequence[str]
 
 SLUG = "language-model"
 LIMITS = (
+    "models",
     "batch_concurrency",
     "max_depth",
     "max_llm_calls",
@@ -34,7 +38,7 @@ LIMITS = (
     "max_total_llm_calls",
     "max_total_llm_tokens",
     "max_cost",
-)  # names of the limits that `open_model_access` takes
+)  # names of the options that `open_model_access` takes
 
 
 @dataclass(kw_only=True)
@@ -43,6 +47,7 @@ class ModelAccess:
 
     Args:
         model: The model's settings.
+        models: Blocks whose models code may choose in a query, by name.
         batch_concurrency: Requests at the same time. 4 suits a server that only one person uses.
         max_depth: Depth of recursive queries. 2 allows a recursive model to ask another one.
         max_llm_calls: Calls of the model, including its turns in recursive queries; None for no limit.
@@ -58,6 +63,7 @@ class ModelAccess:
     """
 
     model: LanguageModelSettings
+    models: Mapping[str, LanguageModelSettings] = field(default_factory=dict[str, LanguageModelSettings])
     batch_concurrency: int = 4
     max_depth: int = 2
     max_llm_calls: int | None = 50
@@ -74,6 +80,7 @@ class ModelAccess:
             if value is not None and value < least:
                 raise ConfigurationError(f"{name_parameter(name)} is {value!r}: use {least} or more")
         self._models = self.model.make_root_model(), self.model.make_flat_model()
+        self._named_models = {name: settings.make_root_model() for name, settings in self.models.items()}
 
     async def check_first_call(self, *, is_recursive: bool = False) -> None:
         """Raise ConfigurationError if a model's settings are wrong, or the limits forbid every call. Send no request.
@@ -82,7 +89,7 @@ class ModelAccess:
         """
         if is_recursive and self.max_depth == 0:
             raise ConfigurationError(f"{name_parameter('max_depth')} is 0, and a recursive query needs 1: raise it")
-        for model in self._models:
+        for model in self._list_models():
             await model.check()
         refusals: list[str] = []
         for model in self._models[:1] if is_recursive else self._models:
@@ -98,8 +105,16 @@ class ModelAccess:
 
     async def check_estimates(self) -> None:
         """Raise ConfigurationError if a limit needs an unknown price or an unknown length of answers."""
-        for model in self._models:
+        for model in self._list_models():
             await estimate_for_budget(self._make_budget(), model, [])
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the settings that an answer depends on, as JSON without secrets and limits."""
+        named = {name: settings.fingerprint() for name, settings in self.models.items()}
+        return {**self.model.fingerprint(), **({"models": named} if named else {})}
+
+    def _list_models(self) -> Iterable[LiteLLMModel]:
+        return (*self._models, *self._named_models.values())
 
     def _make_budget(self) -> Budget:
         """Return a budget for one execution."""
@@ -113,10 +128,12 @@ class ModelAccess:
         self, interpreter: Interpreter, *, depth: int = 0, index: int = 0, on_event: OnEvent | None = None
     ) -> Queries:
         """Return the queries for execution number `index`, whose code runs at `depth` in the interpreter's sandbox."""
-        root, flat = self._models if self.wrap_model is None else map(self.wrap_model, self._models)
+        wrap: Callable[[Model], Model] = self.wrap_model or (lambda model: model)
+        root, flat = map(wrap, self._models)
         session = QuerySession(
             root_model=root,
             flat_model=flat,
+            models={name: wrap(model) for name, model in self._named_models.items()},
             budget=self._make_budget(),
             concurrency=self.batch_concurrency,
             track=self.track,
@@ -131,6 +148,7 @@ class ModelAccess:
 async def open_model_access(
     model: LanguageModelSettings | str,
     *,
+    models: NamedModels | None = None,
     max_total_llm_calls: int | None = None,
     max_total_llm_tokens: int | None = None,
     max_cost: float | None = None,
@@ -142,6 +160,8 @@ async def open_model_access(
     Args:
         model: A `LanguageModel`, the name of a saved one, or a model in LiteLLM's naming. A saved block needs a
             configured Prefect server; none is started.
+        models: Models that code may choose with `llm_query(..., model=NAME)`: a dict by name, whose values are like
+            `model`, or a list of such names. Default: none.
         max_total_llm_calls: Calls of the model by all executions together; None for no limit.
         max_total_llm_tokens: Tokens of all these calls; None for no limit.
         max_cost: US dollars for all executions together; None for no limit.
@@ -159,9 +179,12 @@ async def open_model_access(
     for name, value in totals.items():
         if value is not None and value < 0:
             raise ConfigurationError(f"{name_parameter(name)} is {value!r}: use 0 or more, or None for no limit")
-    settings = await resolve_language_model(model) if isinstance(model, str) else model
+    settings = await _resolve(model, "language_model")
+    names = [models] if isinstance(models, str) else models or ()
+    sources = names if isinstance(names, Mapping) else {name: name for name in names}
     spent = Budget(calls=max_total_llm_calls, tokens=max_total_llm_tokens, cost=max_cost, is_total=True)
-    access = ModelAccess(model=settings, spent=spent, track=track, **limits)
+    named = {name: await _resolve(source, "models") for name, source in sources.items()}
+    access = ModelAccess(model=settings, models=named, spent=spent, track=track, **limits)
     await settings.check()
     await access.check_estimates()
     return access
@@ -172,8 +195,12 @@ def is_saved_model(text: str) -> bool:
     return text.partition("/")[0] == SLUG
 
 
-async def resolve_language_model(text: str) -> LanguageModelSettings:
-    """Return the settings of the language model that a flow's parameter names.
+async def _resolve(source: LanguageModelSettings | str, parameter: str) -> LanguageModelSettings:
+    return await resolve_language_model(source, parameter) if isinstance(source, str) else source
+
+
+async def resolve_language_model(text: str, parameter: str = "language_model") -> LanguageModelSettings:
+    """Return the settings of the language model that a flow's `parameter` names.
 
     `language-model/NAME` is a saved block. Any other text is a model in LiteLLM's naming, with the credentials that
     LiteLLM finds in the environment.
@@ -199,6 +226,6 @@ async def resolve_language_model(text: str) -> LanguageModelSettings:
         return LanguageModelSettings(model=text)
     except ValidationError as error:
         raise ConfigurationError(
-            f"{name_parameter('language_model')} is {text!r}: use a model in LiteLLM's naming, such as "
+            f"{name_parameter(parameter)} is {text!r}: use a model in LiteLLM's naming, such as "
             f"openai/gpt-4o-mini, or a saved block such as {SLUG}/NAME"
         ) from error

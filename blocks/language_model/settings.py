@@ -59,6 +59,12 @@ class LanguageModelSettings(BaseModel):
         title="Options",
         description="Other arguments of LiteLLM's completion, such as reasoning_effort. Put no secrets here.",
     )
+    sub_options: dict[str, Any] = Field(
+        default_factory=dict,
+        title="Sub-model's options",
+        description="Arguments of LiteLLM's completion for llm_query and llm_query_batched only, such as temperature "
+        "or max_tokens. They win over the fields above.",
+    )
     request_timeout: float = Field(
         default=120.0, gt=0, title="Request timeout", description="Seconds for each request to the model."
     )
@@ -81,7 +87,7 @@ class LanguageModelSettings(BaseModel):
         description="US dollars per token of an answer; by default from LiteLLM's list.",
     )
 
-    @field_validator("options")
+    @field_validator("options", "sub_options")
     @classmethod
     def _check_options(cls, options: dict[str, Any]) -> dict[str, Any]:
         reserved = sorted(RESERVED_OPTIONS & options.keys())
@@ -91,18 +97,19 @@ class LanguageModelSettings(BaseModel):
 
     def make_root_model(self) -> LiteLLMModel:
         """Return the model for recursive queries."""
-        return self._make_model(self.model)
+        return self._make_model(self.model, {})
 
     def make_flat_model(self) -> LiteLLMModel:
         """Return the model for flat queries."""
-        return self._make_model(self.sub_model or self.model)
+        return self._make_model(self.sub_model or self.model, self.sub_options)
 
-    def _make_model(self, name: str) -> LiteLLMModel:
+    def _make_model(self, name: str, own_options: dict[str, Any]) -> LiteLLMModel:
+        fields = self.model_dump(include={"temperature", "top_p", "max_tokens"}, exclude_none=True)
         return LiteLLMModel(
             name,
             api_key=None if self.api_key is None else self.api_key.get_secret_value(),
             api_base=self.api_base,
-            sampling=self.options | self.model_dump(include={"temperature", "top_p", "max_tokens"}, exclude_none=True),
+            sampling=self.options | fields | own_options,
             timeout=self.request_timeout,
             retries=self.retries,
             own_price=(self.input_cost_per_token, self.output_cost_per_token),
@@ -115,7 +122,7 @@ class LanguageModelSettings(BaseModel):
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the settings that an answer depends on, as JSON without secrets and limits."""
-        names = ("model", "sub_model", "api_base", "temperature", "top_p", "max_tokens", "options")
+        names = ("model", "sub_model", "api_base", "temperature", "top_p", "max_tokens", "options", "sub_options")
         return {name: getattr(self, name) for name in names if getattr(self, name) not in (None, {})}
 
 
@@ -130,6 +137,7 @@ class LanguageModelFields(TypedDict, total=False):
     top_p: float | None
     max_tokens: int | None
     options: Mapping[str, Any]
+    sub_options: Mapping[str, Any]
     request_timeout: float
     retries: int
     input_cost_per_token: float | None

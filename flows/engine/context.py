@@ -182,6 +182,7 @@ async def open_run_context(
     if options.language_model is not None:
         model_access = await open_model_access(
             options.language_model,
+            models=options.models,
             max_total_llm_calls=options.max_total_llm_calls,
             max_total_llm_tokens=options.max_total_llm_tokens,
             max_cost=options.max_cost,

@@ -64,7 +64,7 @@ class Job:
         fingerprint = {**await self.context.provider.fingerprint()}
         access, preparation = self.context.model_access, self.context.preparation
         if access is not None:
-            fingerprint["language_model"] = access.model.fingerprint()
+            fingerprint["language_model"] = access.fingerprint()
         recursion = self.plan.recursion
         if recursion is not None and recursion != DEFAULT_RECURSION:
             fingerprint["recursion"] = asdict(recursion)

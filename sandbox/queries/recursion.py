@@ -2,14 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import NoneType
 from typing import Any
 
 from ..errors import BudgetExceeded, DeadlineExceeded, DepthExceeded, QueryError, RlmBatchError
-from ..wire.names import MAX_PROMPTS
-from .session import FLAT_KIND, RECORDED_CHARACTERS, Model, Query, QuerySession
+from .flat_request import Prompt, build_messages, check_images, check_prompts, find_last_text, read_options
+from .session import DEFAULT_OPTIONS, FLAT_KIND, RECORDED_CHARACTERS, Query, QuerySession
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +78,44 @@ class Queries:
             "rlm_query_batched": self._ask_recursive_model,
         }
 
-    async def _ask_model(self, prompts: list[str], *, concurrency: int | None) -> list[dict[str, str]]:
+    async def _ask_model(
+        self,
+        prompts: list[Prompt],
+        *,
+        concurrency: int | None,
+        model: str | None = None,
+        system: str | None = None,
+        images: list[str] | None = None,
+        **options: Any,
+    ) -> list[dict[str, str]]:
         session = self.session
+        if any(type(text) not in (str, NoneType) for text in (model, system)):
+            raise TypeError("model and system must be texts")
+        chosen = session.flat_model if model is None else session.models.get(model)
+        request_options = read_options(**options) if options else DEFAULT_OPTIONS
+        image_urls = check_images(images or [])
 
-        async def answer(prompt: str, query: Query, _place: int) -> str:
-            return (await session.ask(session.flat_model, [{"role": "user", "content": prompt}], query)).text
+        async def answer(prompt: Prompt, query: Query, _place: int) -> str:
+            if chosen is None:
+                names = ", ".join(map(repr, session.models)) or "none, because models is not set"
+                raise QueryError(f"no model {query.model!r} is allowed here: the names are {names}")
+            messages = build_messages(prompt, system, image_urls)
+            return (await session.ask(chosen, messages, query, request_options)).text
 
-        return await self._answer_all(FLAT_KIND, session.flat_model, prompts, concurrency, answer)
+        name = str(model)[:RECORDED_CHARACTERS] if chosen is None else chosen.name
+        return await self._answer_all(FLAT_KIND, name, check_prompts(prompts), concurrency, answer)
 
     async def _ask_recursive_model(
         self, prompts: list[str], *, concurrency: int | None, context: dict[str, Any]
     ) -> list[dict[str, str]]:
         session, query_context = self.session, QueryContext(**context)
         before = self._recursive_count
-        self._recursive_count += len(_check_prompts(prompts))
+        self._recursive_count += len(check_prompts(prompts, are_texts=True))
 
         async def answer(prompt: str, query: Query, place: int) -> str:
             return await self._answer(self._recurse, prompt, query_context, query, before + place)
 
-        return await self._answer_all("rlm_query", session.root_model, prompts, concurrency, answer)
+        return await self._answer_all("rlm_query", session.root_model.name, prompts, concurrency, answer)
 
     async def ask(self, prompt: str, context: QueryContext, recurse: AnswerRecursively) -> tuple[str, Any]:
         """Return the answer to a recursive query of the host, as text and as a JSON value.
@@ -140,22 +160,21 @@ class Queries:
     async def _answer_all(
         self,
         kind: str,
-        model: Model,
-        prompts: list[str],
+        model: str,
+        prompts: Sequence[Prompt],
         concurrency: int | None,
-        answer: Callable[[str, Query, int], Awaitable[str]],
+        answer: Callable[[Any, Query, int], Awaitable[str]],
     ) -> list[dict[str, str]]:
         """Return replies in the order of the prompts. `answer` gets each prompt with its record and its index."""
-        _check_prompts(prompts)
         session = self.session
         limit = session.concurrency if concurrency is None else min(int(concurrency), session.concurrency)
         unanswered = iter(enumerate(prompts))
         replies: list[dict[str, str]] = [{}] * len(prompts)
 
-        async def reply(prompt: str, place: int) -> dict[str, str]:
+        async def reply(prompt: Prompt, place: int) -> dict[str, str]:
             try:
                 turn = 0 if self._parent is None else len(self._parent.trajectory)
-                query = Query(kind, self.depth + 1, model.name, prompt[:RECORDED_CHARACTERS], turn)
+                query = Query(kind, self.depth + 1, model, find_last_text(prompt)[:RECORDED_CHARACTERS], turn)
                 run = partial(answer, prompt, query, place)
                 return {"answer": await session.run_recorded(query, self._parent, run)}
             except RlmBatchError as error:
@@ -169,18 +188,6 @@ class Queries:
 
         await asyncio.gather(*(work() for _ in range(min(max(1, limit), len(prompts)))))
         return replies
-
-
-def _check_prompts(prompts: list[str]) -> list[str]:
-    """Validate and return the prompts, which untrusted code sent. Raises TypeError and ValueError."""
-    if type(prompts) is not list or any(type(prompt) is not str for prompt in prompts):
-        raise TypeError("prompts must be a list of texts")
-    if len(prompts) > MAX_PROMPTS:
-        raise ValueError(
-            f"{len(prompts):,} prompts were given, and one call takes at most {MAX_PROMPTS:,}: split "
-            "them over several calls"
-        )
-    return prompts
 
 
 _ERRORS_OF_CODE = (BudgetExceeded, DepthExceeded, DeadlineExceeded, QueryError)

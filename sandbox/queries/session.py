@@ -39,7 +39,7 @@ class RequestOptions:
     Args:
         temperature: Sampling temperature; None for the model's own.
         max_tokens: Tokens of the answer. The model's own limit also holds. None for only that limit.
-        response_format: JSON schema of the answer; None for any text.
+        response_format: JSON schema of the answer, whose outermost type is "object"; None for any text.
         logprobs: True if the answer should have the logarithms of its tokens' probabilities.
     """
 

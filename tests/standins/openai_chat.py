@@ -30,7 +30,8 @@ class Reply:
 
     A `status` other than 200 is an API error with `text` as its message. `drop` closes the connection without an
     answer. `garbled` sends a body that is not JSON. `no_usage` omits the token counts, and `usage` replaces them.
-    `no_text` sends an answer without text, but counts the tokens of `text`. `trickle` sends a body that never ends.
+    `no_text` sends an answer without text, but counts the tokens of `text`. `logprobs` adds a log probability for each
+    word. `trickle` sends a body that never ends.
     """
 
     text: str = ""
@@ -43,6 +44,7 @@ class Reply:
     no_usage: bool = False
     usage: tuple[int, int] | None = None
     no_text: bool = False
+    logprobs: bool = False
     trickle: bool = False
 
 
@@ -213,6 +215,9 @@ class ChatServer:
             "model": request.model,
             "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
         }
+        if reply.logprobs:
+            words = [{"token": word, "logprob": -0.5, "bytes": None, "top_logprobs": []} for word in reply.text.split()]
+            answer["choices"][0]["logprobs"] = {"content": words}
         if not reply.no_usage:
             answer["usage"] = {
                 "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,

@@ -6,8 +6,9 @@ import os
 
 from ...wire.context_shape import MAX_INLINE_CHARACTERS, describe_context
 from ...wire.frames import MAX_CALL_BYTES
-from ...wire.names import MAX_PROMPTS, add_article
+from ...wire.names import MAX_PROMPTS
 from ...wire.strict_json import NotJsonError, dumps
+from .query_options import QueryOptions, read_prompt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     CallHost = Callable[[str, tuple[Any, ...], dict[str, Any]], Any] | None
+    from .answer_format import AnswerFormat
+    from .query_options import Prompt
 
 MAX_PROMPTS_BYTES = MAX_CALL_BYTES - 256 * 1024  # bytes of JSON for prompts per host call; the rest is for a context
 
@@ -50,9 +53,34 @@ for _error in _ERRORS.values():
 def make_query_names(call_host: CallHost) -> dict[str, Any]:
     """Return the query functions and errors that code finds. Without a model, pass None as `call_host`."""
 
-    def llm_query(prompt: str) -> str:
-        """Return a model's answer to the prompt. Raises QueryError."""
-        return _ask_one(call_host, "llm_query", prompt)
+    def llm_query(
+        prompt: str | None = None,
+        *,
+        model: str | None = None,
+        system: str | None = None,
+        messages: list[dict[str, Any]] | None = None,
+        images: list[Any] | None = None,
+        response_format: Any = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> Any:
+        """Return a model's answer to the prompt: a text, or a value with a `response_format`.
+
+        Args:
+            prompt: Text of the query.
+            model: Name of a model that the host allows; by default the host's choice.
+            system: System message.
+            messages: A conversation in OpenAI's form, in the place of the prompt.
+            images: Paths, bytes or URLs of images that go with the prompt.
+            response_format: JSON schema as a dict, a pydantic model, a dataclass, or a type such as `list[str]`.
+            temperature: Sampling temperature.
+            max_tokens: Tokens of the answer. The host's limit also holds.
+
+        Raises:
+            QueryError: No model answered, or the answer does not fit `response_format`.
+        """
+        options = QueryOptions("llm_query", model, system, images, response_format, temperature, max_tokens)
+        return _ask_one(call_host, "llm_query", prompt, messages=messages, options=options)
 
     def rlm_query(prompt: str, context: Any = None) -> str:
         """Return the answer of a recursive language model, which runs Python.
@@ -66,18 +94,45 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
         """
         return _ask_one(call_host, "rlm_query", prompt, (context,))
 
-    def llm_query_batched(prompts: list[str], concurrency: int | None = None, on_error: str = "raise") -> list[Any]:
+    def llm_query_batched(
+        prompts: list[str] | None = None,
+        concurrency: int | None = None,
+        on_error: str = "raise",
+        *,
+        model: str | None = None,
+        system: str | None = None,
+        messages: list[list[dict[str, Any]]] | None = None,
+        images: list[Any] | None = None,
+        response_format: Any = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> list[Any]:
         """Return the answers to the prompts, in their order.
+
+        The other arguments are those of `llm_query`, and are the same for all prompts.
 
         Args:
             prompts: Texts of the queries.
             concurrency: Maximum number of queries at the same time; by default the host's limit.
             on_error: "raise" raises an error if a query fails; "return" puts the errors among the answers.
+            model: Name of a model that the host allows; by default the host's choice.
+            system: System message.
+            messages: A conversation for each query, in the place of the prompts.
+            images: Images that go with every prompt, or a list of images for each prompt.
+            response_format: JSON schema as a dict, a pydantic model, a dataclass, or a type such as `list[str]`.
+            temperature: Sampling temperature.
+            max_tokens: Tokens of each answer. The host's limit also holds.
 
         Raises:
             QueryError: A query failed, with `on_error="raise"`.
         """
-        return _ask_many(call_host, "llm_query_batched", prompts, concurrency, on_error)
+        name = "llm_query_batched"
+        own_images: Any = None
+        if isinstance(images, (list, tuple)) and images and all(isinstance(item, (list, tuple)) for item in images):
+            own_images, images = images, None
+        options = QueryOptions(name, model, system, images, response_format, temperature, max_tokens)
+        more: Any = {"messages": messages, "options": options, "images": own_images}
+        return _ask_many(call_host, name, prompts, concurrency, on_error, **more)
 
     def rlm_query_batched(
         prompts: list[str], concurrency: int | None = None, on_error: str = "raise", context: Any = None
@@ -102,9 +157,18 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
     return names
 
 
-def _ask_one(call_host: CallHost, name: str, prompt: str, context: tuple[Any] | None = None) -> str:
-    _check_text(name, "the prompt", prompt)
-    answer = _ask(call_host, name, [prompt], None, context)[0]
+def _ask_one(
+    call_host: CallHost,
+    name: str,
+    prompt: Any,
+    context: tuple[Any] | None = None,
+    *,
+    messages: Any = None,
+    options: QueryOptions | None = None,
+) -> Any:
+    argument, prompt = _choose(name, "prompt", prompt, messages)
+    read = read_prompt(name, argument, prompt, takes_messages=options is not None)
+    answer = _ask(call_host, name, [read], None, context, options)[0]
     if isinstance(answer, Exception):
         raise answer
     return answer
@@ -113,28 +177,36 @@ def _ask_one(call_host: CallHost, name: str, prompt: str, context: tuple[Any] | 
 def _ask_many(
     call_host: CallHost,
     name: str,
-    prompts: list[str],
+    prompts: Any,
     concurrency: int | None,
     on_error: str,
     context: tuple[Any] | None = None,
+    *,
+    messages: Any = None,
+    options: QueryOptions | None = None,
+    images: Any = None,
 ) -> list[Any]:
     if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):  # type: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"{name}: concurrency is {concurrency!r}: use 1 or more, or None for the default")
     if on_error not in ("raise", "return"):
         raise ValueError(f"{name}: on_error is {on_error!r}: use 'raise' or 'return'")
+    argument, prompts = _choose(name, "prompts", prompts, messages)
     if isinstance(prompts, str):
-        raise TypeError(f"{name}: prompts is one text: pass a list of texts")
+        raise TypeError(f"{name}: {argument} is one text: pass a list of texts")
     prompts = list(prompts)
     if len(prompts) > MAX_PROMPTS:
         raise ValueError(
             f"{name} was given {len(prompts):,} prompts, and takes at most {MAX_PROMPTS:,}: split them "
             "over several calls"
         )
+    if images is not None and len(images) != len(prompts):
+        raise ValueError(f"{name}: images has {len(images):,} lists, and there are {len(prompts):,} prompts")
     for index, prompt in enumerate(prompts):
-        _check_text(name, f"prompts[{index}]", prompt)
+        own = None if images is None else images[index]
+        prompts[index] = read_prompt(name, f"{argument}[{index}]", prompt, own, takes_messages=options is not None)
     if not prompts:
         return []
-    answers = _ask(call_host, name, prompts, concurrency, context)
+    answers = _ask(call_host, name, prompts, concurrency, context, options)
     errors = {index: answer for index, answer in enumerate(answers) if isinstance(answer, Exception)}
     if errors and on_error == "raise":
         results = {index: answer for index, answer in enumerate(answers) if index not in errors}
@@ -150,31 +222,53 @@ def _ask_many(
     return answers
 
 
-def _check_text(name: str, argument: str, value: Any) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{name}: {argument} is {add_article(type(value).__name__)}: pass a text")
+def _choose(name: str, argument: str, value: Any, messages: Any) -> tuple[str, Any]:
+    """Return the name and the value of the argument that has the prompts: `messages`, or the one in the place of it."""
+    if value is not None and messages is not None:
+        raise TypeError(f"{name}: both {argument} and messages are given: pass one of them")
+    return (argument, value) if messages is None else ("messages", messages)
 
 
 def _ask(
-    call_host: CallHost, name: str, prompts: list[str], concurrency: int | None, context: tuple[Any] | None
+    call_host: CallHost,
+    name: str,
+    prompts: list[Prompt],
+    concurrency: int | None,
+    context: tuple[Any] | None,
+    query_options: QueryOptions | None,
 ) -> list[Any]:
     """Return answers and unraised errors. `context` is a tuple of one value; functions without a context pass None."""
     if call_host is None:
         raise QueryError(f"{name} needs a model: set language_model (--language-model)")
-    options: dict[str, Any] = {"concurrency": concurrency}
+    values = {} if query_options is None else query_options.values
+    options: dict[str, Any] = {"concurrency": concurrency, **values}
     path = None
     try:
         if context is not None:
             options["context"] = _describe_context(name, context[0])
             path = options["context"].get("path")
-        replies = [reply for part in _cut(name, prompts) for reply in call_host(name, (part,), options)]
+        room = MAX_PROMPTS_BYTES - (_count_bytes(values) if values else 0)
+        replies = [reply for part in _cut(name, prompts, room) for reply in call_host(name, (part,), options)]
     finally:
         if path is not None:
             try:
                 os.unlink(path)
             except OSError:
                 pass  # the code may have removed it
-    return [_ERRORS[reply["error"]](reply["message"]) if "error" in reply else reply["answer"] for reply in replies]
+    answer_format = None if query_options is None else query_options.answer_format
+    return [_read_reply(name, reply, answer_format) for reply in replies]
+
+
+def _read_reply(name: str, reply: dict[str, str], answer_format: AnswerFormat | None) -> Any:
+    """Return an answer or an unraised error."""
+    if "error" in reply:
+        return _ERRORS[reply["error"]](reply["message"])
+    if answer_format is None:
+        return reply["answer"]
+    try:
+        return answer_format.read(reply["answer"])
+    except ValueError as error:
+        return QueryError(f"{name}: {error}")
 
 
 def _describe_context(name: str, context: Any) -> dict[str, Any]:
@@ -198,23 +292,29 @@ def _describe_context(name: str, context: Any) -> dict[str, Any]:
     return {**described, "path": path}
 
 
-def _cut(name: str, prompts: list[str]) -> list[list[str]]:
-    """Split the prompts into parts that each fit in one call. Raises ValueError for a prompt that is too long.
+def _count_bytes(value: Any) -> int:
+    """Return the bytes of a value as JSON."""
+    return len(dumps(value).encode("utf-8", "replace"))
 
-    Each part is sent after the previous one has been answered.
+
+def _cut(name: str, prompts: list[Prompt], room: int) -> list[list[Prompt]]:
+    """Split the prompts into parts of at most `room` bytes of JSON, one for each call.
+
+    Each part is sent after the previous one has been answered. Raises ValueError for a prompt that is too long.
     """
-    if 6 * sum(map(len, prompts)) + 3 * len(prompts) <= MAX_PROMPTS_BYTES:  # safe for any characters
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) == len(prompts) and 6 * sum(map(len, texts)) + 3 * len(texts) <= room:  # safe for any characters
         return [prompts]
-    parts: list[list[str]] = [[]]
+    parts: list[list[Prompt]] = [[]]
     size = 0
     for prompt in prompts:
-        length = len(dumps(prompt).encode("utf-8", "replace")) + 1
-        if length > MAX_PROMPTS_BYTES:
+        length = _count_bytes(prompt) + 1
+        if length > room:
             raise ValueError(
-                f"{name} was given a prompt of {length:,} bytes, and takes at most {MAX_PROMPTS_BYTES:,}: "
+                f"{name} was given a prompt of {length:,} bytes, and takes at most {room:,}: "
                 "cut it, or pass its text to rlm_query as context"
             )
-        if parts[-1] and size + length > MAX_PROMPTS_BYTES:
+        if parts[-1] and size + length > room:
             parts.append([])
             size = 0
         parts[-1].append(prompt)

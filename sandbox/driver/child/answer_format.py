@@ -1,0 +1,273 @@
+"""The format of a model's answer: a JSON schema or a type, for which code gets a value instead of a text."""
+
+from __future__ import annotations
+
+from ...wire.strict_json import loads
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SHOWN_CHARACTERS = 200  # characters of an answer in an error
+_SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+_JSON_TYPES = {
+    "string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None), "object": dict,
+    "array": list,
+}  # fmt: skip
+_COMPARISONS = (
+    ("minimum", lambda value, bound: value >= bound),
+    ("maximum", lambda value, bound: value <= bound),
+    ("exclusiveMinimum", lambda value, bound: value > bound),
+    ("exclusiveMaximum", lambda value, bound: value < bound),
+)
+
+
+class AnswerFormat:
+    """The JSON schema of an answer, and the conversion of an answer's text to a value.
+
+    `schema` describes an object, because model servers take no other schema. A value of another type is the field
+    `value` of the object.
+    """
+
+    def __init__(self, source: Any) -> None:
+        """Read a JSON schema as a dict, or a type. Raises TypeError."""
+        self._is_schema = isinstance(source, dict)
+        self._kind = source
+        definitions: dict[str, Any] = {}
+        own = source if self._is_schema else _describe_type(source, definitions)
+        if not self._is_schema and own.keys() == {"$ref"}:
+            own = definitions[own["$ref"].rpartition("/")[2]]
+        self._is_wrapped = own.get("type") != "object"
+        if self._is_wrapped:
+            outer = {name: own[name] for name in ("$defs", "definitions") if name in own}
+            inner = {name: value for name, value in own.items() if name not in outer}
+            own = {"type": "object", "properties": {"value": inner}, "required": ["value"], **outer}
+            own["additionalProperties"] = False
+        self._natural = {**own, "$defs": definitions} if definitions else own
+        self.schema: dict[str, Any] = self._natural if self._is_schema else _close(self._natural)
+
+    def read(self, text: str) -> Any:
+        """Return the value in an answer's text. Raises ValueError if it does not fit."""
+        try:
+            found = text.strip()
+            if found.startswith("```"):  # Some models put the JSON into a fence.
+                found = found.strip("`").partition("\n")[2].strip()
+            try:
+                value = loads(found)
+            except (ValueError, RecursionError):
+                raise ValueError("it is not JSON") from None
+            is_pydantic = hasattr(self._kind, "model_validate")
+            if not is_pydantic:
+                _check(value, self._natural, self._natural, "it")
+            value = value["value"] if self._is_wrapped else value
+            return value if self._is_schema else _build(self._kind, value)
+        except (ValueError, TypeError, RecursionError) as error:
+            shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+            raise ValueError(f"the model's answer does not fit response_format: {error}. The answer: {shown}") from None
+
+
+def _describe_type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema of a type. Add the schemas of its classes to `definitions`. Raises TypeError."""
+    import dataclasses
+    import enum
+    import typing
+
+    if kind is typing.Any:
+        return {}
+    kind = type(None) if kind is None else kind
+    if kind in (list, dict):
+        return {"type": "array" if kind is list else "object"}
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if _is_union(origin):
+        return {"anyOf": [_describe_type(member, definitions) for member in arguments]}
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
+    if origin in (list, set, frozenset) or (origin is tuple and arguments[1:] == (...,)):
+        return {"type": "array", "items": _describe_type(arguments[0], definitions)}
+    if origin is dict and arguments[0] is str:
+        return {"type": "object", "additionalProperties": _describe_type(arguments[1], definitions)}
+    if isinstance(kind, type):
+        if kind in _SCALARS:
+            return {"type": _SCALARS[kind]}
+        if issubclass(kind, enum.Enum):
+            return {"enum": [member.value for member in kind]}
+        if hasattr(kind, "model_json_schema"):
+            schema: dict[str, Any] = kind.model_json_schema()  # type: ignore[reportAttributeAccessIssue]
+            definitions.update(schema.pop("$defs", {}))
+            return schema
+        if dataclasses.is_dataclass(kind) or _is_typed_dict(kind):
+            if kind.__name__ not in definitions:
+                definitions[kind.__name__] = {}  # for a class that contains itself
+                fields = _list_fields(kind)
+                properties = {name: _describe_type(field, definitions) for name, (field, _) in fields.items()}
+                required = [name for name, (_, is_required) in fields.items() if is_required]
+                definitions[kind.__name__] = {"type": "object", "properties": properties, "required": required}
+            return {"$ref": f"#/$defs/{kind.__name__}"}
+    raise TypeError(
+        f"response_format cannot be {kind!r}: use a JSON schema, a pydantic model, a dataclass, or a type such as int "
+        "or list[str]"
+    )
+
+
+def _is_typed_dict(kind: type) -> bool:
+    """Return whether a class is a TypedDict."""
+    return issubclass(kind, dict) and hasattr(kind, "__total__")
+
+
+def _list_fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+    """Return by name the type of each field of a dataclass or TypedDict, and whether the field is required."""
+    import dataclasses
+    import typing
+
+    hints = typing.get_type_hints(kind)
+    if not dataclasses.is_dataclass(kind):
+        return {name: (hint, name in kind.__required_keys__) for name, hint in hints.items()}
+    missing = dataclasses.MISSING
+    return {
+        field.name: (hints[field.name], field.default is missing and field.default_factory is missing)
+        for field in dataclasses.fields(kind)
+        if field.init
+    }
+
+
+def _is_union(origin: Any) -> bool:
+    import types
+    import typing
+
+    return origin is typing.Union or (origin is not None and origin is getattr(types, "UnionType", None))
+
+
+def _close(schema: Any) -> Any:
+    """Return the schema with objects that have all their fields and no others, as OpenAI's strict mode requires."""
+    if isinstance(schema, list):
+        return [_close(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _close(value) for name, value in schema.items() if name != "default"}
+    properties = schema.get("properties")
+    if schema.get("type") == "object" and isinstance(properties, dict):
+        closed["properties"] = {name: _close(value) for name, value in properties.items()}
+        closed["required"] = list(properties)
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def _check(value: Any, schema: Any, root: dict[str, Any], place: str) -> None:
+    """Check a JSON value against a schema. Other keywords than those here are ignored. Raises ValueError."""
+    if not isinstance(schema, dict):
+        if schema is False:
+            raise ValueError(f"{place} must not be there")
+        return
+    if "$ref" in schema:
+        _check(value, _find_definition(schema["$ref"], root), root, place)
+    for inner in schema.get("allOf", ()):
+        _check(value, inner, root, place)
+    for keyword in ("anyOf", "oneOf"):
+        if keyword in schema and not any(_fits(value, inner, root) for inner in schema[keyword]):
+            raise ValueError(f"{place} is {_show(value)} and fits none of {keyword}")
+    if "enum" in schema and not any(_are_equal(value, item) for item in schema["enum"]):
+        raise ValueError(f"{place} is {_show(value)} and must be one of {_show(schema['enum'])}")
+    if "const" in schema and not _are_equal(value, schema["const"]):
+        raise ValueError(f"{place} is {_show(value)} and must be {_show(schema['const'])}")
+    kinds = schema.get("type", ())
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if kinds and not any(_has_type(value, kind) for kind in kinds):
+        raise ValueError(f"{place} is {_show(value)} and must be of the type {' or '.join(kinds)}")
+    if isinstance(value, dict):
+        _check_object(value, schema, root, place)
+    elif isinstance(value, list):
+        _check_length(value, schema, "Items", place)
+        first = schema.get("prefixItems", ())
+        for number, item in enumerate(value):
+            inner = first[number] if number < len(first) else schema.get("items", True)
+            _check(item, inner, root, f"{place}[{number}]")
+    elif isinstance(value, str):
+        _check_length(value, schema, "Length", place)
+        if "pattern" in schema:
+            import re
+
+            if re.search(schema["pattern"], value) is None:
+                raise ValueError(f"{place} is {_show(value)} and must match {schema['pattern']}")
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        for keyword, holds in _COMPARISONS:
+            if keyword in schema and not holds(value, schema[keyword]):
+                raise ValueError(f"{place} is {value} and its {keyword} is {schema[keyword]}")
+
+
+def _check_object(value: dict[str, Any], schema: dict[str, Any], root: dict[str, Any], place: str) -> None:
+    properties = schema.get("properties", {})
+    for name in schema.get("required", ()):
+        if name not in value:
+            raise ValueError(f"{place} has no {name!r}")
+    for name, item in value.items():
+        inner = properties.get(name, schema.get("additionalProperties", True))
+        if inner is False:
+            raise ValueError(f"{place} has a field {name!r} that the schema does not have")
+        _check(item, inner, root, f"{place}[{name!r}]")
+
+
+def _check_length(value: Any, schema: dict[str, Any], unit: str, place: str) -> None:
+    if not schema.get(f"min{unit}", 0) <= len(value) <= schema.get(f"max{unit}", len(value)):
+        raise ValueError(f"{place} has the length {len(value)}, outside of min{unit} and max{unit}")
+
+
+def _fits(value: Any, schema: Any, root: dict[str, Any]) -> bool:
+    try:
+        _check(value, schema, root, "it")
+    except ValueError:
+        return False
+    return True
+
+
+def _find_definition(reference: str, root: dict[str, Any]) -> Any:
+    found: Any = root
+    for name in reference.lstrip("#").split("/")[1:]:
+        if not isinstance(found, dict) or name not in found:
+            raise ValueError(f"the schema has no {reference}")
+        found = found[name]
+    return found
+
+
+def _has_type(value: Any, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    if kind == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _JSON_TYPES.get(kind, object))
+
+
+def _are_equal(value: Any, other: Any) -> bool:
+    return isinstance(value, bool) == isinstance(other, bool) and value == other
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def _build(kind: Any, value: Any) -> Any:
+    """Return a JSON value, which fits a type's schema, as a value of the type. Raises ValueError and TypeError."""
+    import enum
+    import typing
+
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if _is_union(origin):
+        for member in arguments:
+            definitions: dict[str, Any] = {}
+            if _fits(value, _describe_type(member, definitions), {"$defs": definitions}):
+                return _build(member, value)
+        raise ValueError(f"{_show(value)} fits no type of {kind}")
+    if origin in (list, set, frozenset, tuple):
+        return origin(_build(arguments[0], item) for item in value)
+    if origin is dict:
+        return {name: _build(arguments[1], item) for name, item in value.items()}
+    if not isinstance(kind, type):
+        return value
+    if hasattr(kind, "model_validate"):
+        return kind.model_validate(value)  # type: ignore[reportAttributeAccessIssue]
+    if kind in (int, float) or issubclass(kind, enum.Enum):
+        return kind(value)
+    if _is_typed_dict(kind) or hasattr(kind, "__dataclass_fields__"):
+        fields = _list_fields(kind)
+        return kind(**{name: _build(field, value[name]) for name, (field, _) in fields.items() if name in value})
+    return value

@@ -1,0 +1,149 @@
+"""The messages, images and options that code passes to `llm_query`, as the host takes them."""
+
+from __future__ import annotations
+
+import os
+from binascii import b2a_base64
+
+from ...wire.names import add_article
+from .answer_format import AnswerFormat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Prompt = str | list[dict[str, Any]]
+
+MAX_IMAGE_CHARACTERS = 3 * 1024 * 1024  # characters of the data URLs of a prompt's images
+MAX_IMAGE_BYTES = MAX_IMAGE_CHARACTERS // 4 * 3  # bytes of an image
+DOWNLOAD_SECONDS = 60.0  # seconds that an image's server may be silent
+# First bytes of the kinds of images that all model servers take.
+_IMAGE_KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+
+
+class QueryOptions:
+    """The options of a call.
+
+    Attributes:
+        values: The options that are set, by the names of the host's arguments.
+        answer_format: The conversion of answers, or None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: str | None,
+        system: str | None,
+        images: Any,
+        response_format: Any,
+        temperature: float | None,
+        max_tokens: int | None,
+    ) -> None:
+        """Check the options of the function `name`. Raises TypeError, ValueError and OSError."""
+        for argument, value, kinds, least in (
+            ("model", model, str, None),
+            ("system", system, str, None),
+            ("temperature", temperature, (int, float), 0),
+            ("max_tokens", max_tokens, int, 1),
+        ):
+            if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+                wanted = "text" if kinds is str else "whole number" if kinds is int else "number"
+                raise TypeError(f"{name}: {argument} is {add_article(type(value).__name__)}: pass a {wanted}")
+            if value is not None and least is not None and not value >= least:  # type: ignore[reportOperatorIssue]
+                raise ValueError(f"{name}: {argument} is {value!r}: use {least} or more")
+        if temperature is not None and temperature > 2:
+            raise ValueError(f"{name}: temperature is {temperature!r}: use 2 or less")
+        self.answer_format = None if response_format is None else AnswerFormat(response_format)
+        values = {
+            "model": model,
+            "system": system,
+            "images": None if images is None else read_images(name, images),
+            "response_format": None if self.answer_format is None else self.answer_format.schema,
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+        }
+        self.values: dict[str, Any] = {option: value for option, value in values.items() if value is not None}
+
+
+def read_prompt(name: str, argument: str, prompt: Any, images: Any = None, *, takes_messages: bool = True) -> Prompt:
+    """Return a prompt for the host: a text, or a list of messages. Raises TypeError, ValueError and OSError."""
+    if takes_messages and isinstance(prompt, (list, tuple)) and prompt:
+        messages = [_read_message(name, f"{argument}[{place}]", item) for place, item in enumerate(prompt)]
+    elif isinstance(prompt, str):
+        if images is None:
+            return prompt
+        messages = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
+    else:
+        wanted = "text or a list of messages" if takes_messages else "text"
+        raise TypeError(f"{name}: {argument} is {add_article(type(prompt).__name__)}: pass a {wanted}")
+    if images is not None:
+        content = messages[-1]["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        parts += [{"type": "image_url", "image_url": {"url": url}} for url in read_images(name, images)]
+        messages[-1]["content"] = parts
+    return messages
+
+
+def _read_message(name: str, place: str, message: Any) -> dict[str, Any]:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, (str, list)) or not isinstance(message.get("role"), str):
+        raise TypeError(f"{name}: {place} is no message: pass a dict such as {{'role': 'user', 'content': 'text'}}")
+    if isinstance(content, str):
+        return {"role": message["role"], "content": content}
+    parts: list[dict[str, Any]] = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            parts.append({"type": "text", "text": part["text"]})
+        elif kind == "image_url" and isinstance(part.get("image_url"), dict) and "url" in part["image_url"]:
+            (url,) = read_images(name, [part["image_url"]["url"]])
+            parts.append({"type": "image_url", "image_url": {**part["image_url"], "url": url}})
+        else:
+            raise TypeError(f"{name}: {place} has a part that is neither a text nor an image_url")
+    return {"role": message["role"], "content": parts}
+
+
+def read_images(name: str, images: Any) -> list[str]:
+    """Return images as data URLs. Raises TypeError and ValueError, and OSError for a file that cannot be read."""
+    if isinstance(images, (str, bytes, bytearray, memoryview, os.PathLike)):
+        images = [images]
+    urls = [_read_image(name, image) for image in images]
+    if sum(map(len, urls)) > MAX_IMAGE_CHARACTERS:
+        raise ValueError(
+            f"{name}: the images of a prompt have more than {MAX_IMAGE_BYTES:,} bytes: make them smaller, or spread "
+            "them over several prompts"
+        )
+    return urls
+
+
+def _read_image(name: str, image: Any) -> str:
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        content, source = bytes(image), "bytes"
+    elif isinstance(image, (str, os.PathLike)):
+        source = os.fspath(image)
+        if isinstance(source, str) and source.startswith("data:"):
+            if not source.startswith("data:image/"):
+                raise ValueError(f"{name}: the data URL {source[:30]}... is no image")
+            return source
+        content = _download(source) if str(source).startswith(("http://", "https://")) else _read_file(source)
+    else:
+        raise TypeError(f"{name}: an image is {add_article(type(image).__name__)}: pass a path, bytes or a URL")
+    if len(content) > MAX_IMAGE_BYTES:
+        raise ValueError(f"{name}: the image {source} has more than {MAX_IMAGE_BYTES:,} bytes: make it smaller")
+    kind = next((kind for start, kind in _IMAGE_KINDS.items() if content.startswith(start)), "")
+    if not kind or (kind == "webp" and content[8:12] != b"WEBP"):
+        raise ValueError(f"{name}: the image {source} is not PNG, JPEG, GIF or WebP: convert it")
+    return f"data:image/{kind};base64,{b2a_base64(content, newline=False).decode()}"
+
+
+def _read_file(path: Any) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(MAX_IMAGE_BYTES + 1)
+
+
+def _download(url: str) -> bytes:
+    """Return the start of a file on the web. The sandbox downloads it, so its limits on the network hold."""
+    import urllib.request
+
+    with urllib.request.urlopen(url, timeout=DOWNLOAD_SECONDS) as reply:
+        return reply.read(MAX_IMAGE_BYTES + 1)
