@@ -68,7 +68,7 @@ async def test_the_host_refuses_too_many_prompts() -> None:
         with pytest.raises(ValueError, match="10,001 prompts were given, and one call takes at most 10,000"):
             await queries.tools[name]([""] * 10_001, concurrency=None, **context)
         for wrong in ("text", {"a": 1}, [1], [["nested"]], None):
-            with pytest.raises(TypeError, match="a list of texts|a message must be a dict"):
+            with pytest.raises(TypeError, match=r"a list of texts|a message must be a dict"):
                 await queries.tools[name](wrong, concurrency=None, **context)
 
 
