@@ -42,8 +42,9 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .flows.reap import reap as reap
     from .flows.reporting.pass_at_k import PassAtK as PassAtK
     from .flows.reporting.pass_at_k import pass_at_k as pass_at_k
-    from .flows.rlm import RlmAnswer as RlmAnswer
     from .flows.rlm import rlm as rlm
+    from .flows.rlm_answers import RlmAnswer as RlmAnswer
+    from .flows.rlm_answers import RlmAnswers as RlmAnswers
     from .flows.run_code import run_code as run_code
     from .flows.run_report import RunReport as RunReport
     from .flows.run_report import load_report as load_report

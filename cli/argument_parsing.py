@@ -74,7 +74,7 @@ def parse_grid(words: list[str]) -> dict[str, list[Any]]:
 def parse_space(words: list[str]) -> Any:
     """Return a search space, from words such as `lr=log:1e-5..0.1` and `opt=adam,sgd`, or from a file of JSON."""
     if len(words) == 1 and "=" not in words[0]:
-        return _read_json(words[0])
+        return read_json_file(words[0])
     example = (
         "name a variable with its bounds or choices, as in lr=log:1e-5..0.1 or opt=adam,sgd, or name one file of JSON"
     )
@@ -261,7 +261,8 @@ def _parse_bounds(name: str, values: str, match: re.Match[str]) -> dict[str, Any
     return {**numbers, **({"log": True} if match["log"] else {})}
 
 
-def _read_json(file: str) -> Any:
+def read_json_file(file: str) -> Any:
+    """Return the value in a file of JSON. Raises ConfigurationError."""
     try:
         return JSON.decode(TextFile(Path(file).expanduser(), Path(file)).read())
     except OSError as error:

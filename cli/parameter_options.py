@@ -26,7 +26,7 @@ from ..flows.parameters import (
 )
 from ..sandbox.caller import OPTIONS_BY_PARAMETER, use_options
 from ..sandbox.errors import ConfigurationError
-from .argument_parsing import build_provider, parse_grid, parse_space, read_code, resolve_path
+from .argument_parsing import build_provider, parse_grid, parse_space, read_code, read_json_file, resolve_path
 from .output import OutputFormat
 
 # Parameters without an option. The command prints failures and shows them in its exit status. Each setting of a
@@ -175,7 +175,7 @@ def build_flow_command(
         form = find_form(parameter.annotation)
         if name in LEFT_OUT or form.form == "hidden":
             continue
-        group = GROUP_OF[name] if parameter.kind is KEYWORD_ONLY else own_group
+        group = GROUP_OF.get(name, own_group) if parameter.kind is KEYWORD_ONLY else own_group
         if form.form == "objectives":
             for word, text in OBJECTIVES.items():
                 details = Parameter(help=_write_help(text, is_list=True), negative=(), metavar="FIELD")
@@ -231,8 +231,11 @@ def _make_parameter_option(parameter: inspect.Parameter) -> inspect.Parameter:
     text = form.help or field.description or ""
     if form.is_argument:
         name = {"code file": "file", "code files": "files"}.get(form.form, parameter.name)
-        annotation = Annotated[list[str] if kind == list[str] else str, Parameter(help=_write_help(text), negative=())]
-        return inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY, annotation=annotation)
+        words: Any = list[str] if kind == list[str] else str
+        is_optional = parameter.default is None
+        annotation = Annotated[words | None if is_optional else words, Parameter(help=_write_help(text), negative=())]
+        default = None if is_optional else inspect.Parameter.empty
+        return inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY, default=default, annotation=annotation)
     details = Parameter(
         help=_write_help(text, is_list),
         metavar=form.metavar or (reader.metavar if reader else _name_value(parameter.name, kind, field.description)),
@@ -333,6 +336,17 @@ def _read_models(words: Sequence[str]) -> dict[str, str]:
     return {name: model or name for name, _, model in (word.partition("=") for word in words)}
 
 
+def _read_paths(words: Sequence[str]) -> list[str] | str | None:
+    """Return one absolute path, or a list of several."""
+    paths = [str(resolve_path(word)) for word in words]
+    return paths[0] if len(paths) == 1 else paths
+
+
+def _read_output_type(word: str) -> Any:
+    """Return a JSON schema from a file NAME.json, or the text of a type or a schema. Raises ConfigurationError."""
+    return read_json_file(word) if word.lower().endswith(".json") else word
+
+
 def _read_mounts(words: Sequence[str]) -> dict[str, str]:
     """Return paths of the host by paths in sandboxes, from words such as `/data/set=data`."""
     mounts: dict[str, str] = {}
@@ -359,6 +373,9 @@ READERS = {
     "code file": WordReader(str | None, read_code, "FILE"),
     "code files": WordReader(list[str], read_code_files, "FILE"),
     "path": WordReader(str | None, resolve_path, "FILE"),
+    "paths": WordReader(list[str] | None, _read_paths, "FILE"),
+    "text": WordReader(str, str, "TEXT"),
+    "output type": WordReader(str | None, _read_output_type, "TYPE"),
     "mounts": WordReader(list[str] | None, _read_mounts, "TARGET=PATH"),
     "tools": WordReader(list[str] | None, _read_tools, "NAME=MODULE:FUNCTION"),
     "models": WordReader(list[str] | None, _read_models, "NAME=MODEL"),

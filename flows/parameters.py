@@ -25,6 +25,8 @@ from ..sandbox.errors import ConfigurationError
 from .inputs.conversion import (
     Code,
     Content,
+    ModelsByName,
+    ModelText,
     PathText,
     PreparationCode,
     ProviderText,
@@ -183,8 +185,52 @@ class CommonParameters:
             "run."
         ),
     ] = True
+    prepare: Annotated[
+        PreparationCode | None,
+        Field(
+            description="Code to run once in each sandbox. Each execution is a fork of its process and sees its names."
+        ),
+        CommandLineForm("code file", "Python file to run once in each sandbox."),
+    ] = None
+    prepare_timeout: Annotated[float, Field(gt=0, description="Seconds for prepare.")] = PREPARE_TIMEOUT_SECONDS
+    prepare_seed: Annotated[
+        int | None,
+        Field(
+            description="Seed of random generators after prepare. It is combined with the number of each execution. "
+            "By default the operating system seeds them."
+        ),
+    ] = None
+    tools: Annotated[
+        ToolsByName | None,
+        Field(
+            description="Functions of the host that code can call. The names are those in the code, and the values are "
+            "import paths such as package.module:function."
+        ),
+        CommandLineForm("tools", "Host function that code can call."),
+    ] = None
+    retry_code_errors: Annotated[bool, Field(description="Also retry executions whose code failed or timed out.")] = (
+        False
+    )
+    idempotent: Annotated[
+        bool,
+        Field(
+            description="Also retry executions that may already have run. Their sandbox was lost, and the code may "
+            "have run in it."
+        ),
+    ] = False
+    collect: Annotated[
+        list[str] | None,
+        Field(
+            description="Files to collect, such as *.png or out/**. They are copied from the working folder after each "
+            "execution."
+        ),
+        CommandLineForm(metavar="PATTERN", is_common=True),
+    ] = None
+    sub_model: Annotated[
+        ModelText | None, Field(description="Model for llm_query and llm_query_batched; by default the same.")
+    ] = None
     models: Annotated[
-        dict[str, str] | list[str] | None,
+        ModelsByName | None,
         Field(
             description="Models that code can choose, such as llm_query(prompt, model='small'). The names are those in "
             "the code, and the values are like those of language_model. A list has names of models in LiteLLM."
@@ -232,51 +278,10 @@ class CommonParameters:
 
 @parameter_model(frozen=True, kw_only=True)
 class CodeParameters(CommonParameters):
-    """Parameters of every flow that executes the caller's code."""
+    """Parameters of every flow whose code can do without a language model."""
 
-    prepare: Annotated[
-        PreparationCode | None,
-        Field(
-            description="Code to run once in each sandbox. Each execution is a fork of its process and sees its names."
-        ),
-        CommandLineForm("code file", "Python file to run once in each sandbox."),
-    ] = None
-    prepare_timeout: Annotated[float, Field(gt=0, description="Seconds for prepare.")] = PREPARE_TIMEOUT_SECONDS
-    prepare_seed: Annotated[
-        int | None,
-        Field(
-            description="Seed of random generators after prepare. It is combined with the number of each execution. "
-            "By default the operating system seeds them."
-        ),
-    ] = None
-    tools: Annotated[
-        ToolsByName | None,
-        Field(
-            description="Functions of the host that code can call. The names are those in the code, and the values are "
-            "import paths such as package.module:function."
-        ),
-        CommandLineForm("tools", "Host function that code can call."),
-    ] = None
-    retry_code_errors: Annotated[bool, Field(description="Also retry executions whose code failed or timed out.")] = (
-        False
-    )
-    idempotent: Annotated[
-        bool,
-        Field(
-            description="Also retry executions that may already have run. Their sandbox was lost, and the code may "
-            "have run in it."
-        ),
-    ] = False
-    collect: Annotated[
-        list[str] | None,
-        Field(
-            description="Files to collect, such as *.png or out/**. They are copied from the working folder after each "
-            "execution."
-        ),
-        CommandLineForm(metavar="PATTERN", is_common=True),
-    ] = None
     language_model: Annotated[
-        str | None,
+        ModelText | None,
         Field(
             description="Model that code can ask, such as openai/gpt-4o-mini. It is a name in LiteLLM, or a saved "
             "block (language-model/NAME)."
@@ -286,8 +291,8 @@ class CodeParameters(CommonParameters):
 
 
 @parameter_model(frozen=True, kw_only=True)
-class Options(CodeParameters):
-    """All shared parameters. Batch, sweep and chunks have all of them. A shard's flow takes them as JSON."""
+class LaneParameters(CommonParameters):
+    """Parameters of every flow that runs several executions at a time."""
 
     max_workers: Annotated[
         int,
@@ -303,13 +308,6 @@ class Options(CodeParameters):
             ge=1,
             description="Executions in each Prefect task run. By default there are enough for about 1,000 task runs.",
         ),
-    ] = None
-    shards: Annotated[
-        Annotated[int, Field(ge=1)] | Literal["auto"] | None,
-        Field(
-            description="Flow runs on workers that share the work, or auto. By default the flow run does all the work."
-        ),
-        CommandLineForm(metavar="N|auto"),
     ] = None
     max_failures: Annotated[
         float | None,
@@ -328,6 +326,19 @@ class Options(CodeParameters):
             "submitted, stdout, error, seconds, folder and the variables."
         ),
         CommandLineForm("code file", "Python file that judges each execution; its fields are the result."),
+    ] = None
+
+
+@parameter_model(frozen=True, kw_only=True)
+class Options(CodeParameters, LaneParameters):
+    """All shared parameters. Batch, sweep and chunks have all of them. A shard's flow takes them as JSON."""
+
+    shards: Annotated[
+        Annotated[int, Field(ge=1)] | Literal["auto"] | None,
+        Field(
+            description="Flow runs on workers that share the work, or auto. By default the flow run does all the work."
+        ),
+        CommandLineForm(metavar="N|auto"),
     ] = None
 
     def build_preparation(self) -> Preparation | None:
@@ -358,8 +369,8 @@ Types = Annotated[
 VolumeName = Annotated[str | None, Field(description="Volume to mount; by default the provider's, if it has one.")]
 
 SANDBOX, LIMITS, FAILURES, RESULTS, MODEL = "Sandbox", "Limits", "Failures", "Results", "Language model"
-# The shared parameters by group, in the order of signatures, Prefect's form and the command line's help. A shared
-# parameter that is missing here causes a KeyError when its flow is defined.
+# The shared parameters by group, in the order of signatures, Prefect's form and the command line's help. Any other
+# parameter is the flow's own.
 GROUPS = {
     SANDBOX: (
         *("provider", "provider_options", "python_path", "mounts"),
@@ -369,7 +380,7 @@ GROUPS = {
     FAILURES: ("retries", "retry_code_errors", "idempotent", "on_failure", "max_failures"),
     RESULTS: ("results_path", "cache_results", "collect", "check", "log_output", "on_turn"),
     MODEL: (
-        *("language_model", "models", "batch_concurrency", "max_depth"),
+        *("language_model", "sub_model", "models", "batch_concurrency", "max_depth"),
         *("max_llm_calls", "max_llm_tokens", "max_total_llm_calls", "max_total_llm_tokens"),
         *("max_cost", "cache_queries"),
     ),
@@ -404,9 +415,10 @@ def build_signature(model: type[FlowParameters[Any]]) -> inspect.Signature:
         kind = inspect.Parameter.KEYWORD_ONLY if field.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
         default = inspect.Parameter.empty if field.default is MISSING else field.default
         parameters.append(inspect.Parameter(field.name, kind, default=default, annotation=hints[field.name]))
-    order = {name: number for number, name in enumerate(GROUP_OF)}
-    shared = inspect.Parameter.KEYWORD_ONLY
-    parameters.sort(key=lambda item: (item.kind, order[item.name] if item.kind is shared else 0))
+    order = {name: number for number, name in enumerate(GROUP_OF, 2)}
+    order |= dict.fromkeys(vars(model).get("__annotations__", {}).keys() - order.keys(), 0)
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    parameters.sort(key=lambda item: (item.kind, order.get(item.name, 1) if item.kind is by_name else 0))
     return inspect.Signature(parameters)
 
 

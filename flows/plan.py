@@ -1,14 +1,13 @@
 """The plan of one flow run. It is made and checked without Prefect, before anything runs."""
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.queries.recursive_model import RecursionSettings
 from ..sandbox.result import Failure, Outcome
-from ..tasks.execution import Execution
+from ..tasks.execution import Execution, FindUploads
 from ..tasks.ledger.run_record import ReportSpec
 from .inputs.readers import RuleOfTypes
 from .parameters import Options
@@ -88,7 +87,7 @@ class Plan:
         rerun_effect: The effect of a second run with the same results path, for the error about failures.
         report_spec: The report's word for an execution, and its objectives.
         runs_each_code: Each execution runs a different piece of code, so a table can name the pieces.
-        uploads: Files for each execution, by their paths in the sandbox.
+        find_uploads: Returns the files of an execution, by their paths in the sandbox; None if there are no files.
         state_context: With a name, all executions share one process and its state.
         stop_on_failure: Start no execution after one that failed.
         recursion: The settings of recursive models, if each execution is one recursive query; otherwise None.
@@ -107,7 +106,7 @@ class Plan:
     rerun_effect: str = "run only those that failed"
     report_spec: ReportSpec = field(default_factory=ReportSpec)
     runs_each_code: bool = False
-    uploads: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    find_uploads: FindUploads | None = None
     state_context: str | None = None
     stop_on_failure: bool = False
     recursion: RecursionSettings | None = None

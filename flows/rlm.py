@@ -1,161 +1,111 @@
-"""The rlm flow: a question over a long context, answered by a recursive language model in a sandbox."""
+"""The rlm flow: questions over long contexts, each answered by a recursive language model in a sandbox."""
 
-import hashlib
-from collections.abc import Iterator, Sequence
-from copy import deepcopy
-from dataclasses import KW_ONLY, asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as parameter_model
 
 from ..blocks.storage.location import PathOrLocation
 from ..sandbox.caller import name_parameter
-from ..sandbox.errors import ConfigurationError, RlmBatchError
-from ..sandbox.meta import QuerySummary
-from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
+from ..sandbox.errors import ConfigurationError
+from ..sandbox.queries.answer_type import AnswerType
 from ..sandbox.queries.recursive_model import RecursionSettings
-from ..sandbox.result import Outcome, Result
-from ..sandbox.wire.nonfinite import restore_numbers
+from ..tasks.execution import Execution
 from ..tasks.ledger.run_record import ReportSpec
-from .inputs.conversion import LongText, PathText, TurnFunction
-from .inputs.host_paths import check_input_path
+from .inputs.cells import ColumnType
+from .inputs.contexts import ContextReader, Question
+from .inputs.conversion import AnswerTypeText, ContextValue, Items, ModelText, PathText, TurnFunction, Variables
+from .inputs.readers import VariablesFile, get_column_types, read_lines, read_rows, resolve_types_of
 from .inputs.tables import Report as ProgressReport
-from .parameters import CacheResults, CommandLineForm, CommonParameters, FlowParameters
-from .plan import Outcomes, Plan
-from .reporting.report import describe_usage
-from .reports import Report
+from .parameters import CommandLineForm, FlowParameters, LaneParameters, Types
+from .plan import Item, Outcomes, Plan
+from .rlm_answers import RlmAnswer, RlmAnswers
 
-# The code asks one recursive query, which has depth 1 as in all code, and submits the answer.
-ASK = "SUBMIT(answer=rlm_query(query, context=context))"
-ASK_WITHOUT = "SUBMIT(answer=rlm_query(query))"
-ASK_FILE = f"""
-with open(context_file, encoding="utf-8", errors="replace", newline="") as file:
-    context = file.read()
-{ASK}
-"""
-ASK_VOLUME = f"context = load_from_volume(context_path, binary=False)\n{ASK}"
 NOUN = "question"
-UPLOADED = "context.txt"  # the sandbox path of a context that comes from a file of the host
+CONTEXT_COLUMNS = ("context", "context_file", "context_volume_path")  # columns of a row that the flow reads
+
+
+class QuestionsFile(VariablesFile):
+    """A file with a row for each question. Columns of texts are not read as numbers."""
+
+    default_types: ClassVar[dict[str, ColumnType]] = dict.fromkeys(("query", *CONTEXT_COLUMNS), "str")
 
 
 @dataclass(frozen=True, slots=True)
-class RlmAnswer(Report):
-    """A recursive language model's answer. It prints as the answer alone, without commands for a terminal.
+class QuestionRows:
+    """The questions of rows, as code with its variables. It can be read again, for a flow run that Prefect retries.
 
-    Attributes:
-        answer: The answer as text. Without an answer, the output of the last turn that printed something.
-        trajectory: A dict with reasoning, code and output for each turn.
-        queries: Number, tokens and cost of the queries to the model, and all queries as a tree.
-        result: The flow's one outcome: a `Result`, or a `Failure` without an answer.
-        results_path: The ledger's directory or location.
-        answered: False if a budget, depth or time limit ended the model without an answer.
-        error: Without an answer, a `CodeError` with a `type` such as "BudgetExceeded", which names the parameter to
-            raise.
-        value: The answer as the code submitted it: a text, or another JSON value, which `answer` has as text.
+    Args:
+        rows: The rows: a query, a context, and other columns, which are variables too.
+        shared: The context of rows without their own: its values by the names of `CONTEXT_COLUMNS`.
+        reader: Reads the contexts.
     """
 
-    answer: str
-    trajectory: list[dict[str, Any]]
-    queries: QuerySummary
-    result: Outcome
-    results_path: str
-    answered: bool = True
-    error: RlmBatchError | None = None
-    value: Any = None
+    rows: Iterable[Mapping[str, Any]]
+    shared: dict[str, Any]
+    reader: ContextReader
 
-    @classmethod
-    def from_outcome(cls, outcome: Outcome, results_path: str) -> Self:
-        """Return the answer that the flow's one execution gave."""
-        queries = outcome.meta.queries
-        root = queries.tree[0] if queries.tree else {}
-        trajectory = root.get("trajectory", [])
-        if isinstance(outcome, Result):
-            answer = outcome["answer"]
-            value = {"value": deepcopy(root.get("value", answer))}
-            restore_numbers(value, root.get("nonfinite", {}))
-            return cls(answer, trajectory, queries, outcome, results_path, value=value["value"])
-        printed = [turn["output"] for turn in trajectory if turn.get("output") and not turn.get("failed")]
-        partial_answer = printed[-1] if printed else ""
-        return cls(partial_answer, trajectory, queries, outcome, results_path, answered=False, error=outcome.error)
+    def __iter__(self) -> Iterator[Item]:
+        for number, row in enumerate(self.rows, 1):
+            question = self._read_row(row, number)
+            yield question.code, question.variables
 
-    @property
-    def outcomes(self) -> Sequence[Outcome]:
-        """Return a list of the one outcome."""
-        return [self.result]
-
-    def rows(self, limit: int | None = None, *, shows_output: bool = False) -> list[list[str]]:
-        """Return no table: an answer is printed as text."""
-        return []
-
-    def describe(self) -> str:
-        """Return the answer, or the model's last output if there is no answer."""
-        if self.answered:
-            return str(self)
-        return f"No answer. The model's last output:\n{self}" if self.answer else ""
-
-    def list_notes(self) -> list[str]:
-        """Return a sentence about the turns and the calls of the model."""
-        calls = describe_usage(self.queries, self.queries.cached)
-        return [f"{len(self.trajectory)} turns; the model was called {calls}"]
-
-    def to_json_lines(self) -> Iterator[dict[str, Any]]:
-        """Yield one object: the answer with its trajectory and its queries."""
-        error = None if self.error is None else self.error.summary
-        answer = {"answer": self.answer, "answered": self.answered, "error": error}
-        yield {**answer, "trajectory": self.trajectory, "queries": asdict(self.queries)}
-
-    def __str__(self) -> str:
-        return escape_text(self.answer, keep=LINE_CHARACTERS)
+    def _read_row(self, row: Mapping[str, Any], number: int) -> Question:
+        query = row.get("query")
+        if not isinstance(query, str) or not query.strip():
+            raise ConfigurationError(f"row {number} of the questions has no query: give each row a text as its query")
+        own = {name: row[name] for name in CONTEXT_COLUMNS if row.get(name) not in (None, "", [])}
+        for name in ("context_file", "context_volume_path"):
+            if not isinstance(own.get(name, ""), str if name == "context_volume_path" else (str, list)):
+                raise ConfigurationError(f"row {number} of the questions has {name} {own[name]!r}: give a path")
+        question = self.reader.read(query, *_list_context(own or self.shared))
+        others = {name: value for name, value in row.items() if name not in ("query", *CONTEXT_COLUMNS)}
+        return Question(question.code, {**others, **question.variables})
 
 
-@parameter_model(frozen=True)
-class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
-    """Answer a question over a context of any length, with a recursive language model in a sandbox.
+def _list_context(values: Mapping[str, Any]) -> tuple[Any, Any, str | None]:
+    return values.get("context"), values.get("context_file"), values.get("context_volume_path")
 
-    The model does not read the context. It writes Python code that reads the context in the sandbox, and that asks
-    models about parts of the context.
 
-    Returns:
-        The answer. With `on_failure="return"` it can be missing: `answered` is False, and `answer` is the last output.
+@parameter_model(frozen=True, kw_only=True)
+class RlmOptions(LaneParameters):
+    """The parameters of one question and of many."""
 
-    Raises:
-        ConfigurationError: A parameter is wrong. Nothing has run.
-        ExecutionsFailed: The model gave no answer, with `on_failure="raise"` (the default).
-    """
-
-    query: Annotated[str, Field(min_length=1, description="Question to answer."), CommandLineForm(is_argument=True)]
-    language_model: Annotated[
-        str,
-        Field(
-            description="Model to ask, such as openai/gpt-4o-mini. It is a name in LiteLLM, or a saved block "
-            "(language-model/NAME)."
-        ),
-        CommandLineForm(is_common=True),
-    ]
-    context: Annotated[
-        LongText, Field(description="Text that the question is about."), CommandLineForm(is_common=True)
-    ] = ""
     context_file: Annotated[
-        PathText | None,
-        Field(description="File with the text, in UTF-8 and of any length."),
-        CommandLineForm("path", is_common=True),
+        list[PathText] | PathText | None,
+        Field(description="File with the context, in UTF-8 and of any length. Several are a dict of texts by name."),
+        CommandLineForm("paths", is_common=True),
     ] = None
     context_volume_path: Annotated[
         PathText | None,
-        Field(description="Path of the text on the provider's volume."),
-        CommandLineForm(is_common=True),
+        Field(description="Path of the context on the provider's volume."),
     ] = None
-    instructions: Annotated[
-        str, Field(description="Text to add to the model's instructions."), CommandLineForm(is_common=True)
-    ] = ""
+    instructions: Annotated[str, Field(description="Text to add to the model's instructions.")] = ""
+    system_prompt: Annotated[str, Field(description="Text in the place of the model's built-in instructions.")] = ""
+    output_type: Annotated[
+        AnswerTypeText | None,
+        Field(
+            description="Type of an answer, such as int or list[str], or a JSON schema. Python callers may pass a "
+            "type, such as a pydantic model."
+        ),
+        CommandLineForm("output type", is_common=True),
+    ] = None
     max_turns: Annotated[int, Field(ge=1, description="Turns of a recursive model, which are replies with code.")] = 20
     max_errors: Annotated[
         int | None,
         Field(ge=1, description="Failed turns in a row at which to stop; no limit by default."),
     ] = None
-    _: KW_ONLY
+    on_depth: Annotated[
+        Literal["error", "plain"],
+        Field(description="Refuse a recursive query beyond max_depth, or ask the model once without code."),
+    ] = "error"
+    compact_tokens: Annotated[
+        int | None,
+        Field(ge=1, description="Tokens of a prompt from which earlier turns are summarized; never by default."),
+    ] = None
     on_turn: Annotated[
         TurnFunction | None,
         Field(
@@ -166,64 +116,231 @@ class RlmParameters(CommonParameters, FlowParameters[RlmAnswer]):
     ] = None
     # A conversation takes longer than an execution of plain code.
     timeout: Annotated[
-        float, Field(gt=0, description="Seconds for each execution."), CommandLineForm(is_common=True)
+        float, Field(gt=0, description="Seconds for each question."), CommandLineForm(is_common=True)
     ] = 600
-    cache_results: CacheResults = False
+    # Questions share a sandbox, so that it gets a context once.
+    reuse_sandboxes: Annotated[
+        bool, Field(description="Answer several questions in each sandbox. Each has a separate process.")
+    ] = True
+
+
+Query = Annotated[str | None, Field(min_length=1, description="Question to answer."), CommandLineForm(is_argument=True)]
+Model = Annotated[
+    ModelText,
+    Field(
+        description="Model to ask, such as openai/gpt-4o-mini. It is a name in LiteLLM, or a saved block "
+        "(language-model/NAME)."
+    ),
+    CommandLineForm(is_common=True),
+]
+Context = Annotated[
+    ContextValue,
+    Field(description="Text that the question is about, or a list or dict."),
+    CommandLineForm("text", is_common=True),
+]
+Queries = Annotated[
+    Items[str] | PathText | None,
+    Field(description="Questions to answer, or the path of a file with one in each line."),
+    CommandLineForm("path", "File with a question in each line.", is_common=True),
+]
+Inputs = Annotated[
+    Items[Variables] | PathText | None,
+    Field(
+        description="Rows with a query, and a context, context_file or context_volume_path of their own; or a path to "
+        "JSON lines, CSV or Parquet. Other columns are in the results."
+    ),
+    CommandLineForm("path", "Questions with their contexts: JSON lines, CSV or Parquet.", is_common=True),
+]
+
+
+@parameter_model(frozen=True)
+class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
+    """Answer questions over contexts of any length, with a recursive language model in a sandbox.
+
+    The model does not read the context. It writes Python code that reads the context in the sandbox, and that asks
+    models about parts of the context. Pass one `query`, or many as `queries` or `inputs`.
+
+    Returns:
+        An `RlmAnswer` for one query, and `RlmAnswers` for many. With `on_failure="return"` an answer can be missing:
+        `answered` is False, and `answer` is the last output.
+
+    Raises:
+        ConfigurationError: A parameter is wrong. Nothing has run.
+        ExecutionsFailed: The model gave no answer to a question, with `on_failure="raise"` (the default).
+    """
+
+    query: Query = None
+    language_model: Model = ""
+    context: Context = ""
+    _: KW_ONLY
+    queries: Queries = None
+    inputs: Inputs = None
+    types: Types = None
 
     flow_name = "rlm"
     summary = "Ask a recursive language model about a text of any length."
-    fixed_options = {"max_workers": 1}  # noqa: RUF012
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """Convert and check the parameters. A path as `context` becomes `context_file`, and a type its JSON."""
+        values = dict(values)
+        context = values.get("context")
+        paths: list[Any] = context if isinstance(context, list) else [context]  # type: ignore[reportUnknownVariableType]
+        if paths and all(isinstance(path, PurePath) for path in paths) and not values.get("context_file"):
+            values |= {"context": "", "context_file": context}
+        files = values.get("context_file")
+        if isinstance(files, Sequence) and not isinstance(files, str):
+            values["context_file"] = [str(file) for file in files]  # type: ignore[reportUnknownVariableType]
+        source = values.get("output_type")
+        answer_type = None if source is None else AnswerType.read(source)
+        if answer_type is not None:
+            values["output_type"] = answer_type.to_json()
+        parameters = super().parse(values)
+        # JSON has only the schema of a class. In this process answers become instances of it.
+        object.__setattr__(parameters, "_answer_type", answer_type)
+        return parameters
+
+    @property
+    def answer_type(self) -> AnswerType | None:
+        """Return the type of the answers, or None. Raises ConfigurationError."""
+        source: Any = self.output_type
+        return vars(self).get("_answer_type") or (None if source is None else AnswerType.read(source))
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
-        """Find the context. Raises ConfigurationError."""
-        code, variables, uploads = self._find_context()
-        title = self.query if len(self.query) <= 100 else self.query[:97] + "..."
+        """Read the questions and their contexts. Raises ConfigurationError."""
+        self._check_parameters()
+        options, reader = self.make_options(), ContextReader()
+        rows, total, types = self._read_questions(options.locate_ledger(run_ledger), report)
+        shared = {name: getattr(self, name) for name in CONTEXT_COLUMNS if getattr(self, name) not in (None, "", [])}
+        items = QuestionRows(rows, shared, reader)
+        for _ in items:  # Check each row, and find each file, before anything runs.
+            pass
+
+        def find_uploads(execution: Execution) -> Mapping[str, Path]:
+            return reader.files.get(execution.code, {})
+
+        def label(execution: Execution) -> str:
+            query = execution.variables["query"]
+            number = "" if self.query is not None else f" {execution.index}"
+            return f"rlm{number}: {query if len(query) <= 100 else query[:97] + '...'}"
+
         return Plan(
-            options=self.make_options(),
-            total=1,
-            items=[(code, variables)],
-            label=lambda _execution: f"rlm: {title}",
+            options=options,
+            total=total,
+            items=items,
+            label=label,
             noun="questions",
             report_spec=ReportSpec(NOUN),
-            uploads=uploads,
+            find_uploads=find_uploads,
             on_turn=self.on_turn,
-            recursion=RecursionSettings(self.max_turns, self.max_errors, self.instructions),
+            recursion=RecursionSettings(
+                self.max_turns,
+                self.max_errors,
+                self.instructions,
+                system_prompt=self.system_prompt,
+                answer_type=self.answer_type,
+                on_depth=self.on_depth,
+                compact_tokens=self.compact_tokens,
+            ),
+            column_types=types,
         )
 
-    def _find_context(self) -> tuple[str, dict[str, Any], dict[str, Path]]:
-        """Return the code, its variables, and the files to upload. Raises ConfigurationError."""
-        sources = [source for source in (self.context, self.context_file, self.context_volume_path) if source]
-        if len(sources) > 1:
+    def _check_parameters(self) -> None:
+        if not self.language_model:
             raise ConfigurationError(
-                f"the context is given twice: pass only one of {name_parameter('context')}, "
-                f"{name_parameter('context_file')} and {name_parameter('context_volume_path')}"
+                f"{name_parameter('language_model')} is missing: name a model, such as openai/gpt-4o-mini"
             )
-        if self.context_volume_path:
-            return ASK_VOLUME, {"query": self.query, "context_path": self.context_volume_path}, {}
-        if self.context_file:
-            path = check_input_path(Path(self.context_file).expanduser().absolute())
-            try:
-                with path.open("rb") as file:
-                    # The digest goes into the key, because the path does not identify the text.
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
-            except OSError as error:
-                raise ConfigurationError(f"the context {path} cannot be read: {error.strerror}") from None
-            variables = {"query": self.query, "context_file": UPLOADED, "context_sha256": digest}
-            return ASK_FILE, variables, {UPLOADED: path}
-        if self.context:
-            return ASK, {"query": self.query, "context": self.context}, {}
-        return ASK_WITHOUT, {"query": self.query}, {}
+        given = [name for name in ("query", "queries", "inputs") if getattr(self, name) is not None]
+        if len(given) != 1:
+            names = f"{name_parameter('query')}, {name_parameter('queries')} or {name_parameter('inputs')}"
+            problem = f"{' and '.join(map(name_parameter, given))} are given" if given else "there is no question"
+            raise ConfigurationError(f"{problem}: pass one of {names}")
+        if self.types is not None and self.inputs is None:
+            raise ConfigurationError(
+                f"{name_parameter('types')} needs a CSV file in {name_parameter('inputs')}: leave it out"
+            )
 
-    def build_report(self, outcomes: Outcomes) -> RlmAnswer:
-        """Return the answer."""
+    def _read_questions(
+        self, ledger: PathOrLocation | None, report: ProgressReport | None
+    ) -> tuple[Iterable[Mapping[str, Any]], int, Any]:
+        """Return the rows, their number, and the types of a CSV file's columns. Raises ConfigurationError."""
+        if self.query is not None:
+            return [{"query": self.query}], 1, {}
+        source: Any = self.queries
+        if source is not None:
+            queries = read_lines(source, "queries") if isinstance(source, str) else source
+            if not queries:
+                raise ConfigurationError(f"{name_parameter('queries')} is empty: give at least one question")
+            for number, query in enumerate(queries, 1):
+                if not isinstance(query, str) or not query.strip():
+                    raise ConfigurationError(
+                        f"question {number} of {name_parameter('queries')} is not a text: write one"
+                    )
+            return [{"query": query} for query in queries], len(queries), {}
+        source = self.inputs
+        inputs = read_rows(QuestionsFile, source, resolve_types_of(source, self.types, ledger), report)
+        return inputs, len(inputs), get_column_types(inputs)
+
+    def get_variables_source(self) -> str:
+        """Return `inputs`, or an empty text without rows."""
+        return "" if self.inputs is None else "inputs"
+
+    def build_report(self, outcomes: Outcomes) -> RlmAnswer | RlmAnswers:
+        """Return the answer to one query, or the answers to many."""
+        if self.query is None:
+            return RlmAnswers.from_outcomes(
+                outcomes.results, outcomes.failures, outcomes.results_path, self.answer_type
+            )
         (outcome,) = outcomes.results
-        return RlmAnswer.from_outcome(outcome, outcomes.results_path)
+        return RlmAnswer.from_outcome(outcome, outcomes.results_path, self.answer_type)
 
 
 if TYPE_CHECKING:
-    from .prefect_flow import define_flow
+    from collections.abc import Callable, Coroutine
 
-    rlm = define_flow(RlmParameters)
+    from .event_stream import EventStream
+    from .prefect_flow import BatchFlow
+
+    P1 = ParamSpec("P1")
+    P2 = ParamSpec("P2")
+    R1 = TypeVar("R1")
+    R2 = TypeVar("R2")
+
+    # The flow returns one answer or many, depending on its parameters. These models of the two calls are only for type
+    # checkers. `RlmParameters` has the parameters of both.
+    @dataclass(frozen=True)
+    class OneQuestion(RlmOptions, FlowParameters[RlmAnswer]):
+        query: str
+        language_model: Model
+        context: Context = ""
+
+    @dataclass(frozen=True, kw_only=True)
+    class ManyQuestions(RlmOptions, FlowParameters[RlmAnswers]):
+        language_model: Model
+        context: Context = ""
+        queries: Queries = None
+        inputs: Inputs = None
+        types: Types = None
+
+    class RlmFlow(BatchFlow[..., Any], Generic[P1, R1, P2, R2]):
+        @overload  # type: ignore[override]
+        def __call__(self, *args: P1.args, **kwargs: P1.kwargs) -> Coroutine[Any, Any, R1]: ...
+        @overload
+        def __call__(self, *args: P2.args, **kwargs: P2.kwargs) -> Coroutine[Any, Any, R2]: ...
+        @overload  # type: ignore[override]
+        def sync(self, *args: P1.args, **kwargs: P1.kwargs) -> R1: ...
+        @overload
+        def sync(self, *args: P2.args, **kwargs: P2.kwargs) -> R2: ...
+        @overload  # type: ignore[override]
+        def stream(self, *args: P1.args, **kwargs: P1.kwargs) -> EventStream[R1]: ...
+        @overload
+        def stream(self, *args: P2.args, **kwargs: P2.kwargs) -> EventStream[R2]: ...
+
+    def define_flow(
+        one: Callable[P1, FlowParameters[R1]], many: Callable[P2, FlowParameters[R2]]
+    ) -> RlmFlow[P1, R1, P2, R2]: ...
+
+    rlm = define_flow(OneQuestion, ManyQuestions)
 else:
     from .parameters import define_lazily
 

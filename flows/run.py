@@ -94,8 +94,9 @@ async def _check_before_start(plan: Plan, state: RunState) -> None:
             f"{name_parameter('models')} is set, and {name_parameter('language_model')} is not: set it to the model of "
             "queries that name none"
         )
-    sources = options.models.values() if isinstance(options.models, dict) else options.models or ()
-    if options.language_model is not None and not any(map(is_saved_model, (options.language_model, *sources))):
+    models = options.models.values() if isinstance(options.models, dict) else options.models or ()
+    sources = (options.language_model, options.sub_model, *models)
+    if options.language_model is not None and not any(is_saved_model(str(source)) for source in sources):
         limits = {name: getattr(options, name) for name in LIMITS}
         access = await open_model_access(options.language_model, **limits)
         await access.check_first_call(is_recursive=plan.recursion is not None)

@@ -3,8 +3,9 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ..sandbox.errors import RlmBatchError
@@ -58,6 +59,10 @@ class Execution:
     def earlier_errors(self) -> tuple[str, ...]:
         """The errors of the failed attempts, a line for each."""
         return tuple(f"{type(error).__name__}: {error.summary}" for error in self.errors)
+
+
+# Returns the files of an execution, by their paths in the sandbox.
+FindUploads = Callable[[Execution], Mapping[str, Path]]
 
 
 def with_index(outcome: OutcomeT, index: int) -> OutcomeT:

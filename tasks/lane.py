@@ -28,7 +28,7 @@ from ..sandbox.result import Result
 from .capacity.admission import REFUSAL_PATIENCE_SECONDS, Permit
 from .capacity.slots import Slot, Slots
 from .check import ARCHIVE_NAME, UNPACK, Check, build_archive, combine, explain
-from .execution import Execution, build_pruned_result
+from .execution import Execution, FindUploads, build_pruned_result
 from .host_tools import Tool
 from .ledger.collected_files import CollectedFilesStore, open_temporary_folder
 from .task_log import OutputLog
@@ -57,7 +57,7 @@ class LaneSettings:
         state_context: The name of the process that all executions share with its state; None if each has its own.
         model_access: The access of each execution to language models; None without a model.
         on_event: Takes an execution, and an event of its recursive queries.
-        uploads: Files for each execution, by their paths in the sandbox.
+        find_uploads: Returns the files of an execution, by their paths in the sandbox. A sandbox gets each file once.
         preparation: Code that runs in each sandbox before the first execution.
         open_prepare_log: Opens the log for the preparation's output.
         tools: Functions of the host that code may call. The calls are counted in `meta`.
@@ -74,7 +74,7 @@ class LaneSettings:
     state_context: str | None = None
     model_access: ModelAccess | None = None
     on_event: Callable[[Execution, RlmEvent], None] | None = None
-    uploads: dict[str, Path] = field(default_factory=dict[str, Path])
+    find_uploads: FindUploads | None = None
     preparation: Preparation | None = None
     open_prepare_log: Callable[[], OutputLog] | None = None
     tools: dict[str, Tool] = field(default_factory=dict[str, Tool])
@@ -115,6 +115,7 @@ class Lane:
         self._prepare_log: OutputLog | None = None
         self._has_state = False
         self._interpreter: Interpreter | None = None
+        self._uploaded = set[str]()  # paths of files that the open sandbox has
         self._expires_at = 0.0
         self._opened_at: float | None = None  # the event loop's time when the open sandbox was requested
         self._check_lane: CheckLane | None = None
@@ -281,8 +282,7 @@ class Lane:
         name = str(execution.index)
         async with self._open_folder(files, needs_files=needs_files) as folder:
             try:
-                for path, file in settings.uploads.items():
-                    await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
+                await self._upload_files(interpreter, execution)
                 self._has_state = settings.state_context is not None
                 queries = None
                 if access is not None:
@@ -326,6 +326,13 @@ class Lane:
         execution.archive, problems = await asyncio.to_thread(build_archive, folder, meta.collected)
         execution.archive_problems = (*meta.not_collected, *problems)
         return meta if self._settings.collect else replace(meta, collected=(), not_collected=())
+
+    async def _upload_files(self, interpreter: Interpreter, execution: Execution) -> None:
+        find_uploads = self._settings.find_uploads
+        for path, file in ({} if find_uploads is None else find_uploads(execution)).items():
+            if path not in self._uploaded:
+                await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
+                self._uploaded.add(path)
 
     def _complete_meta(self, meta: Meta, execution: Execution) -> Meta:
         return replace(
@@ -435,6 +442,7 @@ class Lane:
     async def close_sandbox(self) -> None:
         """Remove the sandbox, if one is open."""
         interpreter, self._interpreter = self._interpreter, None
+        self._uploaded.clear()
         try:
             if interpreter is not None:
                 await interpreter.shutdown()

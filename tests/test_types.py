@@ -37,6 +37,7 @@ from rlm_batch import (
     ModalInterpreter,
     Result,
     RlmAnswer,
+    RlmAnswers,
     SweepReport,
     Volume,
     batch,
@@ -113,6 +114,12 @@ async def run_others() -> None:
     streamed: RlmAnswer = stream.result
     print(streamed.answer)
     answer: RlmAnswer = await rlm("how many?", "openai/gpt-4o-mini", context_file=Path("report.txt"), max_cost=1)
+    await rlm("how many?", "openai/gpt-4o-mini", ["a", "b"], output_type=list[str], tools={"double": double})
+    answers: RlmAnswers = await rlm(
+        queries=["a", "b"], language_model=LanguageModel(model="m"), context={"a": 1}, max_workers=2
+    )
+    total: RlmAnswers = rlm.sync(inputs=[{"query": "a", "context": "b"}], language_model="m", sub_model="n")
+    print([item.value for item in answers], answers[0].answer, total.queries.cost, len(answers.failures))
     removed: list[str] = await reap("local", older_than=600, dry_run=True)
     print(steps, answer.answer, answer.queries.cost, removed)
 
@@ -177,7 +184,7 @@ import asyncio
 
 from rlm_batch import AsyncLocalInterpreter, DaytonaInterpreter, LocalInterpreter, LocalSandbox, ModalInterpreter
 from rlm_batch import ExecutionsFailed
-from rlm_batch import batch, chunks, reap, rlm, run_code, sequence, sweep
+from rlm_batch import RlmAnswer, batch, chunks, reap, rlm, run_code, sequence, sweep
 from rlm_batch import no_such_name  # wrong: no_such_name
 
 
@@ -198,9 +205,12 @@ async def main() -> None:
     await sweep("SUBMIT(x=1)", ["rate"])  # wrong: list[str]
     await chunks("SUBMIT(x=1)", data=[1], chunk_size="ten")  # wrong: chunk_size
     await sequence(["SUBMIT(x=1)"], max_workers=2)  # wrong: max_workers
-    await rlm("how many?")  # wrong: language_model
-    rlm.stream("how many?")  # wrong: language_model
-    await rlm("q", "m", on_turn=7)  # wrong: on_turn
+    await rlm("how many?")  # wrong: __call__
+    await rlm(["how many?"], "openai/gpt-4o-mini")  # wrong: __call__
+    answers: RlmAnswer = await rlm(queries=["a", "b"], language_model="openai/gpt-4o-mini")  # wrong: RlmAnswers
+    print(answers)
+    rlm.stream("how many?")  # wrong: stream
+    await rlm("q", "m", on_turn=7)  # wrong: __call__
     await reap(older="600")  # wrong: older
     texts: list[str] = await batch("SUBMIT(x=1)")  # wrong: list[str]
     report = await sweep("SUBMIT(x=1)")

@@ -30,6 +30,7 @@ NamedModels = Mapping[str, LanguageModelSettings | str] | Sequence[str]
 
 SLUG = "language-model"
 LIMITS = (
+    "sub_model",
     "models",
     "batch_concurrency",
     "max_depth",
@@ -39,6 +40,7 @@ LIMITS = (
     "max_total_llm_tokens",
     "max_cost",
 )  # names of the options that `open_model_access` takes
+_models: dict[str, LanguageModelSettings] = {}  # unsaved models of this process, by their names in parameters
 
 
 @dataclass(kw_only=True)
@@ -47,6 +49,7 @@ class ModelAccess:
 
     Args:
         model: The model's settings.
+        sub_model: The model for flat queries; None for that of `model`.
         models: Blocks whose models code may choose in a query, by name.
         batch_concurrency: Requests at the same time. 4 suits a server that only one person uses.
         max_depth: Depth of recursive queries. 2 allows a recursive model to ask another one.
@@ -63,6 +66,7 @@ class ModelAccess:
     """
 
     model: LanguageModelSettings
+    sub_model: LanguageModelSettings | None = None
     models: Mapping[str, LanguageModelSettings] = field(default_factory=dict[str, LanguageModelSettings])
     batch_concurrency: int = 4
     max_depth: int = 2
@@ -79,7 +83,8 @@ class ModelAccess:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigurationError(f"{name_parameter(name)} is {value!r}: use {least} or more")
-        self._models = self.model.make_root_model(), self.model.make_flat_model()
+        flat = self.model.make_flat_model() if self.sub_model is None else self.sub_model.make_root_model()
+        self._models = self.model.make_root_model(), flat
         self._named_models = {name: settings.make_root_model() for name, settings in self.models.items()}
 
     async def check_first_call(self, *, is_recursive: bool = False) -> None:
@@ -109,9 +114,10 @@ class ModelAccess:
             await estimate_for_budget(self._make_budget(), model, [])
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the settings that an answer depends on, as JSON without secrets and limits."""
+        """Return, as JSON and without secrets, the settings of all models that answers depend on."""
         named = {name: settings.fingerprint() for name, settings in self.models.items()}
-        return {**self.model.fingerprint(), **({"models": named} if named else {})}
+        sub_model = {} if self.sub_model is None else {"sub_model": self.sub_model.fingerprint()}
+        return {**self.model.fingerprint(), **sub_model, **({"models": named} if named else {})}
 
     def _list_models(self) -> Iterable[LiteLLMModel]:
         return (*self._models, *self._named_models.values())
@@ -148,6 +154,7 @@ class ModelAccess:
 async def open_model_access(
     model: LanguageModelSettings | str,
     *,
+    sub_model: LanguageModelSettings | str | None = None,
     models: NamedModels | None = None,
     max_total_llm_calls: int | None = None,
     max_total_llm_tokens: int | None = None,
@@ -160,6 +167,8 @@ async def open_model_access(
     Args:
         model: A `LanguageModel`, the name of a saved one, or a model in LiteLLM's naming. A saved block needs a
             configured Prefect server; none is started.
+        sub_model: The model for flat queries; None for that of `model`. The name of a model that is no saved block is
+            asked at the address and with the key of `model`.
         models: Models that code may choose with `llm_query(..., model=NAME)`: a dict by name, whose values are like
             `model`, or a list of such names. Default: none.
         max_total_llm_calls: Calls of the model by all executions together; None for no limit.
@@ -180,14 +189,29 @@ async def open_model_access(
         if value is not None and value < 0:
             raise ConfigurationError(f"{name_parameter(name)} is {value!r}: use 0 or more, or None for no limit")
     settings = await _resolve(model, "language_model")
+    if isinstance(sub_model, str):
+        if is_saved_model(sub_model) or sub_model.startswith("<"):
+            sub_model = await resolve_language_model(sub_model, "sub_model")
+        else:
+            settings, sub_model = settings.model_copy(update={"sub_model": sub_model}), None
     names = [models] if isinstance(models, str) else models or ()
     sources = names if isinstance(names, Mapping) else {name: name for name in names}
     spent = Budget(calls=max_total_llm_calls, tokens=max_total_llm_tokens, cost=max_cost, is_total=True)
     named = {name: await _resolve(source, "models") for name, source in sources.items()}
-    access = ModelAccess(model=settings, models=named, spent=spent, track=track, **limits)
+    access = ModelAccess(model=settings, sub_model=sub_model, models=named, spent=spent, track=track, **limits)
     await settings.check()
     await access.check_estimates()
     return access
+
+
+def name_model(model: LanguageModelSettings) -> str:
+    """Return the text of a flow's parameter for a model: the name of a saved block, or a name in this process."""
+    saved = getattr(model, "_block_document_name", None)
+    if saved is not None:
+        return f"{SLUG}/{saved}"
+    name = f"<{model.model} {id(model):#x} of this process>"
+    _models[name] = model
+    return name
 
 
 def is_saved_model(text: str) -> bool:
@@ -202,12 +226,19 @@ async def _resolve(source: LanguageModelSettings | str, parameter: str) -> Langu
 async def resolve_language_model(text: str, parameter: str = "language_model") -> LanguageModelSettings:
     """Return the settings of the language model that a flow's `parameter` names.
 
-    `language-model/NAME` is a saved block. Any other text is a model in LiteLLM's naming, with the credentials that
-    LiteLLM finds in the environment.
+    `language-model/NAME` is a saved block, and `name_model` names models of this process. Any other text is a model in
+    LiteLLM's naming, with the credentials that LiteLLM finds in the environment.
 
     Raises:
         ConfigurationError: No Prefect server is configured, the block does not exist, or the text is empty.
     """
+    if text in _models:
+        return _models[text]
+    if text.startswith("<"):
+        raise ConfigurationError(
+            f"{name_parameter('language_model')} is {text}, an object of another process: save it as a block, and pass "
+            f"{SLUG}/NAME"
+        )
     if is_saved_model(text):
         name = text.partition("/")[2]
         from prefect.context import FlowRunContext

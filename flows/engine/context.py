@@ -5,7 +5,6 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, cast
 
 from prefect import get_run_logger
@@ -24,7 +23,7 @@ from ...sandbox.queries.events import RlmEvent
 from ...sandbox.queries.recursive_model import DEFAULT_RECURSION, RecursionSettings
 from ...tasks.capacity.slots import Slots, open_slots
 from ...tasks.check import Check
-from ...tasks.execution import Execution
+from ...tasks.execution import Execution, FindUploads
 from ...tasks.host_tools import Tool, load_tools
 from ...tasks.lane import Lane, LaneSettings
 from ...tasks.ledger.answer_ledger import AnswerLedger
@@ -91,7 +90,7 @@ class RunContext:
     def make_lane(
         self,
         slots: Slots,
-        uploads: dict[str, Path] | None = None,
+        find_uploads: FindUploads | None = None,
         state_context: str | None = None,
         on_event: Callable[[RlmEvent], object] | None = None,
     ) -> Lane:
@@ -116,7 +115,7 @@ class RunContext:
             state_context=state_context,
             model_access=self.model_access,
             on_event=pass_event,
-            uploads=uploads or {},
+            find_uploads=find_uploads,
             preparation=self.preparation,
             open_prepare_log=(lambda: OutputLog(self.prepare_lines, "prepare: ", self.log)) if has_log else None,
             tools=self.tools,
@@ -182,6 +181,7 @@ async def open_run_context(
     if options.language_model is not None:
         model_access = await open_model_access(
             options.language_model,
+            sub_model=options.sub_model,
             models=options.models,
             max_total_llm_calls=options.max_total_llm_calls,
             max_total_llm_tokens=options.max_total_llm_tokens,
@@ -202,6 +202,12 @@ async def open_run_context(
             f"the tool {own[0]!r} is a function of this process, and shards run in other processes: pass its import "
             "path, such as package.module:function"
         )
+    for name in ("language_model", "sub_model", "models"):
+        if options.shards is not None and "<" in str(getattr(options, name)):
+            raise ConfigurationError(
+                f"{name_parameter(name)} has an object of this process, and shards run in other processes: save it as a "
+                "block, and pass it again"
+            )
     tools = await asyncio.to_thread(load_tools, named)
     deadline = Deadline.start(options.deadline)
     context = RunContext(

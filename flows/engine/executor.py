@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 from ...sandbox.errors import RlmBatchError, SandboxStartError
@@ -15,7 +14,7 @@ from ...sandbox.queries.events import RlmEvent
 from ...sandbox.result import Result
 from ...tasks.capacity.slots import Slots
 from ...tasks.execute import TaskBatch, configure_task, execute
-from ...tasks.execution import Execution, with_index
+from ...tasks.execution import Execution, FindUploads, with_index
 from ...tasks.lane import Lane, ProviderUnusable
 from ...tasks.task_log import LineBudget
 from ..parameters import MAX_TASK_RUNS
@@ -56,15 +55,15 @@ class Sharding:
 class LaneExecutor:
     """An executor with at most `max_workers` lanes in this process. Each lane creates task runs one after another.
 
-    Lanes wait for `slots`. `uploads` has files for each execution by their paths in the sandbox. With a `state_context`
-    all executions share one process and its state. With `stop_on_failure` no task run is created after a failed one,
-    and the remaining executions have no outcome. `turn_calls` takes each turn of a recursive query.
+    Lanes wait for `slots`. `find_uploads` returns an execution's files by their paths in the sandbox. With a
+    `state_context` all executions share one process and its state. With `stop_on_failure` no task run is created after
+    a failed one, and the remaining executions have no outcome. `turn_calls` takes each turn of a recursive query.
     """
 
     context: RunContext
     slots: Slots
     sink: OutcomeSink
-    uploads: dict[str, Path] | None = None
+    find_uploads: FindUploads | None = None
     state_context: str | None = None
     stop_on_failure: bool = False
     turn_calls: TurnCalls | None = None
@@ -152,7 +151,7 @@ class LaneExecutor:
         return batch
 
     async def _run_lane(self, task: Any) -> None:
-        lane = self.context.make_lane(self.slots, self.uploads, self.state_context, self._pass_event)
+        lane = self.context.make_lane(self.slots, self.find_uploads, self.state_context, self._pass_event)
         try:
             # Acquire the slot first. A batch without a slot would wait, while other lanes have nothing to do.
             while self._may_start() and self._has_batch() and await lane.acquire():

@@ -17,7 +17,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from prefect import get_run_logger
@@ -67,7 +67,8 @@ class Job:
             fingerprint["language_model"] = access.fingerprint()
         recursion = self.plan.recursion
         if recursion is not None and recursion != DEFAULT_RECURSION:
-            fingerprint["recursion"] = asdict(recursion)
+            answer_type = None if recursion.answer_type is None else recursion.answer_type.to_json()
+            fingerprint["recursion"] = {**asdict(replace(recursion, answer_type=None)), "answer_type": answer_type}
         if preparation is not None:
             fingerprint["prepare"] = preparation.code
             if preparation.seed is not None:
@@ -162,7 +163,7 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
                         context=context,
                         slots=slots,
                         sink=sink,
-                        uploads=dict(plan.uploads),
+                        find_uploads=plan.find_uploads,
                         state_context=plan.state_context,
                         stop_on_failure=plan.stop_on_failure,
                         turn_calls=on_turn,

@@ -39,7 +39,7 @@ class Content(Enum):
     CODE = "code"
     STEP = "code after other code"  # A later step may look like a file's name, such as `x.py`.
     PREPARATION = "code that defines names"  # A function is refused, because its names are local.
-    TEXT = "text"  # The parameter NAME_file names the file of a text that Prefect cannot hold.
+    CONTEXT = "a text, a list or a dict"  # NAME_file names the file of a text that Prefect cannot hold.
     ROWS = "a list of dicts"
     ITEMS = "a list"
     GRID = "a dict of lists"
@@ -55,6 +55,7 @@ class Content(Enum):
 # The types of parameters. Type checkers see the values that callers may pass. At run time Prefect's checks, schemas and
 # forms see the converted values.
 if TYPE_CHECKING:
+    from ...blocks.language_model.settings import LanguageModelSettings
     from ...blocks.provider import SandboxProvider
     from ...sandbox.queries.events import OnEvent
 
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
     Code = str | Callable[..., object]  # A function's source is sent.
     Step = Code
     PreparationCode = str
-    LongText = str
+    ContextValue = str | PurePath | Sequence[object] | Mapping[str, object]
     # `object`, because mypy infers list[object] for [{"x": 1}, {"x": "one"}], and dict[str, object] for a grid whose
     # values have different types.
     Variables = object
@@ -81,11 +82,16 @@ if TYPE_CHECKING:
     TurnFunction = str | OnEvent
     PathText = str | PurePath
     ProviderText = str | SandboxProvider
+    ModelText = str | LanguageModelSettings
+    ModelsByName = Mapping[str, str | LanguageModelSettings] | Sequence[str]
+    AnswerTypeText = object  # a type, a JSON schema or a text
 
 else:
-    Items, PathText, ProviderText, ToolsByName, TurnFunction = list, str, str, dict[str, str], str
+    Items, PathText, ProviderText, ModelText, ToolsByName = list, str, str, str, dict[str, str]
+    TurnFunction, AnswerTypeText, ModelsByName = str, str | dict[str, Any], dict[str, str] | list[str]
     Code, Step = Annotated[str, Content.CODE], Annotated[str, Content.STEP]
-    PreparationCode, LongText = Annotated[str, Content.PREPARATION], Annotated[str, Content.TEXT]
+    PreparationCode = Annotated[str, Content.PREPARATION]
+    ContextValue = Annotated[str | list[Any] | dict[str, Any], Content.CONTEXT]
     Variables, DataItem = Annotated[dict[str, Any], Content.ROWS], Annotated[Any, Content.ITEMS]
     GridValues = Annotated[dict[str, list[Any]], Content.GRID]
     SpaceValues = Annotated[dict[str, Any] | list[dict[str, Any]], Content.SPACE]
@@ -102,7 +108,7 @@ def find_content(annotation: Any) -> Content | None:
 
 
 def convert_parameters(parameters: dict[str, Any], contents: Mapping[str, Content]) -> dict[str, Any]:
-    """Convert generators and arrays to lists, and paths, blocks and functions to text.
+    """Convert generators and arrays to lists, and paths, blocks, models and functions to text.
 
     Args:
         parameters: The values by the parameters' names.
@@ -118,6 +124,11 @@ def convert_parameters(parameters: dict[str, Any], contents: Mapping[str, Conten
     if not isinstance(provider := converted.get("provider", ""), str) and hasattr(provider, "provider_name"):
         text, options = name_provider(provider, converted.get("provider_options"))
         converted |= {"provider": text, **({} if options is None else {"provider_options": options})}
+    for name in ("language_model", "sub_model"):
+        if name in converted:
+            converted[name] = _name_model(converted[name])
+    if isinstance(models := converted.get("models"), Mapping):
+        converted["models"] = {name: _name_model(model) for name, model in models.items()}  # type: ignore[reportUnknownVariableType]
     if isinstance(paths := converted.get("python_path"), (list, tuple)):
         converted["python_path"] = [str(path) for path in locate_directories(paths)]
     if isinstance(mounts := converted.get("mounts"), Mapping):
@@ -129,9 +140,18 @@ def convert_parameters(parameters: dict[str, Any], contents: Mapping[str, Conten
     if isinstance(collect := converted.get("collect"), (list, tuple)):
         converted["collect"] = check_patterns(collect)  # type: ignore[reportUnknownArgumentType]
     for name, content in contents.items():
-        if name in converted and content is not Content.TEXT:
+        if name in converted:
             converted[name] = _convert_content(name, content, converted[name], tools or ())
     return converted
+
+
+def _name_model(model: Any) -> Any:
+    """Return the name of a `LanguageModel`, and any other value unchanged."""
+    if isinstance(model, str) or not hasattr(model, "make_root_model"):
+        return model
+    from ...blocks.language_model.model_access import name_model
+
+    return name_model(model)
 
 
 def _convert_content(name: str, content: Content, value: Any, tools: Collection[str]) -> Any:

@@ -14,9 +14,9 @@ from ...sandbox.requests.execution_request import check_variable_name
 from ...sandbox.requests.function_code import find_parameters
 from ...tasks.check import NAMES, check_names
 from ...tasks.ledger.run_record import list_run_records
-from .cells import ColumnType, read_word
+from .cells import JSON, ColumnType, read_word
 from .host_paths import locate_input, pin_file
-from .tables import COMPRESSED, SPREADSHEET, CsvTable, JsonLines, ParquetTable, Report, Table
+from .tables import COMPRESSED, SPREADSHEET, CsvTable, JsonLines, ParquetTable, Report, Table, TextFile
 
 Variables = dict[str, Any]
 Chunk = tuple[str, Any]  # an id and its data
@@ -232,10 +232,42 @@ class Grid:
 
 def read_inputs(inputs: list[Variables] | str, types: TypesOfColumns = None, report: Report | None = None) -> Inputs:
     """Return a flow's inputs from a list or a path. Raises ConfigurationError if they are empty or a name is wrong."""
-    values = _open_rows(VariablesFile, inputs, "inputs", types, report)
+    return read_rows(VariablesFile, inputs, types, report)
+
+
+def read_rows(
+    kind: type[VariablesFile],
+    inputs: list[Variables] | str,
+    types: TypesOfColumns = None,
+    report: Report | None = None,
+) -> Inputs:
+    """Return inputs as `read_inputs` does, from a path as a file of this kind. Raises ConfigurationError."""
+    values = _open_rows(kind, inputs, "inputs", types, report)
     if not isinstance(values, InputFile):
         check_variable_names(dict.fromkeys(name for variables in values for name in variables), "inputs: ")
     return values
+
+
+def read_lines(path: str, parameter: str) -> list[str]:
+    """Return the lines of a text file that are not empty, or the texts in a file of JSON lines.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or a line of JSON is no text.
+    """
+    file = locate_input(path)
+    try:
+        source = pin_file(file) if isinstance(file, Path) else LocalMirror(file).fetch_file()
+        lines = [line.strip() for line in TextFile(source, file).read_lines() if line.strip()]
+        texts = [JSON.decode(line) for line in lines] if path.lower().endswith(JSON_LINES) else lines
+    except OSError as error:
+        raise ConfigurationError(
+            f"{name_parameter(parameter)} names the file {path}, which cannot be read: {error.strerror}"
+        ) from None
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is not JSON lines: {error}") from None
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigurationError(f"{path} has a line that is no text in JSON: write each as one in double quotes")
+    return texts
 
 
 def read_points(points: list[Variables] | str, types: TypesOfColumns = None, report: Report | None = None) -> Inputs:

@@ -23,6 +23,7 @@ SUFFIXES_OF_LISTS = (".jsonl", ".ndjson", ".json")  # Files with a list of codes
 # runs. With Postgres it refuses a run with a NUL.
 INTEGERS = range(-(2**63), 2**64)
 NUL = "\0"
+JSON_FILE = "<file of JSON>"  # the only key of a dict that names the file of a long value
 
 
 def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Content]) -> dict[str, Any]:
@@ -40,17 +41,20 @@ def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Con
         if content in LISTS and isinstance(value, (list, dict)):
             short[name] = _spill_long_list(name, content, value)
             continue
-        can_spill = isinstance(value, str) and content is not None and (content.is_code or content is Content.TEXT)
+        can_spill = isinstance(value, str) and content is not None and (content.is_code or content is Content.CONTEXT)
+        if content is Content.CONTEXT and isinstance(value, (list, dict)):
+            short[name] = _spill_json(name, value)
+            continue
         problem = _find_unstorable(name, value)
         if problem is not None and not can_spill:
             raise ConfigurationError(f"{name} has {problem}, or give it in inputs, points or data")
         # A character has 4 bytes at most.
         if can_spill and (len(value) > PARAMETER_LIMIT // 4 or NUL in value):
-            if content is Content.TEXT:
+            if content is Content.CONTEXT:
                 del short[name]
-                short[f"{name}_file"] = _spill_text(value)
+                short[f"{name}_file"] = spill_text(value)
             else:
-                short[name] = f"@{_spill_text(declare_utf8(value))}"
+                short[name] = f"@{spill_text(declare_utf8(value))}"
     return short
 
 
@@ -101,7 +105,31 @@ def _spill_long_list(
     return f"@{path}" if content.is_code else path
 
 
-def _spill_text(text: str) -> str:
+def _spill_json(name: str, value: Any) -> Any:
+    """Return a JSON value, or a dict that names its file if Prefect cannot hold it. `read_json_reference` reads it."""
+    text = json.dumps(value)
+    if len(text) <= PARAMETER_LIMIT and _find_unstorable(name, value) is None:
+        return value
+    return {JSON_FILE: spill_text(text)}
+
+
+def read_json_reference(value: Any) -> Any:
+    """Return the JSON value of a parameter: the value itself, or the content of the file that `_spill_json` wrote.
+
+    Raises ConfigurationError if the file cannot be read.
+    """
+    if not isinstance(value, dict) or value.keys() != {JSON_FILE}:
+        return value
+    place = str(value[JSON_FILE])
+    try:
+        file = locate_input(place)
+        return json.loads((pin_file(file) if isinstance(file, Path) else file).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"the value in {place} cannot be read: {error}") from None
+
+
+def spill_text(text: str) -> str:
+    """Write a text to a file that is named after its content, and return the path. Raises ConfigurationError."""
     return _write_once(text.encode("utf-8", "replace"), ".txt")
 
 

@@ -60,7 +60,7 @@ import pytest
         (["sequence", "slow.py", "--max-workers", "2"], "--max-workers"),
         (
             ["rlm", "q"],
-            "--language-model is missing: Model to ask, such as openai/gpt-4o-mini (see rlm-batch rlm --help)",
+            "--language-model is missing: name a model, such as openai/gpt-4o-mini",
         ),
         (["sweep", "slow.py", "--trials"], "--trials needs a value (see rlm-batch sweep --help)"),
         (["batch", "slow.py", "--timeot", "3"], "Did you mean --timeout? (see rlm-batch batch --help)"),

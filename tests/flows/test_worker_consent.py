@@ -29,6 +29,7 @@ from rlm_batch.flows.inputs.readers import build_chunks
 from rlm_batch.flows.inputs.spilling import read_text_reference, spill_long_parameters
 from rlm_batch.flows.parameters import find_contents
 from rlm_batch.flows.rlm import RlmParameters
+from rlm_batch.tasks.execution import Execution
 from rlm_batch.tasks.ledger.result_index import get_results_root
 
 from ..infra.deployed import Deployed
@@ -45,7 +46,11 @@ ALLOWED = "RLM_BATCH_ALLOWED_PATHS"
 def read_context(path: str) -> str:
     """Return the context that the rlm flow would upload."""
     parameters = RlmParameters.parse({"query": "Which?", "language_model": "m", "context_file": path})
-    return parameters.make_plan().uploads["context.txt"].read_text()
+    plan = parameters.make_plan()
+    ((code, variables),) = plan.items
+    assert plan.find_uploads is not None
+    (file,) = plan.find_uploads(Execution(0, code, variables, "")).values()
+    return file.read_text()
 
 
 # The read that a flow makes for each parameter with a path.

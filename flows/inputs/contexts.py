@@ -1,0 +1,130 @@
+"""The contexts of recursive queries: the code that reads a context in a sandbox, its variables and its files."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+from ...sandbox.caller import name_parameter
+from ...sandbox.errors import ConfigurationError
+from .host_paths import check_input_path
+from .spilling import read_json_reference, spill_text
+
+FOLDER = ".rlm-contexts"  # folder of contexts in the sandbox
+# A longer context is a file in the sandbox, which is sent once and is not in the ledger.
+MAX_VARIABLE_CHARACTERS = 64 * 1024
+
+# The code asks one recursive query, which has depth 1 as in all code, and submits the answer.
+ASK = "SUBMIT(answer=rlm_query(query, context=context))"
+ASK_WITHOUT = "SUBMIT(answer=rlm_query(query))"
+ASK_VOLUME = f"context = load_from_volume(context_path, binary=False)\n{ASK}"
+# Code of another question in the same sandbox could have changed the file, so its digest is checked.
+READ = f"""\
+import hashlib, json
+
+def read(digest):
+    with open("{FOLDER}/" + digest, "rb") as file:
+        data = file.read()
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise RuntimeError("the code of an earlier question changed the context: set reuse_sandboxes to False")
+    return data.decode("utf-8", "replace")
+
+context = {{context}}
+{ASK}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The code of one question, and its variables."""
+
+    code: str
+    variables: dict[str, Any]
+
+
+@dataclass(slots=True)
+class ContextReader:
+    """Reads contexts, and keeps the files that each piece of code needs.
+
+    `files` has the files by the code that reads them, and by their paths in the sandbox.
+    """
+
+    files: dict[str, dict[str, Path]] = field(default_factory=dict[str, dict[str, Path]])
+    _digests: dict[Path, str] = field(default_factory=dict[Path, str])
+
+    def read(self, query: str, context: Any, context_file: Any, volume_path: str | None) -> Question:
+        """Return the question about a context.
+
+        Args:
+            query: The question.
+            context: The context as a JSON value, or None.
+            context_file: A path, or a list of paths; None if the context is not in files of the host.
+            volume_path: The path of a text on the provider's volume, or None.
+
+        Raises:
+            ConfigurationError: There are several contexts, or a file cannot be read.
+        """
+        sources = [context not in (None, ""), bool(context_file), bool(volume_path)]
+        if sum(sources) > 1:
+            raise ConfigurationError(
+                f"the context is given twice: pass only one of {name_parameter('context')}, "
+                f"{name_parameter('context_file')} and {name_parameter('context_volume_path')}"
+            )
+        variables: dict[str, Any] = {"query": query}
+        if volume_path:
+            return Question(ASK_VOLUME, {**variables, "context_path": volume_path})
+        if isinstance(context_file, list):
+            names = name_files([str(path) for path in context_file])  # type: ignore[reportUnknownArgumentType]
+            digests = {name: self._compute_digest(path) for name, path in names.items()}
+            pairs = ", ".join(f"{name!r}: read({digest!r})" for name, (digest, _) in digests.items())
+            files = dict(digests.values())
+            return self._ask_file(f"{{{pairs}}}", files, {**variables, "context_file": list(names)})
+        if context_file:
+            digest, path = self._compute_digest(context_file)
+            return self._ask_file(f"read({digest!r})", {digest: path}, {**variables, "context_file": path.name})
+        if context in (None, ""):
+            return Question(ASK_WITHOUT, variables)
+        return self._ask_value(read_json_reference(context), variables)
+
+    def _ask_value(self, context: Any, variables: dict[str, Any]) -> Question:
+        is_text = isinstance(context, str)
+        text = context if is_text else json.dumps(context)
+        if len(text) <= MAX_VARIABLE_CHARACTERS:
+            return Question(ASK, {**variables, "context": context})
+        digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+        read = f"read({digest!r})" if is_text else f"json.loads(read({digest!r}))"
+        return self._ask_file(read, {digest: Path(spill_text(text))}, variables)
+
+    def _ask_file(self, context: str, files: Mapping[str, Path], variables: dict[str, Any]) -> Question:
+        code = READ.format(context=context)
+        self.files.setdefault(code, {f"{FOLDER}/{digest}": path for digest, path in files.items()})
+        return Question(code, variables)
+
+    def _compute_digest(self, name: str) -> tuple[str, Path]:
+        """Return the SHA-256 of a file's content, and its path. The digest identifies the text in the code."""
+        path = check_input_path(Path(name).expanduser().absolute())
+        if path not in self._digests:
+            try:
+                with path.open("rb") as file:
+                    self._digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                raise ConfigurationError(f"the context {path} cannot be read: {error.strerror}") from None
+        return self._digests[path], path
+
+
+def name_files(paths: list[str]) -> dict[str, str]:
+    """Return the paths by the shortest ends that tell them apart: the files' names, if these differ.
+
+    Raises ConfigurationError if a path is given twice.
+    """
+    parts = {path: PurePath(path).parts for path in paths}
+    if len(parts) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise ConfigurationError(f"{name_parameter('context_file')} names {twice} twice: leave one out")
+    for length in range(1, max(map(len, parts.values()), default=1) + 1):
+        names = {"/".join(part[-length:]): path for path, part in parts.items()}
+        if len(names) == len(paths):
+            return names
+    return {path: path for path in paths}

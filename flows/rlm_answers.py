@@ -1,0 +1,194 @@
+"""The reports of the rlm flow: the answer to one question, and the answers to many."""
+
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from typing import Any, Self, overload
+
+from ..sandbox.errors import RlmBatchError
+from ..sandbox.meta import QuerySummary
+from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
+from ..sandbox.queries.answer_type import AnswerType
+from ..sandbox.queries.budget import Usage
+from ..sandbox.result import Failure, Outcome, Result
+from ..sandbox.wire.nonfinite import restore_numbers
+from .reporting.export import build_data_frame
+from .reporting.report import describe_usage
+from .reporting.table import MAX_SHOWN_ROWS, align_rows, format_rows
+from .reports import Report
+
+
+@dataclass(frozen=True, slots=True)
+class RlmAnswer(Report):
+    """A recursive language model's answer. It prints as the answer alone, without commands for a terminal.
+
+    Attributes:
+        answer: The answer as text. Without an answer, the output of the last turn that printed something.
+        trajectory: A dict with reasoning, code and output for each turn.
+        queries: Number, tokens and cost of the queries to the model, and all queries as a tree.
+        result: The question's outcome: a `Result`, or a `Failure` without an answer.
+        results_path: The ledger's directory or location.
+        answered: False if a budget, depth or time limit ended the model without an answer.
+        error: Without an answer, a `CodeError` with a `type` such as "BudgetExceeded", which names the parameter to
+            raise.
+        value: The answer as the code submitted it: a text, or another JSON value, which `answer` has as text. With an
+            `output_type`, a value of that type. None without an answer.
+    """
+
+    answer: str
+    trajectory: list[dict[str, Any]]
+    queries: QuerySummary
+    result: Outcome
+    results_path: str
+    answered: bool = True
+    error: RlmBatchError | None = None
+    value: Any = None
+
+    @classmethod
+    def from_outcome(cls, outcome: Outcome, results_path: str, answer_type: AnswerType | None = None) -> Self:
+        """Return the answer that an execution gave. With a type, its value has this type."""
+        queries = outcome.meta.queries
+        root = queries.tree[0] if queries.tree else {}
+        trajectory = root.get("trajectory", [])
+        if isinstance(outcome, Result):
+            answer = outcome["answer"]
+            value = {"value": deepcopy(root.get("value", answer))}
+            restore_numbers(value, root.get("nonfinite", {}))
+            typed = value["value"] if answer_type is None else answer_type.validate(value["value"])
+            return cls(answer, trajectory, queries, outcome, results_path, value=typed)
+        printed = [turn["output"] for turn in trajectory if turn.get("output") and not turn.get("failed")]
+        partial_answer = printed[-1] if printed else ""
+        return cls(partial_answer, trajectory, queries, outcome, results_path, answered=False, error=outcome.error)
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """Return a list of the one outcome."""
+        return [self.result]
+
+    @property
+    def query(self) -> str:
+        """Return the question."""
+        return self.result.meta.variables.get("query", "")
+
+    def rows(self, limit: int | None = None, *, shows_output: bool = False) -> list[list[str]]:
+        """Return no table: an answer is printed as text."""
+        return []
+
+    def describe(self) -> str:
+        """Return the answer, or the model's last output if there is no answer."""
+        if self.answered:
+            return str(self)
+        return f"No answer. The model's last output:\n{self}" if self.answer else ""
+
+    def list_notes(self) -> list[str]:
+        """Return a sentence about the turns and the calls of the model."""
+        calls = describe_usage(self.queries, self.queries.cached)
+        return [f"{len(self.trajectory)} turns; the model was called {calls}"]
+
+    def to_json_lines(self) -> Iterator[dict[str, Any]]:
+        """Yield one object: the answer with its trajectory and its queries."""
+        error = None if self.error is None else self.error.summary
+        answer = {"answer": self.answer, "answered": self.answered, "error": error}
+        yield {**answer, "trajectory": self.trajectory, "queries": asdict(self.queries)}
+
+    def __str__(self) -> str:
+        return escape_text(self.answer, keep=LINE_CHARACTERS)
+
+
+@dataclass(frozen=True, slots=True)
+class RlmAnswers(Report, Sequence[RlmAnswer]):
+    """The answers to many questions, in order. The report prints as a table.
+
+    Attributes:
+        results: A `Result` for each question, in order, or a `Failure` for each that has no answer.
+        failures: The failures among the results.
+        queries: The sums of the queries of all questions, without their tree.
+        results_path: The ledger's directory or location.
+        answer_type: The type of the answers, or None.
+    """
+
+    results: Sequence[Outcome]
+    failures: Sequence[Failure]
+    queries: QuerySummary
+    results_path: str
+    answer_type: AnswerType | None = None
+
+    @classmethod
+    def from_outcomes(
+        cls,
+        results: Sequence[Outcome],
+        failures: Sequence[Failure],
+        results_path: str,
+        answer_type: AnswerType | None = None,
+    ) -> Self:
+        """Return the report on the outcomes of all questions."""
+        asked = failed = cached = 0
+        usage = Usage()
+        for outcome in results:
+            queries = outcome.meta.queries
+            asked, failed, cached = asked + queries.asked, failed + queries.failed, cached + queries.cached
+            usage += Usage(queries.calls, queries.prompt_tokens, queries.completion_tokens, queries.cost)
+        summary = QuerySummary(asked=asked, failed=failed, cached=cached, **asdict(usage))
+        return cls(results, failures, summary, results_path, answer_type)
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """Return the outcomes, in order."""
+        return self.results
+
+    def rows(self, limit: int | None = None, *, shows_output: bool = False) -> list[list[str]]:
+        """Return the table as rows of text, the header first: number, question, answer, calls, cost and a note.
+
+        Args:
+            limit: The number of rows without the header. Default None: all.
+            shows_output: Add the last line that each execution's code printed, if any did. Default: False.
+
+        Returns:
+            A list of cells for each row.
+        """
+        header, *rows = format_rows(self.results, limit=limit, shows_output=shows_output)
+        table = [[*header[:-1], "calls", "cost", header[-1]]]
+        for outcome, row in zip(self.results, rows, strict=False):
+            queries = outcome.meta.queries
+            cost = "" if queries.cost is None else f"${queries.cost:.4g}"
+            table.append([*row[:-1], str(queries.calls), cost, row[-1]])
+        return table
+
+    def list_notes(self) -> list[str]:
+        """Return a sentence about the calls of the model for all questions."""
+        return [f"{len(self)} questions; the model was called {describe_usage(self.queries, self.queries.cached)}"]
+
+    def to_dataframe(self) -> Any:
+        """Return a pandas DataFrame with a row for each question.
+
+        Returns:
+            A `pandas.DataFrame`. With an `output_type`, its column `value` has the answers as values of this type.
+
+        Raises:
+            ConfigurationError: pandas is not installed.
+        """
+        frame = build_data_frame(self.results)
+        if self.answer_type is not None:
+            frame["value"] = [answer.value for answer in self]
+        return frame
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @overload
+    def __getitem__(self, at: int) -> RlmAnswer: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[RlmAnswer]: ...
+    def __getitem__(self, at: int | slice) -> RlmAnswer | list[RlmAnswer]:
+        if isinstance(at, slice):
+            return [self._make_answer(outcome) for outcome in self.results[at]]
+        return self._make_answer(self.results[at])
+
+    def __iter__(self) -> Iterator[RlmAnswer]:
+        return map(self._make_answer, self.results)
+
+    def _make_answer(self, outcome: Outcome) -> RlmAnswer:
+        return RlmAnswer.from_outcome(outcome, self.results_path, self.answer_type)
+
+    def __str__(self) -> str:
+        return align_rows(self.rows(MAX_SHOWN_ROWS))
