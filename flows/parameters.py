@@ -319,14 +319,6 @@ class LaneParameters(CommonParameters):
         ),
     ] = None
     cache_results: CacheResults = False
-    check: Annotated[
-        Code | None,
-        Field(
-            description="Code that judges each execution, in another sandbox. Its fields are the result. It gets "
-            "submitted, stdout, error, seconds, folder and the variables."
-        ),
-        CommandLineForm("code file", "Python file that judges each execution; its fields are the result."),
-    ] = None
 
 
 @parameter_model(frozen=True, kw_only=True)
@@ -339,6 +331,14 @@ class Options(CodeParameters, LaneParameters):
             description="Flow runs on workers that share the work, or auto. By default the flow run does all the work."
         ),
         CommandLineForm(metavar="N|auto"),
+    ] = None
+    check: Annotated[
+        Code | None,
+        Field(
+            description="Code that judges each execution, in another sandbox. Its fields are the result. It gets "
+            "submitted, stdout, error, seconds, folder and the variables."
+        ),
+        CommandLineForm("code file", "Python file that judges each execution; its fields are the result."),
     ] = None
 
     def build_preparation(self) -> Preparation | None:
