@@ -205,8 +205,8 @@ async def open_run_context(
     for name in ("language_model", "sub_model", "models"):
         if options.shards is not None and "<" in str(getattr(options, name)):
             raise ConfigurationError(
-                f"{name_parameter(name)} has an object of this process, and shards run in other processes: save it as a "
-                "block, and pass it again"
+                f"{name_parameter(name)} is an object of this process, and shards run in other processes: save it as "
+                "a block, and pass it again"
             )
     tools = await asyncio.to_thread(load_tools, named)
     deadline = Deadline.start(options.deadline)
