@@ -39,6 +39,7 @@ from ..sandbox.errors import (
 from ..sandbox.meta import Meta
 from ..sandbox.requests.execution_request import encode_variable
 from ..sandbox.result import Outcome, Result
+from ..sandbox.wire.strict_json import NotJsonError
 from .execution import Execution
 
 # The variables that a check gets besides those of the execution.
@@ -76,16 +77,23 @@ class Check:
         return FOLDER in self.code
 
     def build_execution(self, execution: Execution, ended: Outcome) -> Execution:
-        """Return the execution of the check of an execution that has ended as `ended`."""
+        """Return the execution of the check of an execution that has ended as `ended`.
+
+        Raises:
+            SubmitError: The code has submitted what no variable can hold.
+        """
         submitted = ended.outputs if isinstance(ended, Result) else {}
         variables = {name: value for name, value in execution.variables.items() if name not in NAMES}
         encoded = {name: value for name, value in execution.encoded_variables.items() if name not in NAMES}
         error = None if isinstance(ended, Result) else _clean(ended.error.text)
-        encoded |= {
-            SUBMITTED: encode_variable(submitted),
-            STDOUT: encode_variable(_clean(ended.meta.stdout)),
-            ERROR: encode_variable(error),
-        }
+        try:
+            encoded |= {
+                SUBMITTED: encode_variable(submitted),
+                STDOUT: encode_variable(_clean(ended.meta.stdout)),
+                ERROR: encode_variable(error),
+            }
+        except (NotJsonError, ValueError, RecursionError) as problem:
+            raise SubmitError(f"no variable can hold what the code submitted: {problem}") from None
         variables |= {SECONDS: ended.meta.seconds, FOLDER: FOLDER_NAME}
         return Execution(execution.index, self.code, variables, execution.key, encoded, archive=execution.archive)
 

@@ -80,6 +80,20 @@ def test_options_reach_the_code_and_its_output_is_streamed(run, tmp_path):
     assert lines.index("end") < next(number for number, line in enumerate(lines) if "1 of 1 done" in line)
 
 
+def test_a_check_file_judges_and_its_failure_names_the_check(run, tmp_path):
+    (tmp_path / "in.csv").write_text("x\n2\n3\n0\n")
+    (tmp_path / "code.py").write_text("SUBMIT(y=x + x, passed=True)")
+    (tmp_path / "check.py").write_text("SUBMIT(passed=submitted['y'] / x == x)")
+    done = run("batch", "code.py", "--inputs", "in.csv", "--check", "check.py")
+    assert done.returncode == 1
+    assert split_rows(done.stdout.partition("\n\n")[0])[:3] == [
+        ["x", "passed"],
+        ["0", "2", "True"],
+        ["1", "3", "False"],
+    ]
+    assert "CheckError: the check raised ZeroDivisionError (line 1)" in done.stdout + done.stderr
+
+
 def test_inputs_may_be_a_pipe_and_output_is_shown_below_the_table(run, tmp_path):
     os.mkfifo(tmp_path / "in.jsonl")
     threading.Thread(target=(tmp_path / "in.jsonl").write_text, args=['{"x": 1}\n{"x": 2}\n'], daemon=True).start()

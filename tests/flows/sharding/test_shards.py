@@ -162,6 +162,19 @@ async def test_chunks_in_shards_are_reduced_once_and_a_complete_job_runs_nothing
 
 
 @pytest.mark.full
+async def test_a_check_judges_the_chunks_of_shards_and_not_the_reduction(shared):
+    check = "SUBMIT(total=submitted['total'] if chunk_id == '0' else 0)"
+    report = await chunks(
+        "SUBMIT(total=sum(data))", data=[1, 2, 3, 4], chunk_size=2, check=check, shards=2, results_path=str(shared),
+        reduce="SUBMIT(total=sum(fields['total'] for fields in results.values()))",
+    )  # fmt: skip
+    assert [report[i].outputs for i in "01"] == [{"total": 3}, {"total": 0}]
+    assert report["1"].meta.judged["outputs"] == {"total": 7}
+    assert report.reduction is not None
+    assert report.reduction.outputs == {"total": 3}
+
+
+@pytest.mark.full
 async def test_shards_share_a_bucket_with_a_blocks_credentials(server, worker, s3, tmp_path):
     settings = {"key": "of-the-block", "secret": "of-the-block", "client_kwargs": {"endpoint_url": s3.hello["url"]}}
     block = RemoteFileSystem(basepath="s3://results/jobs", settings=settings)

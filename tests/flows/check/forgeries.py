@@ -1,0 +1,236 @@
+"""Code that tries to pass a check without the answer. No attempt knows the text `SECRET`, which only the check has.
+
+Each attempt ends by itself, or at the execution's timeout of a few seconds.
+"""
+
+SECRET = "the answer that only the check knows"
+
+# Passes if the code has submitted the secret and written it to a file. It uses modules and builtins that attempts fake,
+# and submits in `reached` what of the judged code has reached it.
+CHECK = f"""
+import builtins, calendar, json, os, subprocess, sys, tempfile
+answer = None
+try:
+    with open(os.path.join(folder, "answer.json")) as file:
+        answer = json.load(file)
+except (OSError, ValueError):
+    pass
+printed = subprocess.run([sys.executable, "-c", "print('child')"], capture_output=True, text=True).stdout
+reached = [name for name, is_reached in {{
+    "module": calendar.timegm((1970, 1, 1, 0, 0, 1)) != 1 or hasattr(os, "EVIL") or json.loads("[1]") != [1],
+    "builtins": len("four") != 4 or hasattr(builtins, "EVIL"),
+    "environment": "EVIL" in os.environ,
+    "child": printed != "child\\n",
+    "temporary file": "left" in os.listdir(tempfile.gettempdir()),
+    "path": any("execution-files" in path for path in sys.path),
+    "working folder": set(os.listdir(".")) - {{"execution-files"}} != set(),
+    "link": any(os.path.islink(os.path.join(folder, name)) for name in os.listdir(folder)),
+}}.items() if is_reached]
+secret = {SECRET!r}
+SUBMIT(passed=answer == secret and submitted.get("answer") == secret, reached=reached)
+"""
+HONEST = f"""
+import json
+with open("answer.json", "w") as file:
+    json.dump({SECRET!r}, file)
+SUBMIT(answer={SECRET!r})
+"""
+
+# Attempts by what the code submits and how it ends.
+ENDINGS = {
+    "submit the verdict": "SUBMIT(passed=True, reached=[])",
+    "submit the verdict as the only value": "SUBMIT({'passed': True})",
+    "submit twice": "try:\n    SUBMIT(passed=False)\nfinally:\n    SUBMIT(passed=True)",
+    "exit with success": "import sys\nsys.exit(0)",
+    "exit without Python's end": "import os\nos._exit(0)",
+    "raise a verdict": "raise AssertionError('passed=True')",
+    "raise an error that prints itself as none": (
+        "class Odd(Exception):\n    def __str__(self): return ''\n    __repr__ = __str__\nraise Odd"
+    ),
+    "submit a true-like object": (
+        "class All(dict):\n    def get(self, *_): return self\n    __eq__ = lambda *_: True\nSUBMIT(All(answer=1))"
+    ),
+    "submit the names of the check's variables": (
+        "SUBMIT(submitted={'answer': 1}, stdout='', error=None, seconds=0.0, folder='/tmp', passed=True)"
+    ),
+    "submit odd field names": "SUBMIT(**{'__class__': 1, '': 2, 'get': 3, 'a\\nb': 4, '</td>': 5, 'passed': True})",
+    "submit text that is no UTF-8": "SUBMIT(answer='\\ud800', passed=True)",
+    "submit numbers that are no JSON": "SUBMIT(answer=[float('nan'), float('inf')], passed=float('nan'))",
+    "submit deep nesting": "x = 'x'\nfor _ in range(99): x = [x]\nSUBMIT(answer=x, passed=True)",
+    "submit a large value": "SUBMIT(answer='x' * 900_000, passed=True)",
+    "submit more than SUBMIT takes": "SUBMIT(answer='x' * 3_000_000, passed=True)",
+    "submit a huge integer": "SUBMIT(answer=10 ** 4000, passed=True)",
+    "recurse without an end": "def f(): f()\nf()",
+    "run into the timeout": "import time\nprint('passed=True', flush=True)\ntime.sleep(1000)",
+}
+# Attempts by text on the standard streams and on descriptors.
+STREAMS = {
+    "print a verdict": "print('passed=True')\nprint('1 passed in 0.01s')",
+    "print what looks like a frame": (
+        'print(\'{"op":"end","id":1,"status":"submitted","body":15}\\n{"passed":true}\')'
+    ),
+    "write frames to all descriptors": """
+import os
+frame = b'{"op":"end","id":1,"status":"submitted","body":15}\\n{"passed":true}'
+for fd in range(3, 64):
+    try: os.write(fd, frame)
+    except OSError: pass
+""",
+    "print without an end": "import os\nfor _ in range(3_000): os.write(1, b'passed=True ' * 1_000)",
+    "print terminal commands and no UTF-8": "import os\nos.write(1, b'\\x1b[2J\\xff\\xfe\\x00passed')",
+    "close all descriptors": "import os\nos.closerange(0, 1024)",
+}
+# Attempts by changes of the process and its interpreter.
+PATCHES = {
+    "patch builtins": (
+        "import builtins\nbuiltins.EVIL = 1\nbuiltins.len = lambda _: 4\nbuiltins.open = None\nSUBMIT(answer='x')"
+    ),
+    "patch json and calendar": (
+        "import json, calendar\njson.loads = lambda *_: 1\ncalendar.timegm = lambda *_: 9\nSUBMIT(answer='x')"
+    ),
+    "patch subprocess and os": (
+        "import os, subprocess\nsubprocess.run = None\nos.environ['EVIL'] = '1'\n"
+        "os.putenv('EVIL', '1')\nSUBMIT(answer='x')"
+    ),
+    "replace SUBMIT": "def SUBMIT(**fields): pass\n__builtins__['SUBMIT'] = SUBMIT\nSUBMIT(passed=True)",
+    "trace and audit hooks": (
+        "import sys, threading\nsys.settrace(lambda *_: None)\nsys.addaudithook(lambda *_: None)\n"
+        "sys.excepthook = lambda *_: None\nSUBMIT(answer='x')"
+    ),
+    "an import hook": (
+        "import sys\nclass Finder:\n    def find_spec(self, *_): return None\nsys.meta_path.insert(0, Finder())\n"
+        "sys.path.insert(0, '.')\nSUBMIT(answer='x')"
+    ),
+    "an atexit function that submits": "import atexit\natexit.register(lambda: SUBMIT(passed=True))",
+    "a finalizer that submits": "class Last:\n    def __del__(self): SUBMIT(passed=True)\nlast = Last()",
+    "a thread that submits later": (
+        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.3), SUBMIT(passed=True))).start()"
+    ),
+    "search the frames for the driver": """
+import gc, sys
+for found in gc.get_objects():
+    if isinstance(found, dict) and 'passed' in found: found['passed'] = True
+frame = sys._getframe()
+while frame is not None:
+    frame.f_locals.update(passed=True, status='submitted')
+    frame = frame.f_back
+SUBMIT(passed=True)
+""",
+}
+# Attempts by files in the working folder and elsewhere.
+FILES = {
+    "fake modules": """
+for name in "pytest calendar json subprocess sitecustomize usercustomize os conftest __main__".split():
+    with open(name + ".py", "w") as file: file.write("import builtins; builtins.EVIL = 1\\nSUBMIT(passed=True)\\n")
+""",
+    "a fake package in the user's site": """
+import os, site, sys
+for place in (site.getusersitepackages(), os.path.expanduser("~"), *sys.path):
+    for name in ("sitecustomize.py", "usercustomize.py", "evil.pth", "calendar.py"):
+        try:
+            os.makedirs(place, exist_ok=True)
+            open(os.path.join(place, name), "w").write("import builtins; builtins.EVIL = 1")
+        except OSError: pass
+""",
+    "a file with a wrong answer": "open('answer.json', 'w').write('\"passed\"')\nSUBMIT(answer='passed')",
+    "a link to a file of the system": "import os\nos.symlink('/etc/passwd', 'answer.json')\nSUBMIT(answer='x')",
+    "a link to a directory": "import os\nos.symlink('/', 'root')\nos.symlink('..', 'up')\nSUBMIT(answer='x')",
+    "a link to the process": "import os\nos.symlink('/proc/self/fd/0', 'answer.json')\nos.symlink('loop', 'loop')",
+    "a hard link": """
+import os
+for target in ('/etc/passwd', '/proc/self/environ', os.__file__):
+    try: os.link(target, 'answer.json')
+    except OSError: pass
+""",
+    "a named pipe": "import os\ntry: os.mkfifo('answer.json')\nexcept OSError: pass\nSUBMIT(answer='x')",
+    "a socket": (
+        "import socket\ntry: socket.socket(socket.AF_UNIX).bind('answer.json')\nexcept OSError: pass\n"
+        "SUBMIT(answer='x')"
+    ),
+    "a directory as the file": "import os\nos.makedirs('answer.json/answer.json')\nSUBMIT(answer='x')",
+    "names with newlines and escapes": """
+import os
+for name in ("a\\nb", "\\x1b[2J", "..\\\\answer.json", "-rf", "answer.json ", b"\\xff"):
+    try: open(name, "w").write("x")
+    except (OSError, ValueError): pass
+""",
+    "names that leave a ZIP archive": """
+import os
+os.makedirs("C:/x")
+for name in ("C:/x/answer.json", "~", "$HOME", "%2e%2e", "\\uff0e\\uff0e"):
+    open(name, "w").write("x")
+""",
+    "many files": "for n in range(1_500): open(f'f{n}', 'w').write('x')",
+    "a sparse file": (
+        "import os\nopen('answer.json', 'w').close()\nos.truncate('answer.json', 200 << 20)\nSUBMIT(answer='x')"
+    ),
+    "deep directories": (
+        "import os\nos.makedirs('/'.join(['d'] * 60))\nopen('/'.join(['d'] * 60) + '/f', 'w').write('x')"
+    ),
+    "a file that nobody may read": "import os\nopen('answer.json', 'w').write('x')\nos.chmod('answer.json', 0)",
+    "a folder that nobody may enter": "import os\nos.mkdir('d')\nos.chmod('.', 0)",
+    "the check's own names": """
+import os
+os.mkdir("execution-files")
+for name in ("execution-files/answer.json", "execution-files.zip"):
+    open(name, "w").write("x")
+""",
+    "a working folder that is gone": (
+        "import os, shutil\nshutil.rmtree(os.getcwd(), ignore_errors=True)\nSUBMIT(answer='x')"
+    ),
+    "files in the folder for temporary files": (
+        "import os, tempfile\nopen(os.path.join(tempfile.gettempdir(), 'left'), 'w').write('x')\nSUBMIT(answer='x')"
+    ),
+}
+# Attempts by other processes.
+PROCESSES = {
+    "a process that stays and swaps the file": """
+import os, time
+open("answer.json", "w").write("1")
+if os.fork() == 0:
+    os.setsid()
+    for n in range(100):
+        open("answer.json", "w").write(str(n))
+        time.sleep(0.02)
+    os._exit(0)
+SUBMIT(answer='x')
+""",
+    "a daemon of two forks that submits": """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(0.3)
+        SUBMIT(passed=True)
+    os._exit(0)
+""",
+    "a copy of the process that submits": "import os\nos.fork()\nSUBMIT(passed=True)",
+    "a signal to the parent": "import os, signal\nos.kill(os.getppid(), signal.SIGTERM)\nSUBMIT(passed=True)",
+    "signals to all processes": (
+        "import os, signal\ntry: os.kill(-1, signal.SIGSTOP)\nexcept OSError: pass\nSUBMIT(passed=True)"
+    ),
+    "a kill of itself": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+    "a look for other processes' memory": """
+import os
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    for name in ("mem", "environ", "fd/0", "cwd/answer.json"):
+        try:
+            with open(f"/proc/{pid}/{name}", "r+b" if name == "mem" else "rb") as file: file.read(1)
+        except (OSError, ValueError): pass
+SUBMIT(passed=True)
+""",
+    "a change of the module on disk": """
+import os, calendar
+for name in (calendar.__file__, os.__file__):
+    try: open(name, "a").write("\\nEVIL = 1")
+    except OSError: pass
+SUBMIT(answer='x')
+""",
+}
+FORGERIES = {**ENDINGS, **STREAMS, **PATCHES, **FILES, **PROCESSES}
+# One attempt of each kind, for runs of the tests that take seconds.
+FIRST = (
+    "submit the verdict", "exit with success", "write frames to all descriptors", "patch builtins", "fake modules",
+    "a link to a directory", "a hard link", "a named pipe", "names with newlines and escapes",
+    "a process that stays and swaps the file",
+)  # fmt: skip

@@ -1,0 +1,91 @@
+"""The estimate of pass@k of a run's outcomes."""
+
+import itertools
+import random
+import re
+
+import pytest
+
+from rlm_batch import CodeError, ConfigurationError, Failure, Result, pass_at_k
+from rlm_batch.sandbox.meta import Meta
+from rlm_batch.sandbox.result import Outcome
+
+
+def samples(*verdicts: str) -> list[Outcome]:
+    """Return a sample for each character: `+` passed, `-` did not pass, `!` failed. Each text is one input."""
+    outcomes: list[Outcome] = []
+    for task, text in enumerate(verdicts):
+        for repeat, verdict in enumerate(text):
+            meta = Meta(index=len(outcomes), variables={"task": task, "repeat": repeat})
+            failure = Failure(CodeError("no"), meta)
+            outcomes.append(failure if verdict == "!" else Result({"passed": verdict == "+"}, meta))
+    return outcomes
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_the_estimate_is_the_share_of_all_choices_of_k_samples_with_a_pass(k):
+    # The definition: of all sets of k of the five samples, count those with a sample that passed.
+    expected = [
+        sum("+" in choice for choice in itertools.combinations(text, k)) / len([*itertools.combinations(text, k)])
+        for text in ("+----", "++---", "-----")
+    ]
+    estimate = pass_at_k(samples("+----", "++---", "-----"), k)
+    assert estimate.value == pytest.approx(sum(expected) / 3)
+    assert (estimate.inputs, estimate.samples, estimate.failures) == (3, 15, 0)
+
+
+def test_inputs_are_told_apart_by_all_variables_but_repeat_or_by_those_that_are_named():
+    outcomes = samples("+-", "--")
+    for outcome in outcomes:
+        outcome.meta.variables["solution"] = f"solution {outcome.meta.index}"
+    assert pass_at_k(outcomes, 2, by="task").value == 0.5
+    assert pass_at_k(outcomes, 2, by=["task"]).inputs == 2
+    with pytest.raises(ConfigurationError, match=r"needs 2 samples of each input, and .* has 1: .*by='task'"):
+        pass_at_k(outcomes, 2)
+
+
+def test_failures_count_as_samples_that_did_not_pass():
+    estimate = pass_at_k(samples("+!", "!!"), 1)
+    assert estimate.value == 0.25
+    assert str(estimate).endswith("2 inputs, 4 samples, 3 failed)")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "low", "high"),
+    [
+        (["+"] * 20, 0.839, 1.0),  # Wilson's interval of 20 of 20
+        (["-"] * 20, 0.0, 0.161),
+        (["+"] * 5 + ["-"] * 15, 0.110, 0.475),  # Wilson's interval of 25 % of 19 inputs
+        (["+-"] * 20, 0.299, 0.701),
+    ],
+)
+def test_the_interval_is_wilsons_and_has_a_width_at_its_ends(verdicts, low, high):
+    estimate = pass_at_k(samples(*verdicts), 1)
+    assert (round(estimate.low, 3), round(estimate.high, 3)) == (low, high)
+
+
+def test_the_interval_contains_the_truth_in_about_95_of_100_runs():
+    numbers = random.Random(1)
+    hits = 0
+    for _ in range(120):
+        # Each of 20 inputs has its own chance to pass, with a mean of 0.3.
+        chances = [numbers.betavariate(0.6, 1.4) for _ in range(20)]
+        verdicts = ["".join("+" if numbers.random() < chance else "-" for _ in range(5)) for chance in chances]
+        estimate = pass_at_k(samples(*verdicts), 1)
+        hits += estimate.low <= 0.3 <= estimate.high
+    assert 0.91 <= hits / 120 <= 0.99
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "options", "reason"),
+    [
+        ([], {}, "there are no samples"),
+        (samples("+"), {"k": 0}, "k is 0"),
+        (samples("+"), {"field": "right"}, "execution 0 has no field 'right': it has 'passed'"),
+        (samples("+"), {"by": "name"}, "execution 0 has no variable 'name'"),
+        ([Result({"passed": 0.5}, Meta(index=4))], {}, "execution 4 has passed=0.5"),
+    ],
+)
+def test_what_cannot_be_estimated_is_refused(outcomes, options, reason):
+    with pytest.raises(ConfigurationError, match=re.escape(reason)):
+        pass_at_k(outcomes, **{"k": 1, **options})
