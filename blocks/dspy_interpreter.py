@@ -3,7 +3,9 @@
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Awaitable, Callable
+import json
+import keyword
+from collections.abc import Callable, Collection
 from typing import Any, Self
 
 from ..sandbox.errors import (
@@ -38,6 +40,7 @@ REFUSED = (
 
 ToolDict = dict[str, Callable[..., Any]]
 OutputFields = list[dict[str, Any]] | None
+RESERVED_NAMES = ("SUBMIT", "__builtins__")  # DSPy refuses these for tools and variables.
 # A function that runs code with variables and tools in its sandbox, and raises what `Interpreter.execute` raises.
 Run = Callable[[str, dict[str, Any], ToolDict, OutputFields], Result]
 
@@ -47,17 +50,50 @@ class DSPyInterpreter:
 
     With `asks`, rlm-batch answers the queries of code. DSPy's own `llm_query`, `llm_query_batched` and sub-agents are
     then refused, because they would bypass rlm-batch's budget and depth.
+
+    DSPy's callbacks, those in `callbacks` and DSPy's global ones, get the events `on_interpreter_*`.
+
+    Raises:
+        ValueError: A tool or an output field has a name that code cannot use. `execute` raises it for later changes.
     """
 
-    def __init__(self, run: Run, start: Callable[[], object], shutdown: Callable[[], None], *, asks: bool) -> None:
-        self.tools: ToolDict = {}
-        self.callbacks: list[BaseCallback] = []
-        self.output_fields: OutputFields = None
+    def __init__(
+        self,
+        run: Run,
+        start: Callable[[], object],
+        shutdown: Callable[[], None],
+        *,
+        asks: bool,
+        tools: ToolDict | None = None,
+        output_fields: OutputFields = None,
+        callbacks: list[BaseCallback] | None = None,
+    ) -> None:
+        self.tools: ToolDict = dict(tools or {})
+        self.callbacks: list[BaseCallback] = list(callbacks or [])
+        self.output_fields: OutputFields = output_fields
         self._run = run
         self._start = start
         self._shutdown = shutdown
         self._asks = asks
+        self._is_open = False
         self._ended = False
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """Raise ValueError for tools and output fields with names that code cannot use."""
+        if invalid := _find_invalid_names(self.tools, RESERVED_NAMES):
+            raise ValueError(f"tool names must be non-reserved Python identifiers; invalid names: {invalid!r}")
+        if self.output_fields is None:
+            return
+        names = [field.get("name") for field in self.output_fields]
+        if invalid := _find_invalid_names(names):
+            raise ValueError(f"output field names must be non-keyword Python identifiers; invalid names: {invalid!r}")
+        if len(names) != len(set(names)):
+            raise ValueError(f"output field names must be unique: {names!r}")
+        try:
+            json.dumps(self.output_fields, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"output fields must be JSON: {error}") from error
 
     @with_callbacks
     def start(self) -> None:
@@ -68,6 +104,7 @@ class DSPyInterpreter:
             self._start()
         except RlmBatchError as error:
             raise CodeInterpreterError(str(error)) from error
+        self._is_open = True
 
     @with_callbacks
     def execute(self, code: str, variables: dict[str, Any] | None = None) -> Any:
@@ -80,11 +117,20 @@ class DSPyInterpreter:
             SyntaxError: The code is not valid Python.
             CodeExecutionError: The code failed; it is DSPy's class.
             CodeInterpreterError: No change of the code can help; it is DSPy's class.
+            ValueError: A tool or an output field has a name that code cannot use.
         """
-        variables = convert_variables({} if variables is None else variables)
+        self._check_names()
+        variables = {} if variables is None else variables
+        if invalid := _find_invalid_names(variables, (*RESERVED_NAMES, *self.tools)):
+            raise CodeInterpreterError(
+                "Invalid variable name: use Python identifiers that are not reserved and not names of tools; invalid "
+                f"names: {invalid!r}"
+            )
+        variables = convert_variables(variables)
         if self._asks and FACADE_TOKEN in variables:
             raise CodeExecutionError(REFUSED)
-        self.start()
+        if not self._is_open:
+            self.start()
         context = contextvars.copy_context()  # It has DSPy's settings, which tools read in any thread.
         refused = (*QUERY_NAMES, *FACADE) if self._asks else ()  # DSPy adds its own tools before each call.
         tools = {name: self._wrap_tool(name, context) for name in self.tools if name not in refused}
@@ -117,32 +163,72 @@ class DSPyInterpreter:
     def shutdown(self) -> None:
         """Shut the interpreter down. It cannot be started again."""
         if not self._ended:
-            self._ended = True
+            self._ended, self._is_open = True, False
             self._shutdown()
 
     @with_callbacks
     def invoke_tool(self, tool_name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Return a tool's result as JSON, or the awaitable that it returned. Raises RuntimeError if the tool fails."""
-        try:
-            tool = self.tools[tool_name]
-            args, kwargs = _bind(tool, args, kwargs)
-            returned = tool(*args, **kwargs)
-            return returned if inspect.isawaitable(returned) else convert_returned(returned)
-        except Exception as error:
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        """Call a tool and return its result unchanged. An error of the tool is raised unchanged.
+
+        Raises:
+            CodeInterpreterError: No tool has that name.
+        """
+        result = self._call_tool(tool_name, args, kwargs)
+        return asyncio.run(_await(result)) if inspect.isawaitable(result) else result
+
+    def _call_tool(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if name not in self.tools:
+            raise CodeInterpreterError(f"Unknown tool: {name}")
+        tool = self.tools[name]
+        bound_args, bound_kwargs = _bind(tool, args, kwargs)
+        return tool(*bound_args, **bound_kwargs)
 
     def _wrap_tool(self, name: str, context: contextvars.Context) -> Callable[..., Any]:
-        """Return a function that calls the tool in that context, as `invoke_tool` does."""
+        """Return a function that calls the tool in a copy of that context, for the sandbox's interpreter."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            returned = context.copy().run(self.invoke_tool, name, list(args), kwargs)
-            return finish(returned) if inspect.isawaitable(returned) else returned
+            try:
+                return convert_returned(context.copy().run(self.invoke_tool, name, list(args), kwargs))
+            except Exception as error:
+                raise _describe_tool_error(error) from error
 
-        async def finish(returned: Awaitable[Any]) -> Any:
-            # Await in a task with that context, so that the awaited part of the tool has the context too.
-            return await asyncio.get_running_loop().create_task(_finish_call(returned), context=context.copy())
+        # DSPy's callbacks find their event by this name of the method.
+        async def invoke_tool(self: Self, tool_name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+            return await self._call_tool(tool_name, args, kwargs)
 
-        return call
+        invoke: Any = with_callbacks(invoke_tool)
+
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            # The task has the context, which the tool reads. It ends with the execution.
+            work = invoke(self, name, list(args), kwargs)
+            try:
+                return convert_returned(await asyncio.get_running_loop().create_task(work, context=context.copy()))
+            except Exception as error:
+                raise _describe_tool_error(error) from error
+
+        return call_async if _is_async(self.tools[name]) else call
+
+
+def _find_invalid_names(names: Collection[Any], reserved: Collection[str] = ()) -> list[Any]:
+    """Return the names that are not Python identifiers, or are keywords or reserved."""
+    return [
+        name
+        for name in names
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name in reserved
+    ]
+
+
+def _is_async(tool: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(tool) or inspect.iscoroutinefunction(tool.__call__)
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _describe_tool_error(error: Exception) -> RuntimeError:
+    """Return the error that the code gets in the place of the tool's error."""
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _bind(tool: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -162,13 +248,6 @@ def _bind(tool: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[
         if parameter.kind is parameter.VAR_KEYWORD:
             named |= named.pop(parameter.name)
     return (), named
-
-
-async def _finish_call(returned: Awaitable[Any]) -> Any:
-    try:
-        return convert_returned(await returned)
-    except Exception as error:
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 def _with_output(error: RlmBatchError) -> str:
@@ -202,7 +281,23 @@ class InterpreterFactory:
         prepare_litellm_import()
         self._make_interpreter = interpreter
 
-    def __call__(self) -> DSPyInterpreter:
+    def __call__(
+        self,
+        tools: ToolDict | None = None,
+        output_fields: OutputFields = None,
+        *,
+        callbacks: list[BaseCallback] | None = None,
+    ) -> DSPyInterpreter:
+        """Return an interpreter; `dspy.RLM` calls this without arguments.
+
+        Args:
+            tools: Functions of the host that code may call by name. Default: none.
+            output_fields: The fields that SUBMIT accepts: dicts with `name` and an optional `type`. Default: any.
+            callbacks: DSPy's callbacks for this interpreter, beside DSPy's global ones. Default: none.
+
+        Raises:
+            ValueError: A tool or an output field has a name that code cannot use.
+        """
         ours = self._make_interpreter()
         ours.share_query_limits()
 
@@ -211,4 +306,12 @@ class InterpreterFactory:
             ours.tools.update(tools)
             return ours.execute(code, variables, output_fields=output_fields, refuse_exit=True)
 
-        return DSPyInterpreter(run, ours.start, ours.shutdown, asks=ours.can_query)
+        return DSPyInterpreter(
+            run,
+            ours.start,
+            ours.shutdown,
+            asks=ours.can_query,
+            tools=tools,
+            output_fields=output_fields,
+            callbacks=callbacks,
+        )

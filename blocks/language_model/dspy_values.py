@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import keyword
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,12 +15,8 @@ from ...sandbox.wire.strict_json import NotJsonError, convert_fields, is_certain
 def convert_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Convert variables to JSON: models and dataclasses to dicts, tuples and sets to lists, dates and enums to texts.
 
-    A set's items are sorted if they can be compared. Raises CodeInterpreterError for other values, and for names that
-    are not valid variables.
+    A set's items are sorted if they can be compared. Raises CodeInterpreterError for other values.
     """
-    for name in variables:
-        if not name.isidentifier() or keyword.iskeyword(name):
-            raise CodeInterpreterError(f"Invalid variable name: {name!r} is none that Python code could use")
     try:
         return {name: _convert(value, name) for name, value in variables.items()}
     except RecursionError:

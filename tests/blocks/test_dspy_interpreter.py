@@ -2,8 +2,10 @@
 
 import asyncio
 import math
+import threading
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,7 +136,7 @@ def test_variables_and_tool_results_become_json_as_in_dspys_interpreters(protoco
             with pytest.raises(protocol.CodeInterpreterError, match=message) as refused:
                 interpreter.execute("1", {"x": wrong})
             assert not isinstance(refused.value, protocol.CodeExecutionError)
-        with pytest.raises(protocol.CodeInterpreterError, match="Invalid variable name: 'for'"):
+        with pytest.raises(protocol.CodeInterpreterError, match=r"Invalid variable name.*\['for'\]"):
             interpreter.execute("1", {"for": 1})
 
         def fail() -> None:
@@ -157,27 +159,102 @@ def test_variables_and_tool_results_become_json_as_in_dspys_interpreters(protoco
             interpreter.execute("fail()")
 
 
-def test_dspys_callbacks_see_each_operation(protocol):
-    from dspy.utils.callback import BaseCallback
+class Recorder:
+    """A DSPy callback that records each interpreter event: its name, parent, and inputs or outcome."""
 
-    events: list[str] = []
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.names: dict[str | None, str | None] = {None: None}  # the operations by call ids
+        self.lock = threading.Lock()
 
-    class Recorder(BaseCallback):
-        """A handler that records the names of the events it gets."""
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("on_interpreter_"):
+            raise AttributeError(name)
+        operation, _, moment = name.removeprefix("on_interpreter_").rpartition("_")
+        return partial(self.record, operation, moment)
 
-    for operation in ("startup", "execute", "tool_call", "shutdown"):
-        for moment in ("start", "end"):
-            name = f"{operation}_{moment}"
-            setattr(Recorder, f"on_interpreter_{name}", lambda *_, name=name, **__: events.append(name))
-    interpreter = factory(isolation="none")()
-    interpreter.callbacks.append(Recorder())
-    interpreter.tools["double"] = lambda n: 2 * n
-    interpreter.execute("double(2)")
-    interpreter.shutdown()
-    assert events == [
-        "execute_start", "startup_start", "startup_end", "tool_call_start", "tool_call_end", "execute_end",
-        "shutdown_start", "shutdown_end",
-    ]  # fmt: skip
+    def record(self, operation: str, moment: str, *, call_id: str, **event: Any) -> None:
+        from dspy.utils.callback_context import ACTIVE_CALL_ID
+
+        with self.lock:
+            if moment == "start":
+                self.names[call_id] = operation
+                self.events.append((operation, self.names[ACTIVE_CALL_ID.get()], event["inputs"]))
+            else:
+                assert self.names[call_id] == operation
+                error = event["exception"]
+                self.events.append((operation, event["outputs"] if error is None else error))
+
+
+@pytest.mark.parametrize("language_model", [None, LanguageModel(model=NAME, api_key=SecretStr("sk-x"))])
+def test_dspys_callbacks_see_each_operation_as_for_its_own_interpreters(protocol, language_model):
+    from dspy import LocalInterpreter as DSPyLocalInterpreter
+
+    hit, refused = Hit(number=1, found=HIT.found), KeyError("no such page")
+
+    async def look_up(number: int) -> Hit:
+        await asyncio.sleep(0)
+        return hit
+
+    def fail() -> None:
+        raise refused
+
+    tools = {"look_up": look_up, "double": lambda n: 2 * n, "fail": fail}
+    # With a model, the interpreter is asynchronous inside.
+    settings = {"language_model": language_model, "isolation": "none"}
+    recorders: tuple[Any, Any] = (Recorder(), Recorder())  # DSPy calls any object with its methods
+    interpreters = (
+        factory(**settings)(tools, callbacks=[recorders[0]]),
+        DSPyLocalInterpreter(tools, callbacks=[recorders[1]]),
+    )
+    for interpreter in interpreters:
+        assert interpreter.execute("double(n)", {"n": 2}) == 4
+        with pytest.raises(protocol.CodeExecutionError, match="KeyError"):
+            interpreter.execute("fail()")
+        interpreter.tools["not-valid"] = fail
+        with pytest.raises(ValueError, match="'not-valid'"):
+            interpreter.execute("1")
+        interpreter.shutdown()
+        interpreter.shutdown()
+        with pytest.raises(protocol.CodeInterpreterError, match="shut down"):
+            interpreter.start()
+    ours, theirs = ([event for event in recorder.events if len(event) == 3] for recorder in recorders)
+    assert ours == theirs
+    assert ("startup", "execute", {}) in ours
+    assert ("tool_call", "execute", {"tool_name": "double", "args": [2], "kwargs": {}}) in ours
+    for recorder in recorders:
+        tool_ends = [event[1] for event in recorder.events if len(event) == 2 and event[0] == "tool_call"]
+        assert tool_ends == [4, refused]
+        ends = [event[1] for event in recorder.events if len(event) == 2 and event[0] == "execute"]
+        assert (ends[0], *map(type, ends[1:])) == (4, protocol.CodeExecutionError, ValueError)
+    with factory(**settings)(tools, callbacks=recorders[:1]) as interpreter:
+        interpreter.execute("look_up(1)")
+    assert ("tool_call", hit) in recorders[0].events
+
+
+@pytest.mark.parametrize("name", ["not-valid", "class", "SUBMIT", "__builtins__"])
+def test_names_that_code_cannot_use_are_refused_before_the_sandbox_opens(protocol, name):
+    fields = [[{"name": name}], [{"name": "a"}, {"name": "a"}], [{"type": "str"}], [{"name": "a", "default": object()}]]
+    make = factory()
+    with pytest.raises(ValueError, match=rf"tool names.*\['{name}'\]"):
+        make(tools={name: print})
+    for output_fields in fields[name in ("SUBMIT", "__builtins__") :]:
+        with pytest.raises(ValueError, match="output field"):
+            make(output_fields=output_fields)
+
+    def open_sandbox() -> None:
+        raise AssertionError("the sandbox was opened")
+
+    from rlm_batch.blocks.dspy_interpreter import DSPyInterpreter
+
+    interpreter = DSPyInterpreter(lambda *_: open_sandbox(), open_sandbox, lambda: None, asks=False)  # type: ignore[arg-type,return-value]
+    interpreter.tools["double"] = print
+    for variable in (name, "double"):
+        with pytest.raises(protocol.CodeInterpreterError, match=rf"Invalid variable name.*\['{variable}'\]"):
+            interpreter.execute("1", {variable: 1})
+    interpreter.tools[name] = print
+    with pytest.raises(ValueError, match="tool names"):
+        interpreter.execute("1")
 
 
 def test_code_that_exits_fails_and_its_session_continues(protocol):
