@@ -1,6 +1,7 @@
 """Functions of the host that a flow run's code may call: import paths, or functions of this process."""
 
 import asyncio
+import functools
 import importlib
 import inspect
 import keyword
@@ -83,6 +84,7 @@ def load_function(role: str, path: str) -> Tool:
 def _limit_seconds(name: str, tool: Tool) -> Tool:
     """Return the tool with a time limit for calls. After the limit, a call in a thread continues, but is ignored."""
 
+    @functools.wraps(tool)  # A recursive model reads the signature and the docstring.
     async def call(*args: Any, **kwargs: Any) -> Any:
         limit = asyncio.timeout(TOOL_TIMEOUT_SECONDS)
         try:

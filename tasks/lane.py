@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -344,6 +344,7 @@ class Lane:
         )
 
     def _count_calls(self, name: str, tool: Tool) -> Tool:
+        @wraps(tool)
         async def call(*args: Any, **kwargs: Any) -> Any:
             self._tool_calls[name] += 1
             return await tool(*args, **kwargs)

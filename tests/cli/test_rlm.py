@@ -1,5 +1,6 @@
 """The command `rlm-batch rlm`, and the language model options of other commands."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -52,3 +53,28 @@ def test_a_question_about_a_file_prints_answer_usage_and_path(
 
     assert "nosuch cannot be read" in refused("rlm", "q", *MODEL, "--context-file", "nosuch")
     assert "greater than or equal to 0" in refused("rlm", "q", *MODEL, "--max-depth", "-1")
+
+
+def test_questions_from_a_file_print_a_table_of_answers(
+    server: str, openai: ChatServer, run: Run, tmp_path: Path
+) -> None:
+    openai.script = make_script(("", "SUBMIT({name: len(text) for name, text in context.items()})"))
+    (tmp_path / "questions.txt").write_text("What is first?\n\nWhat is second?\n")
+    (tmp_path / "a.txt").write_text("x" * 3)
+    (tmp_path / "b.txt").write_text("x" * 4)
+    files = ("--context-file", "a.txt", "--context-file", "b.txt", "--output-type", "dict[str, int]")
+    done = run("rlm", "--queries", "questions.txt", *files, *MODEL)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"0 +What is first\? .* \{"a.txt": 3, "b.txt": 4\} +1 +\$", done.stdout)
+    assert "2 questions; the model was called 2 times: " in done.stderr
+    path = done.stdout.splitlines()[-1].removeprefix("Results: ")
+    report = run("report", path)
+    assert re.search(r"1 +What is second\? .*a.txt.*3", report.stdout), report.stdout
+    assert "2 of 2 questions succeeded" in report.stderr
+
+    (tmp_path / "rows.csv").write_text("query,context_file\n1,a.txt\n2,b.txt\n")
+    openai.script = make_script(("", "SUBMIT(len(context))"))
+    done = run("rlm", "--inputs", "rows.csv", "--json", *MODEL)
+    assert [json.loads(line)["outputs"] for line in done.stdout.splitlines()] == [{"answer": "3"}, {"answer": "4"}]
+    done = run("rlm", "--queries", "questions.txt", "q", *MODEL)
+    assert "QUERY and --queries are given: pass one of QUERY, --queries or --inputs" in done.stderr
