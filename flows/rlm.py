@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as parameter_model
 
 from ..blocks.storage.location import PathOrLocation
-from ..sandbox.caller import name_parameter
+from ..sandbox.caller import get_caller, name_parameter
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.queries.answer_type import AnswerType
 from ..sandbox.queries.recursive_model import RecursionSettings
@@ -250,11 +250,15 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
             raise ConfigurationError(
                 f"{name_parameter('language_model')} is missing: name a model, such as openai/gpt-4o-mini"
             )
-        given = [name for name in ("query", "queries", "inputs") if getattr(self, name) is not None]
+        # A command takes the query without an option.
+        names = {"query": "QUERY" if get_caller().is_command else "query"}
+        names |= {name: name_parameter(name) for name in ("queries", "inputs")}
+        given = [name for name in names if getattr(self, name) is not None]
         if len(given) != 1:
-            names = f"{name_parameter('query')}, {name_parameter('queries')} or {name_parameter('inputs')}"
-            problem = f"{' and '.join(map(name_parameter, given))} are given" if given else "there is no question"
-            raise ConfigurationError(f"{problem}: pass one of {names}")
+            problem = f"{' and '.join(names[name] for name in given)} are given" if given else "there is no question"
+            raise ConfigurationError(
+                f"{problem}: pass one of {names['query']}, {names['queries']} or {names['inputs']}"
+            )
         if self.types is not None and self.inputs is None:
             raise ConfigurationError(
                 f"{name_parameter('types')} needs a CSV file in {name_parameter('inputs')}: leave it out"

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..sandbox.errors import RlmBatchError
+from ..sandbox.errors import CodeError, RlmBatchError
 from ..sandbox.intake.reports import ShouldPrune
 from ..sandbox.meta import Meta, QuerySummary
+from ..sandbox.queries.budget import Usage
 from ..sandbox.requests.execution_request import EncodedVariable
 from ..sandbox.result import Failure, Outcome, Result
 from ..sandbox.wire.nonfinite import replace_nonfinite, restore_number
@@ -49,6 +50,9 @@ class Execution:
     archive: bytes = b""  # The files for the check, as ZIP.
     archive_problems: tuple[str, ...] = ()  # A sentence for each file that the archive lacks.
     summarize_queries: Callable[[], QuerySummary] = QuerySummary  # Returns the queries of the last attempt so far.
+    get_usage: Callable[[], Usage] = Usage  # Returns the usage of the last attempt so far.
+    recorded_usage: Usage = field(default_factory=Usage)  # the usage in the ledger's last line of it
+    failed_at: float = 0.0  # the time of an earlier run's failure that is not an interruption
 
     @property
     def attempt(self) -> int:
@@ -56,9 +60,28 @@ class Execution:
         return len(self.errors) + 1
 
     @property
+    def replay_key(self) -> str:
+        """The text that is equal for attempts that continue each other, with the answers that were paid for.
+
+        An attempt continues one that was interrupted. After a failure for which its answers are the reason, it starts
+        afresh.
+        """
+        fresh_starts = sum(not is_interruption(error, error.meta) for error in self.errors)
+        return f"{self.key} {self.failed_at} {fresh_starts}"
+
+    @property
     def earlier_errors(self) -> tuple[str, ...]:
         """The errors of the failed attempts, a line for each."""
         return tuple(f"{type(error).__name__}: {error.summary}" for error in self.errors)
+
+
+def is_interruption(error: RlmBatchError, meta: Meta | None) -> bool:
+    """Return whether an execution failed for a reason other than its model's answers: a limit, or a lost connection."""
+    if not isinstance(error, CodeError) or error.type in ("BudgetExceeded", "DeadlineExceeded"):
+        return True
+    root = meta.queries.tree[0] if meta is not None and meta.queries.tree else {}
+    turns: list[dict[str, Any]] = root.get("trajectory", [])
+    return error.type == "QueryError" and not (turns and turns[-1].get("failed"))
 
 
 # Returns the files of an execution, by their paths in the sandbox.

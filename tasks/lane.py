@@ -23,6 +23,7 @@ from ..sandbox.errors import (
 )
 from ..sandbox.interpreter import Interpreter
 from ..sandbox.meta import Meta
+from ..sandbox.queries.answer_cache import AnswerStore, ReplayedAnswers
 from ..sandbox.queries.events import RlmEvent
 from ..sandbox.result import Result
 from .capacity.admission import REFUSAL_PATIENCE_SECONDS, Permit
@@ -57,6 +58,7 @@ class LaneSettings:
         state_context: The name of the process that all executions share with its state; None if each has its own.
         model_access: The access of each execution to language models; None without a model.
         on_event: Takes an execution, and an event of its recursive queries.
+        answers: Stores the answers of each execution, for an attempt that continues it; None to store none.
         find_uploads: Returns the files of an execution, by their paths in the sandbox. A sandbox gets each file once.
         preparation: Code that runs in each sandbox before the first execution.
         open_prepare_log: Opens the log for the preparation's output.
@@ -74,6 +76,7 @@ class LaneSettings:
     state_context: str | None = None
     model_access: ModelAccess | None = None
     on_event: Callable[[Execution, RlmEvent], None] | None = None
+    answers: AnswerStore | None = None
     find_uploads: FindUploads | None = None
     preparation: Preparation | None = None
     open_prepare_log: Callable[[], OutputLog] | None = None
@@ -287,8 +290,12 @@ class Lane:
                 queries = None
                 if access is not None:
                     on_event = None if settings.on_event is None else partial(settings.on_event, execution)
-                    queries = access.queries(interpreter, index=execution.index, on_event=on_event)
+                    cache = None
+                    if settings.answers is not None:
+                        cache = ReplayedAnswers(settings.answers, execution.replay_key)
+                    queries = access.queries(interpreter, index=execution.index, on_event=on_event, cache=cache)
                     execution.summarize_queries = queries.session.summarize
+                    execution.get_usage = partial(getattr, queries.session.budget, "usage")
                 result = await interpreter.execute(
                     execution.code,
                     execution.variables,

@@ -131,9 +131,18 @@ class ModelAccess:
         return 0 if self.cache is None else self.cache.hits
 
     def queries(
-        self, interpreter: Interpreter, *, depth: int = 0, index: int = 0, on_event: OnEvent | None = None
+        self,
+        interpreter: Interpreter,
+        *,
+        depth: int = 0,
+        index: int = 0,
+        on_event: OnEvent | None = None,
+        cache: AnswerCache | None = None,
     ) -> Queries:
-        """Return the queries for execution number `index`, whose code runs at `depth` in the interpreter's sandbox."""
+        """Return the queries for execution number `index`, whose code runs at `depth` in the interpreter's sandbox.
+
+        `cache` has answers to the execution's questions; None for the answers to those of all executions.
+        """
         wrap: Callable[[Model], Model] = self.wrap_model or (lambda model: model)
         root, flat = map(wrap, self._models)
         session = QuerySession(
@@ -143,7 +152,7 @@ class ModelAccess:
             budget=self._make_budget(),
             concurrency=self.batch_concurrency,
             track=self.track,
-            cache=self.cache,
+            cache=self.cache if cache is None else cache,
             on_event=on_event,
             index=index,
         )

@@ -29,7 +29,7 @@ from ...tasks.lane import Lane, LaneSettings
 from ...tasks.ledger.answer_ledger import AnswerLedger
 from ...tasks.ledger.collected_files import CollectedFilesStore
 from ...tasks.ledger.ledger import Ledger
-from ...tasks.ledger.ledger_line import encode_turn
+from ...tasks.ledger.ledger_line import encode_turn, encode_usage
 from ...tasks.ledger.result_index import get_results_root
 from ...tasks.query import QueryTracker
 from ...tasks.retry import RetryPolicy
@@ -78,7 +78,7 @@ class RunContext:
     deadline: Deadline
     policy: RetryPolicy
     model_access: ModelAccess | None
-    answers: AnswerLedger | None  # None without `cache_queries`.
+    answers: AnswerLedger | None  # None without `cache_queries`, if the executions are not recursive queries.
     tracker: QueryTracker
     usage: ResourceUsage
     preparation: Preparation | None
@@ -102,6 +102,8 @@ class RunContext:
         def pass_event(execution: Execution, event: RlmEvent) -> None:
             if event.kind == "output":
                 self._record_turn(execution, event)
+            if event.kind in ("code", "query", "output"):
+                self._record_usage(execution)
             if on_event is not None:
                 on_event(event)
 
@@ -115,6 +117,7 @@ class RunContext:
             state_context=state_context,
             model_access=self.model_access,
             on_event=pass_event,
+            answers=None if self.options.cache_queries else self.answers,
             find_uploads=find_uploads,
             preparation=self.preparation,
             open_prepare_log=(lambda: OutputLog(self.prepare_lines, "prepare: ", self.log)) if has_log else None,
@@ -129,6 +132,16 @@ class RunContext:
         """Write a turn of a recursive query to the ledger, so that a killed run does not lose it."""
         query, turn = event.query, event.query.trajectory[event.turn - 1]
         line = encode_turn(execution.key, execution.index, query.prompt, query.depth, event.turn, turn)
+        self._write_line(line)
+
+    def _record_usage(self, execution: Execution) -> None:
+        """Write what the attempt has used to the ledger, if it has asked the model since the last line."""
+        usage = execution.get_usage()
+        if usage != execution.recorded_usage:
+            execution.recorded_usage = usage
+            self._write_line(encode_usage(execution.key, execution.index, execution.attempt, usage))
+
+    def _write_line(self, line: bytes) -> None:
         with suppress(OSError):  # The write of the outcome reports that the ledger cannot be written.
             self.ledger.write_line(line)
 
@@ -176,8 +189,10 @@ async def open_run_context(
     tracker = QueryTracker()
     model_access = answers = None
     # In a sharded job only the shards query the model.
-    if options.language_model is not None and options.cache_queries and options.shards is None:
-        answers = AnswerLedger(ledger.path, get_results_root(), get_run_logger().warning, part_prefix)
+    if options.language_model is not None and options.shards is None and (options.cache_queries or recursion):
+        # Without `cache_queries`, an execution gets only the answers of its own earlier attempts.
+        root = get_results_root() if options.cache_queries else None
+        answers = AnswerLedger(ledger.path, root, get_run_logger().warning, part_prefix)
     if options.language_model is not None:
         model_access = await open_model_access(
             options.language_model,
@@ -192,7 +207,7 @@ async def open_run_context(
             max_depth=options.max_depth,
             max_llm_calls=options.max_llm_calls,
             max_llm_tokens=options.max_llm_tokens,
-            cache=None if answers is None else AnswerCache(answers),
+            cache=AnswerCache(answers) if answers is not None and options.cache_queries else None,
             recursion=recursion or DEFAULT_RECURSION,
         )
     preparation = _read_preparation(options, provider)

@@ -106,6 +106,10 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
     if summary.usage.calls or summary.asked:
         used = describe_usage(summary.usage, summary.cached)
         rows.append(["Queries", f"{summary.asked:,} asked; the model was called {used}"])
+    total = summary.total_usage
+    if total is not None and total.calls > summary.usage.calls:
+        used = describe_usage(total, 0)
+        rows.append(["Queries in all", f"the model was called {used}, including attempts that do not count"])
     rows.append(["Results", record.results_path])
     return rows
 

@@ -214,6 +214,7 @@ class RunSummary:
     asked: int = 0  # queries
     cached: int = 0  # answers that came from the cache
     usage: Usage = field(default_factory=Usage)  # The calls, tokens and cost of the language model.
+    total_usage: Usage | None = None  # The usage by all attempts, if a ledger has it.
     providers: dict[str, None] = field(default_factory=dict[str, None])
     variables: dict[str, None] = field(default_factory=dict[str, None])
     fields: dict[str, None] = field(default_factory=dict[str, None])

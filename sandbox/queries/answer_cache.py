@@ -6,8 +6,9 @@ A question is a model, its settings, the messages and the request's options. The
 import asyncio
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ..errors import QueryError
 
@@ -64,6 +65,8 @@ class AnswerCache:
     QueryError. Use one cache on one event loop only.
     """
 
+    ignores_instructions: ClassVar[bool] = False  # True if the system messages of recursive models may differ
+
     def __init__(self, store: AnswerStore) -> None:
         self._store = store
         self._in_flight: dict[str, asyncio.Future[str | QueryError | None]] = {}  # None: the next caller must ask
@@ -95,3 +98,24 @@ class AnswerCache:
         finally:
             del self._in_flight[question.key]
             flight.set_result(outcome)
+
+
+class ReplayedAnswers(AnswerCache):
+    """The answers to the questions of one execution, for another attempt that continues where this one was interrupted.
+
+    Unlike a cache, it gives a question that the execution asks twice two answers.
+    """
+
+    ignores_instructions = True  # They have the calls that are left. An execution's key has all else of them.
+
+    def __init__(self, store: AnswerStore, execution: str) -> None:
+        """Create the cache. Attempts with the same `execution` get each other's answers."""
+        super().__init__(store)
+        self._execution = execution
+        self._counts = Counter[str]()  # how often each question was asked
+
+    async def get_answer(self, question: Question, ask: Callable[[], Awaitable[str]]) -> str:
+        """Return an earlier attempt's answer, or the result of `ask`. Raises QueryError and the errors of `ask`."""
+        self._counts[question.key] += 1
+        text = f"{self._execution} {question.key} {self._counts[question.key]}"
+        return await super().get_answer(Question(hashlib.sha256(text.encode()).hexdigest(), question.model), ask)

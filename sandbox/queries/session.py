@@ -284,7 +284,10 @@ class QuerySession:
             # `run_recorded` tracks a whole recursive query. A flat query is tracked only if it asks the model.
             return await (self.track(query, request) if query.kind == FLAT_KIND else request())
 
-        question = build_question(model.name, model.fingerprint(), messages, _list_set_options(options))
+        asked = messages
+        if self.cache.ignores_instructions and query.kind != FLAT_KIND:
+            asked = [message for message in messages if message["role"] != "system"]
+        question = build_question(model.name, model.fingerprint(), asked, _list_set_options(options))
         try:
             async with asyncio.timeout_at(self.deadline):
                 text = await self.cache.get_answer(question, request_tracked)

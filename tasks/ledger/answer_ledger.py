@@ -19,15 +19,17 @@ STATUS = "answered"
 
 
 class AnswerLedger:
-    """The answers in a ledger, and by an index the answers in every ledger directly below a root.
+    """The answers in a ledger, and by an index the answers in every ledger directly below a root, unless it is None.
 
     New answers are written to the ledger. If the ledger or the index fails, `warn` is called once, and the model is
     asked again.
     """
 
-    def __init__(self, path: PathOrLocation, root: Path, warn: Callable[[str], None], part_prefix: str = "") -> None:
+    def __init__(
+        self, path: PathOrLocation, root: Path | None, warn: Callable[[str], None], part_prefix: str = ""
+    ) -> None:
         self._ledger = Ledger(path, part_prefix, KIND)
-        self._index = PartIndex(root, "answers.sqlite", f"{KIND}-*.jsonl", _read_keys)
+        self._index = None if root is None else PartIndex(root, "answers.sqlite", f"{KIND}-*.jsonl", _read_keys)
         self._warn = warn
         self._has_warned = False
         # This ledger's answers: the position of the line, or the text if the line has no position on this machine.
@@ -35,7 +37,8 @@ class AnswerLedger:
 
     def load(self) -> None:
         """Find earlier answers. Raises OSError if the index or a location cannot be read."""
-        self._index.refresh()
+        if self._index is not None:
+            self._index.refresh()
         for part in self._ledger.list_parts():
             for key, position in _read_keys(part, 0):
                 if key is not None:
@@ -48,8 +51,9 @@ class AnswerLedger:
             return known
         try:
             text = None if known is None else _read_answer(known, key)
-            if text is None and (position := self._index.find_position(key)) is not None:
-                text = _read_answer(position, key)
+            if text is None and self._index is not None:
+                position = self._index.find_position(key)
+                text = None if position is None else _read_answer(position, key)
         except OSError as error:
             self._warn_once(error)
             return None

@@ -9,12 +9,13 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json, restore_outcome
+from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Outcome, Result
 
 VERSION = 1  # the version of the format of ledger lines, run records and the files of shards
@@ -52,6 +53,9 @@ TRIAL_TYPES: dict[str, dict[str, Any]] = {
     "asked": {"key": str, "index": int, "variables": dict, "alternative": int, "search": str, "at": (int, float)},
     "reported": {"key": str, "index": int, "step": int, "at": (int, float)},
 }
+
+
+USAGE_FIELDS = ("calls", "prompt_tokens", "completion_tokens", "cost")
 
 
 class LinePosition(NamedTuple):
@@ -158,6 +162,11 @@ def encode_turn(key: str, index: int, prompt: str, depth: int, number: int, turn
     return encode_fields(key, {**start, "turn": turn})
 
 
+def encode_usage(key: str, index: int, attempt: int, usage: Usage) -> bytes:
+    """Return the line of the model's usage by an attempt so far. A run that is killed has no other line of it."""
+    return encode_fields(key, {"index": index, "attempt": attempt, "status": "used", "usage": asdict(usage)})
+
+
 def encode_fields(key: str, fields: dict[str, Any]) -> bytes:
     """Return a line with these fields after its version, key and time."""
     line = {"version": VERSION, "key": key, "at": time.time(), **fields}
@@ -170,6 +179,26 @@ def read_part_lines(part: Path, offset: int = 0) -> Iterator[LedgerLine]:
         line = parse_line(raw, position)
         if line is not None:
             yield line
+
+
+def count_usage(parts: Iterable[Path]) -> Usage:
+    """Return the model's usage by all attempts in the parts, including those that were interrupted."""
+    total, attempts = Usage(), dict[tuple[str, str, int], Usage]()
+    in_order = sorted(parts, key=lambda part: (len(part.name), part.name))  # A writer's second part before its tenth.
+    lines = ((raw, part.name.rpartition("-")[0]) for part in in_order for raw, _ in read_raw_lines(part))
+    for raw, writer in lines:
+        try:
+            line = json.loads(raw)
+            attempt = writer, line["key"], line["attempt"]
+            if line["status"] == "used":
+                attempts[attempt] = Usage(**line["usage"])
+            else:
+                attempts.pop(attempt, None)
+                queries = line["meta"].get("queries") or {}
+                total += Usage(*(queries.get(name, 0) for name in USAGE_FIELDS))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+    return sum(attempts.values(), total)
 
 
 def read_raw_lines(part: Path, offset: int = 0) -> Iterator[tuple[bytes, LinePosition]]:

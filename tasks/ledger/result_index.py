@@ -14,8 +14,8 @@ from ...blocks.storage.location import resolve_data_dir
 from ...blocks.storage.location_parsing import is_remote, parse_location, parse_scheme
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.result import Result
-from ..execution import Execution, with_index
+from ...sandbox.result import Failure, Result
+from ..execution import Execution, is_interruption, with_index
 from .ledger import Ledger
 from .ledger_line import LedgerLine, LinePosition, read_line, read_part_lines
 
@@ -133,9 +133,11 @@ class ResultCache:
     ) -> Result | None:
         """Return the result that the execution has from an earlier run, if `should_take` accepts it."""
         line = self.find_previous_line(execution.key)
-        outcome = line.to_outcome() if line is not None and line.is_success else None
+        outcome = None if line is None else line.to_outcome()
         if isinstance(outcome, Result) and should_take(outcome):
             return outcome
+        if line is not None and isinstance(outcome, Failure) and not is_interruption(outcome.error, outcome.meta):
+            execution.failed_at = line.written_at
         line = None if self.index is None else self.index.find_result(execution.key)
         outcome = None if line is None else line.to_outcome()
         if isinstance(outcome, Result) and should_take(outcome):

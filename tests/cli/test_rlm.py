@@ -65,7 +65,7 @@ def test_questions_from_a_file_print_a_table_of_answers(
     files = ("--context-file", "a.txt", "--context-file", "b.txt", "--output-type", "dict[str, int]")
     done = run("rlm", "--queries", "questions.txt", *files, *MODEL)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"0 +What is first\? .* \{"a.txt": 3, "b.txt": 4\} +1 +\$", done.stdout)
+    assert re.search(r'0 +What is first\? .* \{"a.txt": 3, "b.txt": 4\} +1 +\$', done.stdout)
     assert "2 questions; the model was called 2 times: " in done.stderr
     path = done.stdout.splitlines()[-1].removeprefix("Results: ")
     report = run("report", path)

@@ -44,7 +44,9 @@ def credentials(chat, monkeypatch):
 
 
 def read(path):
-    return [json.loads(line) for part in Path(path).glob("part-*.jsonl") for line in part.read_text().splitlines()]
+    """Return the turns and outcomes in a ledger."""
+    lines = [json.loads(line) for part in Path(path).glob("part-*.jsonl") for line in part.read_text().splitlines()]
+    return [line for line in lines if line["status"] != "used"]
 
 
 async def test_a_question_about_a_text_returns_answer_trajectory_and_query_tree(chat):

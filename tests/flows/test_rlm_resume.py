@@ -1,0 +1,160 @@
+"""Resuming of recursive queries: an interrupted question continues with the answers that were paid for."""
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rlm_batch import load_report, rlm
+from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
+from rlm_batch.flows.reporting.report import build_summary_rows
+from rlm_batch.sandbox.queries.budget import Usage
+
+from ..infra.scripted_turns import MARK, format_turn
+from ..infra.waiting import HANG_SECONDS, wait_until
+from ..standins.openai_chat import ChatServer, Reply, Request
+
+pytestmark = pytest.mark.anyio
+
+NAME = "openai/gpt-4o-mini"
+QUESTIONS = 20
+
+
+@pytest.fixture(autouse=True)
+def credentials(chat, monkeypatch):
+    """Set the address and key that LiteLLM uses by default."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
+    monkeypatch.setenv("OPENAI_API_BASE", chat.url)
+
+
+PROGRAM = """
+import asyncio, sys
+from rlm_batch import rlm
+answers = rlm.sync(
+    queries=[f"question {n}" for n in range(int(sys.argv[2]))], language_model="openai/gpt-4o-mini",
+    context="text " * 50, results_path=sys.argv[1], max_workers=20, max_cost=1.0,
+    cache_queries=sys.argv[3] == "cache",
+)
+print(answers.queries.calls, answers.queries.cached, *(answer.answer for answer in answers))
+"""
+
+
+class Rollouts:
+    """A script of rollouts: two turns with two flat queries each, and then the answer.
+
+    Until `is_released`, the server does not answer request number `held` and later ones.
+    """
+
+    def __init__(self, held: int) -> None:
+        self._numbers = itertools.count(1)
+        self._held = held
+        self.is_holding = threading.Event()
+        self.is_released = False
+
+    def __call__(self, request: Request) -> Reply | str:
+        number = next(self._numbers)
+        if number >= self._held and not self.is_released:
+            self.is_holding.set()
+            return Reply("never sent", delay=1000)
+        if MARK not in request.text:
+            return f"answer {number}"
+        turn = request.text.count("Turns left")
+        return format_turn(f"print(llm_query_batched(['{turn} a', '{turn} b']))" if turn < 2 else "SUBMIT('done')")
+
+
+def count_answered(chat: ChatServer) -> tuple[int, int, int]:
+    """Return the calls that the server has answered, and their tokens."""
+    return chat.stats.answered, chat.stats.prompt_tokens, chat.stats.completion_tokens
+
+
+def count_recorded(results: Path) -> tuple[int, int, int]:
+    """Return the calls and tokens in a ledger."""
+    usage = open_run_ledger(str(results)).count_usage() if results.is_dir() else Usage()
+    return usage.calls, usage.prompt_tokens, usage.completion_tokens
+
+
+@pytest.fixture
+def own_temporary_folder():
+    """Yield the environment of a process that is killed, and so leaves the folders of its sandboxes."""
+    folder = tempfile.mkdtemp(prefix="killed-")
+    os.chmod(folder, 0o755)  # Code that runs as another user passes through it.
+    yield {**os.environ, "TMPDIR": folder}
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cache", ["cache", ""])
+def test_after_a_kill_nothing_that_was_paid_for_is_asked_again(chat, server, tmp_path, own_temporary_folder, cache):
+    """The sums of the ledger are those of the server, before and after: seven calls for each of 20 rollouts."""
+    script = chat.script = Rollouts(held=40 if cache else 70)
+    results = tmp_path / "results"
+    command = [sys.executable, "-c", PROGRAM, str(results), str(QUESTIONS), cache]
+    with subprocess.Popen(command, env=own_temporary_folder, stdout=subprocess.DEVNULL) as process:
+        assert script.is_holding.wait(HANG_SECONDS)
+        # An answer that is on its way when a process is killed is paid for, and nobody can know it.
+        wait_until(lambda: count_recorded(results) == count_answered(chat))
+        process.kill()
+    paid = chat.stats.answered
+    script.is_released = True
+    done = subprocess.run(
+        command, env=own_temporary_folder, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    calls, cached, *answers = done.stdout.split()
+    print(f"{paid} calls paid before the kill, {chat.stats.answered} in all; resumed: {calls} calls, {cached} kept")
+    assert answers == ["done"] * QUESTIONS
+    assert count_recorded(results) == count_answered(chat)
+    outcomes = load_report(results).results
+    assert sum(outcome.meta.queries.calls for outcome in outcomes) == int(calls)
+    # Every question that was asked is in the sums once: three turns for each rollout, and the flat queries.
+    distinct = 3 * QUESTIONS + 4
+    assert chat.stats.answered == (distinct if cache else 7 * QUESTIONS)
+
+
+async def test_a_question_continues_after_a_limit_was_raised(chat, tmp_path):
+    """The two flat queries with the same text keep their two answers."""
+    chat.script = Rollouts(held=1000)
+    question = partial(rlm, "q", NAME, results_path=tmp_path / "results", on_failure="return")
+    first = await question(max_llm_calls=4)
+    assert not first.answered
+    assert chat.stats.requests == first.queries.calls == 4
+    second = await question(max_llm_calls=50)
+    assert second.answer == "done"
+    assert chat.stats.requests == 7
+    assert (second.queries.calls, second.queries.cached) == (3, 4)
+    assert second.trajectory[0]["output"] == first.trajectory[0]["output"]
+    assert count_recorded(tmp_path / "results") == count_answered(chat)
+
+
+async def test_a_question_starts_afresh_after_its_model_failed(chat, tmp_path):
+    answers = iter(["1 / 0", "SUBMIT('better')"])
+    chat.script = lambda _: format_turn(next(answers))
+    question = partial(rlm, "q", NAME, results_path=tmp_path / "results", on_failure="return", max_errors=1)
+    assert not (await question()).answered
+    assert (await question()).answer == "better"
+    assert chat.stats.requests == 2
+
+
+async def test_a_new_run_asks_the_model_again(chat):
+    chat.script = lambda _: format_turn("SUBMIT('x')")
+    for _ in range(2):
+        await rlm("q", NAME)
+    assert chat.stats.requests == 2
+
+
+async def test_the_report_counts_calls_of_attempts_that_were_run_again(chat, tmp_path):
+    answers = iter(["1 / 0", "SUBMIT('better')"])
+    chat.script = lambda _: format_turn(next(answers))
+    for _ in range(2):
+        await rlm("q", NAME, results_path=tmp_path / "results", on_failure="return", max_errors=1)
+    reader = open_run_ledger(str(tmp_path / "results"))
+    rows = dict(row for row in build_summary_rows(reader.summarize(), reader.records))
+    assert "the model was called 1 times" in rows["Queries"]
+    assert "the model was called 2 times" in rows["Queries in all"]
