@@ -35,6 +35,9 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .blocks.language_model.block import LanguageModel as LanguageModel
     from .blocks.local.block import LocalSandbox as LocalSandbox
     from .blocks.modal.block import ModalSandbox as ModalSandbox
+    from .blocks.rlm_session import RlmSession as RlmSession
+    from .blocks.rlm_session import SessionAnswer as SessionAnswer
+    from .blocks.rlm_session import open_rlm as open_rlm
     from .blocks.sync_volume import Volume as Volume
     from .flows.batch import batch as batch
     from .flows.chunks import ChunksReport as ChunksReport

@@ -71,7 +71,8 @@ class _ProviderSandboxes:
         ConfigurationError: A keyword is unknown or has a wrong value.
     """
 
-    entry: ClassVar[ProviderEntry]
+    entry: ProviderEntry
+    is_recursive: ClassVar[bool] = False  # True if only a recursive model asks
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class _ProviderSandboxes:
         provider = self._provider
         if self._language_model is not None and self._model_access is None:
             access = await open_model_access(self._language_model, **self._limits)
-            await access.check_first_call()
+            await access.check_first_call(is_recursive=self.is_recursive)
             self._model_access = access
         # Without PREFECT_API_URL, loading a block would start a Prefect server.
         if not provider.has_credentials() and os.environ.get("PREFECT_API_URL"):
@@ -164,7 +165,7 @@ class _ProviderInterpreter(_ProviderSandboxes, SyncInterpreter):
     """An interpreter for scripts."""
 
 
-class _AsyncProviderInterpreter(_ProviderSandboxes, AsyncInterpreter):
+class AsyncProviderInterpreter(_ProviderSandboxes, AsyncInterpreter):
     """An interpreter for async code."""
 
 
@@ -182,12 +183,10 @@ def _configure_provider(entry: ProviderEntry, fields: dict[str, Any]) -> Sandbox
         raise ConfigurationError(f"{entry.block_name}: {wrong}") from None
 
 
-class InterpreterKeywords(TypedDict, total=False):
-    """The keywords of `_ProviderSandboxes` without the block's fields, for type checkers."""
+class SandboxKeywords(TypedDict, total=False):
+    """The keywords of `_ProviderSandboxes` that sessions have too, for type checkers."""
 
-    timeout: float | None
     tools: dict[str, Callable[..., Any]] | None
-    language_model: LanguageModelSettings | str | None
     models: NamedModels | None
     batch_concurrency: int
     max_depth: int
@@ -203,6 +202,13 @@ class InterpreterKeywords(TypedDict, total=False):
     python_path: Sequence[str] | None
     mounts: Mapping[str, str | os.PathLike[str]] | None
     on_turn: OnEvent | None
+
+
+class InterpreterKeywords(SandboxKeywords, total=False):
+    """The keywords of `_ProviderSandboxes` without the block's fields, for type checkers."""
+
+    timeout: float | None
+    language_model: LanguageModelSettings | str | None
 
 
 if TYPE_CHECKING:  # At run time no interpreter imports the settings of other providers.
@@ -280,7 +286,7 @@ class DaytonaInterpreter(_ProviderInterpreter):
         def __init__(self, **keywords: Unpack[DaytonaKeywords]) -> None: ...
 
 
-class AsyncLocalInterpreter(_AsyncProviderInterpreter):
+class AsyncLocalInterpreter(AsyncProviderInterpreter):
     """The async form of `LocalInterpreter`, with the same methods and keywords, for one event loop.
 
     Example:
@@ -296,7 +302,7 @@ class AsyncLocalInterpreter(_AsyncProviderInterpreter):
         def __init__(self, **keywords: Unpack[LocalKeywords]) -> None: ...
 
 
-class AsyncContainerInterpreter(_AsyncProviderInterpreter):
+class AsyncContainerInterpreter(AsyncProviderInterpreter):
     """The async form of `ContainerInterpreter`, with the same methods and keywords, for one event loop."""
 
     entry = PROVIDERS["container"]
@@ -306,7 +312,7 @@ class AsyncContainerInterpreter(_AsyncProviderInterpreter):
         def __init__(self, **keywords: Unpack[ContainerKeywords]) -> None: ...
 
 
-class AsyncModalInterpreter(_AsyncProviderInterpreter):
+class AsyncModalInterpreter(AsyncProviderInterpreter):
     """The async form of `ModalInterpreter`, with the same methods and keywords, for one event loop."""
 
     entry = PROVIDERS["modal"]
@@ -316,7 +322,7 @@ class AsyncModalInterpreter(_AsyncProviderInterpreter):
         def __init__(self, **keywords: Unpack[ModalKeywords]) -> None: ...
 
 
-class AsyncDaytonaInterpreter(_AsyncProviderInterpreter):
+class AsyncDaytonaInterpreter(AsyncProviderInterpreter):
     """The async form of `DaytonaInterpreter`, with the same methods and keywords, for one event loop."""
 
     entry = PROVIDERS["daytona"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import types
 import typing
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ NAMED_TYPES: dict[str, Any] = {
 }
 GENERICS = {list: 1, dict: 2, tuple: None, set: 1}  # numbers of their arguments
 SCALARS = {"integer": TypeAdapter(int), "number": TypeAdapter(float), "boolean": TypeAdapter(bool)}
+FENCED = re.compile(r"```\w*\n(.*)\n```", re.DOTALL)  # as models write JSON
 EXAMPLES = 'use a type such as int, "list[str]" or a pydantic model, or a JSON schema'
 
 
@@ -92,7 +94,8 @@ class AnswerType:
     def validate(self, value: Any) -> Any:
         """Return the value as the type has it, such as an instance of a class. A schema's values stay JSON.
 
-        Like DSPy, it reads a text as JSON or as a Python literal if the type is no text, and converts numbers.
+        Like DSPy, it reads a text as JSON or as a Python literal if the type is no text, and converts numbers. Unlike
+        DSPy, it does not repair JSON.
 
         Args:
             value: A JSON value.
@@ -126,7 +129,8 @@ class AnswerType:
         accepted = {option.get("type") for option in self.schema.get("anyOf", ())}
         if {"string", "null"} <= accepted:  # "None" or "42" is a text here.
             return [value]
-        text = value.strip()
+        fenced = FENCED.fullmatch(text := value.strip())
+        text = text if fenced is None else fenced[1]
         for read in (json.loads, ast.literal_eval):
             try:
                 return [read(text), value]

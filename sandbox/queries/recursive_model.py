@@ -280,8 +280,11 @@ class Conversation:
             turn["reasoning"] = reply.text
             self._watch.emit_code()
             self._outcome = ""
+            text = reply.text.strip()
+            if answer_type is None:
+                return text
             try:
-                return read_last_reply(reply.text, answer_type)
+                return answer_type.to_jsonable(answer_type.validate(text))
             except ValueError as error:
                 turn |= {"output": f"the model's last reply does not have the type of the answer: {error}"}
                 turn["failed"] = True
@@ -310,18 +313,6 @@ class Conversation:
         """Return the tokens of the next prompt: as counted for the last one, and estimated for later messages."""
         count, tokens = self._counted
         return tokens + sum(len(message["content"].encode()) // 4 for message in self._messages[count:])
-
-
-def read_last_reply(reply: str, answer_type: AnswerType | None) -> Any:
-    """Return the answer in a reply without code, as a JSON value. Raises ValueError if it does not have the type."""
-    text = reply.strip()
-    if answer_type is None:
-        return text
-    lines = text.split("\n")
-    opening = OPENING.fullmatch(lines[0].rstrip())
-    if opening is not None:
-        text = "\n".join(_take_content(iter(lines[1:]), opening[1]))
-    return answer_type.to_jsonable(answer_type.validate(text))
 
 
 async def _answer_plainly(

@@ -1,0 +1,349 @@
+"""A conversation with a recursive language model, for scripts without a flow."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+from ..sandbox.errors import ConfigurationError, OutcomeUnknown, RlmBatchError, SandboxLost
+from ..sandbox.meta import QuerySummary
+from ..sandbox.queries.answer_type import AnswerType
+from ..sandbox.queries.recursion import QueryContext
+from ..sandbox.queries.recursive_model import Conversation, RecursionSettings
+from ..sandbox.wire.context_shape import MAX_INLINE_CHARACTERS, describe_context
+from ..sandbox.wire.strict_json import NotJsonError
+from .interpreters import AsyncProviderInterpreter
+from .registry import PROVIDERS, make_unsaved_provider, resolve_provider
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from ..sandbox.interpreter import Interpreter
+    from ..sandbox.queries.recursion import Queries
+    from .interpreters import SandboxKeywords
+    from .language_model.settings import LanguageModelSettings
+    from .provider import SandboxProvider
+
+# Code that copies a text from the volume to a file, because later processes of the model read their context there.
+COPY_FROM_VOLUME = """
+text = load_from_volume(path, binary=False)
+with open(file, "w", encoding="utf-8", errors="surrogatepass", newline="") as copy:
+    copy.write(text)
+SUBMIT(size=len(text), preview=text[:1000])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionAnswer:
+    """An answer in a conversation. It prints as its text.
+
+    Attributes:
+        value: The answer as the model submitted it: a text or another JSON value, or a value of `output_type`.
+        text: The answer as text. Without an answer, the output of the last turn that printed something.
+        trajectory: A dict with reasoning, code and output for each turn.
+        queries: Number, tokens and cost of the queries for this question, and all queries as a tree.
+        answered: False if there is no answer.
+        error: Without an answer, the error that `ask` raised; None if the question was cancelled.
+    """
+
+    value: Any
+    text: str
+    trajectory: list[dict[str, Any]]
+    queries: QuerySummary
+    answered: bool = True
+    error: RlmBatchError | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class RlmSession:
+    """A recursive language model whose Python names and messages persist from question to question.
+
+    `open_rlm` makes it. Use it as an async context manager, or call `start`, `ask` and `shutdown`, on one event loop.
+
+    Attributes:
+        answers: The answer to each question so far, also to those that failed.
+    """
+
+    def __init__(
+        self,
+        provider: SandboxProvider | str,
+        settings: RecursionSettings,
+        context: tuple[Any, str | None],
+        timeout: float | None,
+        keywords: dict[str, Any],
+    ) -> None:
+        self.answers: list[SessionAnswer] = []
+        self._provider = provider
+        self._settings = settings
+        self._timeout = timeout
+        self._keywords = keywords
+        self._lock = asyncio.Lock()  # One question at a time.
+        self._sandbox: _SessionSandbox | None = None
+        self._interpreter: Interpreter | None = None
+        self._conversation: Conversation | None = None
+        self._source = context  # a value or a path on the volume
+        self._context: QueryContext | None = None  # the source in the open sandbox
+        unsaved = make_unsaved_provider(provider) if isinstance(provider, str) else provider
+        if unsaved is not None:  # Report a wrong keyword at once.
+            self._sandbox = _SessionSandbox(unsaved, settings, keywords)
+
+    @property
+    def queries(self) -> QuerySummary:
+        """Number, tokens and cost of the queries for all questions, without their tree."""
+        summaries = [answer.queries for answer in self.answers]
+        costs = [summary.cost for summary in summaries]
+        return QuerySummary(
+            asked=sum(summary.asked for summary in summaries),
+            failed=sum(summary.failed for summary in summaries),
+            calls=sum(summary.calls for summary in summaries),
+            prompt_tokens=sum(summary.prompt_tokens for summary in summaries),
+            completion_tokens=sum(summary.completion_tokens for summary in summaries),
+            cost=None if None in costs else sum(cast("list[float]", costs), 0.0),
+            cached=sum(summary.cached for summary in summaries),
+        )
+
+    async def start(self) -> Self:
+        """Open the sandbox, if it is not open.
+
+        Returns:
+            The session itself.
+
+        Raises:
+            SandboxStartError: The sandbox could not start.
+            QuotaExceeded: The provider's quota is exhausted.
+            PrepareError: The `prepare` code failed.
+            ConfigurationError: The configuration is wrong, or the session belongs to another event loop.
+        """
+        await self._open()
+        return self
+
+    async def ask(
+        self,
+        query: str,
+        *,
+        context: Any = None,
+        context_volume_path: str | None = None,
+        timeout: float | None = None,
+    ) -> SessionAnswer:
+        """Ask a question and return the answer. Questions that are asked at the same time wait for each other.
+
+        After an error the session goes on: the model keeps its names and messages. `answers[-1]` has the turns and the
+        costs of the question.
+
+        Args:
+            query: The question.
+            context: The new value of the code's variable `context`, as for `open_rlm`. Default: the last one.
+            context_volume_path: Path of a text on the provider's volume, in the place of `context`. Default: none.
+            timeout: Seconds for the question. Default: the session's `timeout`.
+
+        Returns:
+            The answer with its turns and costs.
+
+        Raises:
+            QueryError: The model gave no answer.
+            BudgetExceeded: A limit on calls, tokens or cost is used up.
+            DeadlineExceeded: The time is over.
+            SandboxLost: The sandbox was lost. The next question opens a new one and continues the conversation.
+            ConfigurationError: The context is not JSON, or its file cannot be read.
+            RlmBatchError: An error of `start`.
+        """
+        async with self._lock:
+            source = _check_context(context, context_volume_path)
+            if source != (None, None):
+                self._source, self._context = source, None
+            try:
+                return await self._ask(query, timeout)
+            except (SandboxLost, OutcomeUnknown) as error:
+                raise SandboxLost(
+                    f"{error.summary}. The names of the model's code are lost. Ask again: the session opens a new "
+                    "sandbox and continues the conversation"
+                ) from error
+
+    async def shutdown(self) -> None:
+        """Delete the sandbox, even while a question is asked. A second call does nothing."""
+        if self._sandbox is not None:
+            await self._sandbox.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.shutdown()
+
+    async def _open(self) -> tuple[Interpreter, Conversation, _SessionSandbox]:
+        """Return the open sandbox. Open another one if it is lost."""
+        if self._sandbox is None:
+            self._sandbox = _SessionSandbox(await resolve_provider(self._provider), self._settings, self._keywords)
+        sandbox = self._sandbox
+        if self._interpreter is not None and not self._interpreter.is_alive:
+            await sandbox.shutdown()
+        interpreter = await sandbox.open()
+        if self._conversation is None:
+            self._conversation = Conversation(interpreter, self._settings)
+        elif interpreter is not self._interpreter:
+            self._conversation.move_to(interpreter)
+            self._context = None
+        self._interpreter = interpreter
+        return interpreter, self._conversation, sandbox
+
+    async def _ask(self, query: str, timeout: float | None) -> SessionAnswer:
+        interpreter, conversation, sandbox = await self._open()
+        if self._context is None:
+            self._context = await self._load_context(interpreter)
+        queries = sandbox.make_queries(interpreter, len(self.answers))
+        session = queries.session
+        session.set_deadline(self._timeout if timeout is None else timeout)
+        answer = SessionAnswer(None, "", [], session.summarize(), answered=False)
+        try:
+            text, value = await queries.ask(query, self._context, conversation.answer)
+            if self._settings.answer_type is not None:
+                value = self._settings.answer_type.validate(value)
+            answer = replace(answer, value=value, text=text, answered=True)
+        except RlmBatchError as error:
+            answer = replace(answer, error=error)
+            raise
+        finally:
+            trajectory = session.queries[0].trajectory if session.queries else []
+            printed = [turn["output"] for turn in trajectory if turn["output"] and not turn.get("failed")]
+            partial = printed[-1] if printed and not answer.answered else answer.text
+            answer = replace(answer, text=partial, trajectory=trajectory, queries=session.summarize())
+            self.answers.append(answer)
+        if session.listener_error is not None:
+            raise session.listener_error
+        return answer
+
+    async def _load_context(self, interpreter: Interpreter) -> QueryContext:
+        """Bring the context to the sandbox. Raises ConfigurationError, VolumeError, SandboxLost and CodeError."""
+        value, volume_path = self._source
+        file = f"context-{uuid.uuid4().hex[:12]}"
+        if volume_path is not None:
+            result = await interpreter.execute(COPY_FROM_VOLUME, {"path": volume_path, "file": file})
+            return QueryContext(path=file, shape=f"a str of {result['size']:,} characters", preview=result["preview"])
+        if value is None:
+            return QueryContext()
+        text, described = await asyncio.to_thread(_read_context, value)
+        if len(text) <= MAX_INLINE_CHARACTERS:
+            return QueryContext(text, **described)
+        assert self._sandbox is not None
+        await self._sandbox.upload(file, text.encode("utf-8", "surrogatepass"))
+        return QueryContext(path=file, **described)
+
+
+class _SessionSandbox(AsyncProviderInterpreter):
+    """The sandbox and the model of a session."""
+
+    is_recursive = True
+
+    def __init__(self, provider: SandboxProvider, settings: RecursionSettings, keywords: dict[str, Any]) -> None:
+        self.entry = PROVIDERS[provider.provider_name]
+        given = {name: getattr(provider, name) for name in provider.model_fields_set}
+        super().__init__(timeout=None, **keywords, **given)
+        self._limits["recursion"] = settings
+
+    async def open(self) -> Interpreter:
+        return await self._start()
+
+    def make_queries(self, interpreter: Interpreter, index: int) -> Queries:
+        """Return the query functions of question number `index`."""
+        assert self._model_access is not None  # `open` sets it.
+        return self._model_access.queries(interpreter, index=index, on_event=self._pass_turn)
+
+
+def open_rlm(
+    language_model: LanguageModelSettings | str,
+    provider: SandboxProvider | str = "local",
+    *,
+    context: Any = None,
+    context_volume_path: str | None = None,
+    instructions: str = "",
+    system_prompt: str = "",
+    output_type: Any = None,
+    max_turns: int = 20,
+    max_errors: int | None = None,
+    on_depth: Literal["error", "plain"] = "error",
+    compact_tokens: int | None = None,
+    timeout: float | None = 600.0,
+    **keywords: Unpack[SandboxKeywords],
+) -> RlmSession:
+    """Return a conversation with a recursive language model, as an async context manager.
+
+    Args:
+        language_model: The model: a `LanguageModel`, the name of a saved one, or a model in LiteLLM's naming.
+        provider: A provider's block, or its name, such as "local", "container", "local:none" or "daytona-sandbox/NAME".
+            Default: "local".
+        context: What the questions are about, the variable `context` of the model's code: a text, a list, a dict, or
+            the `pathlib.Path` of a text file. A list of paths becomes a dict of names and texts. Default: none.
+        context_volume_path: Path of a text on the provider's volume, in the place of `context`. Default: none.
+        instructions: Text to add to the model's instructions. Default: none.
+        system_prompt: Text in the place of the model's instructions. Default: the built-in text.
+        output_type: Type of the answers, as for `rlm`. Default: any JSON value.
+        max_turns: Turns for each question. Default: 20.
+        max_errors: Failed turns in a row at which a question ends. Default: no limit.
+        on_depth: "plain" asks the model without Python beyond `max_depth`; "error" raises DepthExceeded in the code.
+            Default: "error".
+        compact_tokens: Tokens of a prompt from which the model summarizes the conversation so far. Default: never.
+        timeout: Seconds for each question; None for no limit. Default: 600.
+        **keywords: The tools, limits, files and preparation of an interpreter, such as `max_cost`. Limits per execution
+            hold for each question.
+
+    Returns:
+        The session. It opens its sandbox when it is entered.
+
+    Raises:
+        ConfigurationError: An argument has a wrong value.
+
+    Example:
+        >>> async with open_rlm("openai/gpt-4o-mini", context=text) as session:
+        ...     late = await session.ask("Which orders were late?")
+        ...     print(await session.ask("How many of them were large?"))
+    """
+    for name, value in (("max_turns", max_turns), ("max_errors", max_errors), ("compact_tokens", compact_tokens)):
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{name} is {value!r}: use 1 or more")
+    if on_depth not in ("error", "plain"):
+        raise ConfigurationError(f'on_depth is {on_depth!r}: use "error" or "plain"')
+    settings = RecursionSettings(
+        max_turns=max_turns,
+        max_errors=max_errors,
+        instructions=instructions,
+        system_prompt=system_prompt,
+        answer_type=None if output_type is None else AnswerType.read(output_type),
+        on_depth=on_depth,
+        compact_tokens=compact_tokens,
+    )
+    source = _check_context(context, context_volume_path)
+    return RlmSession(provider, settings, source, timeout, {"language_model": language_model, **keywords})
+
+
+def _check_context(context: Any, volume_path: str | None) -> tuple[Any, str | None]:
+    if context is not None and volume_path is not None:
+        raise ConfigurationError("the context is given twice: pass only one of context and context_volume_path")
+    return context, volume_path
+
+
+def _read_context(context: Any) -> tuple[str, dict[str, Any]]:
+    """Return a context as text, with its description. Raises ConfigurationError."""
+    if isinstance(context, Path):
+        context = _read_file(context)
+    elif isinstance(context, list) and context and all(isinstance(item, Path) for item in cast("list[Any]", context)):
+        context = {str(path): _read_file(path) for path in cast("list[Path]", context)}
+    elif isinstance(context, dict):
+        items = cast("dict[Any, Any]", context).items()
+        context = {name: _read_file(item) if isinstance(item, Path) else item for name, item in items}
+    try:
+        return describe_context(context)
+    except NotJsonError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _read_file(path: Path) -> str:
+    try:
+        with path.expanduser().open(encoding="utf-8", errors="replace", newline="") as file:
+            return file.read()
+    except OSError as error:
+        raise ConfigurationError(f"the context {path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,159 @@
+"""Types of answers: how they are named, described and read, and which values they take."""
+
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, Literal
+
+import pytest
+from dspy.adapters.utils import parse_value
+from pydantic import BaseModel
+
+from rlm_batch import ConfigurationError
+from rlm_batch.sandbox.queries.answer_type import AnswerType
+
+
+class Place(BaseModel):
+    name: str
+    size: int
+    within: "Place | None" = None
+
+
+@dataclass
+class Visit:
+    day: date
+    hours: float
+
+
+TYPES: list[Any] = [
+    *(int, float, bool, str, list, dict, Any, list[str], list[int], dict[str, float], tuple[int, str], Place),
+    *(list[Place], int | None, str | None, int | str, Literal["yes", "no"]),
+]
+VALUES: list[Any] = [
+    *("42", 42, 42.0, 42.5, "42.5", "true", True, "True", "yes", '"yes"', 0, 1, None, "hello", "", [1, 2], ["1", "2"]),
+    *("[1, 2]", "['a', 'b']", '["a"]', {"1": 2}, '{"a": 1}', {"name": "x", "size": "3"}, '{"name": "x", "size": 3}'),
+    *([{"name": "x", "size": 3}], [1, "a"], "nan", 1e3, "1e3", "```json\n[1]\n```"),
+]
+
+
+def read(kind: Any, value: Any) -> Any:
+    """Return the value, or "refused"."""
+    try:
+        return AnswerType.read(kind).validate(value)
+    except ValueError:
+        return "refused"
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+def test_values_are_converted_as_dspy_converts_them(kind: Any) -> None:
+    for value in VALUES:
+        try:
+            expected = parse_value(value, kind)
+        except ValueError:  # pydantic's error is one
+            expected = "refused"
+        ours = read(kind, value)
+        # DSPy refuses a text that is JSON of another type.
+        if kind == int | str and isinstance(value, str) and expected == "refused":
+            expected = value
+        if kind is Any and value == "```json\n[1]\n```":
+            expected = [1]
+        assert (type(ours), repr(ours)) == (type(expected), repr(expected)), value
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"name": "x", "size": "3"}, {"name": "x", "size": 3}),
+        ({"name": "x", "size": 3.0, "within": {"name": "y", "size": "4"}}, None),
+        ('{"name": "x", "size": 3}', {"name": "x", "size": 3}),
+        ({"name": "x"}, "refused"),
+        ({"name": 1, "size": 3}, "refused"),
+        ("x", "refused"),
+    ],
+)
+def test_a_schema_takes_what_its_class_takes(value: Any, expected: Any) -> None:
+    """A worker knows only the schema of the caller's class."""
+    whole = AnswerType.read(Place)
+    schema = AnswerType.read(whole.to_json())
+    assert schema == whole
+    validated = read(schema, value)
+    if expected is not None:
+        assert validated == expected
+    if validated != "refused":
+        assert whole.validate(validated) == whole.validate(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "submitted", "value"),
+    [
+        (Visit, {"day": "2026-01-02", "hours": 3}, Visit(date(2026, 1, 2), 3.0)),
+        (tuple[int, str], [1, "a"], (1, "a")),
+        (set[int], [1, 1], {1}),
+    ],
+)
+def test_a_value_goes_through_json_and_back(kind: Any, submitted: Any, value: Any) -> None:
+    answer_type = AnswerType.read(kind)
+    assert answer_type.validate(submitted) == value
+    sent = answer_type.to_jsonable(value)
+    assert AnswerType.read(answer_type.to_json()).validate(sent) is not None
+    assert answer_type.validate(sent) == value
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("int", "int"),
+        (" List[ Dict[str, float] ] ", "list[dict[str, float]]"),
+        ("Optional[int]", "int | None"),
+        ("Union[int, str]", "int | str"),
+        ("tuple[int, ...]", "tuple[int, ...]"),
+        ("Literal['yes', 2]", "Literal['yes', 2]"),
+        (list[int] | None, "list[int] | None"),
+        (Literal["a", "b"], "Literal['a', 'b']"),
+    ],
+)
+def test_a_type_of_builtins_has_a_text(source: Any, text: str) -> None:
+    answer_type = AnswerType.read(source)
+    assert (answer_type.text, answer_type.describe(), answer_type.to_json()) == (text, text, text)
+    assert AnswerType.read(text) == answer_type
+
+
+def test_other_types_are_described_by_their_schema() -> None:
+    assert '"hours"' in AnswerType.read(Visit).describe()
+    assert AnswerType.read('{"type": "integer"}').to_json() == {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("__import__('os').abort()", "is not a type of builtins"),
+        ("open", "open is not a type of builtins"),
+        ("list[int, str]", "is not a type of builtins"),
+        ("Literal[open]", "output_type is"),
+        ("list[", "output_type is"),
+        ("x" * 2000, "longer than 1,000 characters"),
+        ("(" * 900, "output_type is"),
+        ("", "output_type is"),
+        (print, "a function and not a type"),
+        (5, "not a type whose values are JSON"),
+        (object(), "not a type whose values are JSON"),
+        ({"type": "nothing"}, r"not a JSON schema \(at \['type'\]"),
+        ({"$ref": "#"}, "not a usable JSON schema"),
+        ({"$ref": "#/$defs/gone"}, "leads nowhere"),
+        ({"items": [{"$ref": "http://127.0.0.1:1/x"}]}, "not a"),
+        ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, "is not of the form"),
+        ({"default": {1, 2}}, "not a usable JSON schema"),
+        ("{broken", r"not a JSON schema \(Expecting"),
+    ],
+)
+def test_what_is_not_a_type_is_refused_with_one_sentence(source: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        AnswerType.read(source)
+    assert 'use a type such as int, "list[str]"' in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_problem_names_the_place_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^at \[1\]\['size'\]: Field required$"):
+        AnswerType.read(list[Place]).validate([{"name": "x", "size": 1}, {"name": "y"}])
+    with pytest.raises(ValueError, match=r"^at \['a'\]: 'x' is not of type 'integer'$"):
+        AnswerType.read({"properties": {"a": {"type": "integer"}}}).validate({"a": "x"})
