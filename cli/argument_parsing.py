@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shlex
+import sys
 import unicodedata
 import warnings
 from pathlib import Path
@@ -14,10 +15,13 @@ from ..blocks.storage.location_parsing import make_absolute
 from ..flows.inputs.cells import JSON, parse_json, read_word
 from ..flows.inputs.tables import TextFile
 from ..sandbox.errors import ConfigurationError
+from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.requests.code_text import decode_code
 
-# The bounds of a variable, such as log:1e-5..0.1 or 32..512:32.
-BOUNDS = re.compile(r"(?P<log>log:)?(?P<low>[^.,:]*(?:\.[^.,:]+)?)\.\.(?P<high>[^,:]+)(?::(?P<step>[^,:]+))?")
+# The bounds of a variable, such as log:1e-5..0.1, int:0..1 or 32..512:32.
+BOUNDS = re.compile(
+    r"(?P<kinds>(?:(?:log|int):){0,2})(?P<low>[^.,:]*(?:\.[^.,:]+)?)\.\.(?P<high>[^,:]+)(?::(?P<step>[^,:]+))?"
+)
 LIKE_BOUNDS = re.compile(r"log:|(?:log|[a-z]+:)?\s*[-+]?\.?\d[\de.+-]*?\s*(?:\.\.|\u2026)|(?:\.\.|\u2026)\s*[-+]?\.?\d")
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 LIKE_RANGE = re.compile(rf"({NUMBER})\s*(?:-|to)\s*({NUMBER})")
@@ -27,6 +31,11 @@ LIKE_CALL = re.compile(
 )
 TYPOGRAPHIC_QUOTES = str.maketrans("\u201c\u201d\u201e\u2018\u2019", '"""\'\'')
 QUOTES_AND_BRACKETS = (*"\"'[{(", *map(chr, TYPOGRAPHIC_QUOTES))
+
+MAX_LISTED_VALUES = 20  # values in a message
+JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
+UNCLEAR_WORDS = ("yes", "no", "on", "off", "y", "n", "t", "f", "nil", "undefined", "na", "n/a")
+TYPE_NAMES = {int: "integer", float: "real", bool: "boolean", str: "text", type(None): "None"}
 
 SUFFIXES_OF_DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 
@@ -128,6 +137,8 @@ def _parse_values(option: str, name: str, values: str) -> list[Any]:
         as_text.append(piece if slip is None else json.dumps(piece, ensure_ascii=False))
     if reasons:
         _refuse_values(option, name, values, reasons[0], meant, as_text)
+    if option == "--grid":  # A search prints its whole space.
+        _print_types(name, _split_values(values), parsed)
     return parsed
 
 
@@ -176,14 +187,20 @@ def _find_slip(option: str, name: str, text: str, *, is_alone: bool) -> tuple[st
         return f"{json.dumps(text)} contains characters that only look like ASCII", [plain]
     if "," in text or LIKE_CALL.match(text):
         return f"{text} is not evaluated: list the values, as in 1,2,3, or draw them from bounds with --space", None
-    if option == "--space" and is_alone and (match := LIKE_RANGE.fullmatch(plain)):
+    if is_alone and (match := LIKE_RANGE.fullmatch(plain)):
         bounds = _spell_bounds(f"{match[1]}..{match[2]}")
-        return "a single text is one choice, and bounds are LOW..HIGH", [bounds] if bounds else None
+        if option == "--space":
+            return "a single text is one choice, and bounds are LOW..HIGH", [bounds] if bounds else None
+        if bounds and read_word(match[1]) < read_word(match[2]):  # `2024-01` may be a text.
+            return f"{text} is a single value here, a text", _list_range(bounds)
     if LIKE_BOUNDS.match(plain) or (is_alone and LIKE_SLICE.fullmatch(plain)):
         bounds = _spell_bounds(plain)
         if option == "--grid":
             spelled = shlex.quote(f"{name}={bounds or 'LOW..HIGH'}")
-            return f"a grid needs a list of values; to draw from bounds, use --space {spelled} with --trials", None
+            values = ",".join(_list_range(bounds or "") or [])
+            example = f", as in {shlex.quote(f'{name}={values}')}" if values else ""
+            text = f"a grid needs a list of values{example}; to draw from bounds, use --space {spelled} with --trials"
+            return text, None
         meant = [bounds] if bounds and is_alone else None
         return "bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH, without other values", meant
     parts = re.split(r"[\s;|,]+", plain)
@@ -204,11 +221,44 @@ def _replace_lookalikes(text: str) -> str:
 
 def _spell_bounds(text: str) -> str | None:
     """Return LOW..HIGH, with its step or log, as `parse_space` takes it, or None."""
-    found = re.fullmatch(r"(log)?(?:int)?:?(.*?\.\..*)", re.sub(r"\s", "", text))
-    bounds = found and f"{'log:' if found[1] else ''}{found[2]}"
+    found = re.fullmatch(r"(log)?:?(int)?:?(.*?\.\..*)", re.sub(r"\s", "", text))
+    bounds = found and f"{'log:' if found[1] else ''}{'int:' if found[2] else ''}{found[3]}"
     match = BOUNDS.fullmatch(bounds or "")
     numbers = [read_word(match[word] or "0") for word in ("low", "high", "step")] if match else [""]
     return bounds if all(type(number) in (int, float) for number in numbers) else None
+
+
+def _list_range(bounds: str) -> list[str] | None:
+    """Return the words for the integers from LOW..HIGH or LOW..HIGH:STEP, or None if they are not a few integers."""
+    match = BOUNDS.fullmatch(bounds)
+    numbers = [read_word(match[word] or "1") for word in ("low", "high", "step")] if match else [""]
+    if not match or "log" in match["kinds"] or not all(type(number) is int for number in numbers) or numbers[2] < 1:
+        return None
+    values = range(numbers[0], numbers[1] + 1, numbers[2])
+    return [str(value) for value in values] if 1 < len(values) <= MAX_LISTED_VALUES else None
+
+
+def _print_types(name: str, pieces: list[str], values: list[Any]) -> None:
+    """Print the values that were read and their types, if a word may have been meant as another value."""
+    if not any(map(_is_unclear, pieces, values)):
+        return
+    kinds = [TYPE_NAMES.get(type(value), "JSON") for value in values[:MAX_LISTED_VALUES]]
+    texts = map(_format_value, values)
+    shown = [text if text == kind else f"{text} ({kind})" for kind, text in zip(kinds, texts, strict=False)]
+    more = ["..."] if len(values) > MAX_LISTED_VALUES else []
+    print(escape_text(f"{name}: {', '.join(shown + more)}"), file=sys.stderr)
+
+
+def _is_unclear(word: str, value: Any) -> bool:
+    """Return whether a word is neither a number of JSON nor a text that looks like nothing else."""
+    if isinstance(value, str):
+        return word != value or word.lower() in UNCLEAR_WORDS or re.match(r"[-+.]?\d", word) is not None
+    return type(value) not in (int, float) or JSON_NUMBER.fullmatch(word) is None
+
+
+def _format_value(value: Any) -> str:
+    """Return the value as Python writes it, or a list or an object as JSON."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else repr(value)
 
 
 def _spell_json(text: str, *, is_alone: bool) -> list[str] | None:
@@ -258,7 +308,8 @@ def _parse_bounds(name: str, values: str, match: re.Match[str]) -> dict[str, Any
             _refuse_values(
                 "--space", name, values, reason, [bounds] if bounds else None, [json.dumps(values, ensure_ascii=False)]
             )
-    return {**numbers, **({"log": True} if match["log"] else {})}
+    kinds = match["kinds"]
+    return {**numbers, **({"log": True} if "log" in kinds else {}), **({"type": "int"} if "int" in kinds else {})}
 
 
 def read_json_file(file: str) -> Any:

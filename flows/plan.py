@@ -92,6 +92,8 @@ class Plan:
         stop_on_failure: Start no execution after one that failed.
         recursion: The settings of recursive models, if each execution is one recursive query; otherwise None.
         on_turn: Function of the host that takes each turn of a recursive model, as `name_function` names it; or None.
+        may_stop_early: The job may end before all executions have run.
+        warnings: Sentences for people, before the first execution.
         is_sole_writer: Refuse a ledger that another run is writing to.
         volume_name: The volume of every sandbox; None for the provider's own.
         column_types: The rule by which a CSV file's cells were read, for the run's record.
@@ -111,6 +113,8 @@ class Plan:
     stop_on_failure: bool = False
     recursion: RecursionSettings | None = None
     on_turn: Any = None
+    may_stop_early: bool = False
+    warnings: tuple[str, ...] = ()
     is_sole_writer: bool = False
     volume_name: str | None = None
     column_types: RuleOfTypes = field(default_factory=dict[str, Any])

@@ -181,6 +181,8 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         check_variables(code, search.space.alternatives, needs_all=needs_all)
         check_judge(options.read_check(), search.space.alternatives)
         is_sharded = options.shards is not None
+        for line in search.space.describe() if report is not None else ():
+            report(line)
         return Plan(
             options=options,
             total=search.trials,
@@ -190,6 +192,8 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
             noun="trials",
             report_spec=spec,
             is_sole_writer=not is_sharded,
+            may_stop_early=search.may_stop_early,
+            warnings=tuple(search.space.list_warnings()),
         )
 
     def get_variables_source(self) -> str:

@@ -90,7 +90,7 @@ class Job:
     def collect_outcomes(self) -> Outcomes:
         """Return every outcome in order. Raises ConfigurationError if their number differs from that of the inputs."""
         results = self.store.outcomes
-        if len(results) != self.context.total:
+        if len(results) != self.context.total and not self.plan.may_stop_early:
             raise ConfigurationError(
                 f"the inputs changed while they were read: {self.context.total} at first, {len(results)} at the "
                 "end. Run it again"
@@ -148,6 +148,8 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
         sink = OutcomeSink(context, store, state.listener, artifacts)
         state.listener.on_start(total, environment, state.results_path, plan.report_spec)
         await asyncio.to_thread(record.write)
+        for warning in plan.warnings:
+            sink.warn(warning)
         try:
             if not ledger.register_writer():
                 text = f"another run is writing to {ledger.path}"
@@ -172,6 +174,8 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
                     executor = sharding.make_executor(context=context, store=store, sink=sink)
                 yield Job(plan, context, store, sink, cache, slots, executor)
                 _count_sandboxes(record, context)
+                if plan.may_stop_early and isinstance(store, MemoryStore):
+                    record.total = len(store.outcomes)
                 record.ended = time.time()
                 # Close the ledger before the report is built, so that its last lines count too. Raises OSError.
                 await asyncio.to_thread(ledger.close)

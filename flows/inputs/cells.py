@@ -21,6 +21,7 @@ MOST_DIGITS = 800  # The exact decimal form of a float has at most 767 digits.
 BOOLEANS = {"true": True, "false": False}
 MISSING = frozenset(("", "NA", "N/A", "null", "None"))  # Columns of type int, float and bool read these as None.
 NOT_FINITE = re.compile("nan|[-+]?inf(?:inity)?", re.IGNORECASE)
+UNDERSCORE_BESIDE_OTHERS = re.compile("(?<![0-9])_|_(?![0-9])")  # Python allows an underscore between two digits.
 JSON_BEGINNINGS = tuple('"[{')
 
 
@@ -73,8 +74,9 @@ def parse_json(text: str, begin: int = 0) -> tuple[Any, int]:
 def read_word(text: str) -> Any:
     """Return the value of a text that stands alone: on the command line, or in a column of the type json.
 
-    A number is written as in JSON, or like .5, 1. and +.5. `true` and `false` may have any case. `null` and `None` are
-    None, and `nan` and `inf` are floats. Lists, objects and texts in double quotes are JSON. All else is text.
+    A number is written as in JSON or Python, such as .5, 1., +1 and 1_000. `true` and `false` may have any case. `null`
+    and `None` are None, and `nan` and `inf` are floats. Lists, objects and texts in double quotes are JSON. All else is
+    text.
     """
     word = text.strip()
     if word.startswith(JSON_BEGINNINGS):
@@ -87,9 +89,11 @@ def read_word(text: str) -> Any:
         return None
     if NOT_FINITE.fullmatch(word):
         return float(word)
+    number = word if UNDERSCORE_BESIDE_OTHERS.search(word) else word.replace("_", "")
+    number = re.sub("^[+](?=[0-9]+$)", "", number)
     for read in (read_whole, read_decimal, read_boolean):
         try:
-            return read(word)
+            return read(number)
         except ValueError:
             pass
     return text

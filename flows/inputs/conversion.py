@@ -21,6 +21,7 @@ from ...sandbox.requests.function_code import convert_code
 from ...sandbox.wire.names import add_article
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
 from ...tasks.host_tools import name_function, name_tools
+from ..search.space import check_pairs
 from .readers import normalize_chunk_ids
 
 FILE_NAME = re.compile(r"[\w.~/\\-]+\.py")
@@ -165,6 +166,8 @@ def _convert_content(name: str, content: Content, value: Any, tools: Collection[
         value = [convert_code(item, tools) for item in value]  # type: ignore[reportUnknownVariableType]
     elif content.is_code:
         value = convert_code(value, tools)
+    if content is Content.SPACE:
+        check_pairs(value)
     if not (value is None or isinstance(value, str)):  # Text is code, or the path of a file.
         value = _convert_values(name, content, value)
     texts: list[Any] = (value if isinstance(value, list) else [value]) if content.is_code else []

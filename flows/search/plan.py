@@ -2,7 +2,7 @@
 
 import importlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -13,15 +13,39 @@ from ...tasks.ledger.run_record import Direction, Objective
 from .space import SearchSpace, parse_space
 
 SAMPLERS = ("random", "tpe")
-PRUNERS = ("median", "asha")
+PRUNERS = ("median", "asha", "hyperband", "patient")
+DEFAULT_PATIENCE = 10  # reports without improvement
 OWN_SAMPLERS = "optuna.samplers:"  # runs of deployments may import only these
 MAX_TRIALS = 100_000  # all are in memory, and an adaptive sampler reads all of them for the next point
 IMPORT_PATH = re.compile(r"[\w.]+:\w+")
 
 
 @dataclass(frozen=True, slots=True)
+class StartPoint:
+    """A point to try first: the values of some or all variables of an alternative of the space."""
+
+    variables: Mapping[str, Any]
+    alternative: int
+
+
+@dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """A search: the space, the number of trials, and the objectives. With a pruner there is exactly one objective."""
+    """A search: the space, the number of trials, and the objectives.
+
+    With a pruner, `stop_at` or `stop_after` there is exactly one objective.
+
+    Args:
+        space: The values of the variables.
+        trials: The number of trials.
+        objectives: The fields that compare trials.
+        sampler: "random", "tpe", or an import path.
+        seed: The sampler's seed.
+        pruner: The pruner's name, for "patient" also with its patience; None for no pruner.
+        start: The points that are tried first.
+        stop_at: The objective's value that ends the search.
+        stop_after: The number of trials without improvement that ends the search.
+        constraints: The fields that are at most 0 in a feasible trial.
+    """
 
     space: SearchSpace
     trials: int
@@ -29,11 +53,20 @@ class SearchPlan:
     sampler: str = "tpe"
     seed: int = 0
     pruner: str | None = None
+    start: tuple[StartPoint, ...] = ()
+    stop_at: float | None = None
+    stop_after: int | None = None
+    constraints: tuple[str, ...] = ()
+
+    @property
+    def may_stop_early(self) -> bool:
+        """The search may end before all trials have run."""
+        return self.stop_at is not None or self.stop_after is not None
 
     @property
     def is_adaptive(self) -> bool:
-        """The search is adaptive: a trial's outcome influences later points, or the pruning of other trials."""
-        return self.sampler != "random" or self.pruner is not None
+        """The search is adaptive: a trial's outcome influences later points, the pruning of others, or the end."""
+        return self.sampler != "random" or self.pruner is not None or self.may_stop_early
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the search's part of trials' keys: with a pruner, results also depend on other trials' reports."""
@@ -76,34 +109,83 @@ def plan_search(
     code: str,
     prepare: str | None = None,
     is_sharded: bool = False,
+    start: Iterable[Mapping[str, Any]] = (),
+    stop_at: float | None = None,
+    stop_after: int | None = None,
+    constraints: tuple[str, ...] = (),
 ) -> SearchPlan:
     """Return the search for these parameters of a sweep. Raises ConfigurationError."""
     if trials is None:
         raise ConfigurationError(f"{name_parameter('trials')} is missing: give the number of points to try")
     if trials > MAX_TRIALS:
         raise ConfigurationError(f"{name_parameter('trials')} is {trials:,}, and at most {MAX_TRIALS:,} are allowed")
-    plan = SearchPlan(parse_space(space), trials, objectives, sampler, seed, pruner)
+    parsed = parse_space(space)
+    points = tuple(_find_start_point(parsed, number, point) for number, point in enumerate(start, 1))
+    plan = SearchPlan(parsed, trials, objectives, sampler, seed, pruner, points, stop_at, stop_after, constraints)
+    if len(points) > trials:
+        raise ConfigurationError(
+            f"{name_parameter('start')} has {len(points)} points, more than the {trials} trials: raise "
+            f"{name_parameter('trials')}, or leave some points out"
+        )
     if sampler not in SAMPLERS:
         find_sampler_class(sampler)
-    adaptive = f"the pruner {pruner}" if sampler == "random" else f"the sampler {sampler}"
+    adaptive = _name_adaptive_part(plan)
     if not objectives and plan.is_adaptive:
         raise ConfigurationError(
             f"{adaptive} needs an objective: name the submitted field with {name_parameter('objective')}"
         )
+    if plan.may_stop_early and len(objectives) > 1:
+        raise ConfigurationError(f"{adaptive} needs one objective, and there are {len(objectives)}: leave it out")
     if pruner is not None:
         _check_pruner(plan, code, prepare)
     if is_sharded and plan.is_adaptive:
         raise ConfigurationError(
             f"{adaptive} needs the results of other trials, which shards do not share: leave "
-            f"{name_parameter('shards')} out, or use the sampler random without a pruner"
+            f"{name_parameter('shards')} out, or use the sampler random without a pruner and without a stop"
         )
     import_optuna()
     return plan
 
 
+def _name_adaptive_part(plan: SearchPlan) -> str:
+    """Return the part of an adaptive search that depends on the objective."""
+    if plan.may_stop_early:
+        return name_parameter("stop_after" if plan.stop_at is None else "stop_at")
+    return f"the pruner {plan.pruner}" if plan.sampler == "random" else f"the sampler {plan.sampler}"
+
+
+def _find_start_point(space: SearchSpace, number: int, variables: Mapping[str, Any]) -> StartPoint:
+    """Return a point to try first. Raises ConfigurationError if no alternative of the space contains it."""
+    where = f"{name_parameter('start')}: point {number}"
+    if not variables:
+        raise ConfigurationError(f"{where} is empty: give at least one variable")
+    for alternative, parameters in enumerate(space.alternatives):
+        if all(name in parameters and parameters[name].contains(value) for name, value in variables.items()):
+            return StartPoint(variables, alternative)
+    for name, value in variables.items():
+        if name not in space.names:
+            raise ConfigurationError(f"{where} has {name!r}, and the space has {', '.join(space.names)}: leave it out")
+        if not any(name in item and item[name].contains(value) for item in space.alternatives):
+            (parameter, *_) = (item[name] for item in space.alternatives if name in item)
+            raise ConfigurationError(f"{where} has {name}={value!r}, which is not in the space ({name}: {parameter})")
+    raise ConfigurationError(f"{where} is in none of the alternatives of the space")
+
+
+def parse_pruner(pruner: str) -> tuple[str, int]:
+    """Return a pruner's name and its patience, from a text such as "median" or "patient:20".
+
+    Raises ConfigurationError.
+    """
+    name, colon, patience = pruner.partition(":")
+    if name not in PRUNERS or (colon and not (name == "patient" and patience.isdecimal())):
+        raise ConfigurationError(
+            f"unknown pruner {pruner!r}: use {', '.join(PRUNERS)}, or patient:N for N reports without improvement"
+        )
+    return name, int(patience or DEFAULT_PATIENCE)
+
+
 def _check_pruner(plan: SearchPlan, code: str, prepare: str | None) -> None:
-    if plan.pruner not in PRUNERS:
-        raise ConfigurationError(f"unknown pruner {plan.pruner!r}: use median or asha")
+    parse_pruner(plan.pruner or "")
     if len(plan.objectives) > 1:
         raise ConfigurationError(
             f"the pruner {plan.pruner} needs one objective, and there are {len(plan.objectives)}: leave it out"

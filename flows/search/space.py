@@ -3,15 +3,19 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from ...sandbox.caller import get_caller
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.requests.execution_request import check_variable_name
 
 KEYWORDS = ("low", "high", "log", "step", "type")
 TYPES = ("int", "float")
 LARGEST = 1e300  # bound of a range: samplers compute with twice the value
+MAX_SHOWN_CHOICES = 20
+STEP_TOLERANCE = 1e-8  # the part of a step by which a number may differ from the range's, as in Optuna
 MOST_STEPS = 2**53  # steps of a range: floats cannot distinguish more
 
 
@@ -20,6 +24,7 @@ class Range:
     """The numbers from `low` to `high`, both included.
 
     They are integers if `is_whole`, uniform in their logarithms if `log`, and `step` apart if there is a step.
+    `is_guessed` says that they are integers only because both bounds are.
     """
 
     low: float
@@ -27,10 +32,19 @@ class Range:
     log: bool
     step: float | None
     is_whole: bool
+    is_guessed: bool = field(default=False, compare=False)
 
     def contains(self, value: Any) -> bool:
-        """Return whether the value is a number within the range."""
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and self.low <= value <= self.high
+        """Return whether the value is a number of the range."""
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not self.low <= value <= self.high:
+            return False
+        steps = (value - self.low) / (self.step or 1)
+        return not (self.is_whole or self.step) or abs(steps - round(steps)) < STEP_TOLERANCE
+
+    def __str__(self) -> str:
+        parts = ["integer" if self.is_whole else "real", f"{self.low} to {self.high}"]
+        parts += ["log"] if self.log else [] if self.step is None else [f"step {self.step}"]
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,11 @@ class Choices:
     def contains(self, value: Any) -> bool:
         """Return whether the value is one of the choices."""
         return any(_write_json(value) == _write_json(choice) for choice in self.values)
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(_write_json, self.values[:MAX_SHOWN_CHOICES]))
+        more = len(self.values) - MAX_SHOWN_CHOICES
+        return f"choice of {escape_text(shown)}" + (f" and {more} more" if more > 0 else "")
 
 
 Parameter = Range | Choices
@@ -59,6 +78,18 @@ class SearchSpace:
         """The variables of all alternatives."""
         return list(dict.fromkeys(name for alternative in self.alternatives for name in alternative))
 
+    def describe(self) -> list[str]:
+        """Return a line for each variable that says how it was read, such as "lr: real, 1e-05 to 0.1, log"."""
+        numbered = [(f"space {n}: ", item) for n, item in enumerate(self.alternatives)]
+        if len(numbered) == 1:
+            numbered = [("", self.alternatives[0])]
+        return [f"{prefix}{name}: {parameter}" for prefix, item in numbered for name, parameter in item.items()]
+
+    def list_warnings(self) -> list[str]:
+        """Return a sentence for each variable that may have been meant as real numbers."""
+        found = {(name, p): None for item in self.alternatives for name, p in item.items() if isinstance(p, Range)}
+        return [_warn_of_integers(name, parameter) for name, parameter in found if parameter.is_guessed]
+
     def find_alternative(self, variables: Mapping[str, Any]) -> int | None:
         """Return the number of the first alternative that contains the point, or None."""
         for number, alternative in enumerate(self.alternatives):
@@ -67,6 +98,35 @@ class SearchSpace:
             ):
                 return number
         return None
+
+
+def _warn_of_integers(name: str, parameter: Range) -> str:
+    low, high = float(parameter.low), float(parameter.high)
+    if get_caller().is_command:
+        log = "log:" if parameter.log else ""
+        real, whole = f"{name}={log}{low}..{high}", f"{name}=int:{log}{parameter.low}..{parameter.high}"
+    else:
+        real, whole = f'"low": {low}, "high": {high}', '"type": "int"'
+    return f"{name} is integer, because both bounds are: for real numbers write {real}, for integers add {whole}"
+
+
+def check_pairs(source: Any) -> None:
+    """Raise ConfigurationError for a tuple of two numbers, which could be bounds or choices."""
+    for space in source if isinstance(source, (list, tuple)) else [source]:  # type: ignore[reportUnknownVariableType]
+        for name, values in space.items() if isinstance(space, Mapping) else ():  # type: ignore[reportUnknownVariableType]
+            if (
+                isinstance(values, tuple)
+                and len(values) == 2
+                and all(  # type: ignore[reportUnknownArgumentType]
+                    isinstance(value, (int, float)) and not isinstance(value, bool)
+                    for value in values  # type: ignore[reportUnknownVariableType]
+                )
+            ):
+                low, high = values  # type: ignore[reportUnknownVariableType]
+                raise ConfigurationError(
+                    f"the space of {name!r} is the tuple ({low}, {high}), which could be bounds or choices: write "
+                    f'{{"low": {low}, "high": {high}}} for all numbers between, or [{low}, {high}] for these two'
+                )
 
 
 def parse_space(source: Any) -> SearchSpace:
@@ -148,7 +208,7 @@ def _parse_range(name: str, details: dict[str, Any]) -> Range:
         raise ConfigurationError(f"{where} has step {step}, too small for {low} to {high}: leave it out")
     if log and step is not None:
         raise ConfigurationError(f"{where} has both log and step: leave one out")
-    return Range(low, high, log, step, is_whole)
+    return Range(low, high, log, step, is_whole, is_whole and kind is None and step is None and low < high)
 
 
 def infer_space(points: list[dict[str, Any]]) -> SearchSpace:

@@ -8,7 +8,7 @@ import inspect
 import json
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from ...sandbox.meta import Meta
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
 from ...tasks.ledger.run_record import Objective
-from .plan import SAMPLERS, SearchPlan, find_sampler_class, import_optuna
+from .plan import SAMPLERS, SearchPlan, find_sampler_class, import_optuna, parse_pruner
 from .space import Choices, Parameter, SearchSpace, infer_space, parse_space
 
 if TYPE_CHECKING:
@@ -47,14 +47,17 @@ class TrialStudy:
         self._parameters = StudyParameters(plan.space)
         self._storage: Any = self._optuna.storages.InMemoryStorage()
         self._sampler: Any = None
+        self._start = list(plan.start)  # points that no trial has tried yet
         directions = [objective.direction for objective in plan.objectives] or ["minimize"]
         with keep_quiet(self._optuna):
             self.study: Any = self._optuna.create_study(
-                storage=self._storage, directions=directions, sampler=self._optuna.samplers.RandomSampler()
+                # Hyperband derives a trial's bracket from this name, so a resumed search needs the same name.
+                study_name="search",
+                storage=self._storage,
+                directions=directions,
+                sampler=self._optuna.samplers.RandomSampler(),
+                pruner=None if plan.pruner is None else self._make_pruner(plan.pruner),
             )
-        if plan.pruner is not None:
-            pruners = self._optuna.pruners
-            self.study.pruner = pruners.MedianPruner() if plan.pruner == "median" else pruners.SuccessiveHalvingPruner()
         # A sampler that has exhausted its space stops the study, which Optuna refuses outside of `optimize`. A sweep
         # runs all of its trials nevertheless.
         self.study.stop = lambda: None
@@ -62,8 +65,15 @@ class TrialStudy:
         self.count = 0  # trials that were drawn or added
 
     def ask(self) -> Point:
-        """Return the next trial's point. The samplers random and tpe draw it by the seed and the trial's number."""
+        """Return the next trial's point: a start point that was not tried, or one that the sampler draws.
+
+        The samplers random and tpe draw it by the seed and the trial's number.
+        """
         self._seed_sampler()
+        if self._start:
+            point = self._start.pop(0)
+            # Optuna draws the variables that the start point lacks.
+            self.study.enqueue_trial(self._parameters.encode(point.variables, point.alternative)[0])
         if len(self._plan.space.alternatives) == 1:
             trial, number = self.study.ask(self._parameters.distributions[0]), 0
         else:
@@ -81,6 +91,12 @@ class TrialStudy:
         params, distributions = self._parameters.encode(point.variables, point.alternative)
         self.study.add_trial(self._optuna.create_trial(state=state, params=params, distributions=distributions))
         self.count += 1
+        for start in self._start:
+            if start.alternative == point.alternative and all(
+                point.variables[name] == value for name, value in start.variables.items()
+            ):
+                self._start.remove(start)
+                break
 
     def has_report(self, number: int, step: int) -> bool:
         """Return whether the trial has a report at that step."""
@@ -98,14 +114,20 @@ class TrialStudy:
         return number < self.count and not self._get_trial(number).state.is_finished()
 
     def tell(self, number: int, outcome: Outcome) -> None:
-        """Add a trial's outcome. A failure, or an objective that is not a number, has no influence on later points."""
+        """Add a trial's outcome.
+
+        A failure, or an objective or a constraint that is not a number, has no influence on later points.
+        """
         state = self._optuna.trial.TrialState
         values = read_scores(outcome, self._plan.objectives)
+        constraints = read_constraints(outcome, self._plan.constraints)
         if isinstance(outcome, Result) and outcome.meta.pruned:
             self.study.tell(number, state=state.PRUNED)
-        elif values is None or not self._plan.objectives:
+        elif values is None or constraints is None or not self._plan.objectives:
             self.study.tell(number, state=state.FAIL)
         else:
+            for name, value in constraints.items():  # as `Trial.set_constraint` does, which would draw a point again
+                self._storage.set_trial_system_attr(self._find_id(number), f"constraints:{name}", value)
             self.study.tell(number, values)
 
     def _find_id(self, number: int) -> int:
@@ -129,6 +151,17 @@ class TrialStudy:
             for sampler in (self._sampler, getattr(self._sampler, "_random_sampler", None)):
                 if sampler is not None:
                     sampler._rng.rng.seed(seed)
+
+    def _make_pruner(self, pruner: str) -> Any:
+        name, patience = parse_pruner(pruner)
+        pruners = self._optuna.pruners
+        makers = {
+            "median": pruners.MedianPruner,
+            "asha": pruners.SuccessiveHalvingPruner,
+            "hyperband": pruners.HyperbandPruner,
+            "patient": lambda: pruners.PatientPruner(None, patience),
+        }
+        return makers[name]()
 
     def _make_sampler(self, seed: int) -> Any:
         samplers, is_alternating = self._optuna.samplers, len(self._plan.space.alternatives) > 1
@@ -161,7 +194,9 @@ def check_sampler(plan: SearchPlan) -> None:
     try:
         study = TrialStudy(plan)
         study.ask()
-        study.tell(0, Result({objective.name: 0.0 for objective in plan.objectives}, Meta()))
+        names = [*(objective.name for objective in plan.objectives), *plan.constraints]
+        with keep_quiet(import_optuna()):
+            study.tell(0, Result(dict.fromkeys(names, 0.0), Meta()))
         study.ask()
     except Exception as error:  # The sampler may be any code.
         reason = next(iter(str(error).splitlines()), type(error).__name__)
@@ -201,9 +236,13 @@ class StudyParameters:
         }
 
     def encode(self, variables: Mapping[str, Any], number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the parameters of an alternative's point, and their distributions."""
+        """Return the parameters of an alternative's point, or of a part of it, and the distributions of all."""
         alternative = self._space.alternatives[number]
-        params = {self._names[number][name]: _encode_value(p, variables[name]) for name, p in alternative.items()}
+        params = {
+            self._names[number][name]: _encode_value(parameter, variables[name])
+            for name, parameter in alternative.items()
+            if name in variables
+        }
         distributions = dict(self.distributions[number])
         if len(self._space.alternatives) > 1:
             params = {ALTERNATIVE: number, **params}
@@ -222,11 +261,21 @@ class StudyParameters:
 
 def read_scores(outcome: Outcome, objectives: tuple[Objective, ...]) -> list[float] | None:
     """Return the objectives' values, which may be infinite, or None if one is missing, NaN or not a number."""
+    return _read_numbers(outcome, [objective.name for objective in objectives])
+
+
+def read_constraints(outcome: Outcome, names: Sequence[str]) -> dict[str, float] | None:
+    """Return the constraints' values, which may be infinite, or None if one is missing, NaN or not a number."""
+    values = _read_numbers(outcome, names)
+    return None if values is None else dict(zip(names, values, strict=True))
+
+
+def _read_numbers(outcome: Outcome, names: Sequence[str]) -> list[float] | None:
     if not isinstance(outcome, Result):
         return None
     scores: list[float] = []
-    for objective in objectives:
-        value = outcome.outputs.get(objective.name)
+    for name in names:
+        value = outcome.outputs.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
         try:
@@ -267,6 +316,7 @@ def build_study(
     objectives: tuple[Objective, ...],
     space: Any = None,
     *,
+    constraints: tuple[str, ...] = (),
     storage: str | None = None,
     name: str | None = None,
 ) -> Any:
@@ -274,7 +324,8 @@ def build_study(
 
     `space` is the JSON of the space that was searched. By default the space is inferred from the points. A trial that
     failed, or whose objective is not a number, is a failed trial in the study. The study skips trials whose points are
-    not in the space. With a `storage`, the new study is in that storage. Raises ConfigurationError.
+    not in the space. `constraints` are the fields that Optuna's tools take as constraints. With a `storage`, the new
+    study is in that storage. Raises ConfigurationError.
     """
     optuna = import_optuna()
     if not objectives:
@@ -294,7 +345,11 @@ def build_study(
             alternative = parsed.find_alternative(trial.meta.variables)
             if alternative is not None:
                 params, distributions = parameters.encode(trial.meta.variables, alternative)
-                study.add_trial(_freeze_trial(optuna, trial, objectives, params, distributions))
+                limits = read_constraints(trial, constraints)
+                frozen = _freeze_trial(optuna, trial, objectives, params, distributions)
+                for field, value in (limits or {}).items():
+                    frozen.set_constraint(field, value)
+                study.add_trial(frozen)
     return study
 
 

@@ -21,6 +21,8 @@ VALUES: dict[str, list[Any]] = {
     "None,null": [None, None],
     "1,-2,0,12345678901234567890": [1, -2, 0, 12345678901234567890],
     ".1,+.5,1.,1e-4,1E5,-1.5e-3": [0.1, 0.5, 1.0, 0.0001, 100000.0, -0.0015],
+    "+1,1_000,-1_0.5,+14155550100": [1, 1000, -10.5, 14155550100],
+    "1_a,_1": ["1_a", "_1"],
     "1, 0.5 ,sqrt,None": [1, 0.5, "sqrt", None],
     "NaN,nan": [math.nan, math.nan],
     "inf,-Infinity": [math.inf, -math.inf],
@@ -66,9 +68,7 @@ def test_each_word_between_commas_is_a_separate_value(word: str) -> None:
 
 # The keys are wrong words. The values come from the first spelling that the error suggests.
 SLIPS: dict[str, list[Any]] = {
-    "1_000": [1000],
     "01234,5": [1234, 5],
-    "+14155550100": [14155550100],
     "0x10": [16],
     "12e4567": ["12e4567"],
     "3.14159265358979323846": [math.pi],
@@ -116,6 +116,8 @@ SLIPS_OF_GRIDS: dict[str, list[Any]] = {
     "32..512:32": ["32..512:32"],
     "0:10": ["0:10"],
     "..5": ["..5"],
+    "1-4": [1, 2, 3, 4],
+    "0.1-1": ["0.1-1"],
     "1e-4\u20261e-1": ["1e-4\u20261e-1"],
 }
 # The keys are wrong words, and the values are the intended bounds. A grid's error refers to --space, which accepts the
@@ -125,7 +127,8 @@ BOUNDS = {
     "log1e-4..1e-1": {"low": 1e-4, "high": 0.1, "log": True},
     "1e-4 .. 1e-1": {"low": 1e-4, "high": 0.1},
     "1..9 : 2": {"low": 1, "high": 9, "step": 2},
-    "int:1..5": {"low": 1, "high": 5},
+    "int:1..5": {"low": 1, "high": 5, "type": "int"},
+    "log:int:1 .. 64": {"low": 1, "high": 64, "log": True, "type": "int"},
     "\u22121\u20265": {"low": -1, "high": 5},
     "\u22121..5": {"low": -1, "high": 5},
 }
@@ -193,3 +196,33 @@ def test_a_space_has_bounds_and_may_be_a_file_with_any_bom(tmp_path: Path) -> No
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigurationError, match="is not UTF-8"):
         parse_space([str(file)])
+
+
+@pytest.mark.parametrize(
+    ("word", "values"), [("0..5", "x=0,1,2,3,4,5"), ("1..9:4", "x=1,5,9"), ("1e-4..1e-1", ""), ("1..1000", "")]
+)
+def test_a_range_in_a_grid_is_refused_with_its_values(word: str, values: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"a grid needs a list of values") as raised:
+        parse_grid([f"x={word}"])
+    listed = re.search(r", as in (\S+);", str(raised.value))
+    assert (listed[1] if listed else "") == values
+    assert not values or parse_grid([values]) == {"x": list(map(int, values[2:].split(",")))}
+
+
+@pytest.mark.parametrize(
+    ("word", "printed"),
+    [
+        ("True,False", "x: True (boolean), False (boolean)"),
+        ("None,.1,+1", "x: None, 0.1 (real), 1 (integer)"),
+        ("1_000,2024-01-01", "x: 1000 (integer), '2024-01-01' (text)"),
+        ("yes,no", "x: 'yes' (text), 'no' (text)"),
+        ('"1"', "x: '1' (text)"),
+        ("0.001,1e-2,64,-1", ""),
+        ("adam,sgd", ""),
+    ],
+)
+def test_unclear_words_are_printed_with_their_types(
+    word: str, printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parse_grid([f"x={word}"])
+    assert capsys.readouterr() == ("", f"{printed}\n" if printed else "")

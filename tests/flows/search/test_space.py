@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError
+from rlm_batch import ConfigurationError, sweep
 from rlm_batch.flows.search.plan import parse_objectives, plan_search
 from rlm_batch.flows.search.space import Choices, Range, infer_space, parse_space
 
@@ -70,7 +70,7 @@ def test_a_range_is_integer_if_its_bounds_are_or_on_request() -> None:
         ({"sampler": "optuna.pruners:MedianPruner"}, "is not a subclass"),
         ({"objectives": ()}, "the sampler tpe needs an objective"),
         ({"objectives": (), "sampler": "random", "pruner": "asha"}, "the pruner asha needs an objective"),
-        ({"pruner": "sharp"}, "unknown pruner 'sharp': use median or asha"),
+        ({"pruner": "sharp"}, "unknown pruner 'sharp': use median, asha, hyperband, patient, or patient:N"),
         ({"pruner": "asha", "objectives": parse_objectives(["y", "z"], "minimize")}, "needs one objective"),
         ({"pruner": "asha", "code": "SUBMIT(y=x)  # reported"}, "never calls report"),
         ({"pruner": "asha", "space": {"report": [1, 2]}}, "'report' would hide the function"),
@@ -124,3 +124,30 @@ def test_a_missing_space_is_inferred_from_the_points() -> None:
     assert space.alternatives == ({"x": Range(1, 4, log=False, step=None, is_whole=False), "opt": Choices(("a", "b"))},)
     assert space.find_alternative({"x": 3, "opt": "b"}) == 0
     assert space.find_alternative({"x": 5, "opt": "b"}) is None
+
+
+def test_a_space_says_how_it_was_read_and_warns_of_guessed_integers() -> None:
+    space = parse_space(
+        {
+            "lr": {"low": 1e-5, "high": 0.1, "log": True},
+            "units": {"low": 32, "high": 512, "step": 32},
+            "share": {"low": 0, "high": 1},
+            "depth": {"low": 0, "high": 1, "type": "int"},
+            "opt": ["adam", True],
+        }
+    )
+    assert space.describe() == [
+        "lr: real, 1e-05 to 0.1, log",
+        "units: integer, 32 to 512, step 32",
+        "share: integer, 0 to 1",
+        "depth: integer, 0 to 1",
+        'opt: choice of "adam", true',
+    ]
+    (warning,) = space.list_warnings()
+    assert warning.startswith("share is integer, because both bounds are: for real numbers write ")
+    assert not parse_space({"share": {"low": 0.0, "high": 1.0}}).list_warnings()
+
+
+def test_a_tuple_of_two_numbers_is_refused_with_both_readings() -> None:
+    with pytest.raises(ConfigurationError, match=r"is the tuple \(0.0, 1.0\), .*write \{.*\}.*or \[0.0, 1.0\]"):
+        sweep.sync("SUBMIT(y=x)", space={"x": (0.0, 1.0)}, trials=2, objective="y")
