@@ -16,6 +16,7 @@ from ..flows.parameters import FlowParameters
 from ..flows.plan import Outcomes, Plan
 from ..flows.reporting.failure_reasons import group_failures
 from ..flows.reports import Report
+from ..flows.search.plan import find_sampler_class
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed, NotRun
 from ..sandbox.outcomes.server_message import describe_server_error
 from ..sandbox.outcomes.text_escape import escape_text
@@ -38,8 +39,7 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
         output: The form of the printed outcomes.
         values: The parameters that the command line set.
     """
-    if values.get("tools") is not None:
-        _import_tools(values["tools"])
+    _import_from_working_directory(values.get("tools") or {}, values.get("sampler", ""))
     parameters = model.parse(values)
     # The engine imports Prefect, which takes a second. Refuse a wrong input or provider before that.
     make_unsaved_provider(values.get("provider", "local"), values.get("provider_options"))
@@ -64,15 +64,17 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
     return 0 if failed is None else 1
 
 
-def _import_tools(paths: dict[str, str]) -> None:
-    """Import the tools, which may be in the working directory.
+def _import_from_working_directory(tools: dict[str, str], sampler: str) -> None:
+    """Import the tools and the sampler by its import path, which may be in the working directory.
 
     The directory is on the path only during the import. Later, a library that looks for an optional module must not
     find a file there.
     """
     sys.path.append(os.getcwd())
     try:
-        load_tools(paths)
+        load_tools(tools)
+        if ":" in sampler:
+            find_sampler_class(sampler)
     finally:
         sys.path.remove(os.getcwd())
 

@@ -15,7 +15,16 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import MaybeNone, Outcome, Result
 from ..tasks.ledger.run_record import Direction, Objective, ReportSpec
 from .inputs.conversion import Code, GridValues, Items, PathText, SpaceValues, Variables
-from .inputs.readers import Grid, Inputs, check_judge, check_variables, get_column_types, read_points, resolve_types_of
+from .inputs.readers import (
+    Grid,
+    Inputs,
+    check_judge,
+    check_variables,
+    get_column_types,
+    read_inputs,
+    read_points,
+    resolve_types_of,
+)
 from .inputs.spilling import read_text_reference
 from .inputs.tables import Report as ProgressReport
 from .parameters import CommandLineForm, FlowParameters, Options, Types
@@ -143,7 +152,20 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
     ] = DEFAULT_SEED
     pruner: Annotated[
         str | None,
-        Field(description="Pruner that ends trials early by their reports: median or asha; by default none."),
+        Field(
+            description="Pruner that ends trials early by their reports: median, asha, hyperband, patient or patient:N."
+        ),
+    ] = None
+    start: Annotated[
+        Items[Variables] | PathText | None,
+        Field(description="Points of the space to try first, or a path to JSON lines, CSV or Parquet."),
+        CommandLineForm("path", "Points of the space to try first: JSON lines, CSV or Parquet."),
+    ] = None
+    stop_at: Annotated[float | None, Field(description="Objective that ends the search once a trial reaches it.")] = (
+        None
+    )
+    stop_after: Annotated[
+        int | None, Field(ge=1, description="Trials in a row without improvement that end the search.")
     ] = None
     types: Types = None
 
@@ -176,6 +198,8 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         search = plan_search(
             self.space, trials=self.trials, objectives=objectives, sampler=self.sampler, seed=self.seed,
             pruner=self.pruner, code=code, prepare=prepare, is_sharded=options.shards is not None,
+            start=() if self.start is None else read_inputs(cast("list[dict[str, Any]] | str", self.start)),
+            stop_at=self.stop_at, stop_after=self.stop_after,
         )  # fmt: skip
         check_sampler(search)
         check_variables(code, search.space.alternatives, needs_all=needs_all)
@@ -217,6 +241,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
                 f"{name_parameter('check')} only the check judges: leave one of them out"
             )
         defaults = {"trials": None, "sampler": DEFAULT_SAMPLER, "seed": DEFAULT_SEED, "pruner": None}
+        defaults |= {"start": None, "stop_at": None, "stop_after": None}
         for name, default in defaults.items():
             if self.space is None and getattr(self, name) != default:
                 raise ConfigurationError(

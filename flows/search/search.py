@@ -19,11 +19,38 @@ from ...tasks.execution import Execution, Pruning, assign_keys, build_pruned_res
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import AskedTrial, LedgerLine, TrialReport, encode_asked_trial, encode_trial_report
 from ...tasks.ledger.result_index import ResultCache
+from ...tasks.ledger.run_record import ReportSpec
+from ..reporting.summary import BestTrials, is_score
 from .plan import SearchPlan
 from .study import Point, TrialStudy
 
 if TYPE_CHECKING:
     from ..engine.job import Job
+
+
+@dataclass(slots=True)
+class StopRule:
+    """The rule that ends a search: a target, or a number of trials without improvement. Failures do not count."""
+
+    plan: SearchPlan
+    is_met: bool = False
+    _best: BestTrials = field(init=False)
+    _count: int = 0  # trials since the last improvement
+
+    def __post_init__(self) -> None:
+        self._best = BestTrials(ReportSpec.for_trials(self.plan.objectives))
+
+    def consider(self, outcome: Outcome) -> None:
+        """Count the outcome of a trial. A resumed search calls this in the order of the ledger."""
+        if not self.plan.may_stop_early or not isinstance(outcome, Result):
+            return
+        earlier, direction = self._best.score, self.plan.objectives[0].direction
+        self._best.consider(outcome)
+        score, target, sign = self._best.score, self.plan.stop_at, 1 if direction == "minimize" else -1
+        self._count = 0 if is_score(score) and score != earlier else self._count + 1
+        has_reached = target is not None and is_score(score) and sign * score <= sign * target
+        is_stuck = self.plan.stop_after is not None and self._count >= self.plan.stop_after
+        self.is_met = self.is_met or has_reached or is_stuck
 
 
 @dataclass(slots=True)
@@ -40,6 +67,7 @@ class Search:
     ledger: Ledger
     cache: ResultCache
     study: TrialStudy = field(init=False)
+    stop: StopRule = field(init=False)
     _digest: str = field(init=False)
     _recorded: list[AskedTrial] = field(default_factory=list[AskedTrial])  # trials that the ledger has, by number
     _reports: dict[int, list[tuple[int, float]]] = field(default_factory=dict[int, list[tuple[int, float]]])
@@ -47,6 +75,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self.study = TrialStudy(self.plan)
+        self.stop = StopRule(self.plan)
         parts = json.dumps([self.plan.space.source, self.code, self.fingerprint], sort_keys=True, default=repr)
         self._digest = hashlib.sha256(parts.encode()).hexdigest()[:24]
 
@@ -100,6 +129,8 @@ class Search:
         for trial in self._recorded:
             yield Point(trial.variables, trial.alternative)
         for _ in range(len(self._recorded), self.plan.trials):
+            if self.stop.is_met:
+                return
             yield Point({}) if is_over() else self.study.ask()
 
     def find_result(self, execution: Execution) -> Result | None:
@@ -126,6 +157,7 @@ class Search:
             if not self.study.has_report(number, step):  # The result is from another run.
                 self.study.report(number, step, value)
         self.study.tell(number, outcome)
+        self.stop.consider(outcome)
 
     def _judge_report(self, key: str, number: int, step: int, value: float) -> bool:
         """Record a report, and return whether the trial is pruned. Reports from an earlier run are kept."""
@@ -153,6 +185,8 @@ async def execute_search(plan: SearchPlan, code: str, job: "Job") -> None:
     await asyncio.to_thread(search.load_history)
     job.sink.observers.append(search.record_outcome)
     await executor.execute_all(search.make_executions(lambda: executor.is_over), search.find_result)
+    if search.stop.is_met:
+        job.sink.warn(f"the search stopped after {search.study.count} of at most {plan.trials} trials")
 
 
 @dataclass(frozen=True, slots=True)

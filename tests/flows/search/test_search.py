@@ -279,3 +279,44 @@ SUBMIT(loss=x)
     assert trial.meta.attempt == 2
     lines = [line for line in Ledger(tmp_path / "job").read_search_lines() if isinstance(line, TrialReport)]
     assert [(line.step, line.value) for line in lines] == [(step, trial.loss) for step in range(4)]
+
+
+async def test_start_points_are_tried_first_also_when_a_search_goes_on(tmp_path: Path) -> None:
+    parameters: dict[str, Any] = {"space": SPACE, "objective": "loss", "results_path": tmp_path / "job", **OPTIONS}
+    first = await run_sweep(CODE, trials=3, start=[{"x": 3.5, "opt": "sgd"}, {"x": -1}], max_workers=1, **parameters)
+    assert list_points(first)[0] == {"x": 3.5, "opt": "sgd"}
+    assert list_points(first)[1]["x"] == -1
+    again = await run_sweep(CODE, trials=5, start=[{"x": -1}, {"x": 3.0}], max_workers=1, **parameters)
+    assert list_points(again)[:3] == list_points(first)
+    assert list_points(again)[3]["x"] == 3.0
+    with pytest.raises(
+        ConfigurationError, match=r"point 1 has x=11, which is not in the space \(x: real, -5.0 to 10.0"
+    ):
+        await run_sweep(CODE, trials=5, start=[{"x": 11}], **parameters)
+
+
+@pytest.mark.parametrize(("stop", "count"), [({"stop_at": 0.5}, 3), ({"stop_after": 2}, 5), ({"stop_at": -1.0}, 6)])
+async def test_a_search_stops_at_a_target_or_without_improvement_and_resumes(
+    stop: dict[str, Any], count: int, tmp_path: Path
+) -> None:
+    start = [{"x": x, "opt": "adam"} for x in (5.0, 4.0, 3.5, 9.0, 9.5, 10.0)]
+    parameters: dict[str, Any] = {
+        "space": SPACE, "objective": "loss", "start": start, "trials": 6, "max_workers": 1,
+        "results_path": tmp_path / "job", **OPTIONS,
+    }  # fmt: skip
+    report = await run_sweep(CODE, **stop, **parameters)
+    assert (len(report.trials), report.best.loss) == (count, 0.25)
+    assert len((await run_sweep(CODE, **stop, **parameters)).trials) == count
+    assert len((await run_sweep(CODE, **parameters)).trials) == 6
+
+
+@pytest.mark.parametrize("pruner", ["hyperband", "patient:2"])
+async def test_hyperband_and_patience_prune_trials(pruner: str) -> None:
+    code = "for step in range(9):\n    report(x + (step if x > 0.3 else -step) / 9, step)\nSUBMIT(loss=x)"
+    report = await run_sweep(
+        code, space=ONE, trials=12, sampler="random", pruner=pruner, objective="loss", max_workers=1, **OPTIONS
+    )
+    assert any(trial.meta.pruned for trial in report.trials)
+    assert any(not trial.meta.pruned for trial in report.trials)
+    if pruner == "patient:2":
+        assert all(trial.meta.pruned == (trial.meta.variables["x"] > 0.3) for trial in report.trials)
