@@ -53,6 +53,8 @@ FILES = {
     "table.py": "save_to_volume('results/table.json', str(sum(fields['count'] for fields in results.values())))",
     "rows.jsonl": "".join(f'{{"n": {n}}}\n' for n in range(250)),
     "report.txt": "a long report\n" * 1000,
+    "questions.txt": "How many orders were late?\nWho ordered most?\n",
+    "questions.csv": "query,context_file,id\nHow long is it?,report.txt,a\n",
     "digits/rows.csv": "1,2\n",
     "labels.csv": "0\n",
     "train.py": "SUBMIT(loss=(lr - 0.1) ** 2 + seed / 100)",
