@@ -152,6 +152,8 @@ class Lane:
 
     async def acquire_now(self) -> bool:
         """Take a slot and a permit if they are free now, unless the lane has them. Return whether the lane has both."""
+        if self._slot is not None and self._slot.is_lost:
+            await self.release()
         if self._slot is None:
             self._slot = await self._slots.acquire_now()
         if self._slot is not None and self._permit is None:
@@ -208,9 +210,8 @@ class Lane:
         assert ended is not None
         try:
             request = await asyncio.to_thread(check.build_execution, execution, ended)
-            if self._settings.is_reused and await lane.acquire_now():
-                result = await lane.execute(request)
-            else:
+            result = await self._check_beside(lane, request) if self._settings.is_reused else None
+            if result is None:
                 async with self._lend_slot(lane):
                     result = await lane.execute(request)
         except RlmBatchError as error:
@@ -219,6 +220,16 @@ class Lane:
         finally:
             self._take_usage(lane)
         return combine(execution, ended, result)
+
+    async def _check_beside(self, lane: "Lane", request: Execution) -> Result | None:
+        """Run a check while the execution's sandbox stays open. Return None if there is no room for another sandbox."""
+        if not await lane.acquire_now():
+            return None
+        try:
+            return await lane.execute(request)
+        except (QuotaExceeded, ProviderUnusable):
+            await lane.release()
+            return None
 
     @asynccontextmanager
     async def _lend_slot(self, other: "Lane") -> AsyncIterator[None]:

@@ -40,6 +40,18 @@ async def test_a_small_workspace_finishes_the_job_without_using_up_retries(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("reuse", [False, True])
+async def test_checks_in_a_small_workspace_take_turns_with_executions(daytona: Any, reuse: bool) -> None:
+    daytona.set(max_sandboxes=3)
+    results = await batch(
+        CODE, inputs(16), check="SUBMIT(passed=submitted['y'] == x)", provider="daytona", max_workers=6, retries=0,
+        reuse_sandboxes=reuse,
+    )  # fmt: skip
+    assert [(result.passed, result.meta.attempt) for result in results] == [(True, 1)] * 16
+    assert daytona.state()["peak"] == 3
+
+
+@pytest.mark.full
 async def test_stopping_a_run_while_sandboxes_open_leaves_no_sandbox(daytona: Any) -> None:
     daytona.set(boot_s=3600)
     flow = asyncio.create_task(batch(CODE, inputs(100), provider="daytona", max_workers=100))
