@@ -124,8 +124,22 @@ def show_execution(run: str, number: int, output: OutputFormat) -> int:
         print(f"\n{type(outcome.error).__name__}: {str(outcome.error).rstrip()}")
     for text in meta.earlier_errors:
         print(f"earlier attempt: {escape_text(text)}")
+    if meta.judged is not None:
+        _print_judged(meta.judged)
     print_outputs([outcome])
     return 0
+
+
+def _print_judged(judged: dict[str, Any]) -> None:
+    """Print what the check of an execution has judged, and what the check itself printed."""
+    print("\nThe check judged:")
+    for name, value in judged.get("outputs", {}).items():
+        print(f"{INDENT}{escape_text(name)} = {escape_json(json.dumps(value, ensure_ascii=False))}")
+    if not judged.get("submitted"):
+        print(f"{INDENT}nothing submitted")
+    for name, text in (("error", judged.get("error")), ("the check printed", judged.get("check_stdout"))):
+        for line in _format_text(text or "", f"{name}: "):
+            print(line)
 
 
 def _open_run(run: str) -> LedgerReader:

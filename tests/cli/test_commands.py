@@ -92,6 +92,10 @@ def test_a_check_file_judges_and_its_failure_names_the_check(run, tmp_path):
         ["1", "3", "False"],
     ]
     assert "CheckError: the check raised ZeroDivisionError (line 1)" in done.stdout + done.stderr
+    (ledger,) = [path for path in (tmp_path / "results").iterdir() if path.name != "inputs"]
+    shown = run("report", ledger, "--execution", "1").stdout
+    assert "passed = false" in shown
+    assert "The check judged:\n  y = 6\n  passed = true\n" in shown
 
 
 def test_inputs_may_be_a_pipe_and_output_is_shown_below_the_table(run, tmp_path):
