@@ -37,6 +37,7 @@ def report(
     raw_csv: Flag = False,
     parquet: OutputFile = None,
     atif: Annotated[str | None, Parameter(metavar="DIR")] = None,
+    messages: OutputFile = None,
     show_output: ShowOutput = False,
     show_queries: Flag = False,
     json: Json = False,
@@ -55,6 +56,8 @@ def report(
         parquet: Parquet file with the rows of the CSV file; needs pyarrow
         atif: New or empty directory for trajectories of recursive language models, one file per answer, in the Agent
             Trajectory Interchange Format
+        messages: File with a line of JSON for each conversation with a language model, as chat messages. The run needs
+            --record full.
         show_queries: Print the code's queries to language models after the table, with the turns of recursive ones
     """
     from .report import show_execution, show_report
@@ -62,7 +65,9 @@ def report(
     output = OutputFormat(show_output, json)
     if execution is not None:
         return show_execution(run, execution, output)
-    return show_report(run, html, csv, parquet, atif, raw_csv=raw_csv, shows_queries=show_queries, output=output)
+    return show_report(
+        run, html, csv, parquet, atif, messages, raw_csv=raw_csv, shows_queries=show_queries, output=output
+    )
 
 
 app.command(build_deploy_app())

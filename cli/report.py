@@ -12,6 +12,7 @@ from typing import Any
 from ..blocks.storage.location import Location, replace_atomically
 from ..blocks.storage.location_parsing import is_remote, parse_location, parse_scheme
 from ..flows.prefect_server import embedded_server
+from ..flows.reporting.conversations import write_conversations
 from ..flows.reporting.document import Verbatim
 from ..flows.reporting.export import write_csv, write_parquet
 from ..flows.reporting.html import render_html
@@ -37,6 +38,7 @@ def show_report(
     csv: str | None,
     parquet: str | None,
     atif: str | None,
+    messages: str | None = None,
     *,
     raw_csv: bool = False,
     shows_queries: bool = False,
@@ -48,7 +50,13 @@ def show_report(
     """
     if raw_csv and csv is None:
         raise ConfigurationError("--raw-csv needs --csv: name the file with --csv")
-    for option, target in (("--html", html), ("--csv", csv), ("--parquet", parquet), ("--atif", atif)):
+    for option, target in (
+        ("--html", html),
+        ("--csv", csv),
+        ("--parquet", parquet),
+        ("--atif", atif),
+        ("--messages", messages),
+    ):
         if target == "":
             raise ConfigurationError(f"{option} is empty: name a file or a directory of this machine")
         if is_remote(target):
@@ -79,11 +87,13 @@ def show_report(
     exports: list[tuple[str | None, str, Callable[[LedgerReader, Path], object]]] = [
         (csv, "CSV", partial(write_csv, raw=raw_csv)),
         (parquet, "Parquet", write_parquet),
+        (messages, "Messages", write_conversations),
     ]
     for file, kind, write in exports:
         if file:
             path = Path(file).expanduser().absolute()
-            _write(path, partial(write, reader))
+            with _refuse_damage(reader, "exported"):
+                _write(path, partial(write, reader))
             print(f"{kind}: {path}", file=paths)
     if trajectories is not None:
         with _refuse_damage(reader, "exported"):

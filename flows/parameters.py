@@ -262,6 +262,13 @@ class CommonParameters:
         bool,
         Field(description="Reuse answers to identical questions. They may come from the ledgers of earlier runs."),
     ] = False
+    record: Annotated[
+        Literal["summary", "full"],
+        Field(
+            description="What the results keep of requests to language models. full adds whole prompts, answers and "
+            "outputs, without credentials."
+        ),
+    ] = "summary"
     on_failure: Annotated[
         Literal["raise", "return"],
         Field(description="Fail the flow run if executions failed, or return the failures."),
@@ -378,7 +385,7 @@ GROUPS = {
     ),
     LIMITS: ("max_workers", "timeout", "deadline", "reuse_sandboxes", "executions_per_task", "shards"),
     FAILURES: ("retries", "retry_code_errors", "idempotent", "on_failure", "max_failures"),
-    RESULTS: ("results_path", "cache_results", "collect", "check", "log_output", "on_turn"),
+    RESULTS: ("results_path", "cache_results", "collect", "check", "log_output", "record", "on_turn"),
     MODEL: (
         *("language_model", "sub_model", "models", "batch_concurrency", "max_depth"),
         *("max_llm_calls", "max_llm_tokens", "max_total_llm_calls", "max_total_llm_tokens"),

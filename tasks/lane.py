@@ -25,6 +25,7 @@ from ..sandbox.interpreter import Interpreter
 from ..sandbox.meta import Meta
 from ..sandbox.queries.answer_cache import AnswerStore, ReplayedAnswers
 from ..sandbox.queries.events import RlmEvent
+from ..sandbox.queries.transcript import Transcript
 from ..sandbox.result import Result
 from .capacity.admission import REFUSAL_PATIENCE_SECONDS, Permit
 from .capacity.slots import Slot, Slots
@@ -32,6 +33,7 @@ from .check import ARCHIVE_NAME, UNPACK, Check, build_archive, combine, explain
 from .execution import Execution, FindUploads, build_pruned_result
 from .host_tools import Tool
 from .ledger.collected_files import CollectedFilesStore, open_temporary_folder
+from .ledger.transcript_ledger import TranscriptLedger
 from .task_log import OutputLog
 from .tracing import trace_execution
 
@@ -60,6 +62,7 @@ class LaneSettings:
         on_event: Takes an execution, and an event of its recursive queries.
         answers: Stores the answers of each execution, for an attempt that continues it; None to store none.
         find_uploads: Returns the files of an execution, by their paths in the sandbox. A sandbox gets each file once.
+        transcripts: Takes the whole requests to language models; None if they are not recorded.
         preparation: Code that runs in each sandbox before the first execution.
         open_prepare_log: Opens the log for the preparation's output.
         tools: Functions of the host that code may call. The calls are counted in `meta`.
@@ -78,6 +81,7 @@ class LaneSettings:
     on_event: Callable[[Execution, RlmEvent], None] | None = None
     answers: AnswerStore | None = None
     find_uploads: FindUploads | None = None
+    transcripts: TranscriptLedger | None = None
     preparation: Preparation | None = None
     open_prepare_log: Callable[[], OutputLog] | None = None
     tools: dict[str, Tool] = field(default_factory=dict[str, Tool])
@@ -304,7 +308,11 @@ class Lane:
                     cache = None
                     if settings.answers is not None:
                         cache = ReplayedAnswers(settings.answers, execution.replay_key)
-                    queries = access.queries(interpreter, index=execution.index, on_event=on_event, cache=cache)
+                    save = None if settings.transcripts is None else partial(settings.transcripts.write, execution)
+                    transcript = None if save is None else Transcript(save)
+                    queries = access.queries(
+                        interpreter, index=execution.index, on_event=on_event, cache=cache, transcript=transcript
+                    )
                     execution.summarize_queries = queries.session.summarize
                     execution.get_usage = partial(getattr, queries.session.budget, "usage")
                 result = await interpreter.execute(

@@ -10,9 +10,11 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
+
+from pydantic import BaseModel, SecretStr
 
 HIDDEN = "[...]"  # The replacement of a credential.
 LEAST_CHARACTERS = 6  # The shortest credential that is blanked. Shorter strings are common in ordinary text.
@@ -59,6 +61,18 @@ class CredentialMask:
                     continue
             error = error.__cause__ or error.__context__
 
+    def add_settings(self, settings: BaseModel) -> None:
+        """Add the credentials among a block's fields. A long value of `environment` counts as one under any name."""
+        for name, value in settings:
+            self._values.append((name, _reveal(value)))
+        environment: Mapping[str, Any] = _reveal(getattr(settings, "environment", {}))
+        self._values += [("secret", value) for value in environment.values() if len(value) >= LEAST_IN_ANSWERS]
+
+    def build_filter(self) -> Callable[[str], str]:
+        """Return a fast `hide`, which knows the credentials of this moment."""
+        forms = _list_forms(self._find_sent() | find_environment_credentials())
+        return lambda text: _replace(text, forms)
+
     def hide_sent(self, text: str) -> str:
         """Return the text of an answer with the credentials of this request blanked."""
         return _blank(text, (found for found in self._find_sent() if len(found) >= LEAST_IN_ANSWERS))
@@ -90,6 +104,15 @@ def filter_log_record(record: logging.LogRecord) -> bool:
         trace = record.exc_text or logging.Formatter().formatException(record.exc_info)
         record.exc_info, record.exc_text = None, hide_environment_credentials(trace)
     return True
+
+
+def _reveal(value: Any) -> Any:
+    """Return a field's value with its secrets as plain text."""
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, Mapping):
+        return {name: _reveal(item) for name, item in value.items()}  # type: ignore[reportUnknownVariableType]
+    return value
 
 
 def _is_credential_name(name: str) -> bool:
@@ -163,10 +186,18 @@ def _blank(text: str, credentials: Iterable[str]) -> str:
 
     The longest form is replaced first, because it may contain another one.
     """
+    return _replace(text, _list_forms(credentials))
+
+
+def _list_forms(credentials: Iterable[str]) -> list[str]:
     forms: set[str] = set()
     for value in credentials:
         if len(value.strip()) >= LEAST_CHARACTERS and not HARMLESS.fullmatch(value.strip()):
             forms |= {value, value.strip(), quote(value, safe=""), json.dumps(value)[1:-1], repr(value)[1:-1]}
-    for form in sorted(forms, key=len, reverse=True):
+    return sorted(forms, key=len, reverse=True)
+
+
+def _replace(text: str, forms: list[str]) -> str:
+    for form in forms:
         text = text.replace(form, HIDDEN)
     return text

@@ -23,6 +23,7 @@ from ...sandbox.queries.session import (
     estimate_for_budget,
     run_untracked,
 )
+from ...sandbox.queries.transcript import Transcript
 from .litellm_client import LiteLLMModel
 from .settings import LanguageModelSettings
 
@@ -138,6 +139,7 @@ class ModelAccess:
         index: int = 0,
         on_event: OnEvent | None = None,
         cache: AnswerCache | None = None,
+        transcript: Transcript | None = None,
     ) -> Queries:
         """Return the queries for execution number `index`, whose code runs at `depth` in the interpreter's sandbox.
 
@@ -154,6 +156,7 @@ class ModelAccess:
             track=self.track,
             cache=self.cache if cache is None else cache,
             on_event=on_event,
+            transcript=transcript,
             index=index,
         )
         recurse = partial(answer, interpreter, self.recursion)

@@ -10,6 +10,7 @@ from typing import Any, cast
 from prefect import get_run_logger
 from prefect.runtime import flow_run
 
+from ...blocks.language_model.credentials import CredentialMask
 from ...blocks.language_model.model_access import ModelAccess, open_model_access
 from ...blocks.provider import SandboxProvider
 from ...blocks.registry import resolve_provider
@@ -31,6 +32,7 @@ from ...tasks.ledger.collected_files import CollectedFilesStore
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import encode_turn, encode_usage
 from ...tasks.ledger.result_index import get_results_root
+from ...tasks.ledger.transcript_ledger import TranscriptLedger
 from ...tasks.query import QueryTracker
 from ...tasks.retry import RetryPolicy
 from ...tasks.task_log import LineBudget, OutputLog
@@ -79,6 +81,7 @@ class RunContext:
     policy: RetryPolicy
     model_access: ModelAccess | None
     answers: AnswerLedger | None  # None without `cache_queries`, if the executions are not recursive queries.
+    transcripts: TranscriptLedger | None  # None without `record="full"`.
     tracker: QueryTracker
     usage: ResourceUsage
     preparation: Preparation | None
@@ -119,6 +122,7 @@ class RunContext:
             on_event=pass_event,
             answers=None if self.options.cache_queries else self.answers,
             find_uploads=find_uploads,
+            transcripts=self.transcripts,
             preparation=self.preparation,
             open_prepare_log=(lambda: OutputLog(self.prepare_lines, "prepare: ", self.log)) if has_log else None,
             tools=self.tools,
@@ -238,6 +242,7 @@ async def open_run_context(
         policy=RetryPolicy(options.retries, options.retry_code_errors, options.idempotent, deadline.at),
         model_access=model_access,
         answers=answers,
+        transcripts=_make_transcripts(options, provider, model_access, ledger, part_prefix),
         tracker=tracker,
         usage=ResourceUsage(),
         preparation=preparation,
@@ -247,6 +252,18 @@ async def open_run_context(
     )
     register_own_run(context.run_id)
     return context
+
+
+def _make_transcripts(
+    options: Options, provider: SandboxProvider, access: ModelAccess | None, ledger: Ledger, part_prefix: str
+) -> TranscriptLedger | None:
+    """Return the writer of whole requests, or None if they are not recorded. In a sharded job only the shards write."""
+    if access is None or options.record == "summary" or options.shards is not None:
+        return None
+    mask = CredentialMask()
+    for settings in (access.model, *access.models.values(), provider):
+        mask.add_settings(settings)
+    return TranscriptLedger(ledger.path, mask.build_filter(), get_run_logger().warning, part_prefix)
 
 
 def _read_preparation(options: Options, provider: SandboxProvider) -> Preparation | None:
@@ -295,8 +312,8 @@ async def open_capacity(context: RunContext) -> AsyncIterator[Slots]:
         async with context.tracker, open_slots(context.provider, context.run_id, context.log) as slots:
             yield slots
     finally:
-        if answers is not None:
-            await asyncio.shield(asyncio.to_thread(answers.close))
+        for writer in filter(None, (answers, context.transcripts)):
+            await asyncio.shield(asyncio.to_thread(writer.close))
         if access is not None:
             used = access.spent.usage + context.usage.model
             context.log.info("the model was called %s", describe_usage(used, access.count_cached()))

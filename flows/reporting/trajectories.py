@@ -2,6 +2,7 @@
 
 A turn of the model is a step: its reasoning, its code as a call of the tool `python`, and the output as the
 observation. Recursive queries that the code asked are trajectories inside it. Flat queries are part of the observation.
+With `record="full"`, a trajectory has the instructions, whole outputs and flat queries, and log probabilities.
 """
 
 import json
@@ -15,6 +16,8 @@ from ...blocks.storage.location import replace_atomically
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries.session import RECORDED_CHARACTERS
 from ...sandbox.result import Outcome, Result
+from ...tasks.ledger.transcript_ledger import TranscriptReader
+from .conversations import read_requests
 from .ledger_reader import LedgerReader
 
 SCHEMA_VERSION = "ATIF-v1.7"  # the first version with trajectories inside others
@@ -30,6 +33,7 @@ COUNTS = ("calls", "prompt_tokens", "completion_tokens")  # fields of a record, 
 FLAT_FIELDS = ("model", "prompt", "seconds", *COUNTS, "cost", "error")  # exported fields of a flat query
 
 Json = dict[str, Any]
+Requests = dict[str, list[Json]]  # the lines of a transcript by the ids of queries
 
 
 def check_directory(path: Path) -> None:
@@ -54,9 +58,10 @@ def write_trajectories(reader: LedgerReader, directory: Path) -> None:
     is `trajectory-3-1.json`. Raises OSError, and ConfigurationError if the run has no trajectories.
     """
     session_id = reader.records[-1].flow_run_id or None
-    is_empty = True
+    transcripts, is_empty = TranscriptReader(reader.ledger.path), True
     for outcome in reader.read_outcomes():
-        for name, document in _build_documents(outcome, session_id):
+        requests = _group_requests(read_requests(transcripts, outcome))
+        for name, document in _build_documents(outcome, session_id, requests):
             directory.mkdir(parents=True, exist_ok=True)
             # Half a surrogate pair cannot be encoded as UTF-8.
             text = json.dumps(document, ensure_ascii=False, indent=2).encode("utf-8", "replace")
@@ -69,7 +74,14 @@ def write_trajectories(reader: LedgerReader, directory: Path) -> None:
         )
 
 
-def _build_documents(outcome: Outcome, session_id: str | None) -> Iterator[tuple[str, Json]]:
+def _group_requests(lines: Iterable[Json]) -> Requests:
+    requests: Requests = {}
+    for line in lines:
+        requests.setdefault(line["query"], []).append(line)
+    return requests
+
+
+def _build_documents(outcome: Outcome, session_id: str | None, requests: Requests) -> Iterator[tuple[str, Json]]:
     """Yield the file name and the trajectory of each recursive query of an execution."""
     records = [record for record in outcome.meta.queries.tree if record["kind"] == "rlm_query"]
     question = outcome.meta.variables.get("query")
@@ -83,6 +95,7 @@ def _build_documents(outcome: Outcome, session_id: str | None) -> Iterator[tuple
             _build_trajectory(
                 record,
                 f"{session_id or 'run'}-{name}",
+                requests,
                 session_id,
                 question=question if is_whole else None,
                 answer=answer if isinstance(answer, str) else "",
@@ -91,9 +104,15 @@ def _build_documents(outcome: Outcome, session_id: str | None) -> Iterator[tuple
 
 
 def _build_trajectory(
-    record: Json, trajectory_id: str, session_id: str | None = None, *, question: str | None = None, answer: str = ""
+    record: Json,
+    trajectory_id: str,
+    requests: Requests,
+    session_id: str | None = None,
+    *,
+    question: str | None = None,
+    answer: str = "",
 ) -> Json:
-    """Return the trajectory of a recursive query's record.
+    """Return the trajectory of a recursive query's record. `requests` has the lines of the execution's transcript.
 
     `question` is the whole question, if it is known: the record has only its beginning. `answer` is the model's answer,
     if it is known.
@@ -106,15 +125,27 @@ def _build_trajectory(
         queries_by_turn.setdefault(min(query["turn"], len(turns)), []).append(query)
         if query["kind"] == "rlm_query":
             ids[id(query)] = f"{trajectory_id}.{len(subagents) + 1}"
-            subagents.append(_build_trajectory(query, ids[id(query)]))
-    steps: list[Json] = [{"source": "user", "message": record["prompt"] if question is None else question}]
-    steps += [_build_step(turn, number, queries_by_turn.get(number, []), ids) for number, turn in enumerate(turns, 1)]
+            subagents.append(_build_trajectory(query, ids[id(query)], requests))
+    own = requests.get(record.get("id", ""), [])
+    first = next((line["messages"] for line in own if line["status"] == "request"), None)
+    if first is not None:  # The prompt is whole, with the instructions.
+        question = None
+        steps: list[Json] = [
+            {"source": "user" if message.get("role") == "user" else "system", "message": _read_text(message)}
+            for message in first
+        ]
+    else:
+        steps = [{"source": "user", "message": record["prompt"] if question is None else question}]
+    for number, turn in enumerate(turns, 1):
+        asked = [_describe_flat(query, requests) for query in queries_by_turn.get(number, []) if id(query) not in ids]
+        below = [ids[id(query)] for query in queries_by_turn.get(number, []) if id(query) in ids]
+        steps.append(_build_step(turn, number, asked, below, [line for line in own if line["turn"] == number]))
     rest = _subtract_turns(record, turns)
     if record.get("error"):
         steps.append({"source": "system", "message": f"There was no answer: {record['error']}"})
     elif rest is not None and rest["calls"]:  # After its last turn, the model was asked for a final answer.
         steps.append({"source": "agent", "message": answer, **_build_metrics(rest)})
-    is_cut = question is None and len(record["prompt"]) == RECORDED_CHARACTERS
+    is_cut = question is None and first is None and len(record["prompt"]) == RECORDED_CHARACTERS
     note = f"The question is cut after {RECORDED_CHARACTERS:,} characters, as in the ledger." if is_cut else None
     return _drop_none(
         schema_version=SCHEMA_VERSION,
@@ -133,18 +164,44 @@ def _build_trajectory(
     )
 
 
-def _build_step(turn: Json, number: int, queries: list[Json], ids: dict[int, str]) -> Json:
+def _describe_flat(query: Json, requests: Requests) -> Json:
+    """Return a flat query's fields, with the whole messages and the answer if the transcript has them."""
+    described = {name: query[name] for name in FLAT_FIELDS if name in query}
+    for line in requests.get(query.get("id", ""), []):
+        described |= {name: line[name] for name in ("messages", "options", "answer", "logprobs") if line.get(name)}
+    return described
+
+
+def _read_text(message: Json) -> str:
+    content: Any = message.get("content")
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+
+
+def _build_step(turn: Json, number: int, flat: list[Json], below: list[str], lines: list[Json]) -> Json:
+    """Return a turn's step.
+
+    Args:
+        turn: The turn.
+        number: Its number, from 1.
+        flat: The flat queries of its code.
+        below: The ids of the trajectories of its code's recursive queries.
+        lines: The turn's lines of the transcript.
+    """
     call_id = f"call_{number}"
-    flat = [{name: query[name] for name in FLAT_FIELDS if name in query} for query in queries if id(query) not in ids]
+    output = next((line["output"] for line in lines if line["status"] == "output"), turn.get("output") or "")
     extra = {**({"llm_queries": flat} if flat else {}), **({"failed": True} if turn.get("failed") else {})}
-    references = [{"trajectory_id": ids[id(query)]} for query in queries if id(query) in ids]
+    references = [{"trajectory_id": trajectory_id} for trajectory_id in below]
     observation = _drop_none(
         source_call_id=call_id,
-        content=turn.get("output") or "",
+        content=output,
         subagent_trajectory_ref=references or None,
         extra=extra or None,
     )
     usage = turn.get("usage")
+    metrics = _build_metrics(usage) if usage and usage["calls"] else {}
+    tokens = next((line["logprobs"] for line in reversed(lines) if line.get("logprobs")), None)
+    if metrics and tokens is not None:
+        metrics["metrics"]["logprobs"] = [token["logprob"] for token in tokens]
     return _drop_none(
         source="agent",
         message="",
@@ -153,7 +210,7 @@ def _build_step(turn: Json, number: int, queries: list[Json], ids: dict[int, str
             {"tool_call_id": call_id, "function_name": "python", "arguments": {"code": turn.get("code") or ""}}
         ],
         observation={"results": [observation]},
-        **(_build_metrics(usage) if usage and usage["calls"] else {}),
+        **metrics,
     )
 
 

@@ -41,11 +41,13 @@ class ModelPython:
     Attributes:
         interpreter: The sandbox.
         history: The value of the variable `history` in the code, a list of messages; None for no such variable.
+        output: All output of the last turn. The turn itself has at most OUTPUT_CHARACTERS of it.
     """
 
     def __init__(self, interpreter: Interpreter) -> None:
         self.interpreter = interpreter
         self.history: list[dict[str, Any]] | None = None
+        self.output = ""
         self._queries: Queries
         self._context = NO_CONTEXT
         self._name = ""  # of the context in the sandbox
@@ -67,10 +69,12 @@ class ModelPython:
 
         Return the answer, or None if the code did not submit one of the type. Raises the errors of `run`.
         """
+        self.output = ""
         if not blocks:
             turn |= {"output": NO_CODE, "failed": True}
         for block in blocks:
             output, result = await self.run(block)
+            self.output = "\n".join(filter(None, (self.output, output)))
             _add_output(turn, output)
             if result is None:
                 turn["failed"] = True

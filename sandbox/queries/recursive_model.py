@@ -192,6 +192,8 @@ class Conversation:
                 await self._compact(query, session, turn)
                 blocks = await self._reply(query, session, turn)
                 submission = await self._python.run_turn(blocks, turn, answer_type)
+                if session.transcript is not None and len(self._python.output) > OUTPUT_CHARACTERS:
+                    session.transcript.add_output(query, self._python.output)
                 if submission is not None:
                     self._outcome = turn["output"]
                     return submission.value

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from ..caller import name_parameter
@@ -19,6 +20,7 @@ from ..wire.nonfinite import replace_nonfinite
 from .answer_cache import AnswerCache, build_question
 from .budget import NO_ESTIMATE, Budget, Estimate, Usage
 from .events import OnEvent, RlmEvent
+from .transcript import Transcript, list_options
 
 FLAT_KIND = "llm_query"  # kind of a query that asks one question
 # Role and content, as in OpenAI's chat API. The content is a text, or a list of parts with texts and images.
@@ -144,6 +146,9 @@ class Query:
     is_plain: bool = False
     query_count: int = 0
     query_usage: Usage = field(default_factory=Usage)
+    id: str = ""  # set if the session has a transcript
+    parent_id: str = ""
+    sent: list[Message] = field(default_factory=list[Message])  # the last request's messages and its answer
 
     def __str__(self) -> str:
         return f"{self.kind} at depth {self.depth}, {self.model}"
@@ -166,6 +171,8 @@ class Query:
             "seconds": round(self.seconds, 6),
             **asdict(self.usage),
         }
+        if self.id:
+            record["id"] = self.id
         if self.turn:
             record["turn"] = self.turn
         if self.cached:
@@ -210,6 +217,7 @@ class QuerySession:
         cache: Answers that need no request, or None.
         on_event: Called with each event, or None. If it raises an exception, no further question is asked, and the
             execution raises the exception.
+        transcript: Saves the whole requests, or None.
         index: Number of the execution in its run.
         queries: Records of the top-level queries.
     """
@@ -223,6 +231,7 @@ class QuerySession:
     deadline: float | None = None
     cache: AnswerCache | None = None
     on_event: OnEvent | None = None
+    transcript: Transcript | None = None
     index: int = 0
     queries: list[Query] = field(default_factory=list[Query])
 
@@ -270,6 +279,19 @@ class QuerySession:
 
         Raises BudgetExceeded, DeadlineExceeded and QueryError.
         """
+        if self.transcript is None:
+            return await self._ask(model, messages, query, options)
+        started_at, asked = time.monotonic(), list_options(model.fingerprint().get("sampling", {}), options)
+        add = partial(self.transcript.add_request, model.name, messages, asked, query)
+        try:
+            answer = await self._ask(model, messages, query, options)
+        except RlmBatchError as error:
+            add(error, time.monotonic() - started_at)
+            raise
+        add(answer, time.monotonic() - started_at)
+        return answer
+
+    async def _ask(self, model: Model, messages: list[Message], query: Query, options: RequestOptions) -> Answer:
         if self.cache is None:
             return await self._request(model, messages, query, options)
         self.check_seconds_left()
@@ -330,6 +352,8 @@ class QuerySession:
     async def run_recorded(self, query: Query, parent: Query | None, work: Callable[[], Awaitable[str]]) -> str:
         """Run a query's work and record the query."""
         self._asked += 1
+        if self.transcript is not None:
+            self.transcript.name_query(query, parent)
         if self._recorded < MAX_RECORDED_QUERIES:
             self._recorded += 1
             (self.queries if parent is None else parent.children).append(query)

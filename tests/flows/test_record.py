@@ -1,0 +1,134 @@
+"""`record="full"`: whole requests in the ledger, and their exports."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_batch import LanguageModel, LocalSandbox, RlmAnswer, batch, rlm
+from rlm_batch.flows.reporting.conversations import write_conversations
+from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
+from rlm_batch.flows.reporting.trajectories import write_trajectories
+from rlm_batch.sandbox.errors import ConfigurationError
+
+from ..infra.scripted_turns import make_script
+from ..standins.openai_chat import ChatServer
+
+pytestmark = pytest.mark.anyio
+
+NAME = "openai/gpt-4o-mini"
+KEY = "sk-model-4711-abcdefghijkl"
+TOKEN = "tok-of-the-service-0815"
+PROMPT = "Which number? " + "x" * 1000
+ANSWER = "It is 42. " * 100
+TURNS = make_script(
+    ("Turns left: 18.", "SUBMIT('forty-two')"),
+    ("part of it", "SUBMIT('a part')"),
+    ("Turns left: 19.", "rlm_query('What is part of it?', context='part')"),
+    ("", "print('y' * 50_000)\nprint(llm_query('Which number? ' + 'x' * 1000))"),
+)
+
+
+@pytest.fixture(autouse=True)
+def credentials(chat: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the address and key that LiteLLM uses by default."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
+    monkeypatch.setenv("OPENAI_API_BASE", chat.url)
+    chat.rule("Which number", ANSWER)
+    chat.script = TURNS
+
+
+def read_lines(ledger: str, pattern: str) -> Iterator[dict[str, Any]]:
+    for part in sorted(Path(ledger).glob(pattern)):
+        yield from map(json.loads, part.read_text("utf-8").splitlines())
+
+
+def export(answer: RlmAnswer, file: Path) -> list[dict[str, Any]]:
+    write_conversations(open_run_ledger(answer.results_path), file)
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+async def test_conversations_have_whole_prompts_answers_and_the_outcome(chat: ChatServer, tmp_path: Path) -> None:
+    answer = await rlm("What is the number?", NAME, "text " * 2_000, record="full")
+    whole, flat, deep = export(answer, tmp_path / "messages.jsonl")
+    sent = [request.body["messages"] for request in chat.requests]
+    assert whole["messages"][:-1] == sent[-1]
+    assert whole["messages"][-1] == {
+        "role": "assistant",
+        "content": "Let me see.\n\n```python\nSUBMIT('forty-two')\n```",
+    }
+    assert [message["role"] for message in whole["messages"]] == ["system", *["user", "assistant"] * 3]
+    assert flat["messages"] == [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": ANSWER}]
+    assert deep["messages"][1]["content"].startswith("What is part of it?")
+    assert [(one["kind"], one["depth"]) for one in (whole, flat, deep)] == [
+        ("rlm_query", 1), ("llm_query", 2), ("rlm_query", 2)
+    ]  # fmt: skip
+    assert flat["parent"] == deep["parent"] == whole["query"]
+    assert (whole["execution"], whole["status"], whole["outputs"]) == (0, "succeeded", {"answer": "forty-two"})
+    assert whole["variables"] == {"query": "What is the number?"}  # The context is too long.
+    assert sum(one["usage"]["calls"] for one in (whole, flat, deep)) == answer.queries.calls == 5
+    lines = [line for line in read_lines(answer.results_path, "requests-*.jsonl") if line["status"] == "request"]
+    # Each message is in the ledger once: a request has only the new ones.
+    assert [len(line["messages"]) for line in lines if line["depth"] == 1] == [2, 1, 1]
+
+
+async def test_a_trajectory_has_the_instructions_whole_outputs_and_whole_flat_queries(tmp_path: Path) -> None:
+    answer = await rlm("What is the number?", NAME, record="full")
+    write_trajectories(open_run_ledger(answer.results_path), tmp_path / "out")
+    document = json.loads((tmp_path / "out" / "trajectory-0.json").read_text("utf-8"))
+    system, user, first, *_ = document["steps"]
+    assert (system["source"], system["message"][:20]) == ("system", "You answer a questio")
+    assert (user["source"], user["message"]) == ("user", "What is the number?")
+    (result,) = first["observation"]["results"]
+    assert result["content"] == "y" * 50_000 + "\n" + ANSWER
+    (flat,) = result["extra"]["llm_queries"]
+    assert (flat["messages"], flat["answer"]) == ([{"role": "user", "content": PROMPT}], ANSWER)
+    assert answer.trajectory[0]["output"].count("y") < 10_000
+
+
+async def test_credentials_are_in_no_request_and_no_export(chat: ChatServer, tmp_path: Path) -> None:
+    await LanguageModel(model=NAME, api_key=KEY, api_base=chat.url).save("keyed", overwrite=True)  # type: ignore[misc]
+    await LocalSandbox(environment={"SERVICE_TOKEN": TOKEN}).save("secret", overwrite=True)  # type: ignore[misc]
+    chat.rule("token", f"The key is {KEY}, I think.")
+    chat.script = make_script(
+        ("Turns left: 19.", "SUBMIT('done')"),
+        ("", "import os\nx = llm_query('token ' + os.environ['SERVICE_TOKEN'])"),
+    )
+    answer = await rlm("q", "language-model/keyed", provider="local-sandbox/secret", record="full")
+    assert TOKEN in chat.requests[1].text  # The model was sent what the code asked.
+    conversations = export(answer, tmp_path / "messages.jsonl")
+    assert conversations[1]["messages"] == [
+        {"role": "user", "content": "token [...]"},
+        {"role": "assistant", "content": "The key is [...], I think."},
+    ]
+    (part,) = Path(answer.results_path).glob("requests-*.jsonl")
+    for text in (part.read_text("utf-8"), (tmp_path / "messages.jsonl").read_text("utf-8")):
+        assert KEY not in text
+        assert TOKEN not in text
+
+
+async def test_by_default_only_summaries_are_kept(tmp_path: Path) -> None:
+    answer = await rlm("What is the number?", NAME)
+    assert not list(Path(answer.results_path).glob("requests-*"))
+    assert "id" not in answer.queries.tree[0]
+    with pytest.raises(ConfigurationError, match="only runs with record='full'"):
+        export(answer, tmp_path / "messages.jsonl")
+    write_trajectories(open_run_ledger(answer.results_path), tmp_path / "out")
+
+
+async def test_a_resumed_run_keeps_earlier_conversations_and_exports_each_once(
+    chat: ChatServer, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"record": "full", "results_path": str(tmp_path / "run"), "language_model": NAME}
+    chat.script = None
+    chat.rule("", "fine")
+    await batch(["SUBMIT(a=llm_query('one'))"], **options)
+    results = await batch(["SUBMIT(a=llm_query('one'))", "SUBMIT(b=llm_query('two'))"], **options)
+    assert len(results) == chat.stats.requests == 2
+    write_conversations(open_run_ledger(str(tmp_path / "run")), tmp_path / "messages.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "messages.jsonl").read_text("utf-8").splitlines()]
+    assert [(line["execution"], line["messages"][0]["content"], line["outputs"]) for line in lines] == [
+        (0, "one", {"a": "fine"}), (1, "two", {"b": "fine"})
+    ]  # fmt: skip
