@@ -14,7 +14,7 @@ from rlm_batch.flows.reporting.trajectories import write_trajectories
 from rlm_batch.sandbox.errors import ConfigurationError
 
 from ..infra.scripted_turns import make_script
-from ..standins.openai_chat import ChatServer
+from ..standins.openai_chat import ChatServer, Reply
 
 pytestmark = pytest.mark.anyio
 
@@ -107,6 +107,25 @@ async def test_credentials_are_in_no_request_and_no_export(chat: ChatServer, tmp
     for text in (part.read_text("utf-8"), (tmp_path / "messages.jsonl").read_text("utf-8")):
         assert KEY not in text
         assert TOKEN not in text
+
+
+async def test_log_probabilities_are_kept_unless_they_spell_a_credential(chat: ChatServer, tmp_path: Path) -> None:
+    model = LanguageModel(model=NAME, api_key=KEY, api_base=chat.url, options={"logprobs": True})
+    await model.save("probable", overwrite=True)  # type: ignore[misc]
+    chat.script = lambda request: (
+        Reply(f"{KEY} it is", logprobs=True) if "the key" in request.text else Reply("two words", logprobs=True)
+    )
+    (result,) = await batch(
+        ["SUBMIT(a=llm_query_batched(['a', 'the key']))"], language_model="language-model/probable", record="full"
+    )
+    assert chat.requests[0].body["logprobs"] is True
+    assert result.a == ["two words", "[...] it is"]
+    (ledger,) = (tmp_path / "results").glob("*-*")
+    write_conversations(open_run_ledger(str(ledger)), tmp_path / "messages.jsonl")
+    first, second = [json.loads(line) for line in (tmp_path / "messages.jsonl").read_text("utf-8").splitlines()]
+    assert [(token["token"], token["logprob"]) for token in first["logprobs"][0]] == [("two", -0.5), ("words", -0.5)]
+    assert first["options"] == {"logprobs": True}
+    assert "logprobs" not in second
 
 
 async def test_by_default_only_summaries_are_kept(tmp_path: Path) -> None:
