@@ -38,10 +38,12 @@ from rlm_batch import (
     Result,
     RlmAnswer,
     RlmAnswers,
+    SessionAnswer,
     SweepReport,
     Volume,
     batch,
     chunks,
+    open_rlm,
     reap,
     rlm,
     run_code,
@@ -145,6 +147,9 @@ with LocalInterpreter(isolation="landlock", memory_mib=512, environment={"A": "b
 
 
 async def run_steps() -> bytes:
+    async with open_rlm("openai/gpt-4o-mini", LocalSandbox(), output_type=int, max_cost=1, timeout=None) as session:
+        reply: SessionAnswer = await session.ask("how many?", context={"a": 1})
+        print(reply.value, reply.text, session.queries.cost)
     async with AsyncLocalInterpreter(memory_mib=512, tools={"double": double}) as interpreter:
         first: Result = await interpreter.execute(double_later, {"x": 2}, on_output=print)
         await interpreter.reset()
