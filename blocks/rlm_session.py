@@ -75,12 +75,14 @@ class RlmSession:
         settings: RecursionSettings,
         context: tuple[Any, str | None],
         timeout: float | None,
+        sub_model: LanguageModelSettings | str | None,
         keywords: dict[str, Any],
     ) -> None:
         self.answers: list[SessionAnswer] = []
         self._provider = provider
         self._settings = settings
         self._timeout = timeout
+        self._access = {"recursion": settings, "sub_model": sub_model}
         self._keywords = keywords
         self._lock = asyncio.Lock()  # One question at a time.
         self._sandbox: _SessionSandbox | None = None
@@ -90,7 +92,7 @@ class RlmSession:
         self._context: QueryContext | None = None  # the source in the open sandbox
         unsaved = make_unsaved_provider(provider) if isinstance(provider, str) else provider
         if unsaved is not None:  # Report a wrong keyword at once.
-            self._sandbox = _SessionSandbox(unsaved, settings, keywords)
+            self._sandbox = _SessionSandbox(unsaved, self._access, keywords)
 
     @property
     def queries(self) -> QuerySummary:
@@ -178,7 +180,7 @@ class RlmSession:
     async def _open(self) -> tuple[Interpreter, Conversation, _SessionSandbox]:
         """Return the open sandbox. Open another one if it is lost."""
         if self._sandbox is None:
-            self._sandbox = _SessionSandbox(await resolve_provider(self._provider), self._settings, self._keywords)
+            self._sandbox = _SessionSandbox(await resolve_provider(self._provider), self._access, self._keywords)
         sandbox = self._sandbox
         if self._interpreter is not None and not self._interpreter.is_alive:
             await sandbox.shutdown()
@@ -239,11 +241,11 @@ class _SessionSandbox(AsyncProviderInterpreter):
 
     is_recursive = True
 
-    def __init__(self, provider: SandboxProvider, settings: RecursionSettings, keywords: dict[str, Any]) -> None:
+    def __init__(self, provider: SandboxProvider, access: dict[str, Any], keywords: dict[str, Any]) -> None:
         self.entry = PROVIDERS[provider.provider_name]
         given = {name: getattr(provider, name) for name in provider.model_fields_set}
         super().__init__(timeout=None, **keywords, **given)
-        self._limits["recursion"] = settings
+        self._limits |= access
 
     async def open(self) -> Interpreter:
         return await self._start()
@@ -260,6 +262,7 @@ def open_rlm(
     *,
     context: Any = None,
     context_volume_path: str | None = None,
+    sub_model: LanguageModelSettings | str | None = None,
     instructions: str = "",
     system_prompt: str = "",
     output_type: Any = None,
@@ -279,6 +282,7 @@ def open_rlm(
         context: What the questions are about, the variable `context` of the model's code: a text, a list, a dict, or
             the `pathlib.Path` of a text file. A list of paths becomes a dict of names and texts. Default: none.
         context_volume_path: Path of a text on the provider's volume, in the place of `context`. Default: none.
+        sub_model: The model for `llm_query`, named as `language_model`. Default: that of `language_model`.
         instructions: Text to add to the model's instructions. Default: none.
         system_prompt: Text in the place of the model's instructions. Default: the built-in text.
         output_type: Type of the answers, as for `rlm`. Default: any JSON value.
@@ -317,7 +321,7 @@ def open_rlm(
         compact_tokens=compact_tokens,
     )
     source = _check_context(context, context_volume_path)
-    return RlmSession(provider, settings, source, timeout, {"language_model": language_model, **keywords})
+    return RlmSession(provider, settings, source, timeout, sub_model, {"language_model": language_model, **keywords})
 
 
 def _check_context(context: Any, volume_path: str | None) -> tuple[Any, str | None]:

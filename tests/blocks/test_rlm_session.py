@@ -48,13 +48,14 @@ async def test_names_and_messages_persist_from_question_to_question(chat: ChatSe
         ("Turns left: 19", "SUBMIT(count)"),
         ("", "count = len(context.split())\nprint(llm_query('How many words?'))"),
     )
-    async with open_rlm(NAME, "local:none", context="a b c") as session:
+    async with open_rlm(NAME, "local:none", context="a b c", sub_model="openai/gpt-4o") as session:
         first = await session.ask("how many words?")
         second = await session.ask("and doubled?")
     assert (first.value, first.text, str(second), second.value) == (3, "3", "6", 6)
     assert [turn["output"] for turn in first.trajectory] == ["three", "FINAL: 3"]
     assert (first.queries.calls, second.queries.calls) == (3, 1)
     assert [query["kind"] for query in first.queries.tree] == ["rlm_query"]
+    assert [request.model for request in chat.requests] == ["gpt-4o-mini", "gpt-4o", "gpt-4o-mini", "gpt-4o-mini"]
     assert session.answers == [first, second]
     total = session.queries
     assert (total.calls, total.asked, total.prompt_tokens) == (4, 3, chat.stats.prompt_tokens)

@@ -378,3 +378,17 @@ async def test_failed_turns_in_a_row_end_the_query(chat):
     assert found.error is not None
     assert "failed in 3 turns in a row (max_errors)" in str(found.error)
     assert found.queries.calls == len(found.trajectory) == 3
+
+
+async def test_a_long_question_of_the_flow_is_summarized(chat):
+    replies = iter(
+        [
+            format_turn("found = 7\nprint('word ' * 2000)"),
+            "The variable found is set.",
+            format_turn("SUBMIT([found, len(history)])"),
+        ]
+    )
+    chat.script = lambda _: next(replies)
+    answer = await rlm("which?", NAME, compact_tokens=1000)
+    assert (answer.value, answer.queries.calls) == ([7, 3], 3)
+    assert answer.trajectory[1]["summary"] == "The variable found is set."
