@@ -231,7 +231,7 @@ def _spell_bounds(text: str) -> str | None:
 def _list_range(bounds: str) -> list[str] | None:
     """Return the words for the integers from LOW..HIGH or LOW..HIGH:STEP, or None if they are not a few integers."""
     match = BOUNDS.fullmatch(bounds)
-    numbers = [read_word(match[word] or "1") for word in ("low", "high", "step")] if match else [""]
+    numbers: list[Any] = [read_word(match[word] or "1") for word in ("low", "high", "step")] if match else [""]
     if not match or "log" in match["kinds"] or not all(type(number) is int for number in numbers) or numbers[2] < 1:
         return None
     values = range(numbers[0], numbers[1] + 1, numbers[2])

@@ -205,8 +205,9 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         check_variables(code, search.space.alternatives, needs_all=needs_all)
         check_judge(options.read_check(), search.space.alternatives)
         is_sharded = options.shards is not None
-        for line in search.space.describe() if report is not None else ():
-            report(line)
+        if report is not None:
+            for line in search.space.describe():
+                report(line)
         return Plan(
             options=options,
             total=search.trials,

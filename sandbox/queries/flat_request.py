@@ -3,6 +3,10 @@
 The driver gives users better messages. These checks hold if the code forges a call.
 """
 
+# The values are JSON or types of any kind, which only checks at run time can tell apart.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownParameterType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import itertools
@@ -71,7 +75,7 @@ def read_options(
 
 def build_messages(prompt: Prompt, system: str | None, images: list[str]) -> list[Message]:
     """Return the messages of one question; the images go with the last message. The arguments have been checked."""
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if images:
         last = messages[-1]
         content = last["content"]

@@ -227,7 +227,7 @@ def test_dspys_callbacks_see_each_operation_as_for_its_own_interpreters(protocol
         assert tool_ends == [4, refused]
         ends = [event[1] for event in recorder.events if len(event) == 2 and event[0] == "execute"]
         assert (ends[0], *map(type, ends[1:])) == (4, protocol.CodeExecutionError, ValueError)
-    with factory(**settings)(tools, callbacks=recorders[:1]) as interpreter:
+    with factory(**settings)(tools, callbacks=[recorders[0]]) as interpreter:
         interpreter.execute("look_up(1)")
     assert ("tool_call", hit) in recorders[0].events
 

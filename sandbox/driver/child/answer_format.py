@@ -1,5 +1,9 @@
 """The format of a model's answer: a JSON schema or a type, for which code gets a value instead of a text."""
 
+# The values are JSON or types of any kind, which only checks at run time can tell apart.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownParameterType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from ...wire.strict_json import loads

@@ -1,5 +1,9 @@
 """The messages, images and options that code passes to `llm_query`, as the host takes them."""
 
+# The values are JSON or types of any kind, which only checks at run time can tell apart.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownParameterType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import os
@@ -46,7 +50,8 @@ class QueryOptions:
             ("temperature", temperature, (int, float), 0),
             ("max_tokens", max_tokens, int, 1),
         ):
-            if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+            passed: Any = value
+            if passed is not None and (not isinstance(passed, kinds) or isinstance(passed, bool)):
                 wanted = "text" if kinds is str else "whole number" if kinds is int else "number"
                 raise TypeError(f"{name}: {argument} is {add_article(type(value).__name__)}: pass a {wanted}")
             if value is not None and least is not None and not value >= least:  # type: ignore[reportOperatorIssue]
@@ -68,7 +73,7 @@ class QueryOptions:
 def read_prompt(name: str, argument: str, prompt: Any, images: Any = None, *, takes_messages: bool = True) -> Prompt:
     """Return a prompt for the host: a text, or a list of messages. Raises TypeError, ValueError and OSError."""
     if takes_messages and isinstance(prompt, (list, tuple)) and prompt:
-        messages = [_read_message(name, f"{argument}[{place}]", item) for place, item in enumerate(prompt)]
+        messages: list[dict[str, Any]] = [_read_message(name, f"{argument}[{place}]", item) for place, item in enumerate(prompt)]
     elif isinstance(prompt, str):
         if images is None:
             return prompt

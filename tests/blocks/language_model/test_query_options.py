@@ -28,7 +28,8 @@ JPEG = b"\xff\xd8\xff\xe0" + bytes(20)
 
 
 def model(chat: ChatServer, **settings: Any) -> LanguageModel:
-    return LanguageModel(**{"model": NAME, "api_key": "sk-x", "api_base": chat.url, **settings})
+    defaults: dict[str, Any] = {"model": NAME, "api_key": "sk-x", "api_base": chat.url}
+    return LanguageModel(**{**defaults, **settings})
 
 
 @pytest.fixture

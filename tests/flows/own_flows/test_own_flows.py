@@ -251,10 +251,12 @@ def test_tasks_of_other_task_runners_can_use_our_flows_and_results(
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a short path, for Ray's sockets
         monkeypatch.setenv("RAY_TMPDIR", short)
         command = [sys.executable, "pooled.py", runner]
+        done = None
         for _ in range(3):  # Ray gives up after 30 s if a busy machine starts its processes slowly.
             done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
             if "timed out during startup" not in done.stderr:
                 break
+    assert done is not None
     assert done.returncode == 0, done.stderr[-3000:]
     assert "([0, 0], {'y': 4})" in done.stdout.splitlines()
 

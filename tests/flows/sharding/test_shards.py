@@ -169,7 +169,9 @@ async def test_a_check_judges_the_chunks_of_shards_and_not_the_reduction(shared)
         reduce="SUBMIT(total=sum(fields['total'] for fields in results.values()))",
     )  # fmt: skip
     assert [report[i].outputs for i in "01"] == [{"total": 3}, {"total": 0}]
-    assert report["1"].meta.judged["outputs"] == {"total": 7}
+    judged = report["1"].meta.judged
+    assert judged is not None
+    assert judged["outputs"] == {"total": 7}
     assert report.reduction is not None
     assert report.reduction.outputs == {"total": 3}
 

@@ -45,6 +45,9 @@ class GatedModel:
     ) -> Estimate:
         return Estimate(10, 5)
 
+    async def find_prompt_limit(self) -> int | None:
+        return None
+
     def fingerprint(self) -> dict[str, Any]:
         return self.settings
 

@@ -28,6 +28,9 @@ class LengthModel:
     ) -> Estimate:
         return Estimate(10, 5)
 
+    async def find_prompt_limit(self) -> int | None:
+        return None
+
     def fingerprint(self) -> dict[str, Any]:
         return {"model": self.name}
 
