@@ -73,7 +73,9 @@ class QueryOptions:
 def read_prompt(name: str, argument: str, prompt: Any, images: Any = None, *, takes_messages: bool = True) -> Prompt:
     """Return a prompt for the host: a text, or a list of messages. Raises TypeError, ValueError and OSError."""
     if takes_messages and isinstance(prompt, (list, tuple)) and prompt:
-        messages: list[dict[str, Any]] = [_read_message(name, f"{argument}[{place}]", item) for place, item in enumerate(prompt)]
+        messages: list[dict[str, Any]] = [
+            _read_message(name, f"{argument}[{place}]", item) for place, item in enumerate(prompt)
+        ]
     elif isinstance(prompt, str):
         if images is None:
             return prompt
