@@ -34,6 +34,20 @@ def test_a_question_about_a_file_prints_answer_usage_and_path(
     assert re.fullmatch(failed, turns[0])
     assert turns[1].startswith("turn 2: Let me see. -> FINAL: 'done' (")
 
+    questions = ("--queries", "questions.txt", "--record", "full", "--results-path", "all")
+    (tmp_path / "questions.txt").write_text("Which?\nWhat?\n")
+    done = run("rlm", *questions, *MODEL)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("question ")]
+    assert sorted(line.partition(": ")[0] for line in lines) == [
+        f"question {number}, turn {turn}" for number in (0, 1) for turn in (1, 2)
+    ]
+    assert run("report", "all", "--messages", "messages.jsonl").returncode == 0
+    conversations = [json.loads(line) for line in (tmp_path / "messages.jsonl").read_text().splitlines()]
+    assert [(line["execution"], line["kind"]) for line in conversations] == [
+        (0, "rlm_query"), (0, "llm_query"), (1, "rlm_query"), (1, "llm_query")
+    ]  # fmt: skip
+
     openai.script = make_script(("", "print('found it')"))
     done = run("rlm", "q", *MODEL, "--max-llm-calls", "1")
     assert done.returncode == 1

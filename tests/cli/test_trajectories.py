@@ -102,6 +102,11 @@ def test_an_impossible_export_is_refused_with_one_sentence(root: Path, run: Run,
         (root / "file" / "out", f"{root}/file is not a directory: name"),
     ):
         assert text in refused("report", "quick-fox", "--atif", directory)
+    assert "--messages is empty" in refused("report", "quick-fox", "--messages", "")
+    done = run("report", "quick-fox", "--messages", root / "messages.jsonl")
+    assert done.returncode == 2
+    assert "has no conversations: only runs with record='full' (--record full)" in done.stderr
+    assert not (root / "messages.jsonl").exists()
     done = run("report", "quick-fox", "--atif", root / "out")
     assert done.returncode == 2
     assert "has no trajectories: only runs that use rlm or rlm_query have them" in done.stderr
