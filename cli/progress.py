@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from ..flows.listener import FlowListener
+from ..flows.reporting.groups import GroupCollector
 from ..flows.reporting.summary import BestTrials
 from ..flows.rlm import NOUN as QUESTION
 from ..sandbox.errors import NotRun
@@ -38,6 +39,7 @@ class ProgressDisplay(FlowListener):
 
     def __init__(self) -> None:
         self._best = BestTrials(ReportSpec())
+        self._groups: GroupCollector | None = None
         self._console = Console(stderr=True)
         self._live = self._console.is_terminal
         self._progress = Progress(
@@ -82,6 +84,8 @@ class ProgressDisplay(FlowListener):
         self._total, self.results_path = total, results_path
         self._best = BestTrials(report_spec)
         self._noun = report_spec.noun
+        if report_spec.repeats is not None:
+            self._groups = GroupCollector(report_spec.repeats, report_spec.aggregate)
         self._started_at = self._printed_at = time.monotonic()
         self._print(f"{total} execution{'s' if total != 1 else ''} {environment}")
         self._progress.reset(self._task, total=total, description="running", counts="")
@@ -115,8 +119,9 @@ class ProgressDisplay(FlowListener):
         self._failed += isinstance(outcome, Failure) and not was_skipped
         self._cached += cached
         self._pruned += outcome.meta.pruned
-        if isinstance(outcome, Result):
-            self._best.consider(outcome)
+        row = outcome if self._groups is None or outcome.meta.group is None else self._groups.add(outcome)
+        if isinstance(row, Result):
+            self._best.consider(row)
         self._running.discard(-1 if outcome.meta.index is None else outcome.meta.index)
         # The lane starts its next execution now. A line before that start would count one running execution too few.
         if self._live or cached or self._done + len(self._running) >= self._total:

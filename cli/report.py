@@ -19,11 +19,12 @@ from ..flows.reporting.html import render_html
 from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
 from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows, describe_usage
 from ..flows.reporting.summary import RunSummary
-from ..flows.reporting.table import BEST_MARK, PARETO_MARK
+from ..flows.reporting.table import BEST_MARK, EXIT_NOTE, PARETO_MARK
 from ..flows.reporting.trajectories import check_directory, write_trajectories
-from ..flows.reports import describe_outcome
+from ..flows.reports import describe_outcome, get_row_number
 from ..flows.search.study import compute_importances
 from ..sandbox.errors import ConfigurationError
+from ..sandbox.outcomes.outcome_json import get_status
 from ..sandbox.outcomes.text_escape import escape_json, escape_text
 from ..sandbox.queries.budget import Usage
 from ..sandbox.result import Failure, Outcome, Result
@@ -74,7 +75,7 @@ def show_report(
     if output.is_json:
         best_numbers = {result.meta.index for result in summary.best.results}
         for outcome in reader.read_outcomes():
-            print_json(describe_outcome(outcome, is_best=outcome.meta.index in best_numbers))
+            print_json(describe_outcome(outcome, is_best=get_row_number(outcome) in best_numbers))
     else:
         rows = build_table_rows(summary)
         print_table(rows, len(rows) - 1, mark=PARETO_MARK if summary.spec.objectives else BEST_MARK)
@@ -123,7 +124,9 @@ def show_execution(run: str, number: int, output: OutputFormat) -> int:
         print_json(describe_outcome(outcome))
         return 0
     meta = outcome.meta
-    status = "succeeded" if isinstance(outcome, Result) else "failed"
+    status = get_status(outcome)
+    if status == "exited":
+        status = EXIT_NOTE
     print(
         f"execution {number} {status}, {meta.seconds:.3g} s, in {escape_text(meta.provider)} {meta.isolation}".rstrip()
     )

@@ -99,7 +99,7 @@ def _print_report(report: Report, output: OutputFormat, files: list[str]) -> Non
             for row, cell in zip(rows, ["file", *files], strict=False):
                 row.insert(1, cell)
         if rows:
-            print_table(rows, len(report.outcomes), mark=report.mark)
+            print_table(rows, len(report.rows_outcomes), mark=report.mark)
         if text := report.describe():
             print(text)
         if output.shows_output:

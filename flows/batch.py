@@ -10,12 +10,13 @@ from ..blocks.storage.location import PathOrLocation
 from ..sandbox.caller import name_parameter
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome
+from ..tasks.ledger.run_record import ReportSpec
 from .inputs.conversion import Code, Items, PathText, Variables
 from .inputs.readers import check_judge, check_variables, get_column_types, read_inputs, resolve_types_of
 from .inputs.spilling import read_code_reference, read_codes
 from .inputs.tables import Report as ProgressReport
-from .parameters import CommandLineForm, FlowParameters, Options, Types
-from .plan import CodeForEach, Outcomes, Plan
+from .parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
+from .plan import CodeForEach, Outcomes, Plan, count_executions, repeat_items
 from .reports import OutcomesReport
 
 
@@ -27,7 +28,8 @@ class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
     instead of a text: its source is sent, its parameters are the variables, and its return value is submitted.
 
     Returns:
-        A `Result` for each execution, in order. With `on_failure="return"`, a `Failure` for each that failed.
+        A `Result` for each execution, in order. With `on_failure="return"`, a `Failure` for each that failed. With
+        `repeats`, the results of one input follow each other.
 
     Raises:
         ConfigurationError: A parameter is wrong. Nothing has run.
@@ -49,6 +51,7 @@ class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
         CommandLineForm("path", "Variables of each execution: JSON lines, CSV or Parquet.", is_common=True),
     ] = None
     types: Types = None
+    repeats: RepeatCount = None
 
     flow_name = "batch"
     summary = "Run Python files, or one file over many inputs, in sandboxes."
@@ -60,19 +63,23 @@ class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
         needs_all = options.prepare is None
         if not has_inputs:
             for code in codes:
-                check_variables(code, [()], needs_all=needs_all)
+                check_variables(code, [()], needs_all=needs_all, repeats=self.repeats)
             check_judge(options.read_check(), [()])
-            items = [(code, {}) for code in codes]
-            return Plan(options=options, total=len(codes), items=items, runs_each_code=True)
+            spec = ReportSpec().with_repeats(self.repeats, len(codes))
+            items = repeat_items([(code, {}) for code in codes], spec, options)
+            total = count_executions(len(codes), spec)
+            return Plan(options=options, total=total, items=items, runs_each_code=True, report_spec=spec)
         source: Any = self.inputs
         types: Any = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))
         inputs = read_inputs(source, types, report)
-        check_variables(codes[0], inputs, needs_all=needs_all)
+        check_variables(codes[0], inputs, needs_all=needs_all, repeats=self.repeats)
         check_judge(options.read_check(), inputs)
+        spec = ReportSpec().with_repeats(self.repeats, len(inputs))
         return Plan(
             options=options,
-            total=len(inputs),
-            items=CodeForEach(codes[0], inputs),
+            total=count_executions(len(inputs), spec),
+            items=repeat_items(CodeForEach(codes[0], inputs), spec, options),
+            report_spec=spec,
             column_types=get_column_types(inputs),
         )
 
@@ -104,7 +111,10 @@ class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
 
     def build_report(self, outcomes: Outcomes) -> OutcomesReport:
         """Return the outcomes, which can print themselves."""
-        return OutcomesReport(outcomes.results, outcomes.results_path)
+        spec = ReportSpec()
+        if self.repeats is not None:
+            spec = spec.with_repeats(self.repeats, len(outcomes.results) // self.repeats)
+        return OutcomesReport(outcomes.results, outcomes.results_path, spec)
 
     def get_result(self, report: OutcomesReport) -> Sequence[Outcome]:
         """Return the outcomes alone."""

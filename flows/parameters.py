@@ -373,6 +373,15 @@ Types = Annotated[
         "else as text.",
     ),
 ]
+RepeatCount = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        description="Times to run each input, point or chunk. Code that reads the variable repeat gets the number of "
+        "the repeat, from 0. By default everything runs once, without that variable.",
+    ),
+    CommandLineForm(metavar="N", is_common=True),
+]
 VolumeName = Annotated[str | None, Field(description="Volume to mount; by default the provider's, if it has one.")]
 
 SANDBOX, LIMITS, FAILURES, RESULTS, MODEL = "Sandbox", "Limits", "Failures", "Results", "Language model"

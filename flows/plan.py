@@ -9,7 +9,9 @@ from ..sandbox.queries.recursive_model import RecursionSettings
 from ..sandbox.result import Failure, Outcome
 from ..tasks.execution import Execution, FindUploads
 from ..tasks.ledger.run_record import ReportSpec
+from ..tasks.repeats import Item, RepeatedItems
 from .inputs.readers import RuleOfTypes
+from .inputs.spilling import read_text_reference
 from .parameters import Options
 from .reporting.table import format_variables
 
@@ -26,9 +28,6 @@ class Outcomes:
     results_path: str
 
 
-Item = tuple[str, dict[str, Any]]  # code and its variables
-
-
 @dataclass(frozen=True, slots=True)
 class CodeForEach:
     """One piece of code with each of many inputs. It can be read again, for a flow run that Prefect retries."""
@@ -38,6 +37,19 @@ class CodeForEach:
 
     def __iter__(self) -> Iterator[Item]:
         return ((self.code, variables) for variables in self.inputs)
+
+
+def repeat_items(items: Iterable[Item], spec: ReportSpec, options: Options) -> Iterable[Item]:
+    """Return each item as often as the spec says, with the number of the repeat where the code reads it."""
+    if spec.repeats is None:
+        return items
+    prepare = None if options.prepare is None else read_text_reference(options.prepare)
+    return RepeatedItems(items, spec.repeats.count, prepare)
+
+
+def count_executions(count: int, spec: ReportSpec) -> int:
+    """Return the number of executions of so many items."""
+    return count if spec.repeats is None else spec.repeats.total
 
 
 Label = Callable[[Execution], str]

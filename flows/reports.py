@@ -1,13 +1,14 @@
 """The base class of the flows' reports, which print as a table, as text and as JSON."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ..sandbox.outcomes.outcome_json import outcome_to_json
+from ..sandbox.outcomes.outcome_json import get_status, outcome_to_json
 from ..sandbox.result import MaybeNone, Outcome, Result
-from ..tasks.ledger.run_record import Direction
+from ..tasks.ledger.run_record import Direction, ReportSpec
 from .reporting.export import build_data_frame
+from .reporting.groups import describe_repeats, group_outcomes, list_hidden_fields
 from .reporting.pass_at_k import PassAtK, pass_at_k
 from .reporting.table import BEST_MARK, PARETO_MARK, align_rows, format_rows, render_outcomes
 from .search.plan import parse_objectives
@@ -18,10 +19,15 @@ def describe_outcome(outcome: Outcome, *, is_best: bool = False) -> dict[str, An
     """Return an outcome as an object for JSON: its number, its status and its record in the ledger."""
     return {
         "index": outcome.meta.index,
-        "status": "succeeded" if isinstance(outcome, Result) else "failed",
+        "status": get_status(outcome),
         **({"best": True} if is_best else {}),
         **outcome_to_json(outcome),
     }
+
+
+def get_row_number(outcome: Outcome) -> int | None:
+    """Return the number of an outcome's row in the table: its group's with repeats, otherwise its own."""
+    return outcome.meta.index if outcome.meta.group is None else outcome.meta.group
 
 
 class Report:
@@ -35,6 +41,16 @@ class Report:
     def outcomes(self) -> Sequence[Outcome]:
         """Every outcome, in order."""
         raise NotImplementedError
+
+    @property
+    def report_spec(self) -> ReportSpec:
+        """The objectives and the repeats."""
+        return ReportSpec()
+
+    @property
+    def rows_outcomes(self) -> Sequence[Outcome]:
+        """The outcomes that have a row in the table: every one, or with repeats one for each group."""
+        return self.outcomes
 
     @property
     def best_trials(self) -> Sequence[Result]:
@@ -56,23 +72,31 @@ class Report:
         Returns:
             A list of cells for each row.
         """
-        return format_rows(self.outcomes, self.best_trials, limit, mark=self.mark, shows_output=shows_output)
+        return format_rows(
+            self.rows_outcomes, self.best_trials, limit, mark=self.mark, shows_output=shows_output,
+            hidden=self._list_hidden(),
+        )  # fmt: skip
+
+    def _list_hidden(self) -> set[str]:
+        return set() if self.report_spec.repeats is None else list_hidden_fields(self.rows_outcomes, self.report_spec)
 
     def describe(self) -> str:
         """Return the text to print below the table, or instead of it. The text may be empty."""
-        return ""
+        return describe_repeats(self.report_spec)
 
     def list_notes(self) -> list[str]:
         """Return sentences about the outcomes that a person should read."""
-        silent = sum(
-            isinstance(outcome, Result) and not (outcome.meta.submitted or outcome.meta.pruned)
-            for outcome in (self.outcomes if self.expects_fields else ())
-        )
-        if not silent:
-            return []
-        subject = "execution" if silent == 1 else "executions"
-        pronoun = "it has" if silent == 1 else "they have"
-        return [f"{silent} {subject} did not call SUBMIT, so {pronoun} no fields"]
+        counts = {"did not call SUBMIT": 0, "called sys.exit before SUBMIT": 0}
+        for outcome in self.outcomes if self.expects_fields else ():
+            if isinstance(outcome, Result) and not (outcome.meta.submitted or outcome.meta.pruned):
+                reason = "called sys.exit before SUBMIT" if outcome.meta.exited else "did not call SUBMIT"
+                counts[reason] += 1
+        return [
+            f"{count} {'execution' if count == 1 else 'executions'} {reason}, so "
+            f"{'it has' if count == 1 else 'they have'} no fields"
+            for reason, count in counts.items()
+            if count
+        ]
 
     def pass_at_k(self, k: int, field: str = "passed", by: str | Sequence[str] | None = None) -> PassAtK:
         """Return the estimate of pass@k over the inputs.
@@ -97,7 +121,7 @@ class Report:
             An iterator with a dict for each outcome: its record in the ledger, with `best` for the best trials.
         """
         best_numbers = {result.meta.index for result in self.best_trials}
-        return (describe_outcome(outcome, is_best=outcome.meta.index in best_numbers) for outcome in self.outcomes)
+        return (describe_outcome(outcome, is_best=get_row_number(outcome) in best_numbers) for outcome in self.outcomes)
 
     def to_dataframe(self) -> Any:
         """Return a pandas DataFrame with a row for each outcome.
@@ -111,7 +135,7 @@ class Report:
         return build_data_frame(self.outcomes)
 
     def _repr_html_(self) -> str:
-        return render_outcomes(self.outcomes, self.best_trials, self.mark)
+        return render_outcomes(self.rows_outcomes, self.best_trials, self.mark, self._list_hidden())
 
     def __str__(self) -> str:
         return align_rows(self.rows())
@@ -159,8 +183,19 @@ class OutcomesReport(Report):
 
     results: Sequence[Outcome]
     results_path: str
+    spec: ReportSpec = field(default_factory=ReportSpec)
+
+    @property
+    def report_spec(self) -> ReportSpec:
+        """The repeats."""
+        return self.spec
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
         """Every outcome, in order."""
         return self.results
+
+    @property
+    def rows_outcomes(self) -> Sequence[Outcome]:
+        """The outcomes that have a row in the table: every one, or with repeats one for each group."""
+        return self.results if self.spec.repeats is None else list(group_outcomes(self.results, self.spec))

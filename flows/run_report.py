@@ -1,11 +1,12 @@
 """The report on a flow run of any kind, read from its ledger."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..sandbox.result import MaybeNone, Outcome, Result
-from ..tasks.ledger.run_record import Direction
+from ..tasks.ledger.run_record import Direction, ReportSpec
+from .reporting.groups import group_outcomes
 from .reporting.ledger_reader import open_run_ledger
 from .reporting.summary import BestTrials
 from .reporting.table import MAX_SHOWN_ROWS, align_rows
@@ -28,6 +29,8 @@ class RunReport(TrialsReport):
         results_path: The ledger's directory or location.
         pareto_front: With several objectives, the results that no other beats in all of them.
         space: The space that was searched, as JSON; None without one.
+        groups: With `repeats`, a result for each input, point or chunk, with the statistics of its fields; otherwise
+            empty.
     """
 
     flow: str
@@ -39,6 +42,18 @@ class RunReport(TrialsReport):
     results_path: str
     pareto_front: Sequence[Result] = ()
     space: Any = None
+    groups: Sequence[Outcome] = ()
+    spec: ReportSpec = field(default_factory=ReportSpec)
+
+    @property
+    def report_spec(self) -> ReportSpec:
+        """The objectives and the repeats."""
+        return self.spec
+
+    @property
+    def rows_outcomes(self) -> Sequence[Outcome]:
+        """The outcomes that have a row in the table: every one, or with repeats one for each group."""
+        return self.groups or self.results
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
@@ -66,7 +81,8 @@ def load_report(run: str) -> RunReport:
     spec = record.report_spec
     best = BestTrials(spec)
     results = list(reader.read_outcomes())
-    for outcome in results:
+    rows = list(group_outcomes(results, spec))
+    for outcome in rows:
         if isinstance(outcome, Result):
             best.consider(outcome)
     return RunReport(
@@ -79,6 +95,8 @@ def load_report(run: str) -> RunReport:
         str(reader.ledger.path),
         best.results if spec.objectives else (),
         spec.space,
+        rows if spec.repeats is not None else (),
+        spec,
     )
 
 

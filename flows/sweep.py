@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -13,7 +13,7 @@ from ..blocks.storage.location import PathOrLocation
 from ..sandbox.caller import get_caller, name_parameter
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import MaybeNone, Outcome, Result
-from ..tasks.ledger.run_record import Direction, Objective, ReportSpec
+from ..tasks.ledger.run_record import Aggregate, Direction, Objective, ReportSpec
 from .inputs.conversion import Code, GridValues, Items, PathText, SpaceValues, Variables
 from .inputs.readers import (
     Grid,
@@ -27,8 +27,9 @@ from .inputs.readers import (
 )
 from .inputs.spilling import read_text_reference
 from .inputs.tables import Report as ProgressReport
-from .parameters import CommandLineForm, FlowParameters, Options, Types
-from .plan import CodeForEach, Outcomes, Plan, trial_label
+from .parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
+from .plan import CodeForEach, Outcomes, Plan, count_executions, repeat_items, trial_label
+from .reporting.groups import group_outcomes
 from .reporting.summary import BestTrials, is_nonfinite, is_score
 from .reports import TrialsReport
 from .search.plan import parse_objectives, plan_search
@@ -55,6 +56,9 @@ class SweepReport(TrialsReport):
         results_path: The ledger's directory or location.
         pareto_front: With several objectives, the results that no other beats in all of them.
         space: The space that was searched, as JSON; None for a grid or points.
+        groups: With `repeats`, a result for each point, in order; otherwise empty. A numeric field has its `aggregate`
+            over the repeats, and its statistics are further fields, such as `groups[0]["loss.std"]`: `count`, `mean`,
+            `std`, `se`, `min` and `max`. `best` is one of these results.
     """
 
     trials: Sequence[Outcome]
@@ -64,6 +68,18 @@ class SweepReport(TrialsReport):
     results_path: str
     pareto_front: Sequence[Result] = ()
     space: Any = None
+    groups: Sequence[Outcome] = ()
+    spec: ReportSpec = field(default_factory=ReportSpec)
+
+    @property
+    def report_spec(self) -> ReportSpec:
+        """The objectives and the repeats."""
+        return self.spec
+
+    @property
+    def rows_outcomes(self) -> Sequence[Outcome]:
+        """The outcomes that have a row in the table: every trial, or with repeats one for each point."""
+        return self.groups or self.trials
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
@@ -168,6 +184,14 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         int | None, Field(ge=1, description="Trials in a row without improvement that end the search.")
     ] = None
     types: Types = None
+    repeats: RepeatCount = None
+    aggregate: Annotated[
+        Aggregate,
+        Field(
+            description="Value of a point over its repeats, by which the best is found and the sampler learns: mean, "
+            "median, min or max."
+        ),
+    ] = "mean"
 
     flow_name = "sweep"
     summary = "Run a Python file over --grid, --points or --space; find the best."
@@ -183,12 +207,13 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         if self.space is None:
             types = resolve_types_of(self.points, self.types, options.locate_ledger(run_ledger))  # type: ignore[arg-type]
             points = self._list_points(types, report)
-            check_variables(code, points, needs_all=needs_all)
+            check_variables(code, points, needs_all=needs_all, repeats=self.repeats)
             check_judge(options.read_check(), points)
+            spec = spec.with_repeats(self.repeats, len(points), self.aggregate)
             return Plan(
                 options=options,
-                total=len(points),
-                items=CodeForEach(code, points),
+                total=count_executions(len(points), spec),
+                items=repeat_items(CodeForEach(code, points), spec, options),
                 label=trial_label,
                 noun="trials",
                 report_spec=spec,
@@ -202,16 +227,17 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
             stop_at=self.stop_at, stop_after=self.stop_after,
         )  # fmt: skip
         check_sampler(search)
-        check_variables(code, search.space.alternatives, needs_all=needs_all)
+        check_variables(code, search.space.alternatives, needs_all=needs_all, repeats=self.repeats)
         check_judge(options.read_check(), search.space.alternatives)
         is_sharded = options.shards is not None
         if report is not None:
             for line in search.space.describe():
                 report(line)
+        spec = spec.with_repeats(self.repeats, search.trials, self.aggregate)
         return Plan(
             options=options,
-            total=search.trials,
-            items=CodeForEach(code, DrawnPoints(search)),
+            total=count_executions(search.trials, spec),
+            items=repeat_items(CodeForEach(code, DrawnPoints(search)), spec, options),
             execute=None if is_sharded else partial(execute_search, search, code),
             label=trial_label,
             noun="trials",
@@ -240,6 +266,15 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
             raise ConfigurationError(
                 f"{name_parameter('pruner')} ends trials by values that the code reports about itself, and with "
                 f"{name_parameter('check')} only the check judges: leave one of them out"
+            )
+        if self.repeats is None and self.aggregate != "mean":
+            raise ConfigurationError(
+                f"{name_parameter('aggregate')} needs {name_parameter('repeats')}: pass both, or leave it out"
+            )
+        if self.repeats is not None and self.pruner is not None:
+            raise ConfigurationError(
+                f"the pruner {self.pruner} compares single runs, and {name_parameter('repeats')} runs each trial "
+                f"several times: leave out {name_parameter('pruner')} or {name_parameter('repeats')}"
             )
         defaults = {"trials": None, "sampler": DEFAULT_SAMPLER, "seed": DEFAULT_SEED, "pruner": None}
         defaults |= {"start": None, "stop_at": None, "stop_after": None}
@@ -272,13 +307,17 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
             ConfigurationError: None of the trials that succeeded submitted the objective.
         """
         objectives = parse_objectives(self.objective, self.direction)
-        best = BestTrials(ReportSpec.for_trials(objectives))
+        spec = ReportSpec.for_trials(objectives, self.space)
+        if self.repeats is not None:
+            spec = spec.with_repeats(self.repeats, len(outcomes.results) // self.repeats, self.aggregate)
+        best = BestTrials(spec)
         has_succeeded, fields, wrong = False, dict[str, None](), dict[str, Any]()
+        groups = [] if self.repeats is None else list(group_outcomes(outcomes.results, spec))
         # Read one trial at a time, because memory may not hold all trials of a sharded job.
-        for trial in outcomes.results if objectives else ():
+        for trial in (groups or outcomes.results) if objectives else ():
             if isinstance(trial, Result) and not trial.meta.pruned:
                 has_succeeded = True
-                fields.update(dict.fromkeys(trial.outputs))
+                fields.update(dict.fromkeys(name for name in trial.outputs if "." not in name))
                 for name in {item.name for item in objectives} & trial.outputs.keys():
                     if not is_score(trial.outputs[name]) and not is_nonfinite(trial.outputs[name]):
                         wrong[name] = trial.outputs[name]
@@ -287,7 +326,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
             _refuse_objective(objectives, fields, wrong, outcomes.results_path)
         return SweepReport(
             outcomes.results, best.result, self.objective, self.direction, outcomes.results_path,
-            tuple(best.results) if len(objectives) > 1 else (), self.space,
+            tuple(best.results) if len(objectives) > 1 else (), self.space, groups, spec,
         )  # fmt: skip
 
 

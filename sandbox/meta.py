@@ -42,6 +42,7 @@ class Meta:
         provider: Name of the provider.
         sandbox_id: The provider's id of the sandbox.
         submitted: True if the code called `SUBMIT`.
+        exited: True if the code called `sys.exit` with the status of success before `SUBMIT`.
         seconds: Run time of the code by the sandbox's monotonic clock.
         attempt: Number of the attempt, from 1.
         earlier_errors: Errors of the earlier attempts.
@@ -63,6 +64,8 @@ class Meta:
         not_collected: One sentence for each file that was not collected, with the reason.
         judged: What a check has judged: `outputs` and `submitted` of the code, the text of its `error` or None, and the
             check's own `check_seconds`, `check_stdout` and `check_stderr`. None without a check.
+        group: Number of the input, point or chunk, from 0, in a run with `repeats`; otherwise None.
+        repeat: Number of the repeat, from 0, in a run with `repeats`; otherwise None.
     """
 
     index: int | None = None
@@ -88,3 +91,6 @@ class Meta:
     collected: tuple[str, ...] = ()
     not_collected: tuple[str, ...] = ()
     judged: dict[str, Any] | None = None
+    group: int | None = None
+    repeat: int | None = None
+    exited: bool = False

@@ -59,6 +59,8 @@ class Result:
     def _describe_missing(self, name: str) -> str:
         if self.meta.pruned:
             return f"no field {name!r}: the trial was pruned before it called SUBMIT"
+        if self.meta.exited and not self.meta.submitted:
+            return f"no field {name!r}: the code called sys.exit before SUBMIT"
         if not self.meta.submitted:
             return f"no field {name!r}: the code ended without SUBMIT"
         if not self.outputs:

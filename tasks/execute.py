@@ -11,10 +11,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
 from ..sandbox.errors import PrepareError, QuotaExceeded, RlmBatchError, SandboxStartError
-from ..sandbox.meta import Meta
 from ..sandbox.result import Failure, Outcome, Result
 from .check import JUDGED_ERRORS, explain_last
-from .execution import Execution
+from .execution import Execution, make_meta
 from .lane import Lane, ProviderUnusable
 from .retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, compute_backoff, get_requested_wait
 from .task_log import EXECUTE_TASK_NAME, LineBudget, OutputLog
@@ -144,7 +143,7 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
             else:
                 batch.last_error = error
                 last = error if execution.ended is None else explain_last(error)
-                batch.sink.record(execution, Failure(last, error.meta or Meta(index=execution.index)))
+                batch.sink.record(execution, Failure(last, error.meta or make_meta(execution)))
                 execution.ended, execution.archive = None, b""
             if isinstance(error, SandboxStartError) and lane.is_start_timeout_over:
                 break
@@ -174,7 +173,7 @@ async def _attempt_execution(lane: Lane, batch: TaskBatch, execution: Execution)
         except JUDGED_ERRORS as error:
             if batch.policy.should_retry(error, execution.attempt):
                 raise
-            execution.ended = Failure(error, error.meta or Meta(index=execution.index, variables=execution.variables))
+            execution.ended = Failure(error, error.meta or make_meta(execution))
     return await _attempt(lane, batch, lambda: lane.check(execution))
 
 

@@ -15,6 +15,7 @@ from ..sandbox.queries.budget import Usage
 from ..sandbox.requests.execution_request import EncodedVariable
 from ..sandbox.result import Failure, Outcome, Result
 from ..sandbox.wire.nonfinite import replace_nonfinite, restore_number
+from .repeats import NO_PLACE, Place, Repeats, locate_execution
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Execution:
     ended: Outcome | None = None  # The outcome of an execution that waits for its check.
     archive: bytes = b""  # The files for the check, as ZIP.
     archive_problems: tuple[str, ...] = ()  # A sentence for each file that the archive lacks.
+    place: Place = NO_PLACE  # its group and repeat, if each input runs several times
     summarize_queries: Callable[[], QuerySummary] = QuerySummary  # Returns the queries of the last attempt so far.
     get_usage: Callable[[], Usage] = Usage  # Returns the usage of the last attempt so far.
     recorded_usage: Usage = field(default_factory=Usage)  # the usage in the ledger's last line of it
@@ -70,6 +72,11 @@ class Execution:
         return f"{self.key} {self.failed_at} {fresh_starts}"
 
     @property
+    def seed_numbers(self) -> int | tuple[int, ...]:
+        """The numbers from which the execution's seed is derived. They stay if the run is resumed with more repeats."""
+        return number_seed(self.index, self.place)
+
+    @property
     def earlier_errors(self) -> tuple[str, ...]:
         """The errors of the failed attempts, a line for each."""
         return tuple(f"{type(error).__name__}: {error.summary}" for error in self.errors)
@@ -88,10 +95,23 @@ def is_interruption(error: RlmBatchError, meta: Meta | None) -> bool:
 FindUploads = Callable[[Execution], Mapping[str, Path]]
 
 
-def with_index(outcome: OutcomeT, index: int) -> OutcomeT:
-    """Set the index that an outcome has in this flow run, and return the outcome."""
-    outcome.meta = replace(outcome.meta, index=index)
+def with_index(outcome: OutcomeT, index: int, place: Place = NO_PLACE) -> OutcomeT:
+    """Set the index, the group and the repeat that an outcome has in this flow run, and return the outcome."""
+    outcome.meta = replace(outcome.meta, index=index, group=place.group, repeat=place.repeat)
     return outcome
+
+
+def make_meta(execution: Execution) -> Meta:
+    """Return the meta of an execution that never ran."""
+    place = execution.place
+    return Meta(index=execution.index, variables=execution.variables, group=place.group, repeat=place.repeat)
+
+
+def number_seed(index: int, place: Place) -> int | tuple[int, ...]:
+    """Return the numbers from which an execution's seed is derived: its group's, and the repeat's after the first."""
+    if place.group is None or place.repeat is None:
+        return index
+    return (place.group, place.repeat) if place.repeat else place.group
 
 
 def build_pruned_result(meta: Meta, objective: str, fields: dict[str, Any] | None = None) -> Result:
@@ -104,6 +124,8 @@ def execution_to_json(execution: Execution) -> dict[str, Any]:
     """Return an execution as JSON values for a shard's file, without its index and its code."""
     variables, nonfinite = replace_nonfinite(execution.variables)
     work: dict[str, Any] = {"key": execution.key, "variables": variables}
+    if execution.place != NO_PLACE:
+        work["place"] = execution.place
     if execution.encoded_variables:
         work["encoded"] = {name: value.json.decode("utf-8") for name, value in execution.encoded_variables.items()}
     for name, value in execution.encoded_variables.items():
@@ -124,13 +146,15 @@ def execution_from_json(index: int, code: str, work: dict[str, Any]) -> Executio
             encoded[name].nonfinite[slash + rest] = number
         else:
             restore_number(work["variables"], pointer, number)
-    return Execution(index, code, work["variables"], work["key"], encoded, is_checked=work.get("is_checked", True))
+    place, is_checked = Place(*work.get("place", ())), work.get("is_checked", True)
+    return Execution(index, code, work["variables"], work["key"], encoded, is_checked=is_checked, place=place)
 
 
 def assign_keys(
     items: Iterable[tuple[str, dict[str, Any]]],
     fingerprint: dict[str, Any],
     count_occurrence: Callable[[bytes], int] | None = None,
+    repeats: Repeats | None = None,
 ) -> Iterator[Execution]:
     """Yield the executions of pairs of code and variables, with their indices and keys.
 
@@ -142,6 +166,7 @@ def assign_keys(
         items: The pairs of code and variables.
         fingerprint: The settings on which every result of the flow run depends.
         count_occurrence: Returns how often it was called with a digest. The default counts in memory.
+        repeats: The repeats of the run; None without them. The first repeat has the key of a run without repeats.
     """
     counts: Counter[bytes] = Counter()
 
@@ -150,14 +175,22 @@ def assign_keys(
         return counts[digest]
 
     count = count_occurrence or count_in_memory
+    last_digest, occurrence = b"", 0
     for index, (code, variables) in enumerate(items):
-        digest = _digest(code, variables, add_index(fingerprint, index))
-        key = hashlib.sha256(digest + count(digest).to_bytes(8, "big")).hexdigest()
-        yield Execution(index, code, variables, key)
+        place = locate_execution(repeats, index)
+        digest = _digest(code, variables, add_index(fingerprint, number_seed(index, place)))
+        suffix = b""
+        if place.repeat and digest == last_digest:
+            # Equal inputs keep their keys if the run is resumed with more repeats.
+            suffix = place.repeat.to_bytes(8, "big")
+        else:
+            last_digest, occurrence = digest, count(digest)
+        key = hashlib.sha256(digest + occurrence.to_bytes(8, "big") + suffix).hexdigest()
+        yield Execution(index, code, variables, key, place=place)
 
 
-def add_index(fingerprint: dict[str, Any], index: int) -> dict[str, Any]:
-    """Return the fingerprint of the execution with that index."""
+def add_index(fingerprint: dict[str, Any], index: int | tuple[int, ...]) -> dict[str, Any]:
+    """Return the fingerprint of the execution whose seed is derived from that number or those numbers."""
     return {**fingerprint, "index": index} if "prepare_seed" in fingerprint else fingerprint
 
 

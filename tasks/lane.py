@@ -322,7 +322,7 @@ class Lane:
                     encoded=execution.encoded_variables,
                     on_output=on_output,
                     queries=queries,
-                    index=execution.index,
+                    index=execution.seed_numbers,
                     should_prune=None if execution.pruning is None else execution.pruning.should_prune,
                     collect=None if folder is None else settings.collect or ALL_FILES,
                     collect_to=folder,
@@ -364,6 +364,8 @@ class Lane:
         return replace(
             meta,
             index=execution.index,
+            group=execution.place.group,
+            repeat=execution.place.repeat,
             attempt=execution.attempt,
             earlier_errors=execution.earlier_errors,
             tool_calls=dict(self._tool_calls),

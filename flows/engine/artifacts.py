@@ -98,6 +98,7 @@ class ArtifactPublisher:
     async def _publish_report(self) -> None:
         summary = self.summary
         if summary.done:
+            summary.close_groups()
             text = render_markdown(build_report(summary, [self._record], compute_importances(summary)))
             # Prefect's UI renders a description as Markdown, so escape the values of the best trial in it.
             about = escape_markdown(describe_run(self._record, summary))

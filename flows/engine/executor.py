@@ -114,7 +114,7 @@ class LaneExecutor:
         for execution in executions:
             result = find_result(execution)
             if result is not None:
-                self.sink.record_cached(execution, with_index(result, execution.index))
+                self.sink.record_cached(execution, with_index(result, execution.index, execution.place))
                 continue
             group.append(execution)
             if len(group) == per_task:

@@ -101,7 +101,8 @@ class Job:
 async def execute_items(job: Job) -> None:
     """Execute the items of the job's plan, in any order."""
     count_occurrence = job.store.count_occurrence if isinstance(job.store, ShardStore) else None
-    executions = assign_keys(job.plan.items, await job.compute_fingerprint(), count_occurrence)
+    fingerprint = await job.compute_fingerprint()
+    executions = assign_keys(job.plan.items, fingerprint, count_occurrence, job.plan.report_spec.repeats)
     await job.executor.execute_all(executions, job.cache.find_result)
 
 
@@ -141,7 +142,7 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
         state.results_path = str(ledger.path)
         log.info("%d execution%s %s; results in %s", total, "s" if total != 1 else "", environment, ledger.path)
         record = _make_record(plan, provider.provider_name, state.results_path)
-        store = MemoryStore(total) if sharding is None else ShardStore(ledger=ledger)
+        store = MemoryStore(total) if sharding is None else ShardStore(ledger=ledger, repeats=plan.report_spec.repeats)
         artifacts = ArtifactPublisher(record, log)
         if state.listener is None:
             state.listener = NotebookProgress(artifacts.describe_progress) if is_notebook() else FlowListener()
@@ -212,6 +213,9 @@ def _make_record(plan: Plan, provider: str, results_path: str) -> RunRecord:
         space=spec.space,
         provider=provider,
         total=plan.total,
+        repeats=None if spec.repeats is None else spec.repeats.count,
+        groups=None if spec.repeats is None else spec.repeats.groups,
+        aggregate=spec.aggregate,
         began=time.time(),
         column_types=plan.column_types,
     )

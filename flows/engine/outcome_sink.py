@@ -116,6 +116,8 @@ class OutcomeSink:
             attempt=execution.attempt,
             earlier_errors=execution.earlier_errors,
             queries=execution.summarize_queries(),
+            group=execution.place.group,
+            repeat=execution.place.repeat,
         )
         return Failure(error, meta)
 

@@ -14,6 +14,7 @@ from ...sandbox.requests.execution_request import check_variable_name
 from ...sandbox.requests.function_code import find_parameters
 from ...tasks.check import NAMES, check_names
 from ...tasks.ledger.run_record import list_run_records
+from ...tasks.repeats import REPEAT, refuse_own_repeat
 from .cells import JSON, ColumnType, read_word
 from .host_paths import locate_input, pin_file
 from .tables import COMPRESSED, SPREADSHEET, CsvTable, JsonLines, ParquetTable, Report, Table, TextFile
@@ -380,18 +381,22 @@ def _normalize_chunk_id(value: Any) -> str:
     return str(value)
 
 
-def check_variables(code: str, inputs: Iterable[Iterable[str]], *, needs_all: bool) -> None:
+def check_variables(code: str, inputs: Iterable[Iterable[str]], *, needs_all: bool, repeats: int | None = None) -> None:
     """Raise ConfigurationError if the code comes from a function that does not take the variables of each input.
 
     `needs_all` says that the inputs must define all parameters without defaults, because no `prepare` defines them.
+    With `repeats`, the run sets the variable `repeat` of a function that has this parameter.
     """
+    if repeats is not None:
+        refuse_own_repeat(next(iter(inputs), ()))
     parameters = find_parameters(code)
     if parameters is None:
         return
+    provided = (REPEAT,) if repeats is not None and REPEAT in parameters.names else ()
     if isinstance(inputs, InputFile) and inputs.table is not None:
         inputs = [inputs.table.names]  # all rows have the same variables
     for variables in inputs:
-        parameters.check(variables, needs_all=needs_all)
+        parameters.check((*variables, *provided), needs_all=needs_all)
 
 
 def check_judge(check: str | None, inputs: Iterable[Iterable[str]]) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.result import Failure, Outcome, Result
+from ...sandbox.outcomes.outcome_json import get_status
+from ...sandbox.result import Failure, Outcome
+from ...tasks.repeats import REPEAT
 from .ledger_reader import LedgerReader
 from .table import OUTPUTS, VARIABLES, get_values, name_columns
 
@@ -33,7 +35,7 @@ class Column:
 
 STANDARD_COLUMNS = {
     "index": Column("int", lambda outcome: outcome.meta.index),
-    "status": Column("text", lambda outcome: "succeeded" if isinstance(outcome, Result) else "failed"),
+    "status": Column("text", get_status),
     "error": Column("text", lambda outcome: type(outcome.error).__name__ if isinstance(outcome, Failure) else None),
     "message": Column("text", lambda outcome: str(outcome.error) if isinstance(outcome, Failure) else None),
     "seconds": Column("float", lambda outcome: float(outcome.meta.seconds)),
@@ -43,6 +45,11 @@ STANDARD_COLUMNS = {
     "model_calls": Column("int", lambda outcome: outcome.meta.queries.calls),
     "model_tokens": Column("int", lambda o: o.meta.queries.prompt_tokens + o.meta.queries.completion_tokens),
     "model_cost": Column("float", lambda outcome: outcome.meta.queries.cost),
+}
+
+REPEAT_COLUMNS = {  # only in a run with repeats
+    "group": Column("int", lambda outcome: outcome.meta.group),
+    REPEAT: Column("int", lambda outcome: outcome.meta.repeat),
 }
 
 
@@ -129,7 +136,9 @@ def collect_columns(outcomes: Iterable[Outcome]) -> dict[str, Column]:
     than `MAX_COLUMNS` variables and fields.
     """
     types: dict[tuple[str, str], set[str]] = {}  # types of the values in a column, by its source and key
+    has_groups = False
     for outcome in outcomes:
+        has_groups = has_groups or outcome.meta.group is not None
         for source in (VARIABLES, OUTPUTS):
             for name, value in get_values(outcome, source).items():
                 known_types = types.setdefault((source, name), set())
@@ -140,8 +149,10 @@ def collect_columns(outcomes: Iterable[Outcome]) -> dict[str, Column]:
                 f"the executions have more than {MAX_COLUMNS:,} variables and fields, too many for a table: use --json"
             )
     variables, fields = ([name for source, name in types if source == wanted] for wanted in (VARIABLES, OUTPUTS))
-    columns = {"index": STANDARD_COLUMNS["index"]}
-    for column_name, (source, name) in name_columns(variables, fields, STANDARD_COLUMNS).items():
+    columns = {"index": STANDARD_COLUMNS["index"], **(REPEAT_COLUMNS if has_groups else {})}
+    if has_groups:
+        variables = [name for name in variables if name != REPEAT]
+    for column_name, (source, name) in name_columns(variables, fields, {**columns, **STANDARD_COLUMNS}).items():
         columns[column_name] = Column(
             _merge_types(types[source, name]),
             lambda outcome, source=source, name=name: get_values(outcome, source).get(name),

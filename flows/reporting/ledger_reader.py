@@ -11,9 +11,10 @@ from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Outcome
 from ...tasks.execution import with_index
 from ...tasks.ledger.ledger import Ledger
-from ...tasks.ledger.ledger_line import LinePosition, count_usage, read_line
+from ...tasks.ledger.ledger_line import LedgerLine, LinePosition, count_usage, read_line
 from ...tasks.ledger.result_index import get_results_root
 from ...tasks.ledger.run_record import RunRecord, find_run_record, list_run_records
+from ...tasks.repeats import Repeats, locate_execution
 from .summary import RunSummary
 
 
@@ -35,12 +36,34 @@ class LedgerReader:
         for number in sorted(positions):
             line = read_line(positions[number])
             if line is not None:
-                yield with_index(line.to_outcome(), number)
+                yield with_index(line.to_outcome(), number, locate_execution(self._repeats, number))
+
+    @property
+    def _repeats(self) -> Repeats | None:
+        """The repeats of the last run."""
+        return self.records[-1].report_spec.repeats
+
+    def _find_number(self, line: LedgerLine) -> int | None:
+        """Return the execution's number in the last run. An earlier run may have had fewer repeats, or none."""
+        number, repeats = line.data.get("index"), self._repeats
+        if number is None or repeats is None:
+            return line.data["meta"].get("group", number)
+        group, repeat = line.data["meta"].get("group"), line.data["meta"].get("repeat", 0)
+        if group is None:
+            return number * repeats.count if number < repeats.groups else repeats.total
+        return group * repeats.count + repeat
+
+    def _is_in_run(self, line: LedgerLine) -> bool:
+        """Return whether the last run has the line's group and repeat. An earlier run may have had more of them."""
+        repeats, meta = self._repeats, line.data["meta"]
+        if repeats is None:
+            return meta.get("repeat", 0) == 0
+        return meta.get("group", 0) < repeats.groups and meta.get("repeat", 0) < repeats.count
 
     def _find_positions(self) -> dict[int, LinePosition]:
         by_key: dict[str, tuple[bool, float, int | None, LinePosition]] = {}
-        for line in self.ledger.read_lines():
-            candidate = (line.is_success, line.written_at, line.data.get("index"), line.position)
+        for line in filter(self._is_in_run, self.ledger.read_lines()):
+            candidate = (line.is_success, line.written_at, self._find_number(line), line.position)
             if line.key not in by_key or candidate[:2] >= by_key[line.key][:2]:
                 by_key[line.key] = candidate
         by_time = sorted(by_key.values(), key=lambda candidate: candidate[1])
@@ -57,6 +80,7 @@ class LedgerReader:
         summary = RunSummary(self.records[-1].report_spec)
         for outcome in self.read_outcomes():
             summary.add(outcome)
+        summary.close_groups()
         summary.total_usage = self.count_usage()
         return summary
 

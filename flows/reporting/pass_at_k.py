@@ -8,8 +8,8 @@ from typing import Any
 
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Outcome, Result
+from ...tasks.repeats import REPEAT
 
-REPEAT = "repeat"  # the variable that tells the samples of an input apart
 Z_95 = 1.959963984540054  # the quantile of the normal distribution for an interval of 95 %
 
 
@@ -59,7 +59,8 @@ def pass_at_k(
         outcomes: The outcomes of all samples.
         k: The number of samples of which one must pass.
         field: The field that says whether a sample passed: true or false, or 1 or 0.
-        by: The variable, or the variables, that name the input of a sample. By default, all variables but `repeat`.
+        by: The variable, or the variables, that name the input of a sample. By default, all variables but `repeat`; in
+            a run with `repeats`, each input is one.
 
     Returns:
         The estimate.
@@ -92,6 +93,8 @@ def pass_at_k(
 def _name_input(outcome: Outcome, names: Sequence[str] | None) -> str:
     """Return the input of a sample as JSON text. Raises ConfigurationError."""
     variables = outcome.meta.variables
+    if names is None and outcome.meta.group is not None:
+        return f"input {outcome.meta.group}"
     if names is None:
         names = [name for name in variables if name != REPEAT]
     missing = next((name for name in names if name not in variables), None)

@@ -26,6 +26,7 @@ from .document import (
     Verbatim,
     escape_markdown,
 )
+from .groups import describe_repeats
 from .summary import MAX_FULL_TEXTS, MAX_PARTS, MAX_ROWS, Cell, Row, RunSummary
 from .table import BEST_MARK, PARETO_MARK, VARIABLES, format_cell, format_variables, name_columns
 
@@ -60,8 +61,9 @@ def build_report(
         parts.append(Heading(title if summary.best.result is None else f"{title}, the best first"))
         best = next((number for number, row in enumerate(rows) if row[-1] == BEST_MARK), None)
         parts.append(Table(header, rows, best))
-        if summary.done > MAX_ROWS:
-            parts.append(Text(f"{summary.done - MAX_ROWS:,} more are in the ledger."))
+        count = summary.done if summary.spec.repeats is None else summary.spec.repeats.groups
+        if count > MAX_ROWS:
+            parts.append(Text(f"{count - MAX_ROWS:,} more are in the ledger."))
         if summary.has_hidden_columns:
             parts.append(Text("Some variables or fields have no column here; the ledger has all."))
     return parts + _build_display_parts(summary) + _build_failure_parts(summary)
@@ -70,7 +72,8 @@ def build_report(
 def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> list[list[str]]:
     """Return the rows of the report's table of figures: a name and its value."""
     record, spec = records[-1], summary.spec
-    counts = f"{summary.succeeded:,} of {max(record.total, summary.done):,} {spec.noun}s succeeded"
+    noun = spec.noun if spec.repeats is None else "execution"
+    counts = f"{summary.succeeded:,} of {max(record.total, summary.done):,} {noun}s succeeded"
     others = [
         (summary.pruned, "of them pruned"),
         (summary.failed, "failed"),
@@ -80,7 +83,12 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
     counts += "".join(f", {count:,} {text}" for count, text in others if count)
     if summary.silent and spec.noun != "step":  # A step may pass its names on instead of calling SUBMIT.
         counts += f"; {summary.silent:,} did not call SUBMIT"
+    if summary.exited:
+        counts += f"; {summary.exited:,} called sys.exit before SUBMIT"
     rows = [["Outcome", counts]]
+    if spec.repeats is not None:
+        ran = f"each of {spec.repeats.groups:,} {spec.noun}s ran {spec.repeats.count:,} times"
+        rows.append(["Repeats", f"{ran}. {describe_repeats(spec)}"])
     missing = record.total - summary.done
     if missing > 0:
         rows.append(["Missing", f"{missing:,} have no result, because the run was interrupted or is still running"])
@@ -116,7 +124,8 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
 
 def describe_run(record: RunRecord, summary: RunSummary) -> str:
     """Return in a line how many executions succeeded, and the best trial if there is one."""
-    text = f"{summary.succeeded:,} of {record.total:,} {record.what}s succeeded"
+    noun = record.what if record.repeats is None else "execution"
+    text = f"{summary.succeeded:,} of {record.total:,} {noun}s succeeded"
     best = _describe_best_trial(summary)
     return f"{text}; best {record.objective} {best}" if best else text
 

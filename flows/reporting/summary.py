@@ -11,10 +11,12 @@ from typing import Any, TypeGuard, TypeVar
 
 from ...sandbox.errors import NotRun
 from ...sandbox.meta import Meta
+from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.ledger.run_record import ReportSpec
-from .table import format_cell, list_new_fields
+from .groups import GroupCollector, list_hidden_fields
+from .table import describe_exit, format_cell, list_new_fields
 
 MAX_ROWS = 1000  # rows of the table; Prefect's UI shows so many rows without delay
 MAX_COLUMNS = 16  # variables, and also fields, that have a column; objectives always have one
@@ -209,6 +211,7 @@ class RunSummary:
     pruned: int = 0  # counted in `succeeded` too
     not_run: int = 0
     silent: int = 0  # executions that succeeded without a call of SUBMIT
+    exited: int = 0  # executions that succeeded, and called sys.exit before SUBMIT
     retried: int = 0
     seconds: float = 0.0  # The run time of code in all executions.
     asked: int = 0  # queries
@@ -230,11 +233,14 @@ class RunSummary:
     not_collected: int = 0  # sentences about files that were not collected
     failed_indexes: list[int] = field(default_factory=list[int])  # the first `MAX_POINTS` of them
     best: BestTrials = field(init=False)
+    _groups: GroupCollector | None = None  # None if the run has no repeats
     _rows: list[Row] = field(default_factory=list[Row])
     _last_rank: Rank | None = None  # the worst rank that is kept, once there are enough rows
 
     def __post_init__(self) -> None:
         self.best = BestTrials(self.spec)
+        if self.spec.repeats is not None:
+            self._groups = GroupCollector(self.spec.repeats, self.spec.aggregate)
 
     @property
     def failed(self) -> int:
@@ -256,9 +262,32 @@ class RunSummary:
         self.cached += queries.cached
         self.usage += Usage(queries.calls, queries.prompt_tokens, queries.completion_tokens, queries.cost)
         if isinstance(outcome, Result):
-            rank, note = self._add_result(index, outcome)
+            self.succeeded += 1
+            has_exited = get_status(outcome) == "exited"
+            self.exited += has_exited
+            self.silent += not (meta.submitted or meta.pruned or has_exited)
+            if self.first_result is None:
+                self.first_result = outcome
         else:
-            rank, note = self._add_failure(index, outcome)
+            self._add_failure(index, outcome)
+        if self._groups is None or meta.group is None:
+            self._add_ranked(index, outcome)
+        elif (group := self._groups.add(outcome)) is not None:
+            self._add_ranked(meta.group, group)
+
+    def close_groups(self) -> None:
+        """Add the rows of the groups whose repeats have not all an outcome. Call this once, after all outcomes."""
+        for group in () if self._groups is None else self._groups.close_rest():
+            self._add_ranked(group.meta.index or 0, group)
+
+    def _add_ranked(self, index: int, outcome: Outcome) -> None:
+        """Add the row and the points of an execution, or of a group of repeats."""
+        if isinstance(outcome, Result):
+            rank, note = self._rank_result(index, outcome)
+            note = describe_exit(outcome) or note
+        else:
+            rank = (3 if self.spec.objective is not None or self.spec.objectives else 0, 0.0, index)
+            note = _describe_failure(outcome)
         self._add_row(rank, index, outcome, note)
 
     def list_trials(self) -> list[Result]:
@@ -270,13 +299,9 @@ class RunSummary:
         """Return the first `MAX_ROWS` rows of the table: the best first, or in order without an objective."""
         return sorted(self._rows, key=lambda row: row.rank)[:MAX_ROWS]
 
-    def _add_result(self, index: int, result: Result) -> tuple[Rank, str]:
-        """Count a result, add its points, and return its row's rank and note."""
+    def _rank_result(self, index: int, result: Result) -> tuple[Rank, str]:
+        """Add a result's points, and return its row's rank and note."""
         spec, meta = self.spec, result.meta
-        self.succeeded += 1
-        self.silent += not (meta.submitted or meta.pruned)
-        if self.first_result is None:
-            self.first_result = result
         if meta.reports:
             reports = sorted(meta.reports)
             every = max(1, len(reports) // MAX_CURVE_POINTS)
@@ -306,9 +331,9 @@ class RunSummary:
         self.points.add(ChartPoint(index, meta.variables, (float(score),)))
         return (0, score if spec.direction == "minimize" else -score, index), ""
 
-    def _add_failure(self, index: int, failure: Failure) -> tuple[Rank, str]:
-        """Count a failure, and return its row's rank and note."""
-        text = f"{type(failure.error).__name__}: {failure.error.summary[:300]}"
+    def _add_failure(self, index: int, failure: Failure) -> None:
+        """Count a failure."""
+        text = _describe_failure(failure)
         was_not_run = isinstance(failure.error, NotRun)
         self.not_run += was_not_run
         if text not in self.failure_groups and len(self.failure_groups) >= MAX_FAILURE_GROUPS:
@@ -319,13 +344,14 @@ class RunSummary:
         if len(self.full_failures) < MAX_FULL_TEXTS and not was_not_run:
             self.full_failures.append(failure)
         if len(self.failed_indexes) < MAX_POINTS:
-            self.failed_indexes.append(index)
-        return (3 if self.spec.objective is not None or self.spec.objectives else 0, 0.0, index), text
+            group = failure.meta.group
+            self.failed_indexes.append(index if group is None else group)
 
     def _add_row(self, rank: Rank, index: int, outcome: Outcome, note: str) -> None:
         meta = outcome.meta
         self._add_columns(self.variables, meta.variables)
-        self._add_columns(self.fields, list_new_fields(outcome))
+        hidden = set[str]() if self.spec.repeats is None else list_hidden_fields([outcome], self.spec)
+        self._add_columns(self.fields, (name for name in list_new_fields(outcome) if name not in hidden))
         if len(self._rows) >= 2 * MAX_ROWS:
             self._rows = self.sort_rows()
             self._last_rank = self._rows[-1].rank
@@ -343,6 +369,10 @@ class RunSummary:
                 columns[name] = None
             elif name not in columns:
                 self.has_hidden_columns = True
+
+
+def _describe_failure(failure: Failure) -> str:
+    return f"{type(failure.error).__name__}: {failure.error.summary[:300]}"
 
 
 def _shorten(value: Any) -> Cell:

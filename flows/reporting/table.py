@@ -5,11 +5,13 @@ import reprlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.outcomes.text_escape import escape_text, render_html_table
 from ...sandbox.result import Outcome, Result
 from ...tasks.redrawn_lines import redraw_lines
 
 VARIABLES, OUTPUTS = "variables", "outputs"  # sources of a column's values
+EXIT_NOTE = "ended by sys.exit before SUBMIT"  # the note of a result without fields
 BEST_MARK, PARETO_MARK = "best", "Pareto"  # notes of the best trial, and of the trials on a Pareto front
 CELL = 40  # characters of a value that a cell shows
 MAX_SHOWN_ROWS = 100  # rows of a table in a notebook or at a prompt
@@ -69,11 +71,12 @@ def format_rows(
     *,
     mark: str = BEST_MARK,
     shows_output: bool = False,
+    hidden: Collection[str] = (),
 ) -> list[list[str]]:
     """Return rows of text that is safe on a terminal, the header first: number, variables, fields, and a note.
 
     With a `limit`, return the first rows and the rows of `best`. The note of `best` is `mark`. `shows_output` adds a
-    column with the last line that the code printed, if any code printed anything.
+    column with the last line that the code printed, if any code printed anything. Fields in `hidden` have no column.
     """
     first = outcomes if limit is None else outcomes[:limit]
     # The ledger of a run that was interrupted lacks executions, so a position may differ from the execution's number.
@@ -86,7 +89,7 @@ def format_rows(
     numbered += [(number, result) for number, result in best_numbers.items() if number not in shown_numbers]
     shown = [outcome for _, outcome in numbered]
     variables = dict.fromkeys(name for outcome in shown for name in get_values(outcome, VARIABLES))
-    fields = dict.fromkeys(name for outcome in shown for name in list_new_fields(outcome))
+    fields = dict.fromkeys(name for outcome in shown for name in list_new_fields(outcome) if name not in hidden)
     output_columns = ["printed last"] if shows_output and any(outcome.meta.stdout.strip() for outcome in shown) else []
     columns = name_columns(variables, fields, output_columns)
     rows = [["", *columns, *output_columns, ""]]
@@ -95,11 +98,16 @@ def format_rows(
         if output_columns:
             cells.append(format_cell("".join(redraw_lines(outcome.meta.stdout)[-1:])))
         if isinstance(outcome, Result):
-            note = "pruned" if outcome.meta.pruned else mark if number in best_numbers else ""
+            note = "pruned" if outcome.meta.pruned else mark if number in best_numbers else describe_exit(outcome)
         else:
             note = f"{type(outcome.error).__name__}: {outcome.error.summary}"
         rows.append([str(number), *cells, note])
     return [[escape_text(cell) for cell in row] for row in rows]
+
+
+def describe_exit(outcome: Outcome) -> str:
+    """Return a note if the code called `sys.exit` before SUBMIT, otherwise an empty text."""
+    return EXIT_NOTE if get_status(outcome) == "exited" else ""
 
 
 def align_rows(rows: list[list[str]]) -> str:
@@ -108,9 +116,11 @@ def align_rows(rows: list[list[str]]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def render_outcomes(outcomes: Sequence[Outcome], best: Sequence[Result] = (), mark: str = BEST_MARK) -> str:
+def render_outcomes(
+    outcomes: Sequence[Outcome], best: Sequence[Result] = (), mark: str = BEST_MARK, hidden: Collection[str] = ()
+) -> str:
     """Return the first outcomes and the `best` as an HTML table, and how many more there are."""
-    header, *rows = format_rows(outcomes, best, MAX_SHOWN_ROWS, mark=mark)
+    header, *rows = format_rows(outcomes, best, MAX_SHOWN_ROWS, mark=mark, hidden=hidden)
     rest = len(outcomes) - MAX_SHOWN_ROWS
     return render_html_table(header, rows) + (f"<p>{rest:,} more are in the report.</p>" if rest > 0 else "")
 

@@ -20,6 +20,8 @@ from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import AskedTrial, LedgerLine, TrialReport, encode_asked_trial, encode_trial_report
 from ...tasks.ledger.result_index import ResultCache
 from ...tasks.ledger.run_record import ReportSpec
+from ...tasks.repeats import add_repeat, make_repeat_test
+from ..reporting.groups import aggregate_group
 from ..reporting.summary import BestTrials, is_score
 from .plan import SearchPlan
 from .study import Point, TrialStudy
@@ -66,8 +68,11 @@ class Search:
     provider: str
     ledger: Ledger
     cache: ResultCache
+    spec: ReportSpec = field(default_factory=ReportSpec)
+    needs_repeat: bool = False  # the code reads the number of the repeat
     study: TrialStudy = field(init=False)
     stop: StopRule = field(init=False)
+    _repeats: dict[int, dict[int, Outcome]] = field(default_factory=dict[int, dict[int, Outcome]])  # by trial
     _digest: str = field(init=False)
     _recorded: list[AskedTrial] = field(default_factory=list[AskedTrial])  # trials that the ledger has, by number
     _reports: dict[int, list[tuple[int, float]]] = field(default_factory=dict[int, list[tuple[int, float]]])
@@ -83,22 +88,39 @@ class Search:
         """Replay the ledger's lines of this search into the study. Raises OSError if a location cannot be read."""
         self._recorded = self._find_recorded_trials()
         numbers = {trial.key: trial.index for trial in self._recorded}
+        places = {execution.key: find_trial(execution) for execution in self._list_recorded_executions()}
         for line in self.ledger.read_search_lines():
-            number = numbers.get(line.key)
-            if number is None:
-                continue
             if isinstance(line, AskedTrial):
-                if number == self.study.count:
+                if numbers.get(line.key) == self.study.count:
                     self.study.add(Point(line.variables, line.alternative))
-            elif not self.study.is_running(number):
                 continue
-            elif isinstance(line, LedgerLine):
+            number, repeat = places.get(line.key, (None, 0))
+            if number is None or not self.study.is_running(number):
+                continue
+            if isinstance(line, LedgerLine):
                 outcome = line.to_outcome()
                 if isinstance(outcome, Result):  # A trial that failed runs again.
-                    self._tell(number, outcome)
+                    self._add_outcome(number, repeat, outcome)
             elif not self.study.has_report(number, line.step):
                 self.study.report(number, line.step, line.value)
                 self._note_report(number, line.step, line.value, is_pruned=line.is_pruned)
+
+    def _list_recorded_executions(self) -> Iterator[Execution]:
+        points = (Point(trial.variables, trial.alternative) for trial in self._recorded)
+        return (execution for _, execution in self._assign_keys(points))
+
+    def _assign_keys(self, points: Iterator[Point]) -> Iterator[tuple[Point, Execution]]:
+        """Yield each point with its executions: one, or one for each repeat."""
+        repeats = self.spec.repeats
+        copies, same_copies = itertools.tee(
+            (point, repeat) for point in points for repeat in range(1 if repeats is None else repeats.count)
+        )
+        items = (
+            (self.code, add_repeat(point.variables, repeat) if self.needs_repeat else point.variables)
+            for point, repeat in same_copies
+        )
+        executions = assign_keys(items, self.fingerprint, repeats=repeats)
+        return zip((point for point, _ in copies), executions, strict=True)
 
     def _find_recorded_trials(self) -> list[AskedTrial]:
         """Return the recorded trials of this search, from number 0 to the first that is missing."""
@@ -113,14 +135,12 @@ class Search:
 
         Once `is_over` returns True, the remaining trials get no point and do not run.
         """
-        points, same_points = itertools.tee(self._iterate_points(is_over))
-        executions = assign_keys(((self.code, point.variables) for point in same_points), self.fingerprint)
-        for point, execution in zip(points, executions, strict=True):
-            number = execution.index
+        for point, execution in self._assign_keys(self._iterate_points(is_over)):
+            number, repeat = find_trial(execution)
             if self.plan.pruner is not None:
                 judge = partial(self._judge_report, execution.key, number)
                 execution.pruning = Pruning(self.plan.objectives[0].name, judge)
-            if number >= len(self._recorded) and point.variables:
+            if number >= len(self._recorded) and point.variables and not repeat:
                 line = AskedTrial(execution.key, number, point.variables, point.alternative, self._digest)
                 self.ledger.write_line(encode_asked_trial(line))
             yield execution
@@ -138,7 +158,7 @@ class Search:
 
         A pruned result counts only in its own search, because it depends on the other trials of the search.
         """
-        is_recorded = execution.index < len(self._recorded)
+        is_recorded = find_trial(execution)[0] < len(self._recorded)
         result = self.cache.find_result(execution, lambda result: is_recorded or not result.meta.pruned)
         if result is None and execution.index in self._pruned:  # The run died before it wrote the result.
             reports = tuple(self._reports[execution.index])
@@ -149,8 +169,20 @@ class Search:
 
     def record_outcome(self, execution: Execution, outcome: Outcome) -> None:
         """Tell the study the outcome of a trial, unless the study has it from the ledger or no point depends on it."""
-        if self.plan.is_adaptive and self.study.is_running(execution.index):
-            self._tell(execution.index, outcome)
+        number, repeat = find_trial(execution)
+        if self.plan.is_adaptive and self.study.is_running(number):
+            self._add_outcome(number, repeat, outcome)
+
+    def _add_outcome(self, number: int, repeat: int, outcome: Outcome) -> None:
+        """Tell the study a trial's outcome, which is the aggregate of its repeats if there are several."""
+        repeats = self.spec.repeats
+        if repeats is None:
+            self._tell(number, outcome)
+            return
+        outcomes = self._repeats.setdefault(number, {})
+        outcomes[repeat] = outcome
+        if len(outcomes) == repeats.count:
+            self._tell(number, aggregate_group(list(self._repeats.pop(number).values()), number, self.spec.aggregate))
 
     def _tell(self, number: int, outcome: Outcome) -> None:
         for step, value in outcome.meta.reports if self.plan.pruner is not None else ():
@@ -176,12 +208,20 @@ class Search:
             self._pruned.add(number)
 
 
+def find_trial(execution: Execution) -> tuple[int, int]:
+    """Return the number of an execution's trial, and of its repeat, which is 0 without repeats."""
+    group, repeat = execution.place
+    return (execution.index, 0) if group is None else (group, repeat or 0)
+
+
 async def execute_search(plan: SearchPlan, code: str, job: "Job") -> None:
     """Execute a search's trials."""
     executor = job.executor
     fingerprint = {**await job.compute_fingerprint(), **plan.fingerprint()}
     provider = job.context.provider.provider_name
-    search = Search(plan, code, fingerprint, provider, job.context.ledger, job.cache)
+    spec, prepare = job.plan.report_spec, job.context.preparation
+    needs_repeat = spec.repeats is not None and make_repeat_test(None if prepare is None else prepare.code)(code)
+    search = Search(plan, code, fingerprint, provider, job.context.ledger, job.cache, spec, needs_repeat)
     await asyncio.to_thread(search.load_history)
     job.sink.observers.append(search.record_outcome)
     await executor.execute_all(search.make_executions(lambda: executor.is_over), search.find_result)

@@ -27,6 +27,7 @@ from ..intake.large_json import Parts, is_large, read_json
 from ..requests.code_text import FENCE_LINE
 from ..result import Result
 from ..wire.displays import MAX_REPR_CHARACTERS, check_bundle
+from ..wire.frames import EXITED
 from ..wire.nonfinite import restore_number
 from ..wire.submission import MAX_SUBMIT_DEPTH, SubmissionError, check_submission
 from .advice import find_advice
@@ -73,7 +74,7 @@ def decode_end(
     seconds = header.get("seconds")
     seconds = seconds if type(seconds) is float and 0 <= seconds < MAX_SECONDS else 0.0
     if header["status"] == "finished":
-        return Result({}, build_meta(seconds=seconds))
+        return Result({}, build_meta(seconds=seconds, exited=body == EXITED))
     error: RlmBatchError
     if header["status"] == "submitted":
         try:

@@ -22,10 +22,10 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
     meta["reports"] = [[step, _encode_number(value)] for step, value in outcome.meta.reports]
     # Leave out the fields that are empty in most lines.
-    for name in ("reports", "pruned", "displays", "tool_calls", "collected", "not_collected"):
+    for name in ("reports", "pruned", "displays", "tool_calls", "collected", "not_collected", "exited"):
         if not meta[name]:
             del meta[name]
-    for name in ("value", "value_repr", "judged"):  # keep empty strings, zero and False
+    for name in ("value", "value_repr", "judged", "group", "repeat"):  # keep empty strings, zero and False
         if meta[name] is None:
             del meta[name]
     for name in ("value", "judged"):
@@ -41,6 +41,13 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
         outputs, nonfinite = replace_nonfinite(outcome.outputs)
         return {"outputs": outputs, **({"nonfinite": nonfinite} if nonfinite else {}), "meta": meta}
     return {"error": error_to_json(outcome.error), "meta": meta}
+
+
+def get_status(outcome: Outcome) -> str:
+    """Return how an execution ended: succeeded, exited (by `sys.exit` before SUBMIT) or failed."""
+    if not isinstance(outcome, Result):
+        return "failed"
+    return "exited" if outcome.meta.exited and not outcome.meta.submitted else "succeeded"
 
 
 def _encode_number(value: float) -> float | str:

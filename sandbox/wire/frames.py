@@ -23,6 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+EXITED = b'"exited"'  # body of the end of code that called sys.exit with the status of success
 MAX_HEADER_BYTES = 64 * 1024  # headers hold ids and short names only
 MAX_CALL_BYTES = 4 * 1024 * 1024  # body of a call of a host function, and of any other frame to the host
 

@@ -44,6 +44,8 @@ META_TYPES: dict[str, Any] = {
     "displays": list,
     "collected": list,
     "not_collected": list,
+    "group": int,
+    "repeat": int,
     "nonfinite": dict,
     "value_nonfinite": dict,
     "judged": dict,

@@ -147,4 +147,4 @@ class ResultCache:
 
     def adopt_result(self, execution: Execution, result: Result) -> None:
         """Write a result to this run's own ledger, because the ledger does not have it."""
-        self.ledger.write_outcome(execution.key, with_index(result, execution.index))
+        self.ledger.write_outcome(execution.key, with_index(result, execution.index, execution.place))

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,9 +16,11 @@ from ...blocks.storage.location import Location, PathOrLocation, write_file
 from ...blocks.storage.location_parsing import parse_location
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
+from ..repeats import Repeats
 from .ledger_line import VERSION, check_version
 
 Direction = Literal["minimize", "maximize"]
+Aggregate = Literal["mean", "median", "min", "max"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class ReportSpec:
     """A flow's word for an execution, and its objectives.
 
     A single objective is in `objective`. Several are in `objectives`, and `objective` is None. `space` is the JSON of
-    the searched space.
+    the searched space. With `repeats`, each group of executions counts as one, by the `aggregate` of its objectives.
     """
 
     noun: str = "execution"
@@ -42,6 +44,8 @@ class ReportSpec:
     direction: Direction = "minimize"
     objectives: tuple[Objective, ...] = ()
     space: Any = None
+    repeats: Repeats | None = None
+    aggregate: Aggregate = "mean"
 
     @classmethod
     def for_trials(cls, objectives: Sequence[Objective], space: Any = None) -> Self:
@@ -51,6 +55,10 @@ class ReportSpec:
         if not objectives:
             return cls("trial", space=space)
         return cls("trial", objectives[0].name, objectives[0].direction, space=space)
+
+    def with_repeats(self, count: int | None, groups: int, aggregate: Aggregate = "mean") -> Self:
+        """Return the spec of a run that repeats each of its groups, or this spec if `count` is None."""
+        return self if count is None else replace(self, repeats=Repeats(count, groups), aggregate=aggregate)
 
 
 @dataclass(slots=True)
@@ -72,6 +80,9 @@ class RunRecord:
     space: Any = None  # the searched space
     provider: str = ""
     total: int = 0
+    repeats: int | None = None
+    groups: int | None = None  # inputs, points or chunks, each of which runs `repeats` times
+    aggregate: Aggregate = "mean"
     began: float = 0.0
     ended: float | None = None
     sandboxes: int = 0
@@ -84,7 +95,8 @@ class RunRecord:
     def report_spec(self) -> ReportSpec:
         """The flow's word for an execution, and its objectives."""
         objectives = tuple(Objective(item["name"], item["direction"]) for item in self.objectives)
-        return ReportSpec(self.what, self.objective, self.direction, objectives, self.space)
+        spec = ReportSpec(self.what, self.objective, self.direction, objectives, self.space)
+        return spec.with_repeats(self.repeats, self.groups or 0, self.aggregate)
 
     def write(self) -> None:
         """Write the record to the ledger atomically. Ignore errors, because writing results raises them too."""

@@ -13,6 +13,7 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json
 from ...sandbox.result import Failure, Outcome
 from ..execution import Execution, execution_from_json, execution_to_json, with_index
+from ..repeats import Repeats, locate_execution
 from .ledger import Ledger
 from .ledger_line import LedgerLine, LinePosition, read_line
 
@@ -52,7 +53,8 @@ class ShardStore:
     The methods raise sqlite3.Error if the disk is full.
     """
 
-    def __init__(self, *, ledger: Ledger) -> None:
+    def __init__(self, *, ledger: Ledger, repeats: Repeats | None = None) -> None:
+        self._repeats = repeats
         self._ledger = ledger  # The copies of a location's files are deleted with the ledger.
         # A database without a name is deleted when it is closed. Another thread may read the results.
         self._database = sqlite3.connect("", check_same_thread=False, isolation_level=None)
@@ -147,7 +149,7 @@ class ShardStore:
             return None
         path, start, length = line.position
         self._set_line(number, state, (self._find_part_number(path), start, length))
-        return with_index(line.to_outcome(), number) if known_state == UNFINISHED else None
+        return self._place_outcome(line, number) if known_state == UNFINISHED else None
 
     def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
         """Store an outcome that is in no ledger, because it does not count for a later run."""
@@ -202,7 +204,10 @@ class ShardStore:
         line = read_line(LinePosition(path, row.start, row.length))
         if line is None:
             raise OSError(f"the result of number {row.number} is no longer in the ledger: {path} has changed")
-        return with_index(line.to_outcome(), row.number)
+        return self._place_outcome(line, row.number)
+
+    def _place_outcome(self, line: LedgerLine, number: int) -> Outcome:
+        return with_index(line.to_outcome(), number, locate_execution(self._repeats, number))
 
     def _find_part_number(self, path: str) -> int:
         if path not in self._part_numbers:

@@ -9,7 +9,7 @@ import sys
 from atexit import _run_exitfuncs  # type: ignore[reportPrivateUsage]
 from sys import getrecursionlimit, setrecursionlimit
 
-from ...wire.frames import take_file
+from ...wire.frames import EXITED, take_file
 from ...wire.names import DRIVER_FILE_PREFIX
 from ...wire.nonfinite import restore_numbers
 from ...wire.strict_json import dumps, loads
@@ -196,6 +196,7 @@ class CodeRunner:
             except MemoryError:
                 pass
         outcome: dict[str, Any] | None = None
+        has_exited = False  # the code ended by exit(), with the status of success
         try:
             try:
                 self._shield.is_running = True
@@ -208,6 +209,8 @@ class CodeRunner:
             is_own = os.getpid() == self._channel.process_id
             if (self._refuses_exit and is_own) or (error.code is not None and error.code != 0):
                 outcome = self._describe(error)
+            else:
+                has_exited = is_own
         except BaseException as error:
             self._reserve = None
             try:
@@ -228,7 +231,8 @@ class CodeRunner:
         self._report_files()
         status = "finished" if outcome is None or self._shield.has_submitted else "error"
         header = {"op": "end", "token": self._channel.token, "status": status}
-        self._channel.send(header, dumps(outcome).encode("utf-8", "replace"))
+        body = EXITED if has_exited else dumps(outcome).encode("utf-8", "replace")
+        self._channel.send(header, body)
         return outcome is None
 
     def _execute_preparation(self, body: bytes) -> None:

@@ -1,0 +1,168 @@
+"""Groups of repeats: one outcome for each input, with the statistics of its fields over the repeats."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...sandbox.meta import Meta
+from ...sandbox.result import Failure, Outcome, Result
+from ...tasks.ledger.run_record import Aggregate, ReportSpec
+from ...tasks.repeats import REPEAT, Repeats
+
+STATISTICS = ("count", "mean", "std", "se", "min", "max")  # fields of a group, as in `loss.std`
+MAX_FULL_FIELDS = 2  # numeric fields whose statistics all have a column in a table
+
+
+def aggregate_group(outcomes: Sequence[Outcome], group: int, aggregate: Aggregate) -> Outcome:
+    """Return one outcome for a group of repeats.
+
+    Each numeric field has its `aggregate` over the results that submitted it, and its statistics in further fields such
+    as `loss.count`, `loss.mean`, `loss.std`, `loss.se`, `loss.min` and `loss.max`. Bools count as 0 and 1. Other fields
+    are kept if all results agree. The meta has the group's number as its index. If all repeats failed, the outcome is a
+    failure with the first error.
+    """
+    results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
+    meta = _merge_metas(
+        [outcome.meta for outcome in outcomes], group, is_submitted=any(r.meta.submitted for r in results)
+    )
+    if not results:
+        (first, *_) = (outcome for outcome in outcomes if isinstance(outcome, Failure))
+        return Failure(first.error, meta)
+    outputs: dict[str, Any] = {}
+    for name in dict.fromkeys(name for result in results for name in result.outputs):
+        values = [result.outputs[name] for result in results if name in result.outputs]
+        numbers = [number for value in values if (number := read_number(value)) is not None]
+        if len(numbers) == len(values):
+            outputs[name] = AGGREGATES[aggregate](numbers)
+            outputs |= {f"{name}.{key}": value for key, value in describe_numbers(numbers).items()}
+        elif all(value == values[0] for value in values):
+            outputs[name] = values[0]
+    return Result(outputs, meta)
+
+
+def read_number(value: Any) -> float | None:
+    """Return a bool or a number as a float, or None for anything else."""
+    if not isinstance(value, (bool, int, float)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def describe_numbers(numbers: Sequence[float]) -> dict[str, Any]:
+    """Return the count, mean, standard deviation, standard error, least and greatest of at least one number.
+
+    The standard deviation is the sample's, with `count - 1` in its denominator. One number has none.
+    """
+    count, mean = len(numbers), compute_mean(numbers)
+    std = se = None
+    if count > 1:
+        std = _compute_deviation(numbers, mean)
+        se = std / math.sqrt(count)
+    least, greatest = AGGREGATES["min"](numbers), AGGREGATES["max"](numbers)
+    return dict(zip(STATISTICS, (count, mean, std, se, least, greatest), strict=True))
+
+
+def compute_mean(numbers: Sequence[float]) -> float:
+    """Return the mean, which is NaN or infinite if a number is."""
+    if not all(map(math.isfinite, numbers)):
+        return sum(numbers) / len(numbers)
+    try:
+        return math.fsum(numbers) / len(numbers)
+    except OverflowError:
+        return math.fsum(number / len(numbers) for number in numbers)
+
+
+AGGREGATES: dict[Aggregate, Callable[[Sequence[float]], float]] = {
+    "mean": compute_mean,
+    "median": lambda values: math.nan if any(map(math.isnan, values)) else statistics.median(values),
+    "min": lambda values: math.nan if any(map(math.isnan, values)) else min(values),
+    "max": lambda values: math.nan if any(map(math.isnan, values)) else max(values),
+}
+
+
+def _compute_deviation(numbers: Sequence[float], mean: float) -> float:
+    if not math.isfinite(mean):
+        return math.nan
+    scale = max(abs(number - mean) for number in numbers)
+    if scale == 0 or not math.isfinite(scale):
+        return scale
+    return scale * math.sqrt(math.fsum(((number - mean) / scale) ** 2 for number in numbers) / (len(numbers) - 1))
+
+
+def _merge_metas(metas: Sequence[Meta], group: int, *, is_submitted: bool) -> Meta:
+    variables = {name: value for name, value in metas[0].variables.items() if name != REPEAT}
+    return Meta(
+        index=group,
+        group=group,
+        variables=variables,
+        provider=metas[0].provider,
+        isolation=metas[0].isolation,
+        seconds=math.fsum(meta.seconds for meta in metas),
+        submitted=is_submitted,
+        exited=all(meta.exited for meta in metas),
+    )
+
+
+@dataclass(slots=True)
+class GroupCollector:
+    """A collector of outcomes, in any order, which returns each group's outcome once the group is complete.
+
+    Only incomplete groups take memory. Outcomes outside of a group are ignored.
+    """
+
+    repeats: Repeats
+    aggregate: Aggregate
+    _open: dict[int, list[Outcome]] = field(default_factory=dict[int, list[Outcome]])
+
+    def add(self, outcome: Outcome) -> Outcome | None:
+        """Add an outcome. Return the outcome of its group if the group is complete, otherwise None."""
+        group = outcome.meta.group
+        if group is None:
+            return None
+        members = self._open.setdefault(group, [])
+        members.append(outcome)
+        return self._close(group) if len(members) >= self.repeats.count else None
+
+    def close_rest(self) -> Iterator[Outcome]:
+        """Yield the outcomes of the groups that are incomplete, for example because the run was interrupted."""
+        for group in sorted(self._open):
+            yield self._close(group)
+
+    def _close(self, group: int) -> Outcome:
+        members = sorted(self._open.pop(group), key=lambda outcome: outcome.meta.repeat or 0)
+        return aggregate_group(members, group, self.aggregate)
+
+
+def group_outcomes(outcomes: Iterable[Outcome], spec: ReportSpec) -> Iterator[Outcome]:
+    """Yield the outcome of each group, in the order in which groups end; every outcome if the run has no repeats."""
+    if spec.repeats is None:
+        yield from outcomes
+        return
+    collector = GroupCollector(spec.repeats, spec.aggregate)
+    for outcome in outcomes:
+        group = collector.add(outcome)
+        if group is not None:
+            yield group
+    yield from collector.close_rest()
+
+
+def list_hidden_fields(groups: Iterable[Outcome], spec: ReportSpec) -> set[str]:
+    """Return the statistics that a table leaves out: with many numeric fields, those of all but the objectives."""
+    names = dict.fromkeys(name for group in groups if isinstance(group, Result) for name in group.outputs)
+    numeric = [name for name in names if f"{name}.count" in names]
+    hidden = {f"{name}.mean" for name in numeric if spec.aggregate == "mean"}  # The field itself has it.
+    if len(numeric) > MAX_FULL_FIELDS:
+        objectives = {spec.objective, *(item.name for item in spec.objectives)}
+        hidden |= {f"{name}.{key}" for name in numeric if name not in objectives for key in STATISTICS}
+    return hidden
+
+
+def describe_repeats(spec: ReportSpec) -> str:
+    """Return a sentence about the rows of a table of groups, or an empty text if the run has no repeats."""
+    if spec.repeats is None:
+        return ""
+    return f"Each row is the {spec.aggregate} of {spec.repeats.count:,} repeats; se is the standard error of the mean."

@@ -1,0 +1,91 @@
+"""Repeats: the numbers of a run's executions, if each input runs several times."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..sandbox.errors import ConfigurationError
+from ..sandbox.requests.global_names import defines_global, reads_global
+
+REPEAT = "repeat"  # the variable with the number of the repeat
+
+Item = tuple[str, dict[str, Any]]  # code and its variables
+
+
+class Place(NamedTuple):
+    """The number of an execution's group (its input, point or chunk), and of its repeat, both from 0."""
+
+    group: int | None = None
+    repeat: int | None = None
+
+
+NO_PLACE = Place()
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """The repeats of a run: each of its `groups` runs `count` times. Executions of a group have successive indices."""
+
+    count: int
+    groups: int
+
+    @property
+    def total(self) -> int:
+        """The number of executions that belong to a group. A chunked job's reduction belongs to none."""
+        return self.count * self.groups
+
+    def locate(self, index: int) -> Place:
+        """Return the group and the repeat of the execution with that index."""
+        return Place(*divmod(index, self.count)) if index < self.total else NO_PLACE
+
+
+def locate_execution(repeats: Repeats | None, index: int) -> Place:
+    """Return the group and the repeat of an execution. Both are None if the run has no repeats."""
+    return NO_PLACE if repeats is None else repeats.locate(index)
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedItems:
+    """Each item `count` times in a row, with the number of the repeat where the code reads it.
+
+    Other code gets the same variables each time. `prepare` is the code that runs before: a name `repeat` of its own is
+    not replaced.
+    """
+
+    items: Iterable[Item]
+    count: int
+    prepare: str | None = None
+
+    def __iter__(self) -> Iterator[Item]:
+        needs_repeat = make_repeat_test(self.prepare)
+        for code, variables in self.items:
+            for repeat in range(self.count):
+                yield code, add_repeat(variables, repeat) if needs_repeat(code) else variables
+
+
+def make_repeat_test(prepare: str | None) -> Callable[[str], bool]:
+    """Return a function that says whether code reads the variable `repeat`. It remembers its last answer."""
+    is_prepared = prepare is not None and defines_global(prepare, REPEAT)
+    last: tuple[str, bool] | None = None
+
+    def test(code: str) -> bool:
+        nonlocal last
+        if last is None or last[0] is not code:
+            last = code, not is_prepared and reads_global(code, REPEAT)
+        return last[1]
+
+    return test
+
+
+def add_repeat(variables: dict[str, Any], repeat: int) -> dict[str, Any]:
+    """Return the variables with the number of the repeat. Raises ConfigurationError if they have one."""
+    refuse_own_repeat(variables)
+    return {**variables, REPEAT: repeat}
+
+
+def refuse_own_repeat(names: Iterable[str]) -> None:
+    """Raise ConfigurationError if `repeat` is among the names of an input's variables."""
+    if REPEAT in names:
+        raise ConfigurationError(
+            f"the inputs have a variable {REPEAT!r}, which repeats= sets to the number of the repeat: rename it"
+        )
