@@ -380,7 +380,7 @@ RepeatCount = Annotated[
         description="Times to run each input, point or chunk. Code that reads the variable repeat gets the number of "
         "the repeat, from 0. By default everything runs once, without that variable.",
     ),
-    CommandLineForm(metavar="N", is_common=True),
+    CommandLineForm(metavar="N"),
 ]
 VolumeName = Annotated[str | None, Field(description="Volume to mount; by default the provider's, if it has one.")]
 
