@@ -19,6 +19,7 @@ from ...sandbox.queries.budget import Estimate, Usage
 from ...sandbox.queries.session import DEFAULT_OPTIONS, Answer, Message, NoAnswerError, RequestOptions
 from ..retry import call_with_retries
 from .credentials import CredentialMask, filter_log_record
+from .openai_client import can_send_directly, send
 
 LATE_SECONDS = 10.0  # seconds beyond a request's timeout; the first request of a process imports modules for seconds
 BACKOFF_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each retry without a server's Retry-After
@@ -136,6 +137,7 @@ class LiteLLMModel:
         messages, arguments = self._build_request(messages, options)
         tries = 0
         mask = CredentialMask(api_key=self.api_key, api_base=self.api_base, options=self.sampling)
+        is_direct = can_send_directly(litellm, self.name, self._listed(), arguments)
 
         async def request() -> Any:
             nonlocal tries
@@ -144,6 +146,17 @@ class LiteLLMModel:
             whole = asyncio.timeout(self.timeout + LATE_SECONDS)
             try:
                 async with whole:
+                    if is_direct:
+                        return await send(
+                            litellm,
+                            self.name,
+                            messages,
+                            api_key=self.api_key,
+                            api_base=self.api_base,
+                            timeout=self.timeout,
+                            arguments=arguments,
+                            mask=mask,
+                        )
                     return await litellm.acompletion(
                         model=self.name,
                         messages=messages,
