@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from pydantic import PrivateAttr, ValidationError
+from pydantic import PrivateAttr, SecretStr, ValidationError
 
 from ..sandbox.caller import name_parameter
 from ..sandbox.driver_settings import Preparation
@@ -180,7 +180,8 @@ class SandboxProvider(SandboxSettings, ABC):
 
         Args:
             options: Values by the names of the block's fields. Secrets are refused, because a flow run shows its
-                parameters. A block with a `repo_token` also refuses `repo_url`, because the token would go elsewhere.
+                parameters. Variables in `environment`, which must be no secrets, are added to the block's. A block with
+                a `repo_token` also refuses `repo_url`, because the token would go elsewhere.
 
         Raises:
             ConfigurationError: An option is unknown, not allowed for one run, or invalid.
@@ -198,13 +199,22 @@ class SandboxProvider(SandboxSettings, ABC):
                 raise ConfigurationError(
                     f"the provider {self.provider_name} has no setting {name_parameter(str(name))}: {advice}"
                 )
+            if name == "environment":
+                continue
             if name not in known or (name == "repo_url" and self.repo_token is not None):
                 raise ConfigurationError(self._explain_refusal(name))
         try:
             checked = settings.model_validate({name: getattr(self, name) for name in settings.model_fields} | options)
         except ValidationError as error:
             raise ConfigurationError(describe_problems(error, settings.list_secrets())) from None
-        return self.model_copy(update={name: getattr(checked, name) for name in options})
+        changed = {name: getattr(checked, name) for name in options}
+        if "environment" in changed:
+            changed["environment"] = {**self.environment, **changed["environment"]}
+        return self.model_copy(update=changed)
+
+    def with_secrets(self, secrets: Mapping[str, SecretStr]) -> Self:
+        """Return a copy whose code also sees these environment variables."""
+        return self.model_copy(update={"environment": {**self.environment, **secrets}})
 
     def _explain_refusal(self, name: str) -> str:
         """Return why one run cannot set this setting, and what to do."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from ..blocks.registry import make_unsaved_provider
+from ..flows.inputs.secrets import refuse_secrets
 from ..flows.parameters import FlowParameters
 from ..flows.registry import MODELS
 from ..sandbox.errors import ConfigurationError
@@ -87,6 +88,8 @@ def make_deploy_action(
     _check_name(name)
 
     def deploy_flow(model: type[FlowParameters[Any]], files: list[str], values: dict[str, Any]) -> int:
+        if values.get("secrets"):
+            refuse_secrets("a deployment")
         parameters = model.parse(values)
         make_unsaved_provider(values.get("provider", "local"), values.get("provider_options"))
         if not parameters.reads_blocks():

@@ -147,6 +147,14 @@ def make_provider_options(taken: Collection[str]) -> list[Option]:
     return options
 
 
+Environment = Annotated[
+    list[str] | None,
+    Parameter(
+        help="Environment variable of the code; the run shows its value, so use --secret for secrets (repeatable)",
+        metavar="NAME=VALUE",
+        negative=(),
+    ),
+]
 OUTPUT_OPTIONS = [
     Option(inspect.Parameter("show_output", KEYWORD_ONLY, default=False, annotation=ShowOutput), RESULTS, True),
     Option(inspect.Parameter("json", KEYWORD_ONLY, default=False, annotation=Json), RESULTS, True),
@@ -190,7 +198,8 @@ def build_flow_command(
         else:
             options.append(Option(option, group, form.is_common))
     isolation = inspect.Parameter("isolation", KEYWORD_ONLY, default=None, annotation=Isolation)
-    options += [Option(isolation, PROVIDERS["local"].name.title()), *action_options]
+    env = inspect.Parameter("env", KEYWORD_ONLY, default=None, annotation=Environment)
+    options += [Option(isolation, PROVIDERS["local"].name.title()), Option(env, SANDBOX), *action_options]
     settings_options = make_provider_options({option.parameter.name for option in options})
     action_names = [option.parameter.name for option in action_options]
     setting_names = [option.parameter.name for option in settings_options]
@@ -205,8 +214,11 @@ def build_flow_command(
             if option in bound:
                 value = bound[option]
                 values[name] = value if reader is None or value is None else reader.read(value)
+        settings = {name: None if value == "none" else value for name, value in settings.items()}
+        if bound.get("env"):
+            settings["environment"] = _read_environment(bound["env"])
         if settings:
-            values["provider_options"] = {name: None if value == "none" else value for name, value in settings.items()}
+            values["provider_options"] = settings
         if bound.get("isolation") is not None:
             values["provider"] = build_provider(values.get("provider", "local"), bound["isolation"])
         values |= _read_objectives(bound.get("minimize") or [], bound.get("maximize") or [])
@@ -324,6 +336,22 @@ def _read_types(words: Sequence[str]) -> dict[str, str] | str:
             raise ConfigurationError(f"--types sets {name} twice: leave one out")
         types[name] = kind
     return types
+
+
+def _read_environment(words: Sequence[str]) -> dict[str, str]:
+    """Return environment variables, from words such as `STAGE=test`. Raises ConfigurationError."""
+    variables: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ConfigurationError(
+                f"--env {word}: give a name and a value, as in STAGE=test; --secret {name or 'NAME'} takes the value "
+                "from your shell"
+            )
+        if name in variables:
+            raise ConfigurationError(f"--env sets {name} twice: leave one out")
+        variables[name] = value
+    return variables
 
 
 def _read_tools(words: Sequence[str]) -> Mapping[str, str]:

@@ -153,6 +153,14 @@ class CommonParameters:
             "the block's fields."
         ),
     ] = None
+    secrets: Annotated[
+        list[str] | None,
+        Field(
+            description="Names of environment variables of this process that the code sees. Their values reach no log, "
+            "ledger or Prefect server. Deployments and shards refuse them."
+        ),
+        CommandLineForm(metavar="NAME"),
+    ] = None
     python_path: Annotated[
         list[str] | None,
         Field(description="Directories of your own modules. Imports search them first."),
@@ -389,7 +397,7 @@ SANDBOX, LIMITS, FAILURES, RESULTS, MODEL = "Sandbox", "Limits", "Failures", "Re
 # parameter is the flow's own.
 GROUPS = {
     SANDBOX: (
-        *("provider", "provider_options", "python_path", "mounts"),
+        *("provider", "provider_options", "secrets", "python_path", "mounts"),
         *("prepare", "prepare_timeout", "prepare_seed", "tools"),
     ),
     LIMITS: ("max_workers", "timeout", "deadline", "reuse_sandboxes", "executions_per_task", "shards"),

@@ -20,6 +20,7 @@ from .engine.executor import Sharding
 from .engine.failures import raise_failures
 from .engine.job import execute_items, open_job
 from .engine.run_outcome import with_reference
+from .inputs.secrets import read_secrets
 from .inputs.spilling import spill_long_parameters
 from .listener import FlowListener
 from .parameters import FlowParameters, find_contents
@@ -67,6 +68,8 @@ async def call_flow(
     if state.plan is None and not parameters.reads_blocks():
         state.plan = parameters.make_plan(get_logger("rlm_batch").info)
     options = parameters.make_options() if state.plan is None else state.plan.options
+    if options.secrets:
+        read_secrets(options)
     if options.shards is not None:
         # Shards check the provider and the model on their own machines.
         require_server_url()

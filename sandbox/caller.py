@@ -11,6 +11,7 @@ from typing import Any
 OPTIONS_BY_PARAMETER = {
     "cache_results": "resume",
     "objective": "minimize",
+    "secrets": "secret",
 }  # Options whose name differs from the parameter's name.
 VALUES_BY_PARAMETER = {"grid": ("=VALUE,VALUE", "[...]"), "space": ("=LOW..HIGH", '{"low": ..., "high": ...}')}
 

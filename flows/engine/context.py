@@ -37,6 +37,7 @@ from ...tasks.query import QueryTracker
 from ...tasks.retry import RetryPolicy
 from ...tasks.task_log import LineBudget, OutputLog
 from ...tasks.tracing import trace_model, trace_queries
+from ..inputs.secrets import read_secrets
 from ..inputs.spilling import PARAMETER_LIMIT, read_text_reference
 from ..orphans import get_server_id, register_own_run
 from ..parameters import Options
@@ -170,6 +171,8 @@ async def resolve_provider_with_volume(options: Options, volume_name: str | None
                 "provider_options"
             )
         provider = provider.model_copy(update={"volume_name": check_volume_name(volume_name)})
+    if options.secrets:
+        provider = provider.with_secrets(read_secrets(options))
     if options.python_path is not None or options.mounts is not None:
         provider = await asyncio.to_thread(provider.with_files, options.python_path, options.mounts)
         provider.check_mounts()
