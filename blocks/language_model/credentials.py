@@ -117,6 +117,8 @@ def _reveal(value: Any) -> Any:
 
 
 from functools import lru_cache
+
+
 def _is_credential_name(name: str) -> bool:
     try:
         from litellm.litellm_core_utils.sensitive_data_masker import SensitiveDataMasker

@@ -269,6 +269,8 @@ class LiteLLMModel:
                 f"limit it: leave {name_parameter('max_cost')} out, or set input_cost_per_token and "
                 "output_cost_per_token in its LanguageModel block"
             )
+        if answer is None and not is_priced:
+            answer = 0  # The answers of an unlisted model count when they arrive.
         if answer is None:
             raise ConfigurationError(
                 f"the longest answer of the model {self.name} is unknown, so {name_parameter('max_cost')} "

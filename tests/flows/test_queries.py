@@ -148,6 +148,16 @@ async def test_parallel_queries_do_not_fail_on_an_unused_budget(chat, limits):
     assert [result.answers for result in results] == [[f"answer to: q{i}" for i in range(16)]] * 3
 
 
+async def test_a_limit_of_tokens_needs_no_list_of_models(chat):
+    """The server counts 1 token for each prompt and 3 for each answer."""
+    model = await save_model(chat, model="openai/mine")
+    code = "SUBMIT(answers=[str(x) for x in llm_query_batched(['q'] * 9, 1, on_error='return')])"
+    (result,) = await batch([code], language_model=model, max_llm_tokens=20)
+    refused = [answer for answer in result.answers if "of 20" in answer]
+    assert len(refused) == 4
+    assert result.meta.queries.prompt_tokens + result.meta.queries.completion_tokens == 20
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
