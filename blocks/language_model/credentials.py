@@ -11,7 +11,6 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -116,7 +115,6 @@ def _reveal(value: Any) -> Any:
     return value
 
 
-from functools import lru_cache
 
 
 def _is_credential_name(name: str) -> bool:
