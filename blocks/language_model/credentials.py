@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -115,8 +116,7 @@ def _reveal(value: Any) -> Any:
     return value
 
 
-
-
+@lru_cache(1000)
 def _is_credential_name(name: str) -> bool:
     try:
         from litellm.litellm_core_utils.sensitive_data_masker import SensitiveDataMasker

@@ -27,7 +27,7 @@ MAX_TEMPERATURE = 2.0
 Prompt = str | list[Message]
 
 
-def check_prompts(prompts: list[Prompt], *, are_texts: bool = False) -> list[Prompt]:
+def check_prompts(prompts: Any, *, are_texts: bool = False) -> list[Prompt]:
     """Check and return prompts, which are texts or, without `are_texts`, lists of messages.
 
     Raises TypeError and ValueError.

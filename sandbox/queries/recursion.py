@@ -110,7 +110,7 @@ class Queries:
     ) -> list[dict[str, str]]:
         session, query_context = self.session, QueryContext(**context)
         before = self._recursive_count
-        self._recursive_count += len(check_prompts([*prompts], are_texts=True))
+        self._recursive_count += len(check_prompts(prompts, are_texts=True))
 
         async def answer(prompt: str, query: Query, place: int) -> str:
             return await self._answer(self._recurse, prompt, query_context, query, before + place)
