@@ -43,6 +43,7 @@ WITH_NEEDS = [
 FILES = {
     **{f"{name}.py": f"SUBMIT(name={name!r})" for name in ("one", "two", "load", "fit", "report")},
     "code.py": "SUBMIT(y=x * x)",
+    "fetch.py": "import os; SUBMIT(y=os.environ['STAGE'] + os.environ['API_TOKEN'])",
     "check.py": "SUBMIT(passed=submitted['y'] == x * x)",
     "model.py": "SUBMIT(loss=1 / units, size=units)",
     "space.json": '[{"units": {"low": 1, "high": 9}}, {"units": [16, 32]}]',
@@ -57,7 +58,7 @@ FILES = {
     "questions.csv": "query,context_file,id\nHow long is it?,report.txt,a\n",
     "digits/rows.csv": "1,2\n",
     "labels.csv": "0\n",
-    "train.py": "SUBMIT(loss=(lr - 0.1) ** 2 + seed / 100)",
+    "train.py": "SUBMIT(loss=(lr - 0.1) ** 2 + globals().get('seed', 0) / 100)",
     "texts/one.txt": "one two",
     "src/shapes.py": "def area(r):\n    return 3 * r * r\n",
     "data/rows.csv": "1\n2\n",
@@ -138,6 +139,7 @@ def test_the_commands_of_a_page_run_in_order(
     results = tmp_path / "results"
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(results))
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
+    monkeypatch.setenv("API_TOKEN", "secret")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     write_files(tmp_path)
