@@ -6,12 +6,12 @@ The model is a separate server on this machine that answers after the delay. The
 polling runs once at the end. The table has medians, and ratios to the ideal: `delay` seconds for every `concurrency`
 queries. The variants are:
 - plain asyncio over bare connections
-- LiteLLM called directly, on which rlm-batch is built
+- the client called directly with asyncio
 - `llm_query_batched` in a local sandbox
 - `llm_query_batched` in a batch flow, where each query is a Prefect task run
 - a host that polls every 100 ms and asks one query after another
 
-The second table is one query to a server that answers at once: rlm-batch's time, LiteLLM's, and the difference.
+The second table is one query to a server that answers at once: in a sandbox, by the client alone, and the difference.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ async def measure_batched(url: str, rounds: int, count: int, concurrency: int) -
     wires: deque[Any] = deque()
     samples: dict[str, list[float]] = {}
 
-    async def ask_litellm(prompt: str) -> str:
+    async def ask_client(prompt: str) -> str:
         return (await served.ask([{"role": "user", "content": prompt}])).text
 
     async with LocalSandbox().interpreter() as interpreter:
@@ -158,7 +158,7 @@ async def measure_batched(url: str, rounds: int, count: int, concurrency: int) -
         for _ in range(rounds):
             seconds = await time_questions(lambda prompt: ask_bare(url, wires, prompt), count, concurrency)
             samples.setdefault("plain asyncio", []).append(seconds)
-            samples.setdefault("LiteLLM directly", []).append(await time_questions(ask_litellm, count, concurrency))
+            samples.setdefault("the client directly", []).append(await time_questions(ask_client, count, concurrency))
             ours = await interpreter.execute(BATCHED, variables, queries=access.queries(interpreter))
             assert ours.right
             samples.setdefault("llm_query_batched", []).append(ours.seconds)
@@ -174,11 +174,11 @@ async def measure_batched(url: str, rounds: int, count: int, concurrency: int) -
 
 
 async def measure_single(url: str, rounds: int, count: int) -> dict[str, list[float]]:
-    """Return the milliseconds of single queries, ours and LiteLLM's own, in turns."""
+    """Return the milliseconds of single queries, in a sandbox and by the client alone, in turns."""
     model = LanguageModel(model=MODEL, api_key="sk-x", api_base=url)  # type: ignore[arg-type]
     served = model.make_flat_model()
     access = ModelAccess(model=model, max_llm_calls=None)
-    samples: dict[str, list[float]] = {"llm_query in a local sandbox": [], "LiteLLM directly": []}
+    samples: dict[str, list[float]] = {"llm_query in a local sandbox": [], "the client directly": []}
     async with LocalSandbox().interpreter() as interpreter:
         await interpreter.execute("llm_query('warm')", queries=access.queries(interpreter))
         for _ in range(rounds):
@@ -187,7 +187,7 @@ async def measure_single(url: str, rounds: int, count: int) -> dict[str, list[fl
             for number in range(count):
                 begun = time.perf_counter()
                 await served.ask([{"role": "user", "content": f"question {number}"}])
-                samples["LiteLLM directly"].append(1000 * (time.perf_counter() - begun))
+                samples["the client directly"].append(1000 * (time.perf_counter() - begun))
     return samples
 
 

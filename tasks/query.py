@@ -54,15 +54,16 @@ async def _make_task_run(call: _QueryCall) -> Any:
 class QueryTracker:
     """A tracker that creates a task run for each of the first `MAX_TRACKED_QUERIES` queries of a flow run.
 
-    The other queries are only in the ledger. A flat query does not wait for Prefect: its work starts at once, and the
-    task run is created in parallel and ends with the work. A recursive query's work runs inside its task run, so the
-    task runs of the queries that it asks are below it. As an async context manager, it waits for all task runs at its
-    end.
+    The other queries are only in the ledger. A flat query does not wait for Prefect: its work starts at once. Its task
+    run is created in parallel, one after another, and ends with the work. A recursive query's work runs inside its task
+    run, so the task runs of the queries that it asks are below it. As an async context manager, it waits for all task
+    runs at its end.
     """
 
     def __init__(self) -> None:
         self._tracked_count = 0
         self._background_runs: set[asyncio.Task[Any]] = set()
+        self._creation = asyncio.Lock()  # Creating many task runs at once would delay the requests to the model.
 
     async def track_query(self, query: Query, work: Callable[[], Awaitable[str]]) -> str:
         """Return the query's answer from `work`, or raise its error."""
@@ -71,7 +72,7 @@ class QueryTracker:
         self._tracked_count += 1
         if query.kind == "llm_query":
             answer = asyncio.ensure_future(work())
-            run = asyncio.ensure_future(_make_task_run(_QueryCall(query, lambda: asyncio.shield(answer))))
+            run = asyncio.ensure_future(self._report(query, answer))
             self._background_runs.add(run)
             run.add_done_callback(self._background_runs.discard)
             return await answer
@@ -82,6 +83,26 @@ class QueryTracker:
         if state.is_cancelled():
             raise asyncio.CancelledError
         return await state.result()
+
+    async def _report(self, query: Query, answer: asyncio.Future[str]) -> None:
+        """Make a task run that ends with the answer."""
+        await self._creation.acquire()
+        is_creating = True
+
+        def end_creation() -> None:
+            nonlocal is_creating
+            if is_creating:
+                is_creating = False
+                self._creation.release()
+
+        def work() -> Awaitable[str]:
+            end_creation()
+            return asyncio.shield(answer)
+
+        try:
+            await _make_task_run(_QueryCall(query, work))
+        finally:
+            end_creation()
 
     async def __aenter__(self) -> Self:
         return self

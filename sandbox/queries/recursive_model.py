@@ -72,7 +72,9 @@ LLM_NAMES = """\
 - `llm_query(prompt)` asks a model and returns its answer as text. The model sees the prompt alone, of up to some
   500,000 characters.
 - `llm_query_batched(prompts, concurrency=None, on_error="raise")` asks many prompts at once, which is much faster, and
-  returns the answers in their order. With on_error="return", an exception object stands where a query failed."""
+  returns the answers in their order. With on_error="return", an exception object stands where a query failed.
+- Both take `system`, `images` (a list of paths or bytes), `temperature`, `max_tokens`, and `response_format`: a type
+  such as `list[str]`, a dataclass or a JSON schema, for a value instead of a text."""
 RLM_NAMES = """
 - `rlm_query(prompt, context=value)` asks a recursive model with its own Python, which finds the value as `context`.
   Use it for a part that is itself too long or too intricate for one prompt. `rlm_query_batched(prompts, context=value)`

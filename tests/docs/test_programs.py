@@ -18,6 +18,7 @@ from .pages import PAGES, ROOT, Block, blocks, commands, read_page
 # `test_cookbook.py` runs the blocks of tests with pytest.
 PROGRAMS = [block for block in blocks("python") if "rlm_batch" in block.text and "def test_" not in block.text]
 CODE = [block for block in blocks("python") if "rlm_batch" not in block.text]
+REVIEW = '{"stars": 3, "complaints": ["slow service"]}'  # the answer to a query with a format
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 pytestmark = pytest.mark.timeout(600)  # importing LiteLLM and DSPy takes minutes on a busy machine
 
@@ -87,7 +88,8 @@ def test_a_program_runs(
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
     monkeypatch.chdir(tmp_path)
     write_files(tmp_path)
-    openai.script = make_script(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
+    script = make_script(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
+    openai.script = lambda request: REVIEW if "response_format" in request.body else script(request)
     name = f"<{program.page}>"
     # The cache lets tracebacks show the program's lines.
     linecache.cache[name] = (len(program.text), None, program.text.splitlines(keepends=True), name)

@@ -1,0 +1,91 @@
+"""Requests to OpenAI's chat API without LiteLLM's client: as with it, and only where nothing asks for it."""
+
+import asyncio
+import gc
+import warnings
+from typing import Any
+
+import litellm
+import pytest
+
+from rlm_batch import LanguageModel
+from rlm_batch.blocks.language_model.openai_client import can_send_directly
+
+from ...standins.openai_chat import Reply
+
+pytestmark = pytest.mark.anyio
+
+NAME = "openai/gpt-4o-mini"
+
+
+def model(chat, **settings: Any):
+    return LanguageModel(**{"model": NAME, "api_key": "sk-of-this-test", "api_base": chat.url, **settings})
+
+
+async def ask(block):
+    return await block.make_flat_model().ask([{"role": "user", "content": "a question"}])
+
+
+async def test_an_answer_is_the_same_with_and_without_litellms_client(chat, monkeypatch):
+    block = model(chat, temperature=0.5, max_tokens=9)
+    direct = await ask(block)
+    monkeypatch.setattr(litellm, "modify_params", True)
+    assert await ask(block) == direct
+    ours, theirs = chat.requests
+    assert ours.body == theirs.body
+    assert ours.headers["authorization"] == theirs.headers["authorization"] == "Bearer sk-of-this-test"
+    assert "aiohttp" in ours.headers["user-agent"]
+    assert "aiohttp" not in theirs.headers["user-agent"]
+
+
+async def test_the_key_and_the_address_of_the_environment_are_used(chat, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-environment")
+    monkeypatch.setenv("OPENAI_BASE_URL", chat.url)
+    await ask(LanguageModel(model=NAME))
+    assert chat.requests[0].headers["authorization"] == "Bearer sk-of-the-environment"
+
+
+async def test_gpt_5_takes_the_limit_by_its_new_name(chat):
+    await ask(model(chat, model="openai/gpt-5", max_tokens=9))
+    assert (chat.requests[0].body.get("max_completion_tokens"), chat.requests[0].body.get("max_tokens")) == (9, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "variables", "settings", "is_direct"),
+    [
+        (NAME, {}, {}, {}, True),
+        (NAME, {"temperature": 0, "response_format": {}}, {}, {}, True),
+        (NAME, {"extra_headers": {}}, {}, {}, False),
+        (NAME, {"custom_llm_provider": "azure"}, {}, {}, False),
+        ("anthropic/claude-sonnet-4-5", {}, {}, {}, False),
+        ("gpt-4o-mini", {}, {}, {}, False),
+        ("openai/o1", {}, {}, {}, False),
+        ("openai/responses/gpt-4o", {}, {}, {}, False),
+        (NAME, {}, {"ALL_PROXY": "socks5://127.0.0.1:1"}, {}, False),
+        (NAME, {}, {"OPENAI_PROJECT_ID": "p"}, {}, False),
+        (NAME, {}, {}, {"success_callback": ["langfuse"]}, False),
+        (NAME, {}, {}, {"ssl_verify": False}, False),
+    ],
+)
+def test_special_settings_need_litellms_client(monkeypatch, name, arguments, variables, settings, is_direct):
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    for setting, value in settings.items():
+        monkeypatch.setattr(litellm, setting, value)
+    assert can_send_directly(litellm, name, {}, arguments) is is_direct
+
+
+async def test_a_call_costs_the_listed_price(chat):
+    chat.rule("question", Reply("well", usage=(1000, 10)))
+    answer = await ask(model(chat))
+    assert answer.usage.cost == pytest.approx(1000 * 1.5e-7 + 10 * 6e-7)
+
+
+def test_connections_are_closed_with_the_event_loop(chat, caplog):
+    for _ in range(2):
+        asyncio.run(ask(model(chat)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        gc.collect()
+    assert "Unclosed" not in caplog.text
+    assert chat.stats.answered == 2
