@@ -70,6 +70,8 @@ def compute_mean(numbers: Sequence[float]) -> float:
     """Return the mean, which is NaN or infinite if a number is."""
     if not all(map(math.isfinite, numbers)):
         return sum(numbers) / len(numbers)
+    if min(numbers) == max(numbers):
+        return numbers[0]  # Rounding would give equal numbers a standard deviation.
     try:
         return math.fsum(numbers) / len(numbers)
     except OverflowError:
