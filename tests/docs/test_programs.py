@@ -138,7 +138,6 @@ def test_the_commands_of_a_page_run_in_order(
     account(*(name for name in ("daytona", "modal") if any(f"--provider {name}" in line for line in RUN_HERE[page])))
     results = tmp_path / "results"
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(results))
-    monkeypatch.setenv("API_TOKEN", "secret")
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
     monkeypatch.setenv("API_TOKEN", "secret")
     monkeypatch.chdir(tmp_path)
