@@ -9,7 +9,7 @@ from ..flows.parameters import read_docstring
 from ..flows.registry import MODELS
 from .deploy import build_deploy_app
 from .output import OutputFormat
-from .parameter_options import OUTPUT_OPTIONS, Json, ShowOutput, build_flow_command, make_run_action
+from .parameter_options import OUTPUT_OPTIONS, Json, ShowOutput, ShowUsage, build_flow_command, make_run_action
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 OutputFile = Annotated[str | None, Parameter(metavar="FILE")]
@@ -40,6 +40,7 @@ def report(
     messages: OutputFile = None,
     show_output: ShowOutput = False,
     show_queries: Flag = False,
+    usage: ShowUsage = False,
     json: Json = False,
 ) -> int:
     """Print the table of a run, and write its report as HTML.
@@ -62,7 +63,7 @@ def report(
     """
     from .report import show_execution, show_report
 
-    output = OutputFormat(show_output, json)
+    output = OutputFormat(show_output, json, usage)
     if execution is not None:
         return show_execution(run, execution, output)
     return show_report(

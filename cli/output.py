@@ -18,10 +18,11 @@ MAX_TABLE_ROWS = 200  # rows to print; the ledger has all rows
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """The form of printed outcomes: with the text that the code printed, or as JSON instead of a table."""
+    """The form of printed outcomes: a table, with the code's output and usage if they are wanted, or JSON."""
 
     shows_output: bool = False
     is_json: bool = False
+    shows_usage: bool = False
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -47,6 +47,10 @@ Isolation = Annotated[
 ShowOutput = Annotated[
     bool, Parameter(help="Print the code's whole output after the table", negative=(), show_default=False)
 ]
+ShowUsage = Annotated[
+    bool,
+    Parameter(help="Add columns with CPU seconds and peak memory to the table", negative=(), show_default=False),
+]
 Json = Annotated[
     bool, Parameter(help="Print each row as a line of JSON instead of the table", negative=(), show_default=False)
 ]
@@ -58,14 +62,14 @@ Objectives = list[str] | None
 FlowAction = Callable[[type[FlowParameters[Any]], list[str], dict[str, Any]], int]
 
 
-def make_run_action(show_output: bool = False, json: bool = False) -> FlowAction:
+def make_run_action(show_output: bool = False, json: bool = False, usage: bool = False) -> FlowAction:
     """Return the action of a command that runs a flow here, and prints its outcomes."""
 
     def run(model: type[FlowParameters[Any]], files: list[str], values: dict[str, Any]) -> int:
         from .run_flow import run_flow
 
         with use_options(*dict.fromkeys(os.path.dirname(os.path.abspath(file)) for file in files)):
-            return run_flow(model, files, OutputFormat(show_output, json), values)
+            return run_flow(model, files, OutputFormat(show_output, json, usage), values)
 
     return run
 
@@ -158,6 +162,7 @@ Environment = Annotated[
 OUTPUT_OPTIONS = [
     Option(inspect.Parameter("show_output", KEYWORD_ONLY, default=False, annotation=ShowOutput), RESULTS, True),
     Option(inspect.Parameter("json", KEYWORD_ONLY, default=False, annotation=Json), RESULTS, True),
+    Option(inspect.Parameter("usage", KEYWORD_ONLY, default=False, annotation=ShowUsage), RESULTS),
 ]
 
 

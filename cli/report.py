@@ -77,7 +77,7 @@ def show_report(
         for outcome in reader.read_outcomes():
             print_json(describe_outcome(outcome, is_best=get_row_number(outcome) in best_numbers))
     else:
-        rows = build_table_rows(summary)
+        rows = build_table_rows(summary, shows_usage=output.shows_usage)
         print_table(rows, len(rows) - 1, mark=PARETO_MARK if summary.spec.objectives else BEST_MARK)
         if output.shows_output:
             print_outputs(reader.read_outcomes())

@@ -94,7 +94,7 @@ def _print_report(report: Report, output: OutputFormat, files: list[str]) -> Non
         for line in report.to_json_lines():
             print_json(line)
     else:
-        rows = report.rows(MAX_TABLE_ROWS, shows_output=len(report.outcomes) > 1)
+        rows = report.rows(MAX_TABLE_ROWS, shows_output=len(report.outcomes) > 1, shows_usage=output.shows_usage)
         if files:
             for row, cell in zip(rows, ["file", *files], strict=False):
                 row.insert(1, cell)

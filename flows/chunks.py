@@ -102,11 +102,13 @@ class ChunksReport(Report):
     def __getitem__(self, chunk_id: str | int) -> Outcome:
         return self.results[str(chunk_id)]
 
-    def rows(self, limit: int | None = None, *, shows_output: bool = False) -> list[list[str]]:
+    def rows(
+        self, limit: int | None = None, *, shows_output: bool = False, shows_usage: bool = False
+    ) -> list[list[str]]:
         """Return the table as `Report.rows` does. Read only the first `limit` chunks, because there may be many."""
         shown = list(itertools.islice(self.results.values(), limit))
         hidden = set[str]() if self.spec.repeats is None else list_hidden_fields(shown, self.spec)
-        return format_rows(shown, shows_output=shows_output, hidden=hidden)
+        return format_rows(shown, shows_output=shows_output, hidden=hidden, shows_usage=shows_usage)
 
     def describe(self) -> str:
         """Return the fields that the reduction submitted, and a sentence about repeats, or an empty text."""

@@ -62,19 +62,22 @@ class Report:
         """The note on the best trials."""
         return BEST_MARK
 
-    def rows(self, limit: int | None = None, *, shows_output: bool = False) -> list[list[str]]:
+    def rows(
+        self, limit: int | None = None, *, shows_output: bool = False, shows_usage: bool = False
+    ) -> list[list[str]]:
         """Return the table as rows of text, the header first: number, variables, fields, and the outcome.
 
         Args:
             limit: The number of rows without the header; best trials beyond it are added. Default None: all.
             shows_output: Add the last line that each execution's code printed, if any did. Default: False.
+            shows_usage: Add the CPU seconds and the peak memory of each execution. Default: False.
 
         Returns:
             A list of cells for each row.
         """
         return format_rows(
             self.rows_outcomes, self.best_trials, limit, mark=self.mark, shows_output=shows_output,
-            hidden=self._list_hidden(),
+            hidden=self._list_hidden(), shows_usage=shows_usage,
         )  # fmt: skip
 
     def _list_hidden(self) -> set[str]:

@@ -44,6 +44,10 @@ class Meta:
         submitted: True if the code called `SUBMIT`.
         exited: True if the code called `sys.exit` with the status of success before `SUBMIT`.
         seconds: Run time of the code by the sandbox's monotonic clock.
+        cpu_seconds: CPU seconds of the code's process and of the processes that it waited for, as the kernel counts
+            them. None if the sandbox's kernel does not say.
+        peak_mib: Most memory (MiB, resident) of one of these processes. It includes what the process inherited from
+            `prepare`, and for the steps of a sequence earlier steps. None if the kernel does not say.
         attempt: Number of the attempt, from 1.
         earlier_errors: Errors of the earlier attempts.
         stdout: Output of the code. Over the cap, only its start and end are kept, with a line that counts the dropped
@@ -94,3 +98,5 @@ class Meta:
     group: int | None = None
     repeat: int | None = None
     exited: bool = False
+    cpu_seconds: float | None = None
+    peak_mib: float | None = None

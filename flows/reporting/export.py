@@ -39,6 +39,8 @@ STANDARD_COLUMNS = {
     "error": Column("text", lambda outcome: type(outcome.error).__name__ if isinstance(outcome, Failure) else None),
     "message": Column("text", lambda outcome: str(outcome.error) if isinstance(outcome, Failure) else None),
     "seconds": Column("float", lambda outcome: float(outcome.meta.seconds)),
+    "cpu_seconds": Column("float", lambda outcome: outcome.meta.cpu_seconds),
+    "peak_mib": Column("float", lambda outcome: outcome.meta.peak_mib),
     "attempt": Column("int", lambda outcome: outcome.meta.attempt),
     "provider": Column("text", lambda outcome: outcome.meta.provider),
     "sandbox_id": Column("text", lambda outcome: outcome.meta.sandbox_id),

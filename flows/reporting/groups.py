@@ -70,6 +70,8 @@ def compute_mean(numbers: Sequence[float]) -> float:
     """Return the mean, which is NaN or infinite if a number is."""
     if not all(map(math.isfinite, numbers)):
         return sum(numbers) / len(numbers)
+    if min(numbers) == max(numbers):
+        return numbers[0]  # Rounding would give equal numbers a standard deviation.
     try:
         return math.fsum(numbers) / len(numbers)
     except OverflowError:
@@ -103,8 +105,16 @@ def _merge_metas(metas: Sequence[Meta], group: int, *, is_submitted: bool) -> Me
         isolation=metas[0].isolation,
         seconds=math.fsum(meta.seconds for meta in metas),
         submitted=is_submitted,
+        cpu_seconds=sum_known(meta.cpu_seconds for meta in metas),
+        peak_mib=max((meta.peak_mib for meta in metas if meta.peak_mib is not None), default=None),
         exited=all(meta.exited for meta in metas),
     )
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """Return the sum of the values that are known, or None if none is."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if known else None
 
 
 @dataclass(slots=True)

@@ -28,7 +28,16 @@ from .document import (
 )
 from .groups import describe_repeats
 from .summary import MAX_FULL_TEXTS, MAX_PARTS, MAX_ROWS, Cell, Row, RunSummary
-from .table import BEST_MARK, PARETO_MARK, VARIABLES, format_cell, format_variables, name_columns
+from .table import (
+    BEST_MARK,
+    PARETO_MARK,
+    USAGE_COLUMNS,
+    VARIABLES,
+    format_cell,
+    format_usage,
+    format_variables,
+    name_columns,
+)
 
 RECORD_COLUMNS = ("number", "seconds", "outcome")  # further columns, in addition to variables and fields
 MAX_VARIABLES = 8  # variables that identify an execution in a line
@@ -55,7 +64,7 @@ def build_report(
     if summary.done == 1 and summary.first_result is not None:
         for name, value in list(summary.first_result.outputs.items())[:MAX_FULL_TEXTS]:
             parts += [Heading(name), Verbatim(value if isinstance(value, str) else format_cell(value))]
-    header, *rows = build_table_rows(summary)
+    header, *rows = build_table_rows(summary, shows_usage=summary.cpu_seconds is not None)
     if rows:
         title = f"{summary.spec.noun}s".capitalize()
         parts.append(Heading(title if summary.best.result is None else f"{title}, the best first"))
@@ -104,6 +113,9 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
             which = "of the last run of several, " if len(records) > 1 else ""
             rows.append(["Time", f"{_format_duration(record.ended - record.began)}, {which}from {began}"])
     rows.append(["Code ran", f"{_format_duration(summary.seconds)} of all {spec.noun}s together"])
+    if summary.cpu_seconds is not None:
+        peak = "" if summary.peak_mib is None else f"; at most {summary.peak_mib:,.1f} MiB, in {summary.peak_index}"
+        rows.append(["CPU and memory", f"{_format_duration(summary.cpu_seconds)} of CPU time{peak}"])
     opened, open_for = sum(r.sandboxes for r in records), sum(r.sandbox_seconds for r in records)
     if opened:
         rows.append(["Sandboxes", f"{opened:,} opened, {_format_duration(open_for)} together"])
@@ -160,13 +172,18 @@ def _format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
-def build_table_rows(summary: RunSummary) -> list[list[str]]:
-    """Return rows of text, the header first: number, variables, fields, seconds, and a note."""
-    columns = name_columns(summary.variables, summary.fields, ("seconds",))
-    rows = [["", *columns, "seconds", ""]]
+def build_table_rows(summary: RunSummary, *, shows_usage: bool = False) -> list[list[str]]:
+    """Return rows of text, the header first: number, variables, fields, seconds, and a note.
+
+    `shows_usage` adds columns with the CPU seconds and the peak memory.
+    """
+    usage_columns = USAGE_COLUMNS if shows_usage else ()
+    columns = name_columns(summary.variables, summary.fields, ("seconds", *usage_columns))
+    rows = [["", *columns, "seconds", *usage_columns, ""]]
     for row, cells, note in _iterate_rows(summary, columns):
         texts = ["" if cell is None else format_cell(cell) for cell in cells]
-        rows.append([str(row.index), *texts, f"{row.seconds:.3g}" if row.seconds else "", note])
+        usage = format_usage(row.cpu_seconds, row.peak_mib) if shows_usage else []
+        rows.append([str(row.index), *texts, f"{row.seconds:.3g}" if row.seconds else "", *usage, note])
     return rows
 
 

@@ -136,6 +136,8 @@ class Row:
     fields: dict[str, Cell]
     seconds: float
     note: str
+    cpu_seconds: float | None = None
+    peak_mib: float | None = None
 
 
 @dataclass(slots=True)
@@ -214,6 +216,9 @@ class RunSummary:
     exited: int = 0  # executions that succeeded, and called sys.exit before SUBMIT
     retried: int = 0
     seconds: float = 0.0  # The run time of code in all executions.
+    cpu_seconds: float | None = None  # CPU seconds of all executions; None if no kernel said them
+    peak_mib: float | None = None  # the most memory of an execution
+    peak_index: int | None = None  # that execution's number
     asked: int = 0  # queries
     cached: int = 0  # answers that came from the cache
     usage: Usage = field(default_factory=Usage)  # The calls, tokens and cost of the language model.
@@ -253,6 +258,10 @@ class RunSummary:
         index = self.done if meta.index is None else meta.index
         self.done += 1
         self.seconds += meta.seconds
+        if meta.cpu_seconds is not None:
+            self.cpu_seconds = (self.cpu_seconds or 0.0) + meta.cpu_seconds
+        if meta.peak_mib is not None and (self.peak_mib is None or meta.peak_mib > self.peak_mib):
+            self.peak_mib, self.peak_index = meta.peak_mib, index
         self.retried += meta.attempt > 1
         self.providers.setdefault(f"{meta.provider} ({meta.isolation})" if meta.isolation else meta.provider)
         self.displays.add(meta)
@@ -360,7 +369,7 @@ class RunSummary:
         outputs = outcome.outputs if isinstance(outcome, Result) else {}
         variables = {name: _shorten(value) for name, value in meta.variables.items() if name in self.variables}
         fields = {name: _shorten(value) for name, value in outputs.items() if name in self.fields | self.variables}
-        self._rows.append(Row(rank, index, variables, fields, meta.seconds, note))
+        self._rows.append(Row(rank, index, variables, fields, meta.seconds, note, meta.cpu_seconds, meta.peak_mib))
 
     def _add_columns(self, columns: dict[str, None], names: Iterable[str]) -> None:
         for name in names:

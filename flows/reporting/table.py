@@ -11,6 +11,7 @@ from ...sandbox.result import Outcome, Result
 from ...tasks.redrawn_lines import redraw_lines
 
 VARIABLES, OUTPUTS = "variables", "outputs"  # sources of a column's values
+USAGE_COLUMNS = ("CPU seconds", "peak MiB")
 EXIT_NOTE = "ended by sys.exit before SUBMIT"  # the note of a result without fields
 BEST_MARK, PARETO_MARK = "best", "Pareto"  # notes of the best trial, and of the trials on a Pareto front
 CELL = 40  # characters of a value that a cell shows
@@ -72,11 +73,13 @@ def format_rows(
     mark: str = BEST_MARK,
     shows_output: bool = False,
     hidden: Collection[str] = (),
+    shows_usage: bool = False,
 ) -> list[list[str]]:
     """Return rows of text that is safe on a terminal, the header first: number, variables, fields, and a note.
 
     With a `limit`, return the first rows and the rows of `best`. The note of `best` is `mark`. `shows_output` adds a
-    column with the last line that the code printed, if any code printed anything. Fields in `hidden` have no column.
+    column with the last line that the code printed, if any code printed anything. `shows_usage` adds columns with the
+    CPU seconds and the peak memory. Fields in `hidden` have no column.
     """
     first = outcomes if limit is None else outcomes[:limit]
     # The ledger of a run that was interrupted lacks executions, so a position may differ from the execution's number.
@@ -91,18 +94,29 @@ def format_rows(
     variables = dict.fromkeys(name for outcome in shown for name in get_values(outcome, VARIABLES))
     fields = dict.fromkeys(name for outcome in shown for name in list_new_fields(outcome) if name not in hidden)
     output_columns = ["printed last"] if shows_output and any(outcome.meta.stdout.strip() for outcome in shown) else []
-    columns = name_columns(variables, fields, output_columns)
-    rows = [["", *columns, *output_columns, ""]]
+    usage_columns = USAGE_COLUMNS if shows_usage else ()
+    columns = name_columns(variables, fields, [*output_columns, *usage_columns])
+    rows = [["", *columns, *output_columns, *usage_columns, ""]]
     for number, outcome in numbered:
         cells = [format_cell(get_values(outcome, source).get(name, "")) for source, name in columns.values()]
         if output_columns:
             cells.append(format_cell("".join(redraw_lines(outcome.meta.stdout)[-1:])))
+        if shows_usage:
+            cells += format_usage(outcome.meta.cpu_seconds, outcome.meta.peak_mib)
         if isinstance(outcome, Result):
             note = "pruned" if outcome.meta.pruned else mark if number in best_numbers else describe_exit(outcome)
         else:
             note = f"{type(outcome.error).__name__}: {outcome.error.summary}"
         rows.append([str(number), *cells, note])
     return [[escape_text(cell) for cell in row] for row in rows]
+
+
+def format_usage(cpu_seconds: float | None, peak_mib: float | None) -> list[str]:
+    """Return the cells of `USAGE_COLUMNS`, which are empty for unknown values."""
+    return [
+        "" if cpu_seconds is None else f"{cpu_seconds:.3g}",
+        "" if peak_mib is None else f"{peak_mib:,.1f}",
+    ]
 
 
 def describe_exit(outcome: Outcome) -> str:

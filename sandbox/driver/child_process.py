@@ -14,7 +14,7 @@ from .child.forking.fork_service import serve_forks
 from .child.fresh_python import start_fresh_python
 from .orphans import kill_descendants
 from .output_stream import OutputStream
-from .processes import has_ended, kill_session, signal
+from .processes import has_ended, kill_session, read_usage, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class Execution:
         self.value: bytes | None = None  # JSON: value of the last expression
         self.collection: Collection | None = None  # the files to send to the host
         self._displays = self._displays_bytes = 0  # displays sent to the host
+        self.cpu_before = 0.0  # CPU seconds that the process had used when the execution began
+        self.usage: tuple[float, int] | None = None  # CPU seconds, and KiB of the process with the most memory
         self.streams: dict[str, OutputStream] = {}  # only streams that have output
         self._output_cap = output_cap
 
@@ -79,6 +81,8 @@ class Execution:
     def encode_end(self, code: int | None, number: int | None) -> tuple[dict[str, Any], bytes]:
         """Return the end frame; `code` and `number` are the exit status and signal of an ended process."""
         header: dict[str, Any] = {"op": "end", "id": self.id, "seconds": time.monotonic() - self.started_at}
+        if self.usage is not None:
+            header["cpu_seconds"], header["peak_kib"] = self.usage
         if self.submitted is not None:
             header["status"] = "submitted"
             return header, self.submitted
@@ -86,6 +90,11 @@ class Execution:
         if header["status"] == "crashed":
             header["exit_code"], header["signal"] = code, number
         return header, self.outcome or b"null"
+
+    def note_usage(self, usage: tuple[float, int] | None) -> None:
+        """Note the CPU seconds and the peak memory of the process, of which a context may have used some before."""
+        if usage is not None:
+            self.usage = max(0.0, usage[0] - self.cpu_before), usage[1]
 
     def count_display(self, body: bytes) -> None:
         """Raise BadFrameError if the child sends more displays than the limits allow."""
@@ -139,6 +148,8 @@ class ChildProcess:
         """Send an execution to a free child."""
         self.execution = execution
         self.executions += 1
+        if self.context is not None:
+            execution.cpu_before = (read_usage(self.pid) or (0.0, 0))[0]
         execution.start_clock()
         if self.unconfined is not None:
             execution.status, execution.outcome = "unconfined", self.unconfined

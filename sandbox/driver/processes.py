@@ -115,6 +115,18 @@ def kill_exactly(pid: int, started: int) -> None:
         os.close(process)
 
 
+def read_usage(pid: int) -> tuple[float, int] | None:
+    """Return a process's CPU seconds, with those of children that it waited for, and its peak memory in KiB."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            times = file.read().rpartition(b")")[2].split()[11:15]  # utime, stime, cutime, cstime
+        with open(f"/proc/{pid}/status", "rb") as file:
+            peak = file.read().partition(b"VmHWM:")[2].split(None, 1)[0]
+        return sum(map(int, times)) / os.sysconf("SC_CLK_TCK"), int(peak)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def read_name(pid: int) -> str:
     """Return a process's name, which its code may have set, or "?" if the process has ended."""
     try:

@@ -28,6 +28,7 @@ from .processes import (
     count_memory_kills,
     describe_end,
     kill_session,
+    read_usage,
     send_signal,
     signal,
     wait_for_end,
@@ -493,11 +494,13 @@ class Supervisor:
         while read_available(self._wake[0]):
             pass
         for pid in [*self._processes, *self._commits.running]:  # The orphan killer reaps the others.
-            ended, status = os.waitpid(pid, os.WNOHANG)
+            ended, status, usage = os.wait4(pid, os.WNOHANG)
             if not ended:
                 continue
             process = self._processes.pop(pid, None)
             if process is not None:
+                if process.execution is not None:
+                    process.execution.note_usage((usage.ru_utime + usage.ru_stime, usage.ru_maxrss))
                 self._on_child_end(process, status)
             else:
                 self._commits.on_end(pid, status)
@@ -556,6 +559,8 @@ class Supervisor:
             self._wire.send({"op": "files", "id": execution.id}, execution.files)
         if execution.value is not None:
             self._wire.send({"op": "value", "id": execution.id}, execution.value)
+        if execution.usage is None:
+            execution.note_usage(read_usage(process.pid))  # a context, whose process goes on
         header, body = execution.encode_end(code, number)
         if header["status"] == "crashed" and number == signal.SIGKILL:
             kills, self._memory_kills = self._memory_kills, count_memory_kills()

@@ -6,6 +6,7 @@ The data is untrusted: code may have written it. Every value is checked before u
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import re
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ FAILED_START = re.compile(r"(?m)^Fatal Python error: (.{1,200}).*\nPython runtim
 MAX_TEXT_CHARACTERS = 21_000  # text of an error; the driver cuts it at 20,000 and adds a note
 NUMBERS_AT_ONCE = 200  # non-finite numbers restored between two pauses, in less than 10 ms
 MAX_SHOWN_CHARACTERS = MAX_REPR_CHARACTERS + 100  # text of a last value, with the note about omitted text
+MAX_PEAK_KIB = 1 << 44  # largest credible memory of a process, 16 PiB
 MAX_SECONDS = 1e9  # longest credible run time, 30 years; larger values did not come from our driver
 
 
@@ -73,6 +75,7 @@ def decode_end(
     """
     seconds = header.get("seconds")
     seconds = seconds if type(seconds) is float and 0 <= seconds < MAX_SECONDS else 0.0
+    build_meta = functools.partial(build_meta, **_decode_usage(header))
     if header["status"] == "finished":
         return Result({}, build_meta(seconds=seconds, exited=body == EXITED))
     error: RlmBatchError
@@ -95,6 +98,17 @@ def decode_end(
         error = _build_error(header, outcome if isinstance(outcome, dict) else {}, meta, timeout)  # type: ignore[reportUnknownArgumentType]
     error.meta = meta
     raise error
+
+
+def _decode_usage(header: dict[str, Any]) -> dict[str, Any]:
+    """Return the meta's fields of CPU seconds and of peak memory, without values that are not credible."""
+    cpu_seconds, peak_kib = header.get("cpu_seconds"), header.get("peak_kib")
+    usage: dict[str, Any] = {}
+    if type(cpu_seconds) is float and 0 <= cpu_seconds < MAX_SECONDS:
+        usage["cpu_seconds"] = round(cpu_seconds, 6)
+    if type(peak_kib) is int and 0 < peak_kib < MAX_PEAK_KIB:
+        usage["peak_mib"] = round(peak_kib / 1024, 1)
+    return usage
 
 
 def decode_submission(body: bytes, expected: list[dict[str, str]] | None) -> Parts[dict[str, Any]]:

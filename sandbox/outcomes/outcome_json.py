@@ -25,7 +25,8 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     for name in ("reports", "pruned", "displays", "tool_calls", "collected", "not_collected", "exited"):
         if not meta[name]:
             del meta[name]
-    for name in ("value", "value_repr", "judged", "group", "repeat"):  # keep empty strings, zero and False
+    # Keep empty strings, zero and False.
+    for name in ("value", "value_repr", "judged", "group", "repeat", "cpu_seconds", "peak_mib"):
         if meta[name] is None:
             del meta[name]
     for name in ("value", "judged"):

@@ -46,6 +46,8 @@ META_TYPES: dict[str, Any] = {
     "not_collected": list,
     "group": int,
     "repeat": int,
+    "cpu_seconds": (int, float),
+    "peak_mib": (int, float),
     "nonfinite": dict,
     "value_nonfinite": dict,
     "judged": dict,

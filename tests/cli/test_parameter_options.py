@@ -32,7 +32,7 @@ FLOWS: dict[str, Any] = {
 }
 # Parameters that a command takes in another form: files of code, grids and spaces as text, an option per direction.
 WORDS = {"code", "steps", "query", "grid", "space", "objective", "direction", "on_turn", *LEFT_OUT}
-OPTIONS_ALONE = {"env", "isolation", "minimize", "maximize", "grid", "space", "show_output", "json"}
+OPTIONS_ALONE = {"env", "isolation", "minimize", "maximize", "grid", "space", "show_output", "json", "usage"}
 SETTINGS = {name for entry in PROVIDERS.values() for name in entry.load_settings().list_run_settings()}
 COMMANDS = ["batch", "sweep", "chunks", "sequence", "rlm", "report", "deploy", "up", "volume", "reap", "doctor"]
 NEEDED = {"rlm": ["--language-model", "m"]}

@@ -169,7 +169,7 @@ async def test_repeats_that_do_not_fit_are_refused_with_one_sentence(parameters:
 
 
 @pytest.mark.parametrize(
-    "numbers", [[1.0], [2.0, 2.0], [1e308, 1e308], [1.0, math.inf], [1.0, math.nan], [1e-300, 3e-300]]
+    "numbers", [[1.0], [2.0, 2.0], [0.81] * 5, [1e308, 1e308], [1.0, math.inf], [1.0, math.nan], [1e-300, 3e-300]]
 )
 def test_statistics_of_any_numbers_are_numbers(numbers: list[float]) -> None:
     found = describe_numbers(numbers)
