@@ -56,6 +56,8 @@ class ChunksReport(Report):
         overlaps: Files on the volume that several chunks wrote, with the chunks' ids. Each file has the content of the
             last write. Files that a subprocess wrote are missing.
         results_path: The ledger's directory or location.
+        spec: The number of repeats.
+        repeated: With `repeats`, the outcomes of all executions of chunks, in order; otherwise empty.
     """
 
     results: Mapping[str, Outcome]

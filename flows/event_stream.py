@@ -18,6 +18,9 @@ class EventStream(Generic[R]):
     """An async iterator of the events of one flow run, which starts with the loop.
 
     The loop raises the run's error. Leaving the loop early cancels the run.
+
+    Args:
+        run: Starts the run with a listener, and returns the flow's value.
     """
 
     def __init__(self, run: Callable[[FlowListener], Coroutine[Any, Any, R]]) -> None:

@@ -31,6 +31,7 @@ class RunReport(TrialsReport):
         space: The space that was searched, as JSON; None without one.
         groups: With `repeats`, a result for each input, point or chunk, with the statistics of its fields; otherwise
             empty.
+        spec: The objectives and the number of repeats.
     """
 
     flow: str

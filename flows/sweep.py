@@ -59,6 +59,7 @@ class SweepReport(TrialsReport):
         groups: With `repeats`, a result for each point, in order; otherwise empty. A numeric field has its `aggregate`
             over the repeats, and its statistics are further fields, such as `groups[0]["loss.std"]`: `count`, `mean`,
             `std`, `se`, `min` and `max`. `best` is one of these results.
+        spec: The objectives and the number of repeats.
     """
 
     trials: Sequence[Outcome]

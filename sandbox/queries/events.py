@@ -24,7 +24,6 @@ class RlmEvent:
             when a query of the code has ended, and "answer" when a question of the run has ended.
         query: Record of the query so far: of the recursive query that has the turn, or of the query that has ended.
         index: Number of the execution in its run, from 0.
-        depth: Depth of that query. A question of the run has depth 1.
         turn: Number of the turn, from 1. For a query, the number of the turn that asked it.
         text: The code, the output, the answer, or the first 200 characters of a query's answer.
         reasoning: Text of the model's reply outside its code, for "code" and "output".
@@ -53,7 +52,7 @@ class RlmEvent:
 
     @property
     def depth(self) -> int:
-        """The depth of the event's query."""
+        """The depth of the event's query. A question of the run has depth 1."""
         return self.query.depth
 
 
