@@ -70,7 +70,9 @@ class RlmAnswer(Report):
         """Return the question."""
         return self.result.meta.variables.get("query", "")
 
-    def rows(self, limit: int | None = None, *, shows_output: bool = False) -> list[list[str]]:
+    def rows(
+        self, limit: int | None = None, *, shows_output: bool = False, shows_usage: bool = False
+    ) -> list[list[str]]:
         """Return no table: an answer is printed as text."""
         return []
 
@@ -136,17 +138,20 @@ class RlmAnswers(Report, Sequence[RlmAnswer]):
         """Return the outcomes, in order."""
         return self.results
 
-    def rows(self, limit: int | None = None, *, shows_output: bool = False) -> list[list[str]]:
+    def rows(
+        self, limit: int | None = None, *, shows_output: bool = False, shows_usage: bool = False
+    ) -> list[list[str]]:
         """Return the table as rows of text, the header first: number, question, answer, calls, cost and a note.
 
         Args:
             limit: The number of rows without the header. Default None: all.
             shows_output: Add the last line that each execution's code printed, if any did. Default: False.
+            shows_usage: Add the CPU seconds and the peak memory. Default: False.
 
         Returns:
             A list of cells for each row.
         """
-        header, *rows = format_rows(self.results, limit=limit, shows_output=shows_output)
+        header, *rows = format_rows(self.results, limit=limit, shows_output=shows_output, shows_usage=shows_usage)
         table = [[*header[:-1], "calls", "cost", header[-1]]]
         for outcome, row in zip(self.results, rows, strict=False):
             queries = outcome.meta.queries

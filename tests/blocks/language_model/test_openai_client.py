@@ -19,7 +19,8 @@ NAME = "openai/gpt-4o-mini"
 
 
 def model(chat, **settings: Any):
-    return LanguageModel(**{"model": NAME, "api_key": "sk-of-this-test", "api_base": chat.url, **settings})
+    defaults: dict[str, Any] = {"model": NAME, "api_key": "sk-of-this-test", "api_base": chat.url}
+    return LanguageModel(**{**defaults, **settings})
 
 
 async def ask(block):
