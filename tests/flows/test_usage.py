@@ -27,7 +27,7 @@ async def test_the_table_the_report_and_the_exports_have_the_usage(tmp_path: Pat
     assert report.groups[1].meta.cpu_seconds == pytest.approx(sum(t.meta.cpu_seconds for t in report.trials[2:]))
     reader = open_run_ledger(run)
     summary = reader.summarize()
-    text = dict(map(tuple, build_summary_rows(summary, reader.records)))["CPU and memory"]  # type: ignore[arg-type]
+    text = {row[0]: row[1] for row in build_summary_rows(summary, reader.records)}["CPU and memory"]
     assert f"at most {max(peaks):,.1f} MiB, in {peaks.index(max(peaks))}" in text
     assert build_table_rows(summary, shows_usage=True)[1][-2] == first[-2]
     write_csv(reader, tmp_path / "run.csv")
