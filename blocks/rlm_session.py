@@ -93,6 +93,7 @@ class RlmSession:
         self._access = {"recursion": settings, "sub_model": sub_model}
         self._keywords = keywords
         self._lock = asyncio.Lock()  # One question at a time.
+        self._is_shut_down = False
         self._sandbox: _SessionSandbox | None = None
         self._interpreter: Interpreter | None = None
         self._conversation: Conversation | None = None
@@ -129,6 +130,7 @@ class RlmSession:
             PrepareError: The `prepare` code failed.
             ConfigurationError: The configuration is wrong, or the session belongs to another event loop.
         """
+        self._is_shut_down = False
         await self._open()
         return self
 
@@ -162,12 +164,20 @@ class RlmSession:
             ConfigurationError: The context is not JSON, or its file cannot be read.
             RlmBatchError: An error of `start`.
         """
+        if not isinstance(query, str) or not query:  # type: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"the question is {query!r}: ask a text")
         async with self._lock:
+            if self._is_shut_down:
+                raise ConfigurationError("the session is shut down: open another one with open_rlm")
             source = _check_context(context, context_volume_path)
+            previous = self._source, self._context
             if source != (None, None):
                 self._source, self._context = source, None
             try:
                 return await self._ask(query, timeout)
+            except ConfigurationError:
+                self._source, self._context = previous  # The new context cannot be read.
+                raise
             except (SandboxLost, OutcomeUnknown) as error:
                 raise SandboxLost(
                     f"{error.summary}. The names of the model's code are lost. Ask again: the session opens a new "
@@ -176,6 +186,7 @@ class RlmSession:
 
     async def shutdown(self) -> None:
         """Delete the sandbox, even while a question is asked. A second call does nothing."""
+        self._is_shut_down = True
         if self._sandbox is not None:
             await self._sandbox.shutdown()
 
@@ -212,10 +223,12 @@ class RlmSession:
         try:
             text, value = await queries.ask(query, self._context, conversation.answer)
             if self._settings.answer_type is not None:
-                value = self._settings.answer_type.validate(value)
+                value = self._settings.answer_type.restore(value)
             answer = replace(answer, value=value, text=text, answered=True)
         except RlmBatchError as error:
             answer = replace(answer, error=error)
+            if session.listener_error is not None:  # The listener's own error says more.
+                raise session.listener_error from None
             raise
         finally:
             trajectory = session.queries[0].trajectory if session.queries else []

@@ -54,7 +54,7 @@ class RlmAnswer(Report):
             answer = outcome["answer"]
             value = {"value": deepcopy(root.get("value", answer))}
             restore_numbers(value, root.get("nonfinite", {}))
-            typed = value["value"] if answer_type is None else answer_type.validate(value["value"])
+            typed = value["value"] if answer_type is None else answer_type.restore(value["value"])
             return cls(answer, trajectory, queries, outcome, results_path, value=typed)
         printed = [turn["output"] for turn in trajectory if turn.get("output") and not turn.get("failed")]
         partial_answer = printed[-1] if printed else ""

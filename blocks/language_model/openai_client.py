@@ -5,10 +5,12 @@ requests need its client.
 """
 
 import asyncio
+import atexit
 import json
 import os
 import ssl
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +19,8 @@ from .credentials import CredentialMask
 PROVIDER = "openai"
 ADDRESS = "https://api.openai.com/v1"
 MAX_ERROR_CHARACTERS = 2000  # characters of a server's error
+BAD_GATEWAY = 502  # stands for an answer without a message, which is asked again
+CLOSE_SECONDS = 1.0  # seconds for closing connections when the process ends
 # Arguments that LiteLLM's own client would pass on to the server in this form.
 ARGUMENTS = {
     *("temperature", "top_p", "max_tokens", "max_completion_tokens", "frequency_penalty", "presence_penalty"),
@@ -91,12 +95,15 @@ async def send(
     try:
         limits = aiohttp.ClientTimeout(total=None, connect=timeout, sock_read=timeout)
         data = json.dumps(body).encode()
-        url = f"{base.rstrip('/')}/chat/completions"
-        async with session.post(url, data=data, headers=headers, timeout=limits) as reply:
+        address, mark, parameters = base.partition("?")
+        url = f"{address.rstrip('/')}/chat/completions{mark}{parameters}"
+        async with session.post(url, data=data, headers=headers, timeout=limits, proxy=_find_proxy(url)) as reply:
             content = await reply.read()
             if reply.status != 200:
                 raise _make_error(litellm, model, reply.status, content, reply.headers)
-        response = litellm.ModelResponse(**json.loads(content))
+        if not _has_message(answer := json.loads(content)):
+            raise _make_error(litellm, model, BAD_GATEWAY, content, reply.headers)
+        response = litellm.ModelResponse(**answer)
     except TimeoutError:
         raise litellm.Timeout(f"no answer within {timeout:g} s", model=model, llm_provider=PROVIDER) from None
     except (aiohttp.ClientError, OSError) as error:
@@ -119,8 +126,10 @@ def _make_error(litellm: Any, model: str, status: int, content: bytes, headers: 
 
     text = content.decode("utf-8", "replace")
     try:
-        message = str(json.loads(text)["error"]["message"])
-    except (ValueError, TypeError, LookupError):
+        said = json.loads(text)["error"]
+        code = said.get("code") or said.get("type")  # A spent quota is only told by its code.
+        message = f"{said['message']} ({code})" if code else str(said["message"])
+    except (ValueError, TypeError, LookupError, AttributeError):
         message = text
     text = f"Error code: {status} - {message[:MAX_ERROR_CHARACTERS]}"
     original = OpenAIError(status_code=status, message=text, headers=dict(headers))
@@ -130,6 +139,34 @@ def _make_error(litellm: Any, model: str, status: int, content: bytes, headers: 
         error.litellm_response_headers = {name.lower(): value for name, value in headers.items()}  # type: ignore[reportAttributeAccessIssue]
         return error
     return original
+
+
+def _has_message(answer: Any) -> bool:
+    """Return whether an answer has a message. Some servers report an error with status 200."""
+    try:
+        return isinstance(answer["choices"][0]["message"], dict)
+    except (TypeError, LookupError):
+        return False
+
+
+def _find_proxy(url: str) -> str | None:
+    """Return the proxy that the environment names for an address, or None."""
+    from aiohttp.helpers import get_env_proxy_for_url
+    from yarl import URL
+
+    try:
+        return str(get_env_proxy_for_url(URL(url))[0])
+    except LookupError:
+        return None
+
+
+@atexit.register
+def _close_sessions() -> None:
+    """Close the sessions of event loops that run until the process ends."""
+    for loop, (holder, _) in list(_sessions.items()):
+        if loop.is_running():
+            with suppress(Exception):
+                asyncio.run_coroutine_threadsafe(holder.aclose(), loop).result(CLOSE_SECONDS)
 
 
 async def _find_session() -> Any:
@@ -149,7 +186,7 @@ async def _hold_session() -> AsyncGenerator[Any, None]:
     context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or certifi.where())
     connector = aiohttp.TCPConnector(limit=0, ssl=context)
     try:
-        async with aiohttp.ClientSession(connector=connector, trust_env=True) as session:
+        async with aiohttp.ClientSession(connector=connector) as session:
             yield session
     finally:
         _sessions.pop(asyncio.get_running_loop(), None)

@@ -113,6 +113,20 @@ class AnswerType:
                 problem = problem or str(error)
         raise ValueError(problem)
 
+    def restore(self, value: Any) -> Any:
+        """Return a value of the type from the JSON of `to_jsonable`, or the JSON if the type cannot read it.
+
+        A type cannot read its own JSON if it leaves fields out, or if its validators change values that they made. The
+        answer was paid for, so its JSON is better than an error.
+        """
+        if self._adapter is None:
+            return value
+        try:
+            restored = self._adapter.validate_python(value)
+            return restored if self.to_jsonable(restored) == value else value
+        except Exception:  # noqa: BLE001 - validators of the caller raise anything
+            return value
+
     def to_jsonable(self, value: Any) -> Any:
         """Return a validated value as JSON that `validate` takes. Raises ValueError if JSON cannot hold it."""
         if self._adapter is None:
@@ -145,6 +159,8 @@ class AnswerType:
             except ValidationError as error:
                 problems = [_describe_problem(problem["loc"], problem["msg"]) for problem in error.errors()]
                 raise ValueError("; ".join(problems)[:MAX_PROBLEM_CHARACTERS]) from None
+            except Exception as error:  # noqa: BLE001 - validators of the caller raise anything
+                raise ValueError(f"{type(error).__name__}: {error}"[:MAX_PROBLEM_CHARACTERS]) from None
         validator = _make_validator(self.schema)
         value = _coerce(value, self.schema, validator)
         problem = next(validator.iter_errors(value), None)

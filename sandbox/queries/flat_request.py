@@ -67,7 +67,7 @@ def read_options(
     ):
         raise ValueError(f"temperature must be a number from 0 to {MAX_TEMPERATURE:g}")
     if max_tokens is not None and (type(max_tokens) is not int or not 1 <= max_tokens < 2**31):
-        raise ValueError("max_tokens must be a whole number of 1 or more")
+        raise ValueError("max_tokens must be a whole number from 1 to 2147483647")
     if response_format is not None:
         _check_schema(response_format)
     return RequestOptions(temperature, max_tokens, response_format)

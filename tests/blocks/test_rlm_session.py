@@ -338,3 +338,28 @@ async def test_a_session_without_depth_or_with_a_context_that_is_not_json_is_ref
         with pytest.raises(ConfigurationError, match="context"):
             await session.ask("which?", context={"a": object()})
     assert chat.stats.requests == 0
+
+
+async def test_a_context_that_cannot_be_read_leaves_the_earlier_one(chat: ChatServer, tmp_path: Path) -> None:
+    chat.script = make_script(("", "SUBMIT(context)"))
+    async with open_rlm(NAME, "local:none", context="good") as session:
+        with pytest.raises(ConfigurationError, match="cannot be read"):
+            await session.ask("q", context=tmp_path / "missing")
+        assert (await session.ask("q")).value == "good"
+        for question in ("", 5):
+            with pytest.raises(ConfigurationError, match="ask a text"):
+                await session.ask(question)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="shut down"):
+        await session.ask("q")
+    assert len(chat.requests) == 1
+
+
+async def test_the_error_of_a_listener_ends_the_question(chat: ChatServer) -> None:
+    chat.script = make_script(("Turns left", "SUBMIT(1)"), ("", "print(1)"))
+
+    def fail(_event: Any) -> None:
+        raise KeyError("mine")
+
+    async with open_rlm(NAME, "local:none", on_turn=fail) as session:
+        with pytest.raises(KeyError, match="mine"):
+            await session.ask("q")

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from dspy.adapters.utils import parse_value
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 
 from rlm_batch import ConfigurationError
 from rlm_batch.sandbox.queries.answer_type import AnswerType
@@ -157,3 +157,14 @@ def test_a_problem_names_the_place_in_one_line() -> None:
         AnswerType.read(list[Place]).validate([{"name": "x", "size": 1}, {"name": "y"}])
     with pytest.raises(ValueError, match=r"^at \['a'\]: 'x' is not of type 'integer'$"):
         AnswerType.read({"properties": {"a": {"type": "integer"}}}).validate({"a": "x"})
+
+
+def test_an_answer_that_its_type_cannot_read_again_stays_json() -> None:
+    doubled = AnswerType.read(Annotated[int, AfterValidator(lambda value: value * 2)])
+    assert doubled.restore(doubled.to_jsonable(doubled.validate(3))) == 6
+
+    def refuse(_value: Any) -> Any:
+        raise RuntimeError("boom")
+
+    with pytest.raises(ValueError, match="RuntimeError: boom"):
+        AnswerType.read(Annotated[int, AfterValidator(refuse)]).validate(3)
