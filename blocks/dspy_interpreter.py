@@ -227,7 +227,7 @@ async def _await(awaitable: Any) -> Any:
 
 
 def _describe_tool_error(error: Exception) -> RuntimeError:
-    """Return the error that the code gets in the place of the tool's error."""
+    """Return the error that the code gets when a tool fails."""
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 

@@ -19,7 +19,7 @@ from .credentials import CredentialMask
 PROVIDER = "openai"
 ADDRESS = "https://api.openai.com/v1"
 MAX_ERROR_CHARACTERS = 2000  # characters of a server's error
-BAD_GATEWAY = 502  # stands for an answer without a message, which is asked again
+BAD_GATEWAY = 502  # the status of an answer without a message, so that the question is asked again
 CLOSE_SECONDS = 1.0  # seconds for closing connections when the process ends
 # Arguments that LiteLLM's own client would pass on to the server in this form.
 ARGUMENTS = {
@@ -97,7 +97,7 @@ async def send(
         data = json.dumps(body).encode()
         address, mark, parameters = base.partition("?")
         url = f"{address.rstrip('/')}/chat/completions{mark}{parameters}"
-        async with session.post(url, data=data, headers=headers, timeout=limits, proxy=_find_proxy(url)) as reply:
+        async with session.post(url, data=data, headers=headers, timeout=limits, **_find_proxy(url)) as reply:
             content = await reply.read()
             if reply.status != 200:
                 raise _make_error(litellm, model, reply.status, content, reply.headers)
@@ -127,7 +127,7 @@ def _make_error(litellm: Any, model: str, status: int, content: bytes, headers: 
     text = content.decode("utf-8", "replace")
     try:
         said = json.loads(text)["error"]
-        code = said.get("code") or said.get("type")  # A spent quota is only told by its code.
+        code = said.get("code") or said.get("type")  # Only the code names a spent quota.
         message = f"{said['message']} ({code})" if code else str(said["message"])
     except (ValueError, TypeError, LookupError, AttributeError):
         message = text
@@ -149,15 +149,16 @@ def _has_message(answer: Any) -> bool:
         return False
 
 
-def _find_proxy(url: str) -> str | None:
-    """Return the proxy that the environment names for an address, or None."""
+def _find_proxy(url: str) -> dict[str, Any]:
+    """Return aiohttp's arguments for the proxy that the environment names for an address; without one, no arguments."""
     from aiohttp.helpers import get_env_proxy_for_url
     from yarl import URL
 
     try:
-        return str(get_env_proxy_for_url(URL(url))[0])
+        proxy, proxy_auth = get_env_proxy_for_url(URL(url))
     except LookupError:
-        return None
+        return {}
+    return {"proxy": proxy, "proxy_auth": proxy_auth}
 
 
 @atexit.register

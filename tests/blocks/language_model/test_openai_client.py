@@ -145,6 +145,15 @@ async def test_a_netrc_file_changes_no_request(chat, monkeypatch, tmp_path):
     assert chat.requests[0].headers["authorization"] == "Bearer sk-of-this-test"
 
 
+async def test_a_proxy_of_the_environment_gets_its_password(monkeypatch):
+    async with serve(200, {"choices": [{"message": {"role": "assistant", "content": "well"}}]}) as (address, requests):
+        monkeypatch.setenv("http_proxy", address.replace("http://", "http://me:mine@").removesuffix("/v1"))
+        answer = await ask(LanguageModel(model=NAME, api_key="sk-x", api_base="http://model.example/v1"))
+    assert answer.text == "well"
+    assert requests[0].startswith(b"POST http://model.example/v1/chat/completions ")
+    assert b"Proxy-Authorization: Basic " in requests[0]
+
+
 def test_a_script_with_an_interpreter_ends_without_errors(chat):
     program = f"""
 from rlm_batch import LanguageModel, LocalInterpreter
