@@ -7,6 +7,7 @@ from typing import Any, Self
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, Failed
+from prefect.transactions import CommitMode, atransaction
 
 from ..sandbox.errors import RlmBatchError
 from ..sandbox.queries.session import Query
@@ -48,7 +49,10 @@ async def run_query(call: _QueryCall) -> Any:
 
 
 async def _make_task_run(call: _QueryCall) -> Any:
-    return await run_query(call, return_state=True)  # type: ignore[reportGeneralTypeIssues]
+    # A failed task rolls back its parent's transaction, and the state of each sibling becomes RolledBack. An eager
+    # transaction commits a query when it ends, so a failed sibling does not change its state.
+    async with atransaction(commit_mode=CommitMode.EAGER):
+        return await run_query(call, return_state=True)  # type: ignore[reportGeneralTypeIssues]
 
 
 class QueryTracker:
