@@ -15,16 +15,20 @@ from uuid import UUID, uuid4
 import httpx
 from prefect.blocks.core import Block
 from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import PREFECT_API_URL
+from prefect.variables import Variable
 
 from ...blocks.provider import SandboxProvider
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.server_message import describe_server_error
+from .admission import Log
 
 LEASE_SECONDS = 60.0  # A holder that does not renew its lease loses its slot. Prefect grants no shorter lease.
 MAX_WAITING_RUNS = 10_000  # flow runs that may wait for one limit; too many to matter
+LIMITS_VARIABLE = "rlm_batch_limits"  # a Prefect Variable: the value that rlm-batch last gave to each limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +72,75 @@ def build_limit_settings(provider: SandboxProvider) -> dict[str, dict[str, Any]]
     return settings
 
 
-async def reconcile_limits(provider: SandboxProvider) -> None:
-    """Set the server's limits to the block's values.
+async def reconcile_limits(provider: SandboxProvider) -> list[str]:
+    """Set the server's limits to the block's values, except where a person has set a lower one.
 
-    Remove limits that the block no longer has, unless it has a `limit_name`, because other blocks may share that name.
-    Do nothing for an unsaved block without a `limit_name`. Raises httpx.HTTPError if the server does not answer.
+    A limit that differs from the value that rlm-batch last set was set by a person. Remove limits that the block no
+    longer has, unless it has a `limit_name`, because other blocks may share that name. Do nothing for an unsaved block
+    without a `limit_name`.
+
+    Returns:
+        Sentences about limits that a person has set to other values.
+
+    Raises:
+        httpx.HTTPError: The server does not answer or refuses.
     """
     names, limits = get_limit_names(provider), build_limit_settings(provider)
     if names is None:
-        return
+        return []
+    notes: list[str] = []
     async with get_client() as client:
         for name, settings in limits.items():
             try:
-                await client.upsert_global_concurrency_limit_by_name(name, **settings)
+                note = await _reconcile_limit(client, name, settings)
             except ObjectAlreadyExists:  # Another process created it at the same time.
-                await client.upsert_global_concurrency_limit_by_name(name, **settings)
+                note = await _reconcile_limit(client, name, settings)
+            notes += [note] if note else []
         if provider.limit_name is None:
             for name in {names.sandboxes, names.creations, names.waiting} - set(limits):
                 with suppress(ObjectNotFound):
                     await client.delete_global_concurrency_limit_by_name(name)
+    return notes
+
+
+async def _reconcile_limit(client: PrefectClient, name: str, settings: dict[str, Any]) -> str:
+    """Create or change one limit. Return a sentence if a person has set it to another value, or an empty text."""
+    setting = "slot_decay_per_second" if "slot_decay_per_second" in settings else "limit"
+    wanted = settings[setting]
+    try:
+        current = getattr(await client.read_global_concurrency_limit_by_name(name), setting)
+    except ObjectNotFound:
+        await client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, **settings))
+        await _remember_value(name, wanted)
+        return ""
+    if current == wanted:
+        return ""
+    is_own = (await _read_own_values()).get(name) == current
+    if current < wanted and not is_own:
+        option = setting.replace("_", "-")
+        return (
+            f"the limit {name} is {current:g} on the Prefect server, less than the block's {wanted:g}, and {current:g} "
+            f"holds: `prefect gcl update {name} --{option} {wanted:g}` raises it"
+        )
+    await client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(**settings))
+    await _remember_value(name, wanted)
+    if is_own:
+        return ""
+    return f"the limit {name} was {current:g} on the Prefect server, and is {wanted:g} again, as in the block"
+
+
+async def _read_own_values() -> dict[str, Any]:
+    """Return the value that rlm-batch last gave to each limit; empty if the server refuses variables."""
+    with suppress(httpx.HTTPStatusError):
+        values = await Variable.aget(LIMITS_VARIABLE)
+        return values if isinstance(values, dict) else {}
+    return {}
+
+
+async def _remember_value(name: str, value: float) -> None:
+    """Record on the server that rlm-batch set a limit to this value. Then a later change of the block may raise it."""
+    with suppress(httpx.HTTPStatusError, ObjectAlreadyExists):
+        await Variable.aset(LIMITS_VARIABLE, {**await _read_own_values(), name: value}, overwrite=True)
 
 
 class ServerLimits:
@@ -203,17 +257,18 @@ Limits = ServerLimits | ProcessLimits
 
 
 @asynccontextmanager
-async def open_limits(provider: SandboxProvider, run_id: str) -> AsyncIterator[Limits | None]:
+async def open_limits(provider: SandboxProvider, run_id: str, log: Log) -> AsyncIterator[Limits | None]:
     """Set the server's limits to the block's values, and yield them; None for a provider without limits.
 
-    Raises ConfigurationError if the server refuses.
+    The log says which limits a person had set to other values. Raises ConfigurationError if the server refuses.
     """
     settings = build_limit_settings(provider)
     if not PREFECT_API_URL.value():
         yield ProcessLimits(settings) if settings else None
         return
     try:
-        await reconcile_limits(provider)
+        for note in await reconcile_limits(provider):
+            log.warning("%s", note)
     except httpx.HTTPError as error:
         reason = describe_server_error(error)
         raise ConfigurationError(

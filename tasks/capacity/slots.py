@@ -260,7 +260,7 @@ def _read_clock() -> float:
 async def open_slots(provider: SandboxProvider, run_id: str, log: Log) -> AsyncIterator[Slots]:
     """Yield the slots of a flow run, and give them back at the end. Raises ConfigurationError."""
     admission = Admission(log, is_gradual=provider.gradual)
-    async with open_limits(provider, run_id) as limits:
+    async with open_limits(provider, run_id, log) as limits:
         names = get_limit_names(provider)
         slots = Slots(provider, admission, log, limits, names)
         if limits is None or names is None:

@@ -2,17 +2,22 @@
 
 import asyncio
 import logging
+import shlex
 import socket
+import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -24,6 +29,7 @@ from ...infra.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
+PREFECT = str(Path(sys.executable).with_name("prefect"))
 LIMIT = "rlm-batch.local-sandbox.limited"
 NAP = "import time; began = time.monotonic(); time.sleep(nap); SUBMIT(began=began, ended=time.monotonic())"
 
@@ -167,6 +173,38 @@ async def test_the_limits_on_the_server_follow_the_block():
                 await client.read_global_concurrency_limit_by_name(gone)
 
 
+@pytest.mark.parametrize("setting", ["max_sandboxes", pytest.param("creations_per_second", marks=pytest.mark.full)])
+async def test_a_limit_that_a_person_lowered_stays_and_one_that_a_person_raised_goes_back_with_a_note(setting):
+    slug = f"by-hand-{setting.partition('_')[0]}"
+    name = f"rlm-batch.local-sandbox.{slug}{'.creations' if setting == 'creations_per_second' else ''}"
+    field = "slot_decay_per_second" if setting == "creations_per_second" else "limit"
+    block = await save_block(slug, **{setting: 4})
+    async with get_client() as client:
+
+        async def change(value: int) -> None:
+            await client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(**{field: value}))
+
+        async def read() -> float:
+            return getattr(await client.read_global_concurrency_limit_by_name(name), field)
+
+        assert await reconcile_limits(block) == []
+        await change(9)
+        assert await reconcile_limits(block) == [
+            f"the limit {name} was 9 on the Prefect server, and is 4 again, as in the block"
+        ]
+        assert await reconcile_limits(block) == []
+        await change(2)
+        (note,) = await reconcile_limits(block)
+        assert await read() == 2
+        # The note's command raises the limit.
+        command = shlex.split(note.partition("`")[2].partition("`")[0])
+        assert (await asyncio.to_thread(subprocess.run, [PREFECT, *command[1:]], check=False)).returncode == 0
+        assert await read() == 4
+        assert await reconcile_limits(block) == []
+        await reconcile_limits(await save_block(slug, **{setting: 6}))
+        assert await read() == 6
+
+
 @pytest.mark.full
 async def test_blocks_with_one_limit_name_share_a_limit(quick):
     for name in ("one", "other"):
@@ -211,7 +249,7 @@ async def test_limits_that_the_server_refuses_are_a_one_sentence_error(there):
         url = f"http://127.0.0.1:{server.server_port if there else closed.getsockname()[1]}/api"
         try:
             with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ConfigurationError) as refused:
-                async with open_limits(limited, str(uuid.uuid4())):
+                async with open_limits(limited, str(uuid.uuid4()), logging.getLogger()):
                     pass
         finally:
             server.shutdown()
