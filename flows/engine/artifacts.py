@@ -38,14 +38,12 @@ class ArtifactPublisher:
         self._record = record
         self.summary = RunSummary(record.report_spec)
         self._log = log
-        self._key = _build_key(record.flow)
-        self._published_count = 0  # number of outcomes in the last progress that was sent
+        self._key: str | None = None
+        self._published_count = 0  # number of outcomes in the last progress that the server took
         self._progress_id: UUID | None = None
         self._task: asyncio.Task[None] | None = None
-        self._is_disabled = False
 
     async def __aenter__(self) -> Self:
-        await self._publish(self._read_key)
         self._task = asyncio.create_task(self._publish_progress_regularly())
         return self
 
@@ -58,34 +56,46 @@ class ArtifactPublisher:
             return  # The run has to end now; `rlm-batch report` makes the report later.
         if self._progress_id is not None:
             await self._publish(self._publish_progress)
-        await self._publish(self._publish_report)
+        problem = await self._publish(self._publish_report)
+        if problem:
+            self._log.warning(
+                "the report could not be written to the Prefect server (%s); `rlm-batch report %s` makes one",
+                problem,
+                self._record.results_path,
+            )
 
     async def _publish_progress_regularly(self) -> None:
-        while not self._is_disabled:
+        while True:
             await asyncio.sleep(PROGRESS_INTERVAL_SECONDS)
             if self.summary.done != self._published_count or self._progress_id is None:
-                await self._publish(self._publish_progress)
+                await self._publish(self._publish_progress)  # After a failure the next update tries again.
 
-    async def _read_key(self) -> None:
-        """Set the key of a deployment's artifacts. All its runs share the key, so Prefect shows them as versions."""
+    async def _read_key(self) -> str:
+        """Return the key of the artifacts. All runs of a deployment share it, so Prefect shows them as versions."""
+        if self._key is not None:
+            return self._key
+        key = _build_key(self._record.flow)
         context = FlowRunContext.get()
         deployment_id = None if context is None or context.flow_run is None else context.flow_run.deployment_id
         if deployment_id is not None:
             async with get_client() as client:
                 name = (await client.read_deployment(deployment_id)).name
-            self._key = _build_key(name if name.startswith(self._record.flow) else f"{self._record.flow}-{name}")
+            key = _build_key(name if name.startswith(self._record.flow) else f"{self._record.flow}-{name}")
+        self._key = key
+        return key
 
     async def _publish_progress(self) -> None:
-        self._published_count = self.summary.done
-        share = 100.0 * self._published_count / max(1, self._record.total)
+        done = self.summary.done
+        share = 100.0 * done / max(1, self._record.total)
         text = self.describe_progress()
         if self._progress_id is None:
-            self._progress_id = await acreate_progress_artifact(share, f"{self._key}-progress", text)
+            self._progress_id = await acreate_progress_artifact(share, f"{await self._read_key()}-progress", text)
         else:
             # Prefect's own function also sends an event, which is a dot in the graph of the flow run.
             change = {"data": share, "description": text}
             async with get_client() as client:
                 await client.request("PATCH", "/artifacts/{id}", json=change, path_params={"id": self._progress_id})
+        self._published_count = done
 
     def describe_progress(self) -> str:
         """Return the numbers of executions that are done and that failed, and the best score so far."""
@@ -102,27 +112,20 @@ class ArtifactPublisher:
             text = render_markdown(build_report(summary, [self._record], compute_importances(summary)))
             # Prefect's UI renders a description as Markdown, so escape the values of the best trial in it.
             about = escape_markdown(describe_run(self._record, summary))
-            records = build_table_records(summary, MAX_TABLE_RECORDS)
+            records, key = build_table_records(summary, MAX_TABLE_RECORDS), await self._read_key()
             await asyncio.gather(
-                acreate_markdown_artifact(text, f"{self._key}-report", about),
-                acreate_table_artifact(records, f"{self._key}-results", about),
+                acreate_markdown_artifact(text, f"{key}-report", about),
+                acreate_table_artifact(records, f"{key}-results", about),
             )
 
-    async def _publish(self, publish_artifact: Callable[[], Awaitable[None]]) -> None:
-        """Publish an artifact. Stop publishing artifacts after the first failure."""
-        if self._is_disabled:
-            return
+    async def _publish(self, publish_artifact: Callable[[], Awaitable[None]]) -> str:
+        """Publish an artifact. Return why that failed, or an empty text."""
         try:
             async with asyncio.timeout(PUBLISH_TIMEOUT_SECONDS):
                 await publish_artifact()
         except Exception as error:  # noqa: BLE001 - a missing report must not fail the run
-            self._is_disabled = True
-            message = str(error) or type(error).__name__
-            self._log.warning(
-                "the report could not be written to the Prefect server (%s); `rlm-batch report %s` makes one",
-                message.splitlines()[0],
-                self._record.results_path,
-            )
+            return (str(error) or type(error).__name__).splitlines()[0]
+        return ""
 
 
 def _build_key(name: str) -> str:
