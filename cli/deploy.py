@@ -123,10 +123,10 @@ def _deploy_flow(
     names = ", ".join(Path(file).name for file in files[:5]) + ", ..." * (len(files) > 5)
     description = f"A {flow_name}{f' of {names}' if files else ''}, by rlm-batch deploy."
     asyncio.run(deploy_own(flow, name, values, description, schedules, work_pool))
-    print(f"{flow_name}/{name} made, in the work pool {work_pool}")
+    print(f"{flow.name}/{name} made, in the work pool {work_pool}")
     if cron is not None:
         print(f"It runs by itself: {cron} ({timezone or 'UTC'})")
-    print(f"\nRun it now: prefect deployment run {flow_name}/{name} --watch")
+    print(f"\nRun it now: prefect deployment run {flow.name}/{name} --watch")
     return 0
 
 

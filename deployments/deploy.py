@@ -1,17 +1,20 @@
 """Deployments on the configured Prefect server: the deployments in prefect.yaml, and a user's own."""
 
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import yaml
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyLimitConfig
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.deployments.runner import DeploymentApplyError
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.flows import load_flow_from_entrypoint
@@ -26,6 +29,7 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.server_message import describe_server_error
 from .server import WORK_POOL
 
+TAG = "rlm-batch"  # a tag of our deployments
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
 MAX_PARAMETERS_BYTES = 512 * 1024  # bytes of JSON that a Prefect server accepts for a run
 ONE_AT_ONCE = {"limit": 1, "collision_strategy": "CANCEL_NEW"}  # A run is skipped if it is due while another runs.
@@ -45,18 +49,29 @@ async def deploy(work_pool: str = WORK_POOL) -> list[str]:
         The names of our deployments, as FLOW/NAME.
 
     Raises:
-        ConfigurationError: No server is configured, or the server does not answer or refuses a request.
+        ConfigurationError: No server is configured, the server does not answer or refuses a request, or one of the
+            names belongs to a deployment that rlm-batch did not make; nothing has changed.
     """
     from prefect.workers.process import ProcessWorker
 
     template = ProcessWorker.get_default_base_job_template()
+    entries = [(load_flow_from_entrypoint(entry["entrypoint"]), entry) for entry in load_entries()]
     async with _open_client() as client:
+        existing = [await _read_deployment(client, f"{flow.name}/{entry['name']}") for flow, entry in entries]
+        for deployment, (flow, entry) in zip(existing, entries, strict=True):
+            _refuse_to_replace(
+                deployment, f"{flow.name}/{entry['name']}", "delete it, or make it again under another name"
+            )
         for name in block_types.__all__:
             await getattr(block_types, name).aregister_type_and_schema(client=client)
         with suppress(ObjectAlreadyExists):
             pool = WorkPoolCreate(name=work_pool, type=ProcessWorker.type, base_job_template=template)
             await client.create_work_pool(pool)
-        return [await _deploy_entry(client, entry, work_pool) for entry in load_entries()]
+        for deployment, (flow, entry) in zip(existing, entries, strict=True):
+            await (
+                _apply(flow, entry, work_pool) if deployment is None else _update(client, deployment.id, flow, entry)
+            )
+        return [f"{flow.name}/{entry['name']}" for flow, entry in entries]
 
 
 def load_entries() -> list[dict[str, Any]]:
@@ -64,22 +79,38 @@ def load_entries() -> list[dict[str, Any]]:
     return yaml.safe_load(PREFECT_FILE.read_text(encoding="utf-8"))["deployments"]
 
 
-async def _deploy_entry(client: PrefectClient, entry: dict[str, Any], work_pool: str) -> str:
-    flow = load_flow_from_entrypoint(entry["entrypoint"])
-    name = f"{flow.name}/{entry['name']}"
+async def _read_deployment(client: PrefectClient, name: str) -> DeploymentResponse | None:
     try:
-        existing = await client.read_deployment_by_name(name)
+        return await client.read_deployment_by_name(name)
     except ObjectNotFound:
-        await _apply(flow, entry, work_pool)
-    else:
-        changes = DeploymentUpdate(
-            version=version("rlm-batch"),
-            description=entry["description"],
-            entrypoint=entry["entrypoint"],
-            parameter_openapi_schema=parameter_schema(flow).model_dump(exclude_unset=True),
+        return None
+
+
+def _refuse_to_replace(deployment: DeploymentResponse | None, name: str, remedy: str) -> None:
+    """Raise ConfigurationError if the deployment of that name was not made by `rlm-batch deploy` or from prefect.yaml.
+
+    Ours runs a flow of this package, and has the tag that we give it. If a person has changed the tags, the version
+    still is that of a release. Prefect gives other deployments the hash of a file.
+    """
+    if deployment is None:
+        return
+    has_mark = TAG in deployment.tags or re.fullmatch(r"\d+(\.\d+)+\S*", deployment.version or "")
+    if not (has_mark and (deployment.entrypoint or "").startswith("rlm_batch.flows.")):
+        raise ConfigurationError(
+            f"{name} on this Prefect server is a deployment that rlm-batch did not make (it runs "
+            f"{deployment.entrypoint}): {remedy}"
         )
-        await client.update_deployment(existing.id, changes)
-    return name
+
+
+async def _update(client: PrefectClient, deployment_id: UUID, flow: Any, entry: Mapping[str, Any]) -> None:
+    """Give an existing deployment of ours what follows from this version of the package."""
+    changes = DeploymentUpdate(
+        version=version("rlm-batch"),
+        description=entry["description"],
+        entrypoint=entry["entrypoint"],
+        parameter_openapi_schema=parameter_schema(flow).model_dump(exclude_unset=True),
+    )
+    await client.update_deployment(deployment_id, changes)
 
 
 async def _apply(flow: Any, entry: Mapping[str, Any], work_pool: str) -> None:
@@ -114,9 +145,10 @@ async def deploy_own(
         work_pool: The work pool of its runs.
 
     Raises:
-        ConfigurationError: prefect.yaml has that name, the parameters are too long, or the server refuses a request.
+        ConfigurationError: prefect.yaml has that name, rlm-batch did not make the deployment of that name, the
+            parameters are too long, or the server refuses a request.
     """
-    entrypoint = f"rlm_batch.flows.{flow.name}.{flow.name}"
+    entrypoint = f"{flow.fn.__module__}.{flow.fn.__name__}"
     if (entrypoint, name) in {(entry["entrypoint"], entry["name"]) for entry in load_entries()}:
         raise ConfigurationError(f"{flow.name}/{name} is a deployment of rlm-batch's own: give another --name")
     size = len(json.dumps(parameters, separators=(",", ":")))
@@ -125,12 +157,14 @@ async def deploy_own(
             f"the code and the parameters have {size:,} bytes, and Prefect takes {MAX_PARAMETERS_BYTES:,} for a run: "
             "bring modules with --python-path, and data in files"
         )
-    entry: dict[str, Any] = {"name": name, "description": description, "tags": ["rlm-batch"], "parameters": parameters}
+    entry: dict[str, Any] = {"name": name, "description": description, "tags": [TAG], "parameters": parameters}
     if schedules:
         entry |= {"schedules": schedules, "concurrency_limit": ONE_AT_ONCE}
     elif str(parameters.get("provider", "local")).startswith(("local", "container")):
         entry["concurrency_limit"] = FOUR_AT_ONCE
-    async with _open_client():
+    async with _open_client() as client:
+        full_name = f"{flow.name}/{name}"
+        _refuse_to_replace(await _read_deployment(client, full_name), full_name, "give another --name")
         await _apply(flow, entry, work_pool)
 
 

@@ -194,7 +194,7 @@ Up, with {count} deployments in the work pool {WORK_POOL}. Ctrl-C ends it.
 In another terminal:
 
 {"" if auth is None else password}  export PREFECT_API_URL={server.url}
-  {command} deployment run sweep/local --watch
+  {command} deployment run rlm-sweep/local --watch
 """,
         flush=True,
     )

@@ -23,7 +23,7 @@ if __name__ == "__main__":
             DeploymentEventTrigger(
                 name="a sweep has completed",
                 expect={"rlm-batch.run.completed"},
-                match={"rlm-batch.flow": "sweep"},
+                match={"rlm-batch.flow": "rlm-sweep"},
                 parameters={
                     "results_path": "{{ event.payload.results_path }}",
                     "loss": "{{ event.payload.best.value }}",

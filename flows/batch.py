@@ -54,6 +54,7 @@ class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
     repeats: RepeatCount = None
 
     flow_name = "batch"
+    prefect_name = "rlm-batch"
     summary = "Run Python files, or one file over many inputs, in sandboxes."
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:

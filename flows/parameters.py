@@ -71,7 +71,10 @@ class CommandLineForm:
 class FlowParameters(Generic[R]):
     """The parameters, the plan and the report of one flow. `R` is the type that the flow returns."""
 
+    # The name of the flow's function, module and command.
     flow_name: ClassVar[str]
+    # The flow's name in Prefect. On a shared server, other flows may have a short name like `flow_name`.
+    prefect_name: ClassVar[str]
     # One line for `rlm-batch --help`.
     summary: ClassVar[str]
 

@@ -180,7 +180,7 @@ def define_flow(model: Callable[P, FlowParameters[R]]) -> BatchFlow[P, Coroutine
     execute.__doc__ = read_docstring(parameters)
     execute.__signature__ = build_signature(parameters)  # type: ignore[attr-defined]
     # The model validates the values, with one sentence for all problems.
-    flow = _make_flow(execute, parameters.flow_name, validate_parameters=False)
+    flow = _make_flow(execute, parameters.prefect_name, validate_parameters=False)
     flow.model = parameters
     return flow
 
@@ -188,7 +188,7 @@ def define_flow(model: Callable[P, FlowParameters[R]]) -> BatchFlow[P, Coroutine
 def define_function_flow(
     name: str,
 ) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], BatchFlow[P, Coroutine[Any, Any, T]]]:
-    """Return a decorator that makes an async function a flow of that name."""
+    """Return a decorator that makes an async function a flow with that name in Prefect."""
 
     def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> BatchFlow[P, Coroutine[Any, Any, T]]:
         @functools.wraps(function)

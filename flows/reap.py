@@ -25,7 +25,7 @@ OlderThan = Annotated[
 DryRun = Annotated[bool, Field(description="Show what would be removed, and remove nothing.")]
 
 
-@define_function_flow("reap")
+@define_function_flow("rlm-reap")
 async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_run: DryRun = False) -> list[str]:
     """Remove the provider's unused sandboxes.
 

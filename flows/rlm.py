@@ -178,6 +178,7 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
     types: Types = None
 
     flow_name = "rlm"
+    prefect_name = "rlm-query"
     summary = "Ask a recursive language model about a text of any length."
 
     @classmethod

@@ -58,6 +58,7 @@ class SequenceParameters(CodeParameters, FlowParameters[Sequence[Outcome]]):
     ] = True
 
     flow_name = "sequence"
+    prefect_name = "rlm-sequence"
     summary = "Run Python files in order in one sandbox with shared state."
     fixed_options = {"max_workers": 1, "reuse_sandboxes": True, "executions_per_task": 1}  # noqa: RUF012
 

@@ -23,7 +23,7 @@ from .prefect_flow import define_function_flow
 from .sharding.heartbeat import HeartbeatWriter, ShardCancelled
 
 
-@define_function_flow("shard")
+@define_function_flow("rlm-shard")
 async def shard(
     work: Annotated[str, Field(description="File in the job's ledger that describes this shard's work.")],
     options: Annotated[Options, Field(description="Parameters of the job for this shard.")],

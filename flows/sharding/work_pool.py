@@ -22,7 +22,8 @@ from ..engine.context import Log
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
-SHARD_DEPLOYMENT = "shard/shards"
+SHARD_DEPLOYMENT = "rlm-shard/shards"
+SHARD_ENTRYPOINT = "rlm_batch.flows.shard.shard"
 WORKER_TIMEOUT_SECONDS = 45.0  # The first worker may take so long: workers report to the server every 30 s.
 DEFAULT_EXECUTIONS_PER_SHARD = 10_000  # minutes of work
 MAX_ACTIVE_OUTSIDE_WORKERS = 32  # active shards, if the worker does not run them itself
@@ -109,6 +110,11 @@ async def _find_work_pool(client: PrefectClient, log: Log) -> WorkPool:
             f"the deployment {SHARD_DEPLOYMENT}, which runs shards, is missing on this Prefect server: "
             "create it with `rlm-batch deploy`"
         ) from None
+    if deployment.entrypoint != SHARD_ENTRYPOINT:
+        raise ConfigurationError(
+            f"the deployment {SHARD_DEPLOYMENT} runs {deployment.entrypoint} instead of shards: delete it, and "
+            "`rlm-batch deploy` makes ours"
+        )
     if deployment.paused:
         raise ConfigurationError(f"the deployment {SHARD_DEPLOYMENT}, which runs shards, is paused: resume it")
     limit = deployment.global_concurrency_limit

@@ -31,7 +31,7 @@ def page(ui: str) -> Iterator[Chromium]:
 
 @pytest.fixture(scope="module")
 def served(ui: str, server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Start a worker that serves sweep/local, and return its results root."""
+    """Start a worker that serves rlm-sweep/local, and return its results root."""
     folder = tmp_path_factory.mktemp("served")
     environment = {
         **os.environ,

@@ -135,7 +135,7 @@ def enlarge_code(page: Chromium) -> None:
 def take_ui(client: SyncPrefectClient, camera: Camera, folder: Path) -> None:
     """Make the pictures of a deployment and its runs: scheduled, running, completed and cancelled."""
     run_command(folder, OWN_DEPLOYMENT)
-    deployment = client.read_deployment_by_name("sweep/learning-rate").id
+    deployment = client.read_deployment_by_name("rlm-sweep/learning-rate").id
 
     def start(**parameters: Any) -> Any:
         return client.create_flow_run_from_deployment(deployment, parameters=parameters).id

@@ -109,7 +109,7 @@ class TestAgainstAWorker:
 
     def test_the_ui_shows_deployments_and_block_forms(self, ui: str, served: Path, page: Chromium) -> None:
         page.goto(f"{ui}/deployments")
-        page.see("local", "sweep")
+        page.see("local", "rlm-sweep")
         page.goto(f"{ui}/blocks/catalog/language-model/create")
         page.see("Sub-model", "US dollars per token of a prompt", "It stays on the host.")
         name = {"Block Name": "from-the-form"}

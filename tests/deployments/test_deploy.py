@@ -24,9 +24,9 @@ from ..standins.openai_chat import ChatServer
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFECT = str(Path(sys.executable).with_name("prefect"))
-FLOWS = ("batch", "sweep", "chunks", "sequence", "rlm", "reap")
-NAMES = [f"{entry['entrypoint'].rpartition('.')[2]}/{entry['name']}" for entry in load_entries()]
-SHORT = ("batch/local", "sweep/local", "chunks/local", "sequence/local", "reap/local")
+FLOWS = ("rlm-batch", "rlm-sweep", "rlm-chunks", "rlm-sequence", "rlm-query", "rlm-reap")
+NAMES = [f"{load_flow_from_entrypoint(entry['entrypoint']).name}/{entry['name']}" for entry in load_entries()]
+SHORT = ("rlm-batch/local", "rlm-sweep/local", "rlm-chunks/local", "rlm-sequence/local", "rlm-reap/local")
 T = TypeVar("T")
 
 
@@ -84,12 +84,15 @@ def test_every_flow_has_a_deployment_for_this_machine(deployed: list[str]) -> No
         assert "rlm-batch" in deployment["tags"], name
         assert deployment["enforce_parameter_schema"], name
         assert deployment["work_pool_name"] == WORK_POOL
-    nightly = deployments["sweep/nightly"]["schedules"]
+    nightly = deployments["rlm-sweep/nightly"]["schedules"]
     assert [(schedule["active"], schedule["schedule"]["timezone"]) for schedule in nightly] == [(False, "Etc/UTC")]
-    (reaping,) = deployments["reap/local"]["schedules"]
+    (reaping,) = deployments["rlm-reap/local"]["schedules"]
     assert (reaping["active"], reaping["schedule"]["cron"]) == (True, "*/15 * * * *")
-    assert {name for name in deployments if "internal" in deployments[name]["tags"]} == {"reap/local", "shard/shards"}
-    assert deployments["sweep/nightly"]["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
+    assert {name for name in deployments if "internal" in deployments[name]["tags"]} == {
+        "rlm-reap/local",
+        "rlm-shard/shards",
+    }
+    assert deployments["rlm-sweep/nightly"]["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
 
 
 @pytest.mark.full
@@ -106,7 +109,7 @@ def test_prefects_deploy_command_creates_the_same_deployments(deployed: list[str
 @pytest.mark.full
 def test_a_users_changes_are_kept_until_the_deployment_is_deleted(deployed: list[str]) -> None:
     async def change(client: PrefectClient) -> UUID:
-        deployment = await client.read_deployment_by_name("sweep/nightly")
+        deployment = await client.read_deployment_by_name("rlm-sweep/nightly")
         await client.update_deployment(
             deployment.id,
             DeploymentUpdate(
@@ -119,9 +122,10 @@ def test_a_users_changes_are_kept_until_the_deployment_is_deleted(deployed: list
         )
         return deployment.id
 
+    asyncio.run(deploy())  # Prefect's command gives deployments another version.
     deployed_id = ask(change)
     asyncio.run(deploy())
-    kept = on_server()["sweep/nightly"]
+    kept = on_server()["rlm-sweep/nightly"]
     assert kept["parameters"]["max_workers"] == 7
     assert kept["tags"] == ["mine"]
     assert kept["global_concurrency_limit"] == 3
@@ -130,7 +134,7 @@ def test_a_users_changes_are_kept_until_the_deployment_is_deleted(deployed: list
     assert kept["entrypoint"] == "rlm_batch.flows.sweep.sweep"
     ask(lambda client: client.delete_deployment(deployed_id))
     asyncio.run(deploy())
-    assert on_server()["sweep/nightly"]["global_concurrency_limit"] == 1
+    assert on_server()["rlm-sweep/nightly"]["global_concurrency_limit"] == 1
 
 
 def test_a_missing_server_is_an_error_with_the_fix(server: str) -> None:
@@ -146,11 +150,11 @@ def test_a_missing_server_is_an_error_with_the_fix(server: str) -> None:
 
 def test_an_invalid_value_starts_no_run_of_a_deployment(deployed: list[str]) -> None:
     wrong: dict[str, dict[str, Any]] = {
-        "batch": {"timeout": 0},
-        "sweep": {"direction": "upwards"},
-        "chunks": {"on_failure": "ignore"},
-        "sequence": {"retries": -1},
-        "rlm": {"query": ""},
+        "rlm-batch": {"timeout": 0},
+        "rlm-sweep": {"direction": "upwards"},
+        "rlm-chunks": {"on_failure": "ignore"},
+        "rlm-sequence": {"retries": -1},
+        "rlm-query": {"query": ""},
     }
 
     async def create(client: PrefectClient) -> None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -87,10 +88,10 @@ def test_a_deployment_has_its_code_and_schedule_and_can_be_updated(
     status, out, err = command(*SWEEP, *name, "--cron", "0 2 * * *", "--max-workers", "2")
     assert (status, out.splitlines()[:2]) == (
         0,
-        [f"sweep/nightly-lr made, in the work pool {POOL}", "It runs by itself: 0 2 * * * (UTC)"],
+        [f"rlm-sweep/nightly-lr made, in the work pool {POOL}", "It runs by itself: 0 2 * * * (UTC)"],
     ), err
-    delete.append("sweep/nightly-lr")
-    made = read("sweep/nightly-lr")
+    delete.append("rlm-sweep/nightly-lr")
+    made = read("rlm-sweep/nightly-lr")
     searched = {"grid": {"lr": [0.1, 0.01]}, "objective": "loss", "direction": "minimize"}
     assert (made.parameters, made.entrypoint, made.work_pool_name) == (
         {"code": CODE, **searched, "max_workers": 2},
@@ -103,14 +104,14 @@ def test_a_deployment_has_its_code_and_schedule_and_can_be_updated(
     Path("train.py").write_text("SUBMIT(loss=lr)\n")
     status, out, err = command(*SWEEP, *name, "--cron", "0 3 * * *", "--timezone", "Europe/Berlin", "--retries", "0")
     assert status == 0, err
-    again = read("sweep/nightly-lr")
+    again = read("rlm-sweep/nightly-lr")
     assert again.id == made.id
     assert again.parameters == {"code": "SUBMIT(loss=lr)\n", **searched, "retries": 0}
     (schedule,) = again.schedules
     assert (schedule.schedule.cron, schedule.schedule.timezone, schedule.active) == ("0 3 * * *", "Europe/Berlin", True)
 
     assert command(*SWEEP, *name)[0] == 0
-    assert read("sweep/nightly-lr").schedules == []
+    assert read("rlm-sweep/nightly-lr").schedules == []
 
 
 @pytest.mark.full
@@ -130,13 +131,70 @@ def test_every_flow_can_be_deployed_with_its_code(command: Callable[..., Answer]
         "reap": (("--provider", "container"), {"provider": "container"}),
     }
     for flow, (words, expected) in cases.items():
-        status, _, err = command(flow, *words, "--name", "of-a-test")
+        status, out, err = command(flow, *words, "--name", "of-a-test")
         assert status == 0, err
-        delete.append(f"{flow}/of-a-test")
-        deployment = read(f"{flow}/of-a-test")
+        name = out.partition(" made, ")[0]
+        delete.append(name)
+        deployment = read(name)
         assert {name: deployment.parameters[name] for name in expected} == expected
         assert (deployment.schedules, deployment.concurrency_options.collision_strategy) == ([], "ENQUEUE")
-    assert read("batch/of-a-test").parameters["provider_options"] == {"memory_mib": "512"}
+    assert read("rlm-batch/of-a-test").parameters["provider_options"] == {"memory_mib": "512"}
+
+
+async def make_a_strangers_deployment(name: str, entrypoint: str, **fields: Any) -> UUID:
+    """Create a deployment of another person's, and return its id."""
+    flow, _, deployment = name.partition("/")
+    async with get_client() as client:
+        return await client.create_deployment(
+            await client.create_flow_from_name(flow), deployment, entrypoint=entrypoint, **fields
+        )
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "fields"),
+    [
+        pytest.param("flows.py:sweep", {"version": "1.0.0", "tags": ["rlm-batch"]}, id="of another flow"),
+        pytest.param("rlm_batch.flows.sweep.sweep", {"version": "50bf14c17c", "tags": ["mine"]}, id="by to_deployment"),
+    ],
+)
+def test_a_strangers_deployment_is_not_replaced(
+    command: Callable[..., Answer], delete: list[str], entrypoint: str, fields: dict[str, Any]
+) -> None:
+    asyncio.run(make_a_strangers_deployment("rlm-sweep/theirs", entrypoint, parameters={"a": 1}, **fields))
+    delete.append("rlm-sweep/theirs")
+    before = read("rlm-sweep/theirs")
+    status, out, err = command(*SWEEP, "--name", "theirs")
+    assert (status, out) == (2, "")
+    assert "rlm-sweep/theirs on this Prefect server is a deployment that rlm-batch did not make" in err
+    assert f"(it runs {entrypoint}): give another --name" in err
+    assert read("rlm-sweep/theirs") == before
+    assert command(*SWEEP, "--name", "ours")[0] == 0
+    delete.append("rlm-sweep/ours")
+
+
+def test_deploy_changes_nothing_if_a_strangers_deployment_is_in_its_way(command: Callable[..., Answer]) -> None:
+    async def replace_ours() -> None:
+        async with get_client() as client:
+            for name in ("rlm-batch/local", "rlm-sequence/local"):
+                await client.delete_deployment((await client.read_deployment_by_name(name)).id)
+        await make_a_strangers_deployment("rlm-sequence/local", "flows.py:steps")
+
+    asyncio.run(replace_ours())
+    before = read("rlm-sequence/local")
+    status, out, err = command()
+    assert (status, out) == (2, "")
+    assert "rlm-sequence/local on this Prefect server" in err
+    assert "delete it, or make it again under another name" in err
+    assert (read("rlm-sequence/local"), read("rlm-batch/local")) == (before, None)
+
+    async def follow_the_advice() -> None:
+        async with get_client() as client:
+            await client.delete_deployment(before.id)
+
+    asyncio.run(follow_the_advice())
+    assert command()[0] == 0
+    assert read("rlm-sequence/local").entrypoint == "rlm_batch.flows.sequence.sequence"
+    assert read("rlm-batch/local") is not None
 
 
 def test_wrong_usage_is_one_sentence_and_creates_nothing(command: Callable[..., Answer]) -> None:
@@ -150,7 +208,7 @@ def test_wrong_usage_is_one_sentence_and_creates_nothing(command: Callable[..., 
         ("sweep", "train.py", "--name", "x"): "missing",
         SWEEP: "--name",
         **{(*SWEEP, "--name", name): "is not allowed: use letters, digits" for name in ("a/b", "x?y", "..", " x", "")},
-        (*SWEEP, "--name", "local"): "sweep/local is a deployment of rlm-batch's own: give another --name",
+        (*SWEEP, "--name", "local"): "rlm-sweep/local is a deployment of rlm-batch's own: give another --name",
         (*named_sweep, "--cron", "0 2 * *"): "--cron '0 2 * *' is not a schedule: give minute, hour",
         (*named_sweep, "--timezone", "Europe/Berlin"): "is not a schedule",
         (*named_sweep, "--cron", "0 2 * * *", "--timezone", "Berlin"): "with --timezone 'Berlin' is not a schedule",
@@ -164,4 +222,4 @@ def test_wrong_usage_is_one_sentence_and_creates_nothing(command: Callable[..., 
         assert (status, out) == (2, ""), words
         assert reason in err, (words, err)
         assert err.count("\n") == 1
-    assert read("sweep/x") is None
+    assert read("rlm-sweep/x") is None

@@ -107,8 +107,8 @@ def run_on_server(url: str, work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def run(url: str, **parameters: Any) -> str:
-    """Start a run of batch/local and return its id without waiting for it."""
-    return str(run_on_server(url, lambda: run_deployment("batch/local", parameters=parameters, timeout=0)).id)  # type: ignore[arg-type]
+    """Start a run of rlm-batch/local and return its id without waiting for it."""
+    return str(run_on_server(url, lambda: run_deployment("rlm-batch/local", parameters=parameters, timeout=0)).id)  # type: ignore[arg-type]
 
 
 def state(url: str, flow_run: str) -> str:
@@ -165,7 +165,7 @@ def test_servers_share_runs_workers_and_history(servers: Servers, worker: Path) 
 
 
 def test_the_services_process_schedules(servers: Servers) -> None:
-    scheduled = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}, "flows": {"name": {"any_": ["reap"]}}}
+    scheduled = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}, "flows": {"name": {"any_": ["rlm-reap"]}}}
     wait(lambda: len(post(servers.urls[1], "/flow_runs/filter", **scheduled).json()) > 1, "runs to come")
 
 

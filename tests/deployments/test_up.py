@@ -71,7 +71,7 @@ class Up:
 
     def wait_until_ready(self) -> "Up":
         """Wait until `up` is ready; set `next` to the command that it suggests, and the server in its environment."""
-        self.wait_for("deployment run sweep/local --watch\n")
+        self.wait_for("deployment run rlm-sweep/local --watch\n")
         exported, self.next = [line.strip() for line in self.said.strip().splitlines()[-2:]]
         name, _, url = exported.removeprefix("export ").partition("=")
         self.environment[name] = self.url = url
@@ -98,10 +98,10 @@ class Up:
 
     def list_sweeps(self, **states: Any) -> list[dict[str, Any]]:
         """Return the runs of sweeps, without the scheduled runs of `reap`."""
-        return self.api("flow_runs/filter", flows={"name": {"any_": ["sweep"]}}, flow_runs={"state": states})
+        return self.api("flow_runs/filter", flows={"name": {"any_": ["rlm-sweep"]}}, flow_runs={"state": states})
 
     def run_of(self, *words: str) -> str:
-        """Start a run of sweep/local and return its id."""
+        """Start a run of rlm-sweep/local and return its id."""
         done = self.type(*shlex.split(self.next.removesuffix(" --watch")), *words)
         (run_id,) = re.findall(r"UUID: (\S+)", done.stdout)
         return run_id
@@ -300,7 +300,7 @@ def test_runs_need_the_password_and_stay_within_the_allowed_paths(home: Path) ->
             "RLM_BATCH_ALLOW_NO_ISOLATION=1": ("-p", 'inputs=[{"x": 1}]', "-p", "provider=local:none"),
         }
         for text, parameters in runs.items():
-            done = up.type(prefect, "deployment", "run", "batch/local", "--watch", "-p", code, *parameters)
+            done = up.type(prefect, "deployment", "run", "rlm-batch/local", "--watch", "-p", code, *parameters)
             (flow_run,) = re.findall(r"UUID: (\S+)", done.stdout)
             (finished_run,) = up.api("flow_runs/filter", flow_runs={"id": {"any_": [flow_run]}})
             assert text in f"{finished_run['state']['name']}: {finished_run['state']['message']}"

@@ -59,7 +59,7 @@ def test_the_tests_of_the_recipe_pass_in_pytest(tmp_path: Path) -> None:
 def test_the_nightly_sweep_has_its_schedule(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def remove() -> DeploymentResponse:
         async with get_client() as client:
-            deployment = await client.read_deployment_by_name("sweep/nightly-lr")
+            deployment = await client.read_deployment_by_name("rlm-sweep/nightly-lr")
             await client.delete_deployment(deployment.id)
             return deployment
 

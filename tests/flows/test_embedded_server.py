@@ -52,7 +52,9 @@ def test_the_embedded_server_accepts_only_allowed_web_pages(tmp_path: Path) -> N
                     read = client.get("/csrf-token?client=x", headers=page)
                     assert "access-control-allow-origin" not in read.headers
                 assert client.get("/admin/version", headers={"Host": "evil.example"}).status_code == 400
-                assert [flow["name"] for flow in client.post("/flows/filter", json={}, headers=own).json()] == ["batch"]
+                assert [flow["name"] for flow in client.post("/flows/filter", json={}, headers=own).json()] == [
+                    "rlm-batch"
+                ]
                 allowed = client.get("/admin/version", headers={"Origin": "https://allowed.example"})
                 assert allowed.headers["access-control-allow-origin"] == "https://allowed.example"
             sockets = address.replace("http", "ws", 1) + "/events/out"

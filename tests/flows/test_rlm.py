@@ -79,7 +79,7 @@ async def test_a_question_about_a_text_returns_answer_trajectory_and_query_tree(
     assert summed["cost"] == pytest.approx(chat.stats.prompt_tokens * 1.5e-7 + chat.stats.completion_tokens * 6e-7)
     async with get_client() as client:
         flow_run = ArtifactFilterFlowRunId(any_=[uuid.UUID(Path(answer.results_path).name)])
-        report = ArtifactFilter(flow_run_id=flow_run, key=ArtifactFilterKey(any_=["rlm-report"]))
+        report = ArtifactFilter(flow_run_id=flow_run, key=ArtifactFilterKey(any_=["rlm-query-report"]))
         (artifact,) = await client.read_artifacts(artifact_filter=report)
     said = str(artifact.data).replace("\\", "")
     assert "```text\nforty-two\n```" in said

@@ -25,7 +25,7 @@ class Deployed:
         """Create a scheduled run with these parameters, for workers of the pool if one is named."""
         async with get_client() as client:
             deployment = await client.create_deployment(
-                await client.create_flow_from_name("batch"),
+                await client.create_flow_from_name("rlm-batch"),
                 uuid.uuid4().hex,
                 entrypoint="rlm_batch.flows.batch.batch",
                 work_pool_name=pool,

@@ -84,9 +84,9 @@ async def test_every_flow_ends_with_a_report(results: Path):
     await sequence(["a = 1", "SUBMIT(a=a)"])
     run_artifacts = [await artifacts(folder.name) for folder in results.iterdir()]
     said = {kinds["markdown"].key: kinds["markdown"].data for kinds in run_artifacts}
-    assert set(said) == {"batch-report", "chunks-report", "sequence-report"}
-    assert "3 of 3 executions succeeded" in said["chunks-report"]
-    assert "2 of 2 steps succeeded" in said["sequence-report"]
+    assert set(said) == {"rlm-batch-report", "rlm-chunks-report", "rlm-sequence-report"}
+    assert "3 of 3 executions succeeded" in said["rlm-chunks-report"]
+    assert "2 of 2 steps succeeded" in said["rlm-sequence-report"]
 
 
 async def test_progress_is_published_during_a_run_and_ends_complete(tmp_path: Path, results: Path):

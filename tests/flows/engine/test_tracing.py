@@ -110,9 +110,9 @@ def exported(chat: ChatServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Expo
 async def test_a_batchs_trace_has_executions_and_queries_with_their_cost(chat, exported, monkeypatch):
     with pytest.raises(ExecutionsFailed):
         await batch(CODE, inputs=[{"x": x} for x in range(4)], language_model=NAME, max_workers=2, reuse_sandboxes=True)
-    (run,) = exported.find("invoke_workflow batch")
+    (run,) = exported.find("invoke_workflow rlm-batch")
     assert (run.is_error, run.message, run.attributes["error.type"]) == (True, None, "ExecutionsFailed")
-    assert run.attributes["gen_ai.workflow.name"] == "batch"
+    assert run.attributes["gen_ai.workflow.name"] == "rlm-batch"
     assert (run.attributes["rlm_batch.executions"], run.attributes["rlm_batch.executions.failed"]) == (4, 1)
     executions = exported.find("execute_tool python")
     # Parents, from the inside out: the task run's span, the project's span of the flow run, and Prefect's span.
@@ -188,7 +188,7 @@ async def test_spans_of_cancelled_executions_end_with_an_error(exported):
         await run
     ended = exported.find("execute_tool python", error_type="CancelledError")
     assert len(ended) == 2
-    assert all(span.is_error for span in [*ended, *exported.find("invoke_workflow batch")])
+    assert all(span.is_error for span in [*ended, *exported.find("invoke_workflow rlm-batch")])
 
 
 async def test_shard_runs_are_in_the_trace_of_their_job(exported, server, tmp_path, monkeypatch):
@@ -202,11 +202,11 @@ async def test_shard_runs_are_in_the_trace_of_their_job(exported, server, tmp_pa
             "SUBMIT(x=x)", inputs=[{"x": x} for x in range(4)], shards=2, results_path=str(tmp_path / "shared")
         )
     assert [result.x for result in results] == [0, 1, 2, 3]
-    (run,) = exported.find("invoke_workflow batch")
+    (run,) = exported.find("invoke_workflow rlm-batch")
     # The server's schedule may have run `reap` on this worker too, in another trace.
     spans = [span for span in map(json.loads, file.read_text().splitlines()) if read_trace(span) == run.trace]
     parents = {span["context"]["span_id"]: span["parent_id"] for span in spans}
-    shards = [span for span in spans if span["name"] == "invoke_workflow shard"]
+    shards = [span for span in spans if span["name"] == "invoke_workflow rlm-shard"]
     # The span of each shard is below Prefect's span of the shard's flow run.
     assert [parents[shard["parent_id"]] for shard in shards] == [f"0x{run.id}"] * 2
     assert sum(span["name"] == "execute_tool python" for span in spans) == 4
@@ -257,8 +257,8 @@ def test_a_program_with_its_own_opentelemetry_setup_gets_spans(server: str, tmp_
         )
         assert done.stdout == "1\n", done.stderr
         lineage = read_lineage([json.loads(line) for line in file.read_text().splitlines()])
-        own = [name for name in lineage if name in {"execute_tool python", "invoke_workflow batch"}]
-        assert (len(lineage), own) == (levels, ["execute_tool python", "invoke_workflow batch"])
+        own = [name for name in lineage if name in {"execute_tool python", "invoke_workflow rlm-batch"}]
+        assert (len(lineage), own) == (levels, ["execute_tool python", "invoke_workflow rlm-batch"])
 
 
 def test_opentelemetry_instrument_records_the_spans_of_the_command(server: str, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_opentelemetry_instrument_records_the_spans_of_the_command(server: str, 
         spans.append(span)
         rest = rest[end:]
     lineage = read_lineage([span for span in spans if "context" in span])
-    assert (len(lineage), lineage[::2]) == (4, ["execute_tool python", "invoke_workflow batch"])
+    assert (len(lineage), lineage[::2]) == (4, ["execute_tool python", "invoke_workflow rlm-batch"])
 
 
 def test_tracing_without_a_configured_sdk_imports_no_sdk() -> None:

@@ -119,7 +119,11 @@ def test_a_finished_run_is_read_by_id_name_or_path(results: Path):
     by_name = load_report(by_path.name)
     for each_report in (by_path, by_id, by_name):
         assert isinstance(each_report, RunReport)
-        assert (each_report.flow, each_report.objective, each_report.best.meta.variables) == ("sweep", "loss", {"x": 1})
+        assert (each_report.flow, each_report.objective, each_report.best.meta.variables) == (
+            "rlm-sweep",
+            "loss",
+            {"x": 1},
+        )
         assert [outcome.meta.index for outcome in each_report.results] == [0, 1, 2]
         assert each_report.to_dataframe().shape[0] == 3
     assert str(by_path).splitlines()[2].endswith("best")

@@ -70,6 +70,11 @@ async def test_shards_that_cannot_run_are_refused(client, monkeypatch, tmp_path)
     await client.update_deployment(deployment.id, DeploymentUpdate(concurrency_limit=1))
     assert "has a concurrency limit" in await read_refusal()
     await client.delete_deployment(deployment.id)
+    theirs = await client.create_deployment(
+        deployment.flow_id, "shards", entrypoint="flows.py:mine", work_pool_name=POOL
+    )
+    assert "runs flows.py:mine instead of shards: delete it" in await read_refusal()
+    await client.delete_deployment(theirs)
     assert "create it with `rlm-batch deploy`" in await read_refusal()
 
 
