@@ -407,6 +407,7 @@ READERS = {
     "code files": WordReader(list[str], read_code_files, "FILE"),
     "path": WordReader(str | None, resolve_path, "FILE"),
     "paths": WordReader(list[str] | None, _read_paths, "FILE"),
+    "names": WordReader(list[str] | None, list, "FIELD"),
     "text": WordReader(str, str, "TEXT"),
     "output type": WordReader(str | None, _read_output_type, "TYPE"),
     "mounts": WordReader(list[str] | None, _read_mounts, "TARGET=PATH"),

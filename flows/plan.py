@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.queries.recursive_model import RecursionSettings
-from ..sandbox.result import Failure, Outcome
+from ..sandbox.result import Failure, Outcome, Result
 from ..tasks.execution import Execution, FindUploads
 from ..tasks.ledger.run_record import ReportSpec
 from ..tasks.repeats import Item, RepeatedItems
@@ -104,6 +104,7 @@ class Plan:
         stop_on_failure: Start no execution after one that failed.
         recursion: The settings of recursive models, if each execution is one recursive query; otherwise None.
         on_turn: Function of the host that takes each turn of a recursive model, as `name_function` names it; or None.
+        check_first: Checks the first result with fields. A ConfigurationError that it raises ends the run.
         may_stop_early: The job may end before all executions have run.
         warnings: Sentences for people, before the first execution.
         is_sole_writer: Refuse a ledger that another run is writing to.
@@ -125,6 +126,7 @@ class Plan:
     stop_on_failure: bool = False
     recursion: RecursionSettings | None = None
     on_turn: Any = None
+    check_first: Callable[[Result], None] | None = None
     may_stop_early: bool = False
     warnings: tuple[str, ...] = ()
     is_sole_writer: bool = False

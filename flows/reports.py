@@ -77,7 +77,7 @@ class Report:
         """
         return format_rows(
             self.rows_outcomes, self.best_trials, limit, mark=self.mark, shows_output=shows_output,
-            hidden=self._list_hidden(), shows_usage=shows_usage,
+            hidden=self._list_hidden(), shows_usage=shows_usage, is_feasible=self.report_spec.is_feasible,
         )  # fmt: skip
 
     def _list_hidden(self) -> set[str]:
@@ -138,7 +138,9 @@ class Report:
         return build_data_frame(self.outcomes)
 
     def _repr_html_(self) -> str:
-        return render_outcomes(self.rows_outcomes, self.best_trials, self.mark, self._list_hidden())
+        return render_outcomes(
+            self.rows_outcomes, self.best_trials, self.mark, self._list_hidden(), self.report_spec.is_feasible
+        )
 
     def __str__(self) -> str:
         return align_rows(self.rows())
@@ -177,7 +179,8 @@ class TrialsReport(Report):
             ConfigurationError: Optuna is not installed.
         """
         objectives = parse_objectives(self.objective, self.direction)
-        return build_study(self.outcomes, objectives, self.space, storage=storage, name=name)
+        constraints = self.report_spec.constraints
+        return build_study(self.outcomes, objectives, self.space, constraints=constraints, storage=storage, name=name)
 
 
 @dataclass(frozen=True)

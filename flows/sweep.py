@@ -29,7 +29,7 @@ from .inputs.spilling import read_text_reference
 from .inputs.tables import Report as ProgressReport
 from .parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
 from .plan import CodeForEach, Outcomes, Plan, count_executions, repeat_items, trial_label
-from .reporting.groups import group_outcomes
+from .reporting.groups import STATISTICS, group_outcomes
 from .reporting.summary import BestTrials, is_nonfinite, is_score
 from .reports import TrialsReport
 from .search.plan import parse_objectives, plan_search
@@ -59,7 +59,7 @@ class SweepReport(TrialsReport):
         groups: With `repeats`, a result for each point, in order; otherwise empty. A numeric field has its `aggregate`
             over the repeats, and its statistics are further fields, such as `groups[0]["loss.std"]`: `count`, `mean`,
             `std`, `se`, `min` and `max`. `best` is one of these results.
-        spec: The objectives and the number of repeats.
+        spec: The objectives, the constraints and the number of repeats.
     """
 
     trials: Sequence[Outcome]
@@ -184,6 +184,11 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
     stop_after: Annotated[
         int | None, Field(ge=1, description="Trials in a row without improvement that end the search.")
     ] = None
+    constraints: Annotated[
+        str | list[str] | None,
+        Field(description="Submitted field that is at most 0 in a feasible trial, or a list of several."),
+        CommandLineForm("names"),
+    ] = None
     types: Types = None
     repeats: RepeatCount = None
     aggregate: Annotated[
@@ -205,7 +210,12 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         options = self.make_options()
         self._check_source()
         needs_all = options.prepare is None
-        spec = ReportSpec.for_trials(objectives, self.space)
+        spec = self._make_spec(objectives)
+        if spec.constraints and not objectives:
+            raise ConfigurationError(
+                f"{name_parameter('constraints')} needs an objective: name the submitted field that decides"
+            )
+        check_first = partial(check_fields, objectives, spec.constraints, self.repeats is not None)
         if self.space is None:
             types = resolve_types_of(self.points, self.types, options.locate_ledger(run_ledger))  # type: ignore[arg-type]
             points = self._list_points(types, report)
@@ -219,6 +229,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
                 label=trial_label,
                 noun="trials",
                 report_spec=spec,
+                check_first=check_first if objectives else None,
                 column_types=get_column_types(points),
             )
         prepare = None if options.prepare is None else read_text_reference(options.prepare)
@@ -226,7 +237,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
             self.space, trials=self.trials, objectives=objectives, sampler=self.sampler, seed=self.seed,
             pruner=self.pruner, code=code, prepare=prepare, is_sharded=options.shards is not None,
             start=() if self.start is None else read_inputs(cast("list[dict[str, Any]] | str", self.start)),
-            stop_at=self.stop_at, stop_after=self.stop_after,
+            stop_at=self.stop_at, stop_after=self.stop_after, constraints=spec.constraints,
         )  # fmt: skip
         check_sampler(search)
         check_variables(code, search.space.alternatives, needs_all=needs_all, repeats=self.repeats)
@@ -245,6 +256,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
             noun="trials",
             report_spec=spec,
             is_sole_writer=not is_sharded,
+            check_first=check_first if objectives else None,
             may_stop_early=search.may_stop_early,
             warnings=tuple(search.space.list_warnings()),
         )
@@ -252,6 +264,10 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
     def get_variables_source(self) -> str:
         """Return the parameter that has the trials' variables."""
         return "grid" if self.grid is not None else "points" if self.points is not None else "space"
+
+    def _make_spec(self, objectives: Sequence[Objective]) -> ReportSpec:
+        names = self.constraints or []
+        return ReportSpec.for_trials(objectives, self.space, (names,) if isinstance(names, str) else tuple(names))
 
     def _check_source(self) -> None:
         """Raise ConfigurationError unless there is one source of points, and the other parameters fit it."""
@@ -309,10 +325,11 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
             ConfigurationError: None of the trials that succeeded submitted the objective.
         """
         objectives = parse_objectives(self.objective, self.direction)
-        spec = ReportSpec.for_trials(objectives, self.space)
+        spec = self._make_spec(objectives)
         if self.repeats is not None:
             spec = spec.with_repeats(self.repeats, len(outcomes.results) // self.repeats, self.aggregate)
         best = BestTrials(spec)
+        has_scores = False
         has_succeeded, fields, wrong = False, dict[str, None](), dict[str, Any]()
         groups = [] if self.repeats is None else list(group_outcomes(outcomes.results, spec))
         # Read one trial at a time, because memory may not hold all trials of a sharded job.
@@ -323,13 +340,40 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
                 for name in {item.name for item in objectives} & trial.outputs.keys():
                     if not is_score(trial.outputs[name]) and not is_nonfinite(trial.outputs[name]):
                         wrong[name] = trial.outputs[name]
-                best.consider(trial)
-        if has_succeeded and not best.results:
+                has_scores |= best.consider(trial) is not None
+        if has_succeeded and not has_scores:
             _refuse_objective(objectives, fields, wrong, outcomes.results_path)
         return SweepReport(
             outcomes.results, best.result, self.objective, self.direction, outcomes.results_path,
             tuple(best.results) if len(objectives) > 1 else (), self.space, groups, spec,
         )  # fmt: skip
+
+
+def check_fields(
+    objectives: Sequence[Objective], constraints: Sequence[str], has_repeats: bool, result: Result
+) -> None:
+    """Raise ConfigurationError if the first result lacks an objective or a constraint, which is probably misspelt."""
+    fields = list(result.outputs)
+    statistics = [f"{field}.{key}" for field in fields for key in STATISTICS] if has_repeats else []
+    known = {*fields, *statistics}
+    for item in objectives:
+        if item.name not in known:
+            others = [field for field in fields if field not in {objective.name for objective in objectives}]
+            similar = others if len(others) == 1 else difflib.get_close_matches(item.name, others, 1)
+            remedy = f"pass {_spell_objective(item.direction, similar[0])}" if similar else "name another objective"
+            raise ConfigurationError(f"no trial submitted {item.name!r}, they submitted {', '.join(fields)}: {remedy}")
+    for name in constraints:
+        if name not in known:
+            raise ConfigurationError(
+                f"no trial submitted {name!r}, they submitted {', '.join(fields)}: name another field in "
+                f"{name_parameter('constraints')}"
+            )
+        value = result.outputs.get(name)
+        is_number = isinstance(value, (int, float)) and (has_repeats or not isinstance(value, bool))
+        if value is not None and not is_number:
+            raise ConfigurationError(
+                f"the constraint {name} is {KINDS[type(value)]}: submit a number that is at most 0 in a feasible trial"
+            )
 
 
 def _refuse_objective(
@@ -341,14 +385,8 @@ def _refuse_objective(
     """Raise ConfigurationError with the missing objective, or with one of the `wrong` values, which are not numbers."""
     names = [item.name for item in objectives]
     submitted = ", ".join(fields)
-    missing = next((item for item in objectives if item.name not in fields), None)
-    if missing is not None and fields:
-        others = [field for field in fields if field not in names]
-        similar = others if len(others) == 1 else difflib.get_close_matches(missing.name, others, 1)
-        remedy = f"pass {_spell_objective(missing.direction, similar[0])}" if similar else "name another objective"
-        reason = f"{missing.name!r}, they submitted {submitted}: {remedy}"
-    elif missing is not None:
-        reason = f"any field: call SUBMIT with {missing.name}"
+    if not fields:
+        reason = f"any field: call SUBMIT with {names[0]}"
     elif wrong:
         field, value = next(iter(wrong.items()))
         kind = KINDS.get(type(value), "None")

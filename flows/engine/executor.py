@@ -115,6 +115,7 @@ class LaneExecutor:
             result = find_result(execution)
             if result is not None:
                 self.sink.record_cached(execution, with_index(result, execution.index, execution.place))
+                self.sink.raise_error()
                 continue
             group.append(execution)
             if len(group) == per_task:
@@ -205,6 +206,7 @@ class LaneExecutor:
         # could not end. So lanes create task runs one at a time, and a task run that cannot begin ends the flow run.
         await self._creation_lock.acquire()
         state = await task(lane, batch, return_state=True)
+        self.sink.raise_error()
         if state.is_cancelled():
             raise asyncio.CancelledError
         if not batch.remaining_executions:

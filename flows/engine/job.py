@@ -146,7 +146,7 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
         artifacts = ArtifactPublisher(record, log)
         if state.listener is None:
             state.listener = NotebookProgress(artifacts.describe_progress) if is_notebook() else FlowListener()
-        sink = OutcomeSink(context, store, state.listener, artifacts)
+        sink = OutcomeSink(context, store, state.listener, artifacts, check_first=plan.check_first)
         state.listener.on_start(total, environment, state.results_path, plan.report_spec)
         await asyncio.to_thread(record.write)
         for warning in plan.warnings:
@@ -211,6 +211,7 @@ def _make_record(plan: Plan, provider: str, results_path: str) -> RunRecord:
         direction=spec.direction,
         objectives=[asdict(objective) for objective in spec.objectives],
         space=spec.space,
+        constraints=list(spec.constraints),
         provider=provider,
         total=plan.total,
         repeats=None if spec.repeats is None else spec.repeats.count,

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ...sandbox.errors import NotRun, RlmBatchError
+from ...sandbox.errors import ConfigurationError, NotRun, RlmBatchError
 from ...sandbox.meta import Meta
-from ...sandbox.result import Failure, Outcome
+from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.execution import Execution
 from ..listener import FlowListener
 from .artifacts import ArtifactPublisher
@@ -57,7 +57,7 @@ class OutcomeSink:
     """A sink that passes every outcome of a flow run to the ledger, then to the store, then to the observers.
 
     The observers are the functions in `observers`, the run's log, its artifacts and its listener. `failures` counts
-    the executions that ran and failed.
+    the executions that ran and failed. `check_first` checks the first result with fields.
     """
 
     context: RunContext
@@ -65,8 +65,10 @@ class OutcomeSink:
     listener: FlowListener = field(default_factory=FlowListener)
     artifacts: ArtifactPublisher | None = None
     observers: list[Observer] = field(default_factory=list[Observer])
+    check_first: Callable[[Result], None] | None = None
     failures: FailureWatch = field(init=False)
     _kind_counts: Counter[str] = field(default_factory=Counter[str])
+    _error: ConfigurationError | None = None  # the error of `check_first`
 
     def __post_init__(self) -> None:
         self.failures = FailureWatch(self.context.options.max_failures, self.context.total)
@@ -133,6 +135,11 @@ class OutcomeSink:
         self._publish(execution, outcome)
         self._count(outcome)
 
+    def raise_error(self) -> None:
+        """Raise the ConfigurationError of `check_first`, which ends the run, if there is one."""
+        if self._error is not None:
+            raise self._error
+
     def warn(self, text: str) -> None:
         """Send a warning for people to the log and to the listener."""
         self.context.log.warning("%s", text)
@@ -158,6 +165,17 @@ class OutcomeSink:
         if self.artifacts is not None:
             self.artifacts.summary.add(outcome)
         self.listener.on_outcome(outcome, cached=cached)
+        if isinstance(outcome, Result) and outcome.outputs and not outcome.meta.pruned:
+            self._check_first_result(outcome)
+
+    def _check_first_result(self, result: Result) -> None:
+        if self.check_first is None:
+            return
+        check, self.check_first = self.check_first, None
+        try:
+            check(result)
+        except ConfigurationError as error:
+            self._error = ConfigurationError(f"{error}; the results are in {self.context.ledger.path}")
 
     def _count(self, outcome: Outcome) -> None:
         if (warning := self.failures.add_outcome(outcome)) is not None:

@@ -31,20 +31,25 @@ def _draw_history(summary: RunSummary) -> Part:
     value_name = spec.objective or "seconds"
     title = f"{value_name} over {spec.noun}s"
     history = draw_series(
-        [(point.index, point.value) for point in summary.points],
+        [(point.index, point.value) for point in summary.points if point.is_feasible],
         title=title,
         across=spec.noun,
         up=value_name,
         failed=summary.failed_indexes,
         best=spec.direction if spec.objective is not None else None,
         pruned=[(point.index, point.value) for point in summary.pruned_points if abs(point.value) <= MAX_CHART_VALUE],
+        infeasible=[(point.index, point.value) for point in summary.points if not point.is_feasible],
     )
     return Picture.from_svg(history, title)
 
 
 def _draw_heat_map(summary: RunSummary, names: list[str]) -> list[Part]:
-    spec, points = summary.spec, summary.points
-    if len(names) != 2 or not all(_is_short_value(point.variables.get(name)) for point in points for name in names):
+    spec, points = summary.spec, [point for point in summary.points if point.is_feasible]
+    if (
+        len(names) != 2
+        or not points
+        or not all(_is_short_value(point.variables.get(name)) for point in points for name in names)
+    ):
         return []
     across, up = names
     value_name = _name_objective(spec.objective or "", summary)
@@ -100,11 +105,12 @@ def _draw_fronts(summary: RunSummary) -> list[Part]:
     for place, other in enumerate(others, 1):
         title = f"{first.name} and {other.name}, with the Pareto front"
         picture = draw_pareto_front(
-            [(point.value, point.values[place]) for point in summary.points],
+            [(point.value, point.values[place]) for point in summary.points if point.is_feasible],
             [(float(r.outputs[first.name]), float(r.outputs[other.name])) for r in summary.best.results],
             title=title,
             across=f"{first.name} ({first.direction})",
             up=f"{other.name} ({other.direction})",
+            infeasible=[(point.value, point.values[place]) for point in summary.points if not point.is_feasible],
         )
         parts.append(Picture.from_svg(picture, title))
     return parts

@@ -102,9 +102,14 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
     if missing > 0:
         rows.append(["Missing", f"{missing:,} have no result, because the run was interrupted or is still running"])
     if spec.objective is not None:
-        rows.append([f"Best {spec.objective}", _describe_best_trial(summary) or "none"])
+        reason = "none: no trial is feasible" if summary.infeasible else "none"
+        rows.append([f"Best {spec.objective}", _describe_best_trial(summary) or reason])
     if spec.objectives:
         rows.append(["Pareto front", _describe_front(summary)])
+    if spec.constraints:
+        rows.append(
+            ["Infeasible", f"{summary.infeasible:,} {spec.noun}s, with {' or '.join(spec.constraints)} above 0"]
+        )
     if record.began:
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(record.began))
         if record.ended is None:

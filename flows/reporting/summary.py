@@ -16,7 +16,7 @@ from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.ledger.run_record import ReportSpec
 from .groups import GroupCollector, list_hidden_fields
-from .table import describe_exit, format_cell, list_new_fields
+from .table import INFEASIBLE, describe_exit, format_cell, list_new_fields
 
 MAX_ROWS = 1000  # rows of the table; Prefect's UI shows so many rows without delay
 MAX_COLUMNS = 16  # variables, and also fields, that have a column; objectives always have one
@@ -41,7 +41,7 @@ class BestTrials:
     With one objective, the best trial has the least (or greatest) value. Of equal trials, the one with the lowest
     number is the best. A value that is not finite is worse than every finite value, in both directions. A pruned trial
     is never the best. With several objectives, the best trials are the Pareto front: no other trial is as good in every
-    objective and better in one. Without objectives `results` is empty.
+    objective and better in one. Without objectives `results` is empty. Only feasible trials can be the best.
     """
 
     spec: ReportSpec
@@ -71,7 +71,7 @@ class BestTrials:
         has_diverged = is_nonfinite(score)
         loss = 0.0 if has_diverged else score if self.spec.direction == "minimize" else -score
         rank = (has_diverged, loss, result.meta.index or 0)
-        if self._rank is None or rank < self._rank:
+        if self.spec.is_feasible(result.outputs) and (self._rank is None or rank < self._rank):
             self._rank, self.score, self._members = rank, score, [((loss,), result)]
         return (score,)
 
@@ -82,7 +82,8 @@ class BestTrials:
             return None
         signs = [1 if objective.direction == "minimize" else -1 for objective in objectives]
         losses = tuple(sign * float(score) for sign, score in zip(signs, scores, strict=True))
-        if not any(_beats(other, losses) for other, _ in self._members):
+        is_feasible = self.spec.is_feasible(result.outputs)
+        if is_feasible and not any(_beats(other, losses) for other, _ in self._members):
             self._members = [member for member in self._members if not _beats(losses, member[0])]
             self._members.append((losses, result))
         return tuple(map(float, scores))
@@ -155,6 +156,7 @@ class ChartPoint:
     index: int
     variables: dict[str, Any]
     values: tuple[float, ...]
+    is_feasible: bool = True
 
     @property
     def value(self) -> float:
@@ -211,6 +213,7 @@ class RunSummary:
     done: int = 0
     succeeded: int = 0
     pruned: int = 0  # counted in `succeeded` too
+    infeasible: int = 0  # trials with scores that violate a constraint
     not_run: int = 0
     silent: int = 0  # executions that succeeded without a call of SUBMIT
     exited: int = 0  # executions that succeeded, and called sys.exit before SUBMIT
@@ -320,8 +323,9 @@ class RunSummary:
             scores = self.best.consider(result)
             if scores is None:
                 return (2, 1.0, index), "without all objectives as numbers"
-            self.points.add(ChartPoint(index, meta.variables, scores))
-            return (0, 0.0, index), ""
+            is_feasible = self._check_feasibility(result)
+            self.points.add(ChartPoint(index, meta.variables, scores, is_feasible))
+            return ((0, 0.0, index), "") if is_feasible else ((1, 0.0, index), INFEASIBLE)
         if spec.objective is None:
             self.points.add(ChartPoint(index, meta.variables, (meta.seconds,)))
             return (0, 0.0, index), ""
@@ -337,8 +341,17 @@ class RunSummary:
         (score,) = scores
         if is_nonfinite(score):
             return (2, 0.0, index), "diverged"
-        self.points.add(ChartPoint(index, meta.variables, (float(score),)))
+        is_feasible = self._check_feasibility(result)
+        self.points.add(ChartPoint(index, meta.variables, (float(score),), is_feasible))
+        if not is_feasible:
+            return (1, score if spec.direction == "minimize" else -score, index), INFEASIBLE
         return (0, score if spec.direction == "minimize" else -score, index), ""
+
+    def _check_feasibility(self, result: Result) -> bool:
+        """Return whether a trial is feasible, and count it if not."""
+        is_feasible = self.spec.is_feasible(result.outputs)
+        self.infeasible += not is_feasible
+        return is_feasible
 
     def _add_failure(self, index: int, failure: Failure) -> None:
         """Count a failure."""

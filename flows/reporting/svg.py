@@ -86,16 +86,17 @@ def draw_series(
     failed: Sequence[int] = (),
     best: str | None = None,
     pruned: Points = (),
+    infeasible: Points = (),
 ) -> str:
     """Return a chart with a dot for each value over its number. Crosses on the axis show the numbers in `failed`.
 
     With `best`, "minimize" or "maximize", a line shows the best value so far. `pruned` are the last values of pruned
-    trials. They are drawn as rings, and the line ignores them.
+    trials. They are drawn as rings, as are `infeasible` trials in another colour, and the line ignores them.
     """
-    everything = [*points, *pruned]
+    everything = [*points, *pruned, *infeasible]
     numbers = [*(number for number, _ in everything), *failed]
     x, y, shapes = _draw_plot(numbers, [value for _, value in everything], title, across, up, whole=True)
-    if best is not None:
+    if best is not None and points:
         pick = min if best == "minimize" else max
         (first, best_so_far), *others = sorted(points)
         path = f"M{x.at(first):.1f} {y.at(best_so_far):.1f}"
@@ -109,6 +110,7 @@ def draw_series(
     dot, ring = f'fill="{DOT}" fill-opacity=".75"', f'fill="none" stroke="{DOT}" stroke-opacity=".75"'
     shapes += [_draw_circle(x.at(number), y.at(value), radius, dot) for number, value in points]
     shapes += [_draw_circle(x.at(number), y.at(value), radius, ring) for number, value in pruned]
+    shapes += _draw_infeasible([(x.at(number), y.at(value)) for number, value in infeasible], radius)
     cross = f'stroke="{FAILURE}" stroke-width="1.6"'
     shapes += [_draw_path(f"M{x.at(number) - 3:.1f} {BOTTOM - 6}l6 6m0 -6l-6 6", cross) for number in failed]
     return _wrap_svg(shapes)
@@ -140,12 +142,24 @@ def draw_curves(curves: Sequence[tuple[Points, bool, bool]], *, title: str, acro
     return _wrap_svg(shapes)
 
 
-def draw_pareto_front(points: Sequence[Pair], front: Sequence[Pair], *, title: str, across: str, up: str) -> str:
-    """Return a chart of two objectives: all trials as dots, and the front as larger dots that a line joins."""
-    xs, ys = zip(*points, *front, strict=True)
+def draw_pareto_front(
+    points: Sequence[Pair],
+    front: Sequence[Pair],
+    *,
+    title: str,
+    across: str,
+    up: str,
+    infeasible: Sequence[Pair] = (),
+) -> str:
+    """Return a chart of two objectives: all trials as dots, and the front as larger dots that a line joins.
+
+    Trials in `infeasible` are rings instead.
+    """
+    xs, ys = zip(*points, *front, *infeasible, strict=True)
     x, y, shapes = _draw_plot(xs, ys, title, across, up)
     radius, dot = 3.5 if len(points) <= 200 else 2.2, f'fill="{DOT}" fill-opacity=".5"'
     shapes += [_draw_circle(x.at(first), y.at(second), radius, dot) for first, second in points]
+    shapes += _draw_infeasible([(x.at(first), y.at(second)) for first, second in infeasible], radius)
     ordered = sorted(front)
     if len(ordered) > 1:
         path = "L".join(f"{x.at(first):.1f} {y.at(second):.1f}" for first, second in ordered)
@@ -153,6 +167,13 @@ def draw_pareto_front(points: Sequence[Pair], front: Sequence[Pair], *, title: s
     shapes += [_draw_circle(x.at(first), y.at(second), 5, f'fill="{LINE}"') for first, second in ordered]
     shapes.append(_draw_text(RIGHT, TOP - 10, "on the front", anchor="end", fill=LINE))
     return _wrap_svg(shapes)
+
+
+def _draw_infeasible(places: Sequence[Pair], radius: float) -> list[str]:
+    """Return a ring for each place of an infeasible trial, and a legend if there are any."""
+    ring = f'fill="none" stroke="{FAILURE}" stroke-opacity=".75"'
+    legend = [_draw_text(RIGHT - 100, TOP - 10, "a ring is an infeasible trial", anchor="end", fill=FAILURE)]
+    return [*(_draw_circle(x, y, radius, ring) for x, y in places), *(legend if places else [])]
 
 
 def draw_importances(importances: Mapping[str, float], *, title: str) -> str:

@@ -2,7 +2,7 @@
 
 import itertools
 import reprlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...sandbox.outcomes.outcome_json import get_status
@@ -14,14 +14,22 @@ VARIABLES, OUTPUTS = "variables", "outputs"  # sources of a column's values
 USAGE_COLUMNS = ("CPU seconds", "peak MiB")
 EXIT_NOTE = "ended by sys.exit before SUBMIT"  # the note of a result without fields
 BEST_MARK, PARETO_MARK = "best", "Pareto"  # notes of the best trial, and of the trials on a Pareto front
+INFEASIBLE = "infeasible"  # the note of a trial that violates a constraint
 CELL = 40  # characters of a value that a cell shows
 MAX_SHOWN_ROWS = 100  # rows of a table in a notebook or at a prompt
+
+FeasibilityTest = Callable[[Mapping[str, Any]], bool]  # takes the fields of a result
 
 # A field may be a list of a million numbers: `reprlib` formats only the part that fits a cell.
 _brief = reprlib.Repr()
 _brief.maxlist = _brief.maxdict = CELL // 3 + 1
 _brief.maxlevel = 4
 _brief.maxstring = _brief.maxlong = _brief.maxother = CELL
+
+
+def accept_all(_fields: Mapping[str, Any]) -> bool:
+    """Return True: without constraints, all trials are feasible."""
+    return True
 
 
 def name_columns(
@@ -74,12 +82,14 @@ def format_rows(
     shows_output: bool = False,
     hidden: Collection[str] = (),
     shows_usage: bool = False,
+    is_feasible: FeasibilityTest = accept_all,
 ) -> list[list[str]]:
     """Return rows of text that is safe on a terminal, the header first: number, variables, fields, and a note.
 
     With a `limit`, return the first rows and the rows of `best`. The note of `best` is `mark`. `shows_output` adds a
     column with the last line that the code printed, if any code printed anything. `shows_usage` adds columns with the
-    CPU seconds and the peak memory. Fields in `hidden` have no column.
+    CPU seconds and the peak memory. Fields in `hidden` have no column. Results whose fields fail `is_feasible` have a
+    note.
     """
     first = outcomes if limit is None else outcomes[:limit]
     # The ledger of a run that was interrupted lacks executions, so a position may differ from the execution's number.
@@ -105,6 +115,8 @@ def format_rows(
             cells += format_usage(outcome.meta.cpu_seconds, outcome.meta.peak_mib)
         if isinstance(outcome, Result):
             note = "pruned" if outcome.meta.pruned else mark if number in best_numbers else describe_exit(outcome)
+            if not note and not is_feasible(outcome.outputs):
+                note = INFEASIBLE
         else:
             note = f"{type(outcome.error).__name__}: {outcome.error.summary}"
         rows.append([str(number), *cells, note])
@@ -131,10 +143,14 @@ def align_rows(rows: list[list[str]]) -> str:
 
 
 def render_outcomes(
-    outcomes: Sequence[Outcome], best: Sequence[Result] = (), mark: str = BEST_MARK, hidden: Collection[str] = ()
+    outcomes: Sequence[Outcome],
+    best: Sequence[Result] = (),
+    mark: str = BEST_MARK,
+    hidden: Collection[str] = (),
+    is_feasible: FeasibilityTest = accept_all,
 ) -> str:
     """Return the first outcomes and the `best` as an HTML table, and how many more there are."""
-    header, *rows = format_rows(outcomes, best, MAX_SHOWN_ROWS, mark=mark, hidden=hidden)
+    header, *rows = format_rows(outcomes, best, MAX_SHOWN_ROWS, mark=mark, hidden=hidden, is_feasible=is_feasible)
     rest = len(outcomes) - MAX_SHOWN_ROWS
     return render_html_table(header, rows) + (f"<p>{rest:,} more are in the report.</p>" if rest > 0 else "")
 

@@ -40,7 +40,7 @@ class StopRule:
     _count: int = 0  # trials since the last improvement
 
     def __post_init__(self) -> None:
-        self._best = BestTrials(ReportSpec.for_trials(self.plan.objectives))
+        self._best = BestTrials(ReportSpec.for_trials(self.plan.objectives, constraints=self.plan.constraints))
 
     def consider(self, outcome: Outcome) -> None:
         """Count the outcome of a trial. A resumed search calls this in the order of the ledger."""

@@ -111,6 +111,7 @@ class ShardingExecutor:
             if result is not None:
                 self.store.record_previous_result(execution)
                 self.sink.record_cached(execution, result, is_stored=True)
+                self.sink.raise_error()
             if count % 500 == 0:
                 await asyncio.sleep(0)  # A million executions take half a minute, and Ctrl-C must work meanwhile.
         job_id = hashlib.sha256(f"{keys.hexdigest()} {first}".encode()).hexdigest()[:12]
@@ -169,6 +170,7 @@ class ShardingExecutor:
                 self._outages.pop("ledger", None)
             except OSError as error:  # The location may answer again.
                 self._note_outage("ledger", error)
+            self.sink.raise_error()
             now = clock()
             if any(shard.heartbeat is not None for shard in self._active.values()) or not self._active:
                 running_at = now
@@ -180,6 +182,7 @@ class ShardingExecutor:
                 self.sink.warn(self._describe_idle_pool())
         await asyncio.to_thread(self.context.ledger.close)  # writes the results that came from other ledgers
         await self._gather_outcomes()
+        self.sink.raise_error()
         if self.sink.failures.is_limit_reached:
             await self._fail_unfinished(self._shards, self.sink.failures.build_error)
 

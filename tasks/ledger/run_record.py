@@ -6,7 +6,7 @@
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -37,6 +37,7 @@ class ReportSpec:
 
     A single objective is in `objective`. Several are in `objectives`, and `objective` is None. `space` is the JSON of
     the searched space. With `repeats`, each group of executions counts as one, by the `aggregate` of its objectives.
+    `constraints` are the fields that are at most 0 in a feasible trial.
     """
 
     noun: str = "execution"
@@ -46,19 +47,24 @@ class ReportSpec:
     space: Any = None
     repeats: Repeats | None = None
     aggregate: Aggregate = "mean"
+    constraints: tuple[str, ...] = ()
 
     @classmethod
-    def for_trials(cls, objectives: Sequence[Objective], space: Any = None) -> Self:
-        """Return the spec of a sweep with these objectives."""
-        if len(objectives) > 1:
-            return cls("trial", objectives=tuple(objectives), space=space)
-        if not objectives:
-            return cls("trial", space=space)
-        return cls("trial", objectives[0].name, objectives[0].direction, space=space)
+    def for_trials(cls, objectives: Sequence[Objective], space: Any = None, constraints: tuple[str, ...] = ()) -> Self:
+        """Return the spec of a sweep with these objectives and constraints."""
+        if len(objectives) == 1:
+            (only,) = objectives
+            return cls("trial", only.name, only.direction, space=space, constraints=constraints)
+        return cls("trial", objectives=tuple(objectives), space=space, constraints=constraints)
 
     def with_repeats(self, count: int | None, groups: int, aggregate: Aggregate = "mean") -> Self:
         """Return the spec of a run that repeats each of its groups, or this spec if `count` is None."""
         return self if count is None else replace(self, repeats=Repeats(count, groups), aggregate=aggregate)
+
+    def is_feasible(self, fields: Mapping[str, Any]) -> bool:
+        """Return whether each constraint is a number of at most 0 in a trial's fields."""
+        values = [fields.get(name) for name in self.constraints]
+        return all(isinstance(value, (int, float)) and not isinstance(value, bool) and value <= 0 for value in values)
 
 
 @dataclass(slots=True)
@@ -78,6 +84,7 @@ class RunRecord:
     direction: Direction = "minimize"
     objectives: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # several objectives
     space: Any = None  # the searched space
+    constraints: list[str] = field(default_factory=list[str])
     provider: str = ""
     total: int = 0
     repeats: int | None = None
@@ -96,6 +103,7 @@ class RunRecord:
         """The flow's word for an execution, and its objectives."""
         objectives = tuple(Objective(item["name"], item["direction"]) for item in self.objectives)
         spec = ReportSpec(self.what, self.objective, self.direction, objectives, self.space)
+        spec = replace(spec, constraints=tuple(self.constraints))
         return spec.with_repeats(self.repeats, self.groups or 0, self.aggregate)
 
     def write(self) -> None:

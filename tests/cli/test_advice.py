@@ -100,5 +100,11 @@ def test_a_reached_limit_names_its_option(run, tmp_path, code, options, advice):
 
 def test_a_missing_objective_names_the_option(run, tmp_path):
     (tmp_path / "use.py").write_text("SUBMIT(loss=x)")
-    failed = run("sweep", "use.py", "--grid", "x=1,2", "--maximize", "los")
+    failed = run("sweep", "use.py", "--grid", "x=1,2", "--maximize", "los", "--results-path", "job")
+    assert failed.returncode == 2
     assert "no trial submitted 'los', they submitted loss: pass --maximize loss; the results are in" in failed.stderr
+    again = run(
+        "sweep", "use.py", "--grid", "x=1,2", "--maximize", "loss", "--constraints", "los", "--results-path", "job"
+    )
+    assert "no trial submitted 'los', they submitted loss: name another field in --constraints" in again.stderr
+    assert "Traceback" not in again.stderr

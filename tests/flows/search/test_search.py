@@ -1,5 +1,6 @@
 """Sweeps that search."""
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +8,16 @@ import optuna
 import pytest
 
 from rlm_batch import ConfigurationError, ExecutionsFailed, Result, batch, sweep
+from rlm_batch.flows.reporting.document import Picture
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
+from rlm_batch.flows.reporting.report import build_report, build_summary_rows
 from rlm_batch.flows.search.plan import SearchPlan
 from rlm_batch.flows.search.search import DrawnPoints
 from rlm_batch.flows.search.space import parse_space
 from rlm_batch.flows.search.study import derive_seed
 from rlm_batch.tasks.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.ledger_line import AskedTrial, TrialReport
+from rlm_batch.tasks.ledger.run_record import list_run_records
 
 pytestmark = pytest.mark.anyio
 
@@ -320,3 +324,71 @@ async def test_hyperband_and_patience_prune_trials(pruner: str) -> None:
     assert any(not trial.meta.pruned for trial in report.trials)
     if pruner == "patient:2":
         assert all(trial.meta.pruned == (trial.meta.variables["x"] > 0.3) for trial in report.trials)
+
+
+async def test_only_a_feasible_trial_is_the_best_and_the_sampler_learns_the_constraints(tmp_path: Path) -> None:
+    parameters: dict[str, Any] = {"space": ONE, "objective": "loss", "constraints": ["size", "other"], "max_workers": 1}
+    parameters |= {"results_path": tmp_path / "job", "trials": 15, **OPTIONS}
+    report = await run_sweep("SUBMIT(loss=x, size=0.5 - x, other=-1)", **parameters)
+    feasible = [trial for trial in report.trials if trial.size <= 0]
+    assert report.best.loss == min(trial.loss for trial in feasible) > min(trial.loss for trial in report.trials)
+    assert report.study().best_value == report.best.loss
+    study, kind = optuna.create_study(), optuna.distributions.FloatDistribution(0.0, 1.0)
+    for number in range(15):
+        study.sampler = optuna.samplers.TPESampler(seed=derive_seed(0, number), constant_liar=True)
+        trial = study.ask({"x": kind})
+        trial.set_constraint("size", 0.5 - trial.params["x"])
+        trial.set_constraint("other", -1)
+        study.tell(trial, trial.params["x"])
+    assert list_points(report) == [trial.params for trial in study.trials]
+    count = 15 - len(feasible)
+    assert str(report).count(" infeasible") == count
+    summary = open_run_ledger(report.results_path).summarize()
+    assert (summary.best.result.meta.index, summary.infeasible) == (report.best.meta.index, count)
+    (record,) = list_run_records(tmp_path / "job")
+    parts = build_report(summary, [record])
+    assert ["Infeasible", f"{count} trials, with size or other above 0"] in parts[1].rows
+    (history, *_) = [part for part in parts if isinstance(part, Picture)]
+    assert b"a ring is an infeasible trial" in base64.b64decode(history.data_url.partition(",")[2])
+
+
+async def test_without_a_feasible_trial_there_is_no_best(tmp_path: Path) -> None:
+    report = await run_sweep(
+        "SUBMIT(loss=x, size=1)", {"x": [1, 2]}, objective="loss", constraints="size", results_path=tmp_path, **OPTIONS
+    )
+    assert report.best is None
+    summary = open_run_ledger(str(tmp_path)).summarize()
+    assert ["Best loss", "none: no trial is feasible"] in build_summary_rows(summary, list_run_records(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"objective": "los"}, "no trial submitted 'los', they submitted loss, size, ok: pass objective='loss'"),
+        (
+            {"objective": "loss", "constraints": "sise"},
+            "no trial submitted 'sise', they submitted loss, size, ok: name another field in constraints",
+        ),
+        (
+            {"objective": "loss", "constraints": "ok"},
+            "the constraint ok is a bool: submit a number that is at most 0",
+        ),
+    ],
+)
+async def test_a_misspelt_field_ends_the_run_at_the_first_success(
+    wrong: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    code = "SUBMIT(loss=x, size=1, ok=True)"
+    parameters: dict[str, Any] = {"space": ONE, "trials": 50, "max_workers": 1, "results_path": tmp_path, **OPTIONS}
+    for _ in range(2):  # The second run finds the first success in the ledger.
+        with pytest.raises(ConfigurationError, match=message):
+            await run_sweep(code, **parameters, **wrong)
+        assert len(list(Ledger(tmp_path).read_lines())) == 1
+
+
+async def test_an_objective_may_be_a_statistic_of_repeats() -> None:
+    code = "SUBMIT(loss=repeat * x)"
+    report = await run_sweep(code, {"x": [2, 1]}, objective="loss.std", constraints="loss.max", repeats=2, **OPTIONS)
+    assert report.best is None
+    report = await run_sweep(code, {"x": [2, 1]}, objective="loss.std", constraints="loss.min", repeats=2, **OPTIONS)
+    assert report.best.meta.variables == {"x": 1}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -17,7 +18,17 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.filesystems import RemoteFileSystem
 
-from rlm_batch import CodeError, ExecutionsFailed, Failure, NotRun, PrepareError, batch, chunks, sweep
+from rlm_batch import (
+    CodeError,
+    ConfigurationError,
+    ExecutionsFailed,
+    Failure,
+    NotRun,
+    PrepareError,
+    batch,
+    chunks,
+    sweep,
+)
 from rlm_batch.deployments.deploy import deploy
 from rlm_batch.tasks.ledger.ledger import Ledger
 
@@ -133,6 +144,17 @@ async def test_a_random_search_draws_the_same_points_with_shards(shared, tmp_pat
     assert [trial.meta.variables for trial in sharded.trials] == [trial.meta.variables for trial in alone.trials]
     assert sharded.best.loss == alone.best.loss
     assert len(str(sharded).splitlines()) == 7
+
+
+@pytest.mark.full
+async def test_a_misspelt_objective_ends_the_shards_at_the_first_success(shared, tmp_path):
+    # Only trial 0 ends by itself, so the job could not end otherwise.
+    code = "import time\nwhile x:\n    time.sleep(1)\nSUBMIT(loss=x)"
+    parameters: dict[str, Any] = {"grid": {"x": list(range(8))}, "shards": 2, "results_path": str(shared)}
+    with pytest.raises(ConfigurationError, match="no trial submitted 'los', they submitted loss"):
+        await sweep(code, objective="los", max_workers=2, provider="local:none", **parameters)
+    await wait_until_async(partial(are_over, read_job_id(shared)))
+    assert sum(count_results(shared).values()) == 1
 
 
 @pytest.mark.full
