@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .flows.reap import reap as reap
     from .flows.reporting.pass_at_k import PassAtK as PassAtK
     from .flows.reporting.pass_at_k import pass_at_k as pass_at_k
+    from .flows.reports import OutcomesReport as OutcomesReport
     from .flows.rlm import rlm as rlm
     from .flows.rlm_answers import RlmAnswer as RlmAnswer
     from .flows.rlm_answers import RlmAnswers as RlmAnswers

@@ -1,6 +1,5 @@
 """The batch flow: many pieces of code, or one piece over many inputs, each in a sandbox."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -9,7 +8,6 @@ from pydantic.dataclasses import dataclass as parameter_model
 from ..blocks.storage.location import PathOrLocation
 from ..sandbox.caller import name_parameter
 from ..sandbox.errors import ConfigurationError
-from ..sandbox.result import Outcome
 from ..tasks.ledger.run_record import ReportSpec
 from .inputs.conversion import Code, Items, PathText, Variables
 from .inputs.readers import check_judge, check_variables, get_column_types, read_inputs, resolve_types_of
@@ -17,19 +15,20 @@ from .inputs.spilling import read_code_reference, read_codes
 from .inputs.tables import Report as ProgressReport
 from .parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
 from .plan import CodeForEach, Outcomes, Plan, count_executions, repeat_items
-from .reports import OutcomesReport
+from .reports import OutcomesReport, report_outcomes
 
 
 @parameter_model(frozen=True)
-class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
+class BatchParameters(Options, FlowParameters[OutcomesReport]):
     """Run each piece of code in a sandbox.
 
     `code` is a list of texts, or one text that runs once for each item of `inputs`. Python callers may pass a function
     instead of a text: its source is sent, its parameters are the variables, and its return value is submitted.
 
     Returns:
-        A `Result` for each execution, in order. With `on_failure="return"`, a `Failure` for each that failed. With
-        `repeats`, the results of one input follow each other.
+        A list with a `Result` for each execution, in order. With `on_failure="return"`, a `Failure` for each that
+        failed. With `repeats`, the results of one input follow each other. The list is a report, too: see
+        `OutcomesReport`.
 
     Raises:
         ConfigurationError: A parameter is wrong. Nothing has run.
@@ -111,15 +110,11 @@ class BatchParameters(Options, FlowParameters[Sequence[Outcome]]):
         return "" if isinstance(self.code, list) and len(self.code) > 1 else "inputs"  # type: ignore[arg-type]
 
     def build_report(self, outcomes: Outcomes) -> OutcomesReport:
-        """Return the outcomes, which can print themselves."""
+        """Return the outcomes, in order."""
         spec = ReportSpec()
         if self.repeats is not None:
             spec = spec.with_repeats(self.repeats, len(outcomes.results) // self.repeats)
-        return OutcomesReport(outcomes.results, outcomes.results_path, spec)
-
-    def get_result(self, report: OutcomesReport) -> Sequence[Outcome]:
-        """Return the outcomes alone."""
-        return report.results
+        return report_outcomes(outcomes.results, outcomes.results_path, spec)
 
 
 if TYPE_CHECKING:

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 class ChunksReport(Report):
     """A chunked job's results by chunk id (a text), and the result of `reduce`.
 
-    The report prints as a table of chunks and fields.
+    `report[id]` is a chunk's outcome. A loop over the report visits the chunks' outcomes in order. The report prints as
+    a table of chunks and fields.
 
     Attributes:
         results: A `Result` or `Failure` for each chunk, by its id, in the order of the data. With `repeats`, a result
@@ -103,6 +104,12 @@ class ChunksReport(Report):
 
     def __getitem__(self, chunk_id: str | int) -> Outcome:
         return self.results[str(chunk_id)]
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __iter__(self) -> Iterator[Outcome]:
+        return iter(self.results.values())
 
     def rows(
         self, limit: int | None = None, *, shows_output: bool = False, shows_usage: bool = False

@@ -69,7 +69,7 @@ class CommandLineForm:
 
 
 class FlowParameters(Generic[R]):
-    """The parameters, the plan and the report of one flow. `R` is the type that the flow returns."""
+    """The parameters, the plan and the report of one flow. `R` is the type of the report, which the flow returns."""
 
     # The name of the flow's function, module and command.
     flow_name: ClassVar[str]
@@ -113,10 +113,6 @@ class FlowParameters(Generic[R]):
     def get_variables_source(self) -> str:
         """Return the parameter that sets an execution's variables, or an empty text if there is none."""
         return ""
-
-    def get_result(self, report: Any) -> R:
-        """Return the flow's result for its caller, by default the report."""
-        return report
 
     def reads_blocks(self) -> bool:
         """Return whether a parameter names a location on a block, which only a Prefect server can resolve."""

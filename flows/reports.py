@@ -1,18 +1,20 @@
 """The base class of the flows' reports, which print as a table, as text and as JSON."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, overload
 
 from ..sandbox.outcomes.outcome_json import get_status, outcome_to_json
-from ..sandbox.result import MaybeNone, Outcome, Result
+from ..sandbox.result import Failure, MaybeNone, Outcome, Result
 from ..tasks.ledger.run_record import Direction, ReportSpec
 from .reporting.export import build_data_frame
+from .reporting.failure_reasons import group_failures
 from .reporting.groups import describe_repeats, group_outcomes, list_hidden_fields
 from .reporting.pass_at_k import PassAtK, pass_at_k
-from .reporting.table import BEST_MARK, PARETO_MARK, align_rows, format_rows, render_outcomes
+from .reporting.table import BEST_MARK, MAX_SHOWN_ROWS, PARETO_MARK, align_rows, format_rows, render_outcomes
 from .search.plan import parse_objectives
 from .search.study import build_study
+
+MAX_REASONS = 10  # distinct reasons of failures in a summary
 
 
 def describe_outcome(outcome: Outcome, *, is_best: bool = False) -> dict[str, Any]:
@@ -35,12 +37,17 @@ class Report:
 
     results_path: str
     # True if code without fields gets a note. Steps of a sequence need no fields, because later steps read the state.
-    expects_fields: ClassVar[bool] = True
+    expects_fields: bool = True
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
         """Every outcome, in order."""
         raise NotImplementedError
+
+    @property
+    def failures(self) -> Sequence[Failure]:
+        """The failures among the outcomes, in order."""
+        return [outcome for outcome in self.outcomes if isinstance(outcome, Failure)]
 
     @property
     def report_spec(self) -> ReportSpec:
@@ -86,6 +93,26 @@ class Report:
     def describe(self) -> str:
         """Return the text to print below the table, or instead of it. The text may be empty."""
         return describe_repeats(self.report_spec)
+
+    def summary(self) -> str:
+        """Return a text for people: the number of successes, the best trial if there is one, and why others failed.
+
+        Returns:
+            A line with the counts, and a line for each of the most frequent reasons of failures.
+        """
+        from .reporting.report import describe_counts
+        from .reporting.summary import RunSummary
+
+        summary = RunSummary(self.report_spec)
+        for outcome in self.outcomes:
+            summary.add(outcome)
+        summary.close_groups()
+        reasons = group_failures(self.failures)
+        lines = [describe_counts(self.report_spec, len(self.outcomes), summary)]
+        lines += [reason.describe() for reason in reasons[:MAX_REASONS]]
+        if len(reasons) > MAX_REASONS:
+            lines.append(f"... and {len(reasons) - MAX_REASONS:,} more reasons")
+        return "\n".join(lines)
 
     def list_notes(self) -> list[str]:
         """Return sentences about the outcomes that a person should read."""
@@ -146,7 +173,24 @@ class Report:
         return align_rows(self.rows())
 
 
-class TrialsReport(Report):
+class SequenceOfOutcomes(Report, Sequence[Outcome]):
+    """A report that is also a sequence of its outcomes, with a length, an index and iteration."""
+
+    def __len__(self) -> int:
+        return len(self.outcomes)
+
+    @overload
+    def __getitem__(self, at: int) -> Outcome: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Outcome]: ...
+    def __getitem__(self, at: int | slice) -> Outcome | Sequence[Outcome]:
+        return self.outcomes[at]
+
+    def __iter__(self) -> Iterator[Outcome]:
+        return iter(self.outcomes)
+
+
+class TrialsReport(SequenceOfOutcomes):
     """A report on trials, which marks the best of them."""
 
     best: Result | MaybeNone
@@ -183,25 +227,54 @@ class TrialsReport(Report):
         return build_study(self.outcomes, objectives, self.space, constraints=constraints, storage=storage, name=name)
 
 
-@dataclass(frozen=True)
-class OutcomesReport(Report):
-    """The report of a flow that returns its outcomes as they are."""
+class OutcomesReport(SequenceOfOutcomes):
+    """The outcomes of a batch or of a sequence, in order. It prints as a table of variables and fields.
 
-    results: Sequence[Outcome]
-    results_path: str
-    spec: ReportSpec = field(default_factory=ReportSpec)
+    Unless the job has shards it is also a list, with all that a list can do. With shards each outcome is read from the
+    ledger when it is used.
+
+    Attributes:
+        results_path: The ledger's directory or location.
+        spec: The noun for an execution, and the number of repeats.
+    """
+
+    results_path: str = ""
+    spec: ReportSpec = ReportSpec()
+    _outcomes: Sequence[Outcome] = ()
 
     @property
     def report_spec(self) -> ReportSpec:
-        """The repeats."""
+        """The noun for an execution, and the repeats."""
         return self.spec
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
         """Every outcome, in order."""
-        return self.results
+        return self._outcomes
 
     @property
     def rows_outcomes(self) -> Sequence[Outcome]:
         """The outcomes that have a row in the table: every one, or with repeats one for each group."""
-        return self.results if self.spec.repeats is None else list(group_outcomes(self.results, self.spec))
+        return self.outcomes if self.spec.repeats is None else list(group_outcomes(self.outcomes, self.spec))
+
+    def __str__(self) -> str:
+        return align_rows(self.rows(MAX_SHOWN_ROWS))
+
+
+class OutcomesList(list[Outcome], OutcomesReport):
+    """The report of a job without shards, which is a list. Prefect copies it by `OutcomesList(outcomes)`."""
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """Every outcome, in order."""
+        return self
+
+
+def report_outcomes(
+    outcomes: Sequence[Outcome], results_path: str, spec: ReportSpec, *, expects_fields: bool = True
+) -> OutcomesReport:
+    """Return the report on outcomes. It is a list if the outcomes are in memory."""
+    report = OutcomesList(outcomes) if isinstance(outcomes, list) else OutcomesReport()
+    report._outcomes = () if isinstance(outcomes, list) else outcomes
+    report.results_path, report.spec, report.expects_fields = results_path, spec, expects_fields
+    return report

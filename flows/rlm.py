@@ -293,9 +293,7 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
     def build_report(self, outcomes: Outcomes) -> RlmAnswer | RlmAnswers:
         """Return the answer to one query, or the answers to many."""
         if self.query is None:
-            return RlmAnswers.from_outcomes(
-                outcomes.results, outcomes.failures, outcomes.results_path, self.answer_type
-            )
+            return RlmAnswers.from_outcomes(outcomes.results, outcomes.results_path, self.answer_type)
         (outcome,) = outcomes.results
         return RlmAnswer.from_outcome(outcome, outcomes.results_path, self.answer_type)
 

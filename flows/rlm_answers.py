@@ -10,7 +10,7 @@ from ..sandbox.meta import QuerySummary
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
 from ..sandbox.queries.answer_type import AnswerType
 from ..sandbox.queries.budget import Usage
-from ..sandbox.result import Failure, Outcome, Result
+from ..sandbox.result import Outcome, Result
 from ..sandbox.wire.nonfinite import restore_numbers
 from .reporting.export import build_data_frame
 from .reporting.report import describe_usage
@@ -103,25 +103,19 @@ class RlmAnswers(Report, Sequence[RlmAnswer]):
 
     Attributes:
         results: A `Result` for each question, in order, or a `Failure` for each that has no answer.
-        failures: The failures among the results.
         queries: The sums of the queries of all questions, without their tree.
         results_path: The ledger's directory or location.
         answer_type: The type of the answers, or None.
     """
 
     results: Sequence[Outcome]
-    failures: Sequence[Failure]
     queries: QuerySummary
     results_path: str
     answer_type: AnswerType | None = None
 
     @classmethod
     def from_outcomes(
-        cls,
-        results: Sequence[Outcome],
-        failures: Sequence[Failure],
-        results_path: str,
-        answer_type: AnswerType | None = None,
+        cls, results: Sequence[Outcome], results_path: str, answer_type: AnswerType | None = None
     ) -> Self:
         """Return the report on the outcomes of all questions."""
         asked = failed = cached = 0
@@ -131,7 +125,7 @@ class RlmAnswers(Report, Sequence[RlmAnswer]):
             asked, failed, cached = asked + queries.asked, failed + queries.failed, cached + queries.cached
             usage += Usage(queries.calls, queries.prompt_tokens, queries.completion_tokens, queries.cost)
         summary = QuerySummary(asked=asked, failed=failed, cached=cached, **asdict(usage))
-        return cls(results, failures, summary, results_path, answer_type)
+        return cls(results, summary, results_path, answer_type)
 
     @property
     def outcomes(self) -> Sequence[Outcome]:

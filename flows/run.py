@@ -82,7 +82,7 @@ async def call_flow(
         # server's copy, which has no result.
         if state.report is None:
             raise
-        return parameters.get_result(state.report)
+        return state.report
 
 
 async def _check_before_start(plan: Plan, state: RunState) -> None:
@@ -145,7 +145,7 @@ async def execute_flow(model: type[FlowParameters[Any]], values: dict[str, Any])
         raise
     assert state.outcome is not None
     state.outcome.emit("completed")
-    result = await with_reference(parameters.get_result(state.report), state.outcome.record)
+    result = await with_reference(state.report, state.outcome.record)
     return Completed(message=state.outcome.message, data=result)
 
 

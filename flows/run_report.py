@@ -17,7 +17,7 @@ from .reports import TrialsReport
 class RunReport(TrialsReport):
     """A flow run's outcomes in order, and the best of them if it had an objective.
 
-    The report prints as a table of variables and fields.
+    The report is a sequence of the outcomes, and prints as a table of variables and fields.
 
     Attributes:
         flow: The flow's name.

@@ -1,14 +1,12 @@
 """The sequence flow: pieces of code that share one sandbox and its state, one after the other."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as parameter_model
 
 from ..blocks.storage.location import PathOrLocation
 from ..sandbox.errors import ConfigurationError
-from ..sandbox.result import Outcome
 from ..tasks.execution import Execution, compute_key
 from ..tasks.ledger.run_record import ReportSpec
 from .inputs.conversion import Items, Step
@@ -17,21 +15,14 @@ from .inputs.spilling import read_code_reference, read_codes
 from .inputs.tables import Report as ProgressReport
 from .parameters import CodeParameters, CommandLineForm, FlowParameters
 from .plan import Outcomes, Plan, step_label
-from .reports import OutcomesReport
+from .reports import OutcomesReport, report_outcomes
 
 if TYPE_CHECKING:
     from .engine.job import Job
 
 
-class SequenceReport(OutcomesReport):
-    """The outcomes of the steps."""
-
-    # Later steps see the names that a step defines, so most steps submit nothing.
-    expects_fields: ClassVar[bool] = False
-
-
 @parameter_model(frozen=True)
-class SequenceParameters(CodeParameters, FlowParameters[Sequence[Outcome]]):
+class SequenceParameters(CodeParameters, FlowParameters[OutcomesReport]):
     """Run the steps in order in one sandbox.
 
     Later steps see the names that a step defines. The effects of a failed step remain, and with `stop_on_error=False`
@@ -40,8 +31,8 @@ class SequenceParameters(CodeParameters, FlowParameters[Sequence[Outcome]]):
     unless all steps have results.
 
     Returns:
-        A `Result` for each step, in order. With `on_failure="return"`, a `Failure` for each step that failed or did not
-        run.
+        A list with a `Result` for each step, in order. With `on_failure="return"`, a `Failure` for each step that
+        failed or did not run. The list is a report, too: see `OutcomesReport`.
 
     Raises:
         ConfigurationError: A parameter is wrong. Nothing has run.
@@ -92,12 +83,9 @@ class SequenceParameters(CodeParameters, FlowParameters[Sequence[Outcome]]):
         return content if isinstance(content, list) else [content]
 
     def build_report(self, outcomes: Outcomes) -> OutcomesReport:
-        """Return the outcomes, which can print themselves."""
-        return SequenceReport(outcomes.results, outcomes.results_path)
-
-    def get_result(self, report: OutcomesReport) -> Sequence[Outcome]:
-        """Return the outcomes alone."""
-        return report.results
+        """Return the outcomes of the steps, in order."""
+        # Later steps see the names that a step defines, so most steps submit nothing.
+        return report_outcomes(outcomes.results, outcomes.results_path, ReportSpec("step"), expects_fields=False)
 
 
 async def execute_steps(job: "Job") -> None:

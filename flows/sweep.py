@@ -45,7 +45,7 @@ KINDS = {str: "text", bool: "a bool", list: "a list", dict: "a dict", int: "an i
 class SweepReport(TrialsReport):
     """A sweep's trials in the order of the space, and the best of them.
 
-    The report prints as a table of variables and fields.
+    The report is a sequence of the trials, and prints as a table of variables and fields.
 
     Attributes:
         trials: A `Result` or `Failure` for each trial, in order.

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
+import polars as pl
 from prefect import flow
 
 from rlm_batch import (
@@ -35,6 +36,7 @@ from rlm_batch import (
     LocalInterpreter,
     LocalSandbox,
     ModalInterpreter,
+    OutcomesReport,
     Result,
     RlmAnswer,
     RlmAnswers,
@@ -69,7 +71,9 @@ def generate() -> Iterator[dict[str, int]]:
 
 
 async def run_batches() -> list[int]:
-    results: Sequence[Result | Failure] = await batch("SUBMIT(x=1)", inputs=[{"a": 1}, {"b": "x"}], max_workers=8)
+    results: OutcomesReport = await batch("SUBMIT(x=1)", inputs=[{"a": 1}, {"b": "x"}], max_workers=8)
+    outcomes: Sequence[Result | Failure] = results
+    print(len(outcomes), results.to_dataframe(), results.failures[0].error.summary, results.summary().upper())
     seconds = 0.0
     for result in results:
         if isinstance(result, Failure):
@@ -89,6 +93,9 @@ async def run_batches() -> list[int]:
     await batch("SUBMIT(a)", [{"a": np.zeros(3)}], provider_options={"packages": ["numpy"]})
     await batch(f"SUBMIT({n})" for n in range(3))
     await batch(double, [{"x": 1}])
+    await batch("SUBMIT(a)", pl.DataFrame({"a": [1]}), results_path=results.results_path)
+    await batch("SUBMIT(a)", inputs=pl.DataFrame({"a": [1]}).to_pandas())
+    await batch("SUBMIT(a)", inputs="csv/*.csv")
     await batch([double, "SUBMIT(x=1)"])
     return [result.x for result in await batch(("SUBMIT(x=1)", "SUBMIT(x=2)"))]
 
@@ -97,6 +104,8 @@ async def run_others() -> None:
     grid = {"rate": np.linspace(0, 1, 5), "layers": range(3), "name": ("adam", "sgd")}
     swept: SweepReport = await sweep("SUBMIT(loss=1)", grid, objective="loss", direction="maximize")
     print(swept.best.loss, swept.best is None, [trial.meta.index for trial in swept.trials])
+    print(len(swept), swept[0].meta.index, [trial.meta.index for trial in swept])
+    await sweep("SUBMIT(loss=1)", points=pl.DataFrame({"rate": [1]}))
     await sweep("SUBMIT(loss=1)", points=[{"rate": 1}, {"rate": 0.5}])
     cut: ChunksReport = await chunks("SUBMIT(n=len(data))", data=range(100), chunk_size=10, reduce="SUBMIT(n=1)")
     print(cut["0"].n, cut.reduction.n)
@@ -108,7 +117,7 @@ async def run_others() -> None:
     await sweep(double, {"x": [1, 2]}, objective="output")
     await chunks(double, by_id, reduce=double)
     await sequence([double, double])
-    steps: Sequence[Result | Failure] = await sequence(["x = 1", "SUBMIT(x)"], stop_on_error=False)
+    steps: OutcomesReport = await sequence(["x = 1", "SUBMIT(x)"], stop_on_error=False)
     stream = rlm.stream("how many?", "openai/gpt-4o-mini", "text", on_turn=print)
     async for event in stream:
         kind: str = event.kind

@@ -22,6 +22,7 @@ from ...sandbox.wire.names import add_article
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
 from ...tasks.host_tools import name_function, name_tools
 from ..search.space import check_pairs
+from .data_frames import list_table_rows
 from .readers import normalize_chunk_ids
 
 FILE_NAME = re.compile(r"[\w.~/\\-]+\.py")
@@ -67,7 +68,17 @@ if TYPE_CHECKING:
 
         def tolist(self) -> Any: ...
 
-    Items = Sequence[T] | Iterator[T] | Array
+    class DataFrame(Protocol):
+        """A DataFrame of pandas or polars."""
+
+        def to_dict(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    class ArrowTable(Protocol):
+        """A table or a record batch of pyarrow."""
+
+        def to_pylist(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    Items = Sequence[T] | Iterator[T] | Array | DataFrame | ArrowTable
     Code = str | Callable[..., object]  # A function's source is sent.
     Step = Code
     PreparationCode = str
@@ -109,7 +120,7 @@ def find_content(annotation: Any) -> Content | None:
 
 
 def convert_parameters(parameters: dict[str, Any], contents: Mapping[str, Content]) -> dict[str, Any]:
-    """Convert generators and arrays to lists, and paths, blocks, models and functions to text.
+    """Convert generators, arrays and tables to lists, and paths, blocks, models and functions to text.
 
     Args:
         parameters: The values by the parameters' names.
@@ -157,6 +168,8 @@ def _name_model(model: Any) -> Any:
 
 def _convert_content(name: str, content: Content, value: Any, tools: Collection[str]) -> Any:
     value = _list_items(value)
+    if content in (Content.ROWS, Content.ITEMS) and (rows := list_table_rows(name, value)) is not None:
+        value = rows
     if content is Content.PREPARATION and callable(value):
         raise ConfigurationError(
             f"{name_parameter('prepare')} takes text, not a function, because executions see its global "

@@ -11,7 +11,7 @@ from typing import Any
 from ...sandbox.meta import Meta, QuerySummary
 from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure
-from ...tasks.ledger.run_record import RunRecord
+from ...tasks.ledger.run_record import ReportSpec, RunRecord
 from .charts import build_charts
 from .document import (
     Files,
@@ -140,11 +140,16 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
 
 
 def describe_run(record: RunRecord, summary: RunSummary) -> str:
-    """Return in a line how many executions succeeded, and the best trial if there is one."""
-    noun = record.what if record.repeats is None else "execution"
-    text = f"{summary.succeeded:,} of {record.total:,} {noun}s succeeded"
+    """Return in a line how many executions of a run succeeded, and the best trial if there is one."""
+    return describe_counts(record.report_spec, record.total, summary)
+
+
+def describe_counts(spec: ReportSpec, total: int, summary: RunSummary) -> str:
+    """Return in a line how many of `total` executions succeeded, and the best trial if there is one."""
+    noun = spec.noun if spec.repeats is None else "execution"
+    text = f"{summary.succeeded:,} of {total:,} {noun}s succeeded"
     best = _describe_best_trial(summary)
-    return f"{text}; best {record.objective} {best}" if best else text
+    return f"{text}; best {spec.objective} {best}" if best else text
 
 
 def _describe_best_trial(summary: RunSummary) -> str:
