@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleUpdate, DeploymentUpdate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -20,6 +21,7 @@ from rlm_batch.deployments.deploy import deploy, load_entries
 from rlm_batch.deployments.server import WORK_POOL
 
 from ..infra.scripted_turns import make_script
+from ..infra.waiting import wait_until
 from ..standins.openai_chat import ChatServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,6 +95,16 @@ def test_every_flow_has_a_deployment_for_this_machine(deployed: list[str]) -> No
         "rlm-shard/shards",
     }
     assert deployments["rlm-sweep/nightly"]["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
+
+
+@pytest.mark.full
+def test_a_schedule_that_is_on_has_runs_that_are_due(deployed: list[str]) -> None:
+    async def read_schedulings(client: PrefectClient) -> set[bool]:
+        found = await client.read_deployment_by_name("rlm-reap/local")
+        deployment = DeploymentFilter(id=DeploymentFilterId(any_=[found.id]))
+        return {run.auto_scheduled for run in await client.read_flow_runs(deployment_filter=deployment)}
+
+    assert wait_until(lambda: ask(read_schedulings), "the scheduler") == {True}
 
 
 @pytest.mark.full
