@@ -27,7 +27,7 @@ from .host_files.files import HostFiles, read_host_files
 from .host_files.mounts import overlaps
 from .problems import describe_problems
 from .sandbox_volume import SandboxVolume
-from .settings import SandboxSettings
+from .settings import SandboxSettings, SetupSettings
 from .volume import VolumeStore
 
 MANAGED_LABELS = {"managed-by": "rlm-batch"}
@@ -79,6 +79,16 @@ class SandboxInfo:
         return seconds if math.isfinite(seconds) else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """A snapshot that rlm-batch made of a sandbox's set-up. `size` is in GiB, `last_used` in epoch seconds."""
+
+    id: str
+    name: str
+    size: float
+    last_used: float
+
+
 class SandboxProvider(SandboxSettings, ABC):
     """A provider: opens sandboxes, lists those with rlm-batch's labels, and deletes one by its id."""
 
@@ -88,6 +98,7 @@ class SandboxProvider(SandboxSettings, ABC):
     binds_mounts: ClassVar[bool] = False  # Mounts are bound from the host, even if other files are uploaded.
     _commit: str | None = PrivateAttr(default=None)
     _files: HostFiles = PrivateAttr(default=HostFiles())
+    _expected_sandboxes: int = PrivateAttr(default=1)
 
     @abstractmethod
     async def open(self, labels: dict[str, str]) -> Sandbox:
@@ -106,6 +117,18 @@ class SandboxProvider(SandboxSettings, ABC):
     @abstractmethod
     async def delete_sandbox(self, sandbox_id: str) -> None:
         """Delete a sandbox with all its processes. Deleting a missing sandbox is not an error."""
+
+    async def list_snapshots(self) -> list[SnapshotInfo]:
+        """Return the snapshots of set-ups that rlm-batch made. This default is for providers without them."""
+        return []
+
+    async def delete_expired_snapshots(self, ttl: float | None = None) -> list[SnapshotInfo]:
+        """Delete the snapshots of set-ups that have been unused for `ttl` seconds, and return them.
+
+        Args:
+            ttl: Seconds; by default the block's `snapshot_ttl`.
+        """
+        return []
 
     @abstractmethod
     async def list_volumes(self) -> list[str]:
@@ -158,6 +181,8 @@ class SandboxProvider(SandboxSettings, ABC):
             settings["repository"] = [self.repo_url, await self.commit()]
         if self.packages:
             settings["packages"] = sorted(self.packages)
+        if isinstance(self, SetupSettings) and self.setup is not None:
+            settings["setup"] = self.setup
         if self.volume_name is not None:
             settings["volume"] = [self.volume_name, self.volume_mount_path]
         return {**settings, **await asyncio.to_thread(self._files.build_fingerprint)}
@@ -211,6 +236,12 @@ class SandboxProvider(SandboxSettings, ABC):
         if "environment" in changed:
             changed["environment"] = {**self.environment, **changed["environment"]}
         return self.model_copy(update=changed)
+
+    def with_expected_sandboxes(self, count: int) -> Self:
+        """Return a copy that will open about this many sandboxes. A provider may keep their set-up."""
+        provider = self.model_copy()
+        provider._expected_sandboxes = count
+        return provider
 
     def with_secrets(self, secrets: Mapping[str, SecretStr]) -> Self:
         """Return a copy whose code also sees these environment variables."""

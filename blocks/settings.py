@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic.fields import FieldInfo
@@ -189,6 +189,29 @@ class SandboxSettings(BaseModel):
         return self.max_sandboxes is not None
 
 
+class SetupSettings(SandboxSettings):
+    """The settings of sandboxes that can be set up by commands, and then copied."""
+
+    setup: Annotated[str | None, COMMON] = Field(
+        default=None,
+        title="Set-up",
+        min_length=1,
+        description="Shell commands that set a sandbox up, such as apt-get install -y graphviz. They run before "
+        "everything else, with the network, and as root if the image allows that. They must contain no secrets.",
+    )
+
+
+class SnapshotSettings(SetupSettings):
+    """The settings of sandboxes whose set-up is kept at the provider, for later sandboxes and runs."""
+
+    setup_snapshot: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        title="Keep the set-up",
+        description="Whether the provider keeps a sandbox's set-up (`setup`, packages and repository), so that later "
+        "sandboxes start from it: always, never, or auto for runs of more than 3 sandboxes.",
+    )
+
+
 class SandboxFields(TypedDict, total=False):
     """The common settings as keywords, for type checkers. A secret may be a `str`."""
 
@@ -203,3 +226,10 @@ class SandboxFields(TypedDict, total=False):
     limit_name: str | None
     lifetime: int
     start_timeout: int
+
+
+class SnapshotFields(SandboxFields, total=False):
+    """The settings of `SnapshotSettings` as keywords, for type checkers."""
+
+    setup: str | None
+    setup_snapshot: Literal["auto", "always", "never"]

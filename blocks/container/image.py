@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
+from ..setup_commands import build_image_command
 from ..worker_consent import check_network
 from .command import build_ulimits
 from .engine import Engine, get_last_line
@@ -29,12 +30,16 @@ async def ensure_image(settings: ContainerSettings, engine: Engine) -> str:
     """Pull or build the image with the packages if it is missing, and return its name. Raise ConfigurationError."""
     if not await find_image(settings, engine):
         await _pull(settings, engine)
-    if not settings.packages:
+    if not settings.packages and settings.setup is None:
         return settings.image
-    if settings.image != DEFAULT_IMAGE:
+    if settings.setup is not None:
+        check_network("to run setup")
+    elif settings.image != DEFAULT_IMAGE:
         check_network("to install packages")
     identity = (await engine.run("image", "inspect", "--format", "{{.Id}}", settings.image)).stdout.strip()
-    digest = hashlib.sha256("\0".join([identity, *sorted(settings.packages)]).encode()).hexdigest()
+    digest = hashlib.sha256(
+        "\0".join([identity, settings.setup or "", *sorted(settings.packages)]).encode()
+    ).hexdigest()
     name = f"{BUILT_REPOSITORY}:{digest[:24]}"
     if (await engine.run("image", "inspect", "--format", "{{.Id}}", name)).returncode:
         await _build(settings, engine, name)
@@ -61,13 +66,14 @@ async def _pull(settings: ContainerSettings, engine: Engine) -> None:
 
 
 async def _build(settings: ContainerSettings, engine: Engine, name: str) -> None:
-    """Build the image with its packages. Only wheels are allowed, because pip runs no code from them."""
+    """Build the image with its set-up and packages. Only wheels are allowed, because pip runs no code from them."""
     install = ["python3", "-I", "-m", "pip", "install", "--no-cache-dir", "--only-binary", ":all:", "--"]
     mount = f"--mount=type=secret,id={PIP_SECRET},target=/etc/pip.conf "
     lines = [
         f"FROM {settings.image}",
         "USER 0",
-        f"RUN {mount}{json.dumps([*install, *sorted(settings.packages)])}",
+        *([] if settings.setup is None else [f"RUN {build_image_command(settings.setup)}"]),
+        *([f"RUN {mount}{json.dumps([*install, *sorted(settings.packages)])}"] if settings.packages else []),
         "LABEL managed-by=rlm-batch",
     ]
     given = {variable: os.environ[variable] for variable in INDEX_VARIABLES if os.environ.get(variable)}
@@ -86,6 +92,5 @@ async def _build(settings: ContainerSettings, engine: Engine, name: str) -> None
         )
     if done.returncode:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()][-10:]
-        raise ConfigurationError(
-            f"the packages could not be installed into {settings.image}, from wheels alone: " + "\n".join(lines)
-        )
+        what = "the packages could not be installed" if settings.setup is None else "setup and packages failed"
+        raise ConfigurationError(f"{what} in {settings.image} (packages from wheels alone): " + "\n".join(lines))

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ..settings import SandboxFields, SandboxSettings, check_wheel_requirements
+from ..settings import SandboxFields, SandboxSettings, SetupSettings, check_wheel_requirements
 
 DEFAULT_IMAGE = "docker.io/library/python:3.12-slim"
 MAX_MIB = 1 << 40  # The kernel stores a limit as a signed 64-bit number of bytes.
@@ -20,7 +20,7 @@ TRANSPORTS = (
 )  # fmt: skip
 
 
-class ContainerSettings(SandboxSettings):
+class ContainerSettings(SetupSettings):
     """The engine, the image, and the limits of a sandbox as a whole."""
 
     block_only: ClassVar[tuple[str, ...]] = (*SandboxSettings.block_only, "engine", "runtime")
@@ -125,4 +125,5 @@ class ContainerFields(SandboxFields, total=False):
     cpus: float | None
     disk_mib: int | None
     network: bool
+    setup: str | None
     volume_root: str | None

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import uuid
+from contextlib import AsyncExitStack
 from typing import Any
 
 import daytona
@@ -13,6 +14,7 @@ from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxStartErr
 from ..host_files.files import HostFiles
 from .client import NAME_PREFIX, SharedClient, borrow_client
 from .deletion import delete_leftover, find_sandbox
+from .environment import Environment, find_environment, lock_other_processes
 from .error_table import Meaning
 from .errors import KeyRefusals, find_row, get_delay, get_status, is_transient, is_unreachable, map_error, retry_call
 from .handle import IDLE_MINUTES, DaytonaSandboxHandle
@@ -34,24 +36,76 @@ STARTING = (
 
 
 async def open_sandbox(
-    settings: DaytonaSettings, labels: dict[str, str], commit: str | None, files: HostFiles
+    settings: DaytonaSettings, labels: dict[str, str], commit: str | None, files: HostFiles, expected: int = 1
 ) -> DaytonaSandboxHandle:
-    """Create a sandbox with the repository, the packages and the host's files in it, and wait until it has started.
+    """Open a sandbox with the repository, the packages and the host's files in it.
 
-    Transient failures are retried for the block's `start_timeout`. An interrupted set-up is retried in a new sandbox. A
-    reached account limit fails at once, because the run decides when to retry.
+    If several sandboxes are `expected`, the set-up of the first is kept as a snapshot, and the others start from it.
 
     Raises:
         ConfigurationError, QuotaExceeded, SandboxStartError: No sandbox was opened, and none is left.
     """
+    environment = find_environment(settings, commit)
+    if environment is None:
+        return await _open(settings, labels, commit, files)
+    client = await borrow_client(settings)
+    try:
+        async with environment.lock, AsyncExitStack() as stack:
+            is_kept = await environment.find_snapshot(settings, client)
+            if not is_kept and environment.should_be_kept(settings, expected):
+                await lock_other_processes(stack, environment.name)
+                environment.has_snapshot = None  # Another process may have made it meanwhile.
+                is_kept = await environment.find_snapshot(settings, client)
+                if not is_kept:
+                    return await _open_first(settings, labels, commit, files, environment)
+    finally:
+        client.release()
+    if is_kept:
+        try:
+            return await _open(settings, labels, commit, files, environment)
+        except ConfigurationError as error:
+            if environment.name not in str(error):
+                raise
+            # The snapshot was deleted or deactivated. The next sandbox looks for it again.
+            environment.has_snapshot = None
+    return await _open(settings, labels, commit, files)
+
+
+async def _open_first(
+    settings: DaytonaSettings, labels: dict[str, str], commit: str | None, files: HostFiles, environment: Environment
+) -> DaytonaSandboxHandle:
+    """Open a sandbox while the others wait, and keep its set-up if that is worth it."""
+    try:
+        return await _open(settings, labels, commit, files, environment, is_first=True)
+    except RlmBatchError:
+        environment.is_refused = True  # Otherwise the others would fail one after another.
+        raise
+
+
+async def _open(
+    settings: DaytonaSettings,
+    labels: dict[str, str],
+    commit: str | None,
+    files: HostFiles,
+    environment: Environment | None = None,
+    *,
+    is_first: bool = False,
+) -> DaytonaSandboxHandle:
+    """Create a sandbox, wait until it has started, and set it up.
+
+    With an `environment`, the sandbox starts from its snapshot, or is the first, whose set-up is kept. Transient
+    failures are retried for the block's `start_timeout`. An interrupted set-up is retried in a new sandbox. A reached
+    account limit fails at once, because the run decides when to retry.
+    """
     loop = asyncio.get_running_loop()
     start_by, attempt = loop.time() + settings.start_timeout, 0
+    snapshot = environment.name if environment is not None and not is_first else None
     failure: RlmBatchError | None = None  # error of the previous set-up
     while True:
         attempt += 1
         client = await borrow_client(settings)
         try:
-            remote = await _create(settings, client, labels, start_by)
+            remote = await _create(settings, client, labels, start_by, snapshot)
         except BaseException as error:
             client.release()
             if failure is not None and isinstance(error, SandboxStartError):
@@ -59,7 +113,13 @@ async def open_sandbox(
             raise
         handle = DaytonaSandboxHandle(settings, client, remote, files)
         try:
-            await handle.set_up(commit)
+            await handle.ensure_end()
+            if snapshot is None:
+                started = loop.time()
+                await handle.set_up(commit)
+                if environment is not None:
+                    await environment.keep(settings, client, remote, loop.time() - started)
+            await handle.add_files(commit)
             return handle
         except BaseException as error:
             await run_shielded(handle.remove())
@@ -73,10 +133,11 @@ async def open_sandbox(
 
 
 async def _create(
-    settings: DaytonaSettings, client: SharedClient, labels: dict[str, str], start_by: float
+    settings: DaytonaSettings, client: SharedClient, labels: dict[str, str], start_by: float, snapshot: str | None
 ) -> daytona.AsyncSandbox:
     name = NAME_PREFIX + uuid.uuid4().hex[:16]
-    creation = _Creation(client, _make_params(settings, name, labels, await _mount_volume(settings, client, start_by)))
+    mounts = await _mount_volume(settings, client, start_by)
+    creation = _Creation(client, _make_params(settings, name, labels, mounts, snapshot))
     try:
         return await creation.run(start_by)
     except BaseException as error:
@@ -174,7 +235,9 @@ class _Creation:
                 failure = error
 
 
-def _make_params(settings: DaytonaSettings, name: str, labels: dict[str, str], mounts: list[Any]) -> Any:
+def _make_params(
+    settings: DaytonaSettings, name: str, labels: dict[str, str], mounts: list[Any], snapshot: str | None
+) -> Any:
     common: dict[str, Any] = {
         "name": name,
         "labels": dict(labels),  # a copy, because the SDK adds a label
@@ -187,8 +250,8 @@ def _make_params(settings: DaytonaSettings, name: str, labels: dict[str, str], m
         "network_allow_list": settings.network_allow_list,
         "domain_allow_list": settings.domain_allow_list,
     }
-    if settings.image is None:
-        return daytona.CreateSandboxFromSnapshotParams(snapshot=settings.snapshot, **common)
+    if snapshot is not None or settings.image is None:
+        return daytona.CreateSandboxFromSnapshotParams(snapshot=snapshot or settings.snapshot, **common)
     resources = daytona.Resources(cpu=settings.cpu, memory=settings.memory, disk=settings.disk)
     return daytona.CreateSandboxFromImageParams(image=settings.image, resources=resources, **common)
 

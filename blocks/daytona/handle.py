@@ -17,7 +17,7 @@ from .deletion import delete_sandbox, warn_of_leftover
 from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, is_turned_away, retry_call, says_gone
 from .launch import name_folder, start_driver
 from .settings import DaytonaSettings
-from .setup import clone_repository, install_packages, unpack_files
+from .setup import clone_repository, install_packages, name_clone, run_setup, unpack_files
 
 IDLE_MINUTES = 5  # minutes without a call before Daytona ends a sandbox, such as that of a dead host
 KEEP_AWAKE_SECONDS = IDLE_MINUTES * 60 / 3  # seconds between calls that keep a used sandbox awake
@@ -63,28 +63,35 @@ class DaytonaSandboxHandle(Sandbox):
         return self._channel
 
     async def set_up(self, commit: str | None) -> None:
-        """Clone the repository, where the code then runs, and add packages and files. Raise the errors of `setup`."""
+        """Run `setup`, clone the repository and install the packages. Raise the errors of `setup`."""
         settings = self._provider_settings
-        if self._remote.auto_destroy_at is None:
-            await self._ensure_end()
+        if settings.setup is not None:
+            await run_setup(self._remote, settings.setup, settings.start_timeout)
         if commit is not None:
             # A clone whose answer was lost may be running, so only a refused clone is retried here.
-            self._directory = await retry_call(
+            await retry_call(
                 lambda: clone_repository(self._remote, settings, commit),
                 seconds=settings.start_timeout, remote=self._remote, is_passing=is_turned_away,
             )  # fmt: skip
         if settings.packages:
             await install_packages(self._remote, settings.packages, settings.start_timeout)
-        if self._archive is not None:
-            await unpack_files(self._remote, self._archive, settings.start_timeout)
 
-    async def _ensure_end(self) -> None:
+    async def add_files(self, commit: str | None) -> None:
+        """Choose the directory of the code, the clone if there is one, and unpack the host's files."""
+        if commit is not None:
+            self._directory = name_clone(self._provider_settings)
+        if self._archive is not None:
+            await unpack_files(self._remote, self._archive, self._provider_settings.start_timeout)
+
+    async def ensure_end(self) -> None:
         """Make sure that an idle sandbox ends, even if an old Daytona ignored the lifetime in the creation request.
 
         The driver itself ends at the end of the lifetime. The sandbox is then idle, so Daytona stops it, and deletes it
         because it is stopped.
         """
         remote = self._remote
+        if remote.auto_destroy_at is not None:
+            return
         try:
             if not 0 < (remote.auto_stop_interval or 0) <= IDLE_MINUTES:
                 await retry_call(lambda: remote.set_autostop_interval(IDLE_MINUTES, CALL_SECONDS))

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from ...sandbox.errors import ConfigurationError, RlmBatchError
 from ...sandbox.sandbox_api import Sandbox
-from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider
+from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider, SnapshotInfo
 from .settings import DaytonaSettings
 
 DELETED_VOLUME_STATES = ("pending_delete", "deleting", "deleted")
@@ -33,7 +33,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         await _import_sdk()
         from .creation import open_sandbox
 
-        return await open_sandbox(self, labels, await self.commit(), self._files)
+        return await open_sandbox(self, labels, await self.commit(), self._files, self._expected_sandboxes)
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """List the account's sandboxes that carry this package's labels, except those in deletion."""
@@ -64,6 +64,22 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
             remote = await find_sandbox(client, sandbox_id, seconds=DELETE_SECONDS)
             if remote is not None:
                 await delete_sandbox(remote)
+
+    async def list_snapshots(self) -> list[SnapshotInfo]:
+        await _import_sdk()
+        from .client import use_client
+        from .environment import list_snapshots
+
+        async with use_client(self, "the snapshots could not be listed") as client:
+            return await list_snapshots(client)
+
+    async def delete_expired_snapshots(self, ttl: float | None = None) -> list[SnapshotInfo]:
+        await _import_sdk()
+        from .client import use_client
+        from .environment import delete_expired_snapshots
+
+        async with use_client(self, "the unused snapshots could not be deleted") as client:
+            return await delete_expired_snapshots(client, self.snapshot_ttl if ttl is None else ttl)
 
     async def list_volumes(self) -> list[str]:
         await _import_sdk()

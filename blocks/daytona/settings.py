@@ -4,10 +4,10 @@ from typing import ClassVar, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from ..settings import MountPath, SandboxFields, SandboxSettings
+from ..settings import MountPath, SandboxSettings, SnapshotFields, SnapshotSettings
 
 
-class DaytonaSettings(SandboxSettings):
+class DaytonaSettings(SnapshotSettings):
     """The account, the origin of sandboxes, their resources and their network access."""
 
     account_settings: ClassVar[tuple[str, ...]] = ("api_key", "api_url", "target")
@@ -55,6 +55,13 @@ class DaytonaSettings(SandboxSettings):
         default=None, title="Allowed domains", description="Domains that code may reach, with commas."
     )
 
+    snapshot_ttl: int = Field(
+        default=604_800,
+        ge=3600,
+        title="Snapshot lifetime",
+        description="Seconds after which an unused snapshot of a set-up is deleted, by `rlm-batch reap` or when the "
+        "next one is made.",
+    )
     start_timeout: int = Field(
         default=120,
         ge=1,
@@ -74,7 +81,7 @@ class DaytonaSettings(SandboxSettings):
         return self
 
 
-class DaytonaFields(SandboxFields, total=False):
+class DaytonaFields(SnapshotFields, total=False):
     """The keywords of `DaytonaSandbox` and `DaytonaInterpreter`, for type checkers."""
 
     packages: list[str] | tuple[str, ...]
@@ -89,3 +96,4 @@ class DaytonaFields(SandboxFields, total=False):
     network_block_all: bool
     network_allow_list: str | None
     domain_allow_list: str | None
+    snapshot_ttl: int

@@ -15,6 +15,7 @@ import daytona
 from ...sandbox.errors import ConfigurationError, SandboxStartError
 from .. import git as repository
 from ..host_files.files import ARCHIVE_PATH, UNPACK_ARCHIVE, describe_unpacking_failure
+from ..setup_commands import RUN_AS_ROOT, describe_setup_failure
 from .client import NAME_PREFIX
 from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, is_turned_away, retry_call, says_gone
 from .settings import DaytonaSettings
@@ -60,15 +61,31 @@ async def run_command(
     return state.exit_code, "\n".join(filter(None, (logs.stdout, logs.stderr)))
 
 
-async def clone_repository(remote: daytona.AsyncSandbox, settings: DaytonaSettings, commit: str) -> str:
-    """Clone the repository and check the commit out; return the clone's directory, relative to the working directory.
+async def run_setup(remote: daytona.AsyncSandbox, commands: str, retry_seconds: float) -> None:
+    """Run the commands of `setup`. Raise ConfigurationError, SandboxStartError or DaytonaError."""
+    command = shlex.join(["sh", "-c", RUN_AS_ROOT, "setup", commands])
+    try:
+        status, output = await run_command(remote, command, SETUP_SECONDS, retry_seconds)
+    except TimeoutError:
+        raise SandboxStartError(f"setup did not end within {SETUP_SECONDS:.0f} s in sandbox {remote.id}") from None
+    if status:
+        raise describe_setup_failure(status, output)
+
+
+def name_clone(settings: DaytonaSettings) -> str:
+    """Return the clone's directory, relative to the working directory."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", Path(urlsplit(settings.repo_url or "").path).stem) or "repository"
+
+
+async def clone_repository(remote: daytona.AsyncSandbox, settings: DaytonaSettings, commit: str) -> None:
+    """Clone the repository into the directory `name_clone`, and check the commit out.
 
     The daemon signs in with the token, which is not in the clone or a command line. Raise ConfigurationError,
     SandboxStartError or DaytonaError.
     """
     url = settings.repo_url
     assert url is not None
-    path = re.sub(r"[^A-Za-z0-9._-]", "-", Path(urlsplit(url).path).stem) or "repository"
+    path = name_clone(settings)
     token = settings.repo_token.get_secret_value() if settings.repo_token is not None else None
     credentials: dict[str, Any] = {"username": "x-access-token", "password": token} if token else {}
     ref = settings.repo_ref
@@ -96,7 +113,6 @@ async def clone_repository(remote: daytona.AsyncSandbox, settings: DaytonaSettin
             f"({repository.hide_credentials(get_message(error))}): check "
             "repo_url, repo_ref and repo_token, and that Daytona can reach it"
         ) from error
-    return path
 
 
 async def _fetch_commit(remote: daytona.AsyncSandbox, settings: DaytonaSettings, path: str, commit: str) -> None:

@@ -5,7 +5,8 @@ import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -57,27 +58,34 @@ async def keep_modules(modules: PythonPath) -> str:
     return str(await make_once(resolve_cache_root() / "python-path" / modules.digest[:24], write))
 
 
+@asynccontextmanager
+async def lock_file(path: Path) -> AsyncIterator[None]:
+    """Hold a lock against other processes of this machine. Raises OSError if the file cannot be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(0.1)
+        yield
+    finally:
+        os.close(lock)
+
+
 async def make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Path:
     """Return `folder`. The first caller on this machine fills it with `make`; other callers wait for its lock."""
     if folder.exists():
         return folder
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder.with_name(folder.name + ".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    await asyncio.sleep(0.1)
+        async with lock_file(folder.with_name(folder.name + ".lock")):
             if not folder.exists():
                 with tempfile.TemporaryDirectory(dir=folder.parent, prefix="half-", ignore_cleanup_errors=True) as half:
                     os.chmod(half, 0o755)
                     await make(Path(half))
                     os.rename(half, folder)
-        finally:
-            os.close(lock)
     except OSError as error:
         raise ConfigurationError(
             f"{folder.parent} cannot be written ({error.strerror}): set RLM_BATCH_CACHE to another directory"

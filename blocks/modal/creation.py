@@ -14,7 +14,7 @@ from .account import Account, forget_images_and_volumes, get_volume, open_accoun
 from .deletion import find_sandbox, terminate_abandoned
 from .errors import get_last_line, map_error, retry_refused
 from .handle import ModalSandboxHandle
-from .image import build_image
+from .image import MIN_SANDBOXES, add_clone_to_image, build_image
 from .settings import ModalSettings
 
 CLONE_SECONDS = 600
@@ -22,10 +22,16 @@ UNPACK_SECONDS = 300
 
 
 async def open_sandbox(
-    settings: ModalSettings, labels: dict[str, str], commit: str | None, files: HostFiles
+    settings: ModalSettings, labels: dict[str, str], commit: str | None, files: HostFiles, expected: int = 1
 ) -> ModalSandboxHandle:
-    """Create a sandbox. On an error or a cancellation, leave no sandbox. Raise the errors of `SandboxProvider.open`."""
+    """Create a sandbox. If several are `expected`, the repository is part of its image.
+
+    On an error or a cancellation, leave no sandbox. Raise the errors of `SandboxProvider.open`.
+    """
     account, image, volume = await open_account(settings), await build_image(settings), await get_volume(settings)
+    is_kept = settings.setup_snapshot == "always" or (settings.setup_snapshot == "auto" and expected >= MIN_SANDBOXES)
+    if commit is not None and is_kept and (clone := await add_clone_to_image(settings, image, commit)) is not None:
+        image, commit = clone, None
     creating = asyncio.ensure_future(_create(settings, account, image, volume, labels))
     try:
         sandbox = await asyncio.shield(creating)

@@ -1,17 +1,25 @@
 """The image of Modal sandboxes, built once per process."""
 
+import logging
+import shlex
+
 import modal
 
 from ...sandbox.errors import ConfigurationError
+from .. import git as repository
+from ..setup_commands import build_image_command
 from .account import get_account_key, make_once, open_account
 from .errors import get_last_line, map_error
 from .settings import PYTHON, ModalSettings
 
+log = logging.getLogger("rlm_batch.modal")
+
+MIN_SANDBOXES = 4  # With "auto", fewer sandboxes than this clone the repository one by one.
 INSTALL_GIT = "command -v git || (apt-get update && apt-get install -y --no-install-recommends git)"
 
 
 async def build_image(settings: ModalSettings) -> modal.Image:
-    """Build the image with its packages and return it. Raise the errors of `SandboxProvider.open`."""
+    """Build the image with its set-up and packages and return it. Raise the errors of `SandboxProvider.open`."""
 
     async def make() -> modal.Image:
         account = await open_account(settings)
@@ -20,6 +28,8 @@ async def build_image(settings: ModalSettings) -> modal.Image:
                 image = modal.Image.debian_slim(python_version=PYTHON)
             else:
                 image = modal.Image.from_registry(settings.image)
+            if settings.setup is not None:
+                image = image.run_commands(build_image_command(settings.setup))
             if settings.packages:
                 image = image.pip_install(*settings.packages)
             if settings.repo_url is not None:
@@ -27,11 +37,34 @@ async def build_image(settings: ModalSettings) -> modal.Image:
             return await image.build.aio(account.app)
         except modal.exception.ImageBuildError as error:
             raise ConfigurationError(
-                f"the image could not be built: {get_last_line(error)}; correct `image` or `packages` "
+                f"the image could not be built: {get_last_line(error)}; correct `image`, `setup` or `packages` "
                 f"(its log: modal image logs {getattr(error, 'image_id', 'IMAGE_ID')})"
             ) from error
         except modal.exception.Error as error:
             raise map_error(error, "the image could not be loaded") from error
 
-    contents = (settings.image, tuple(settings.packages), settings.repo_url is not None)
+    contents = (settings.image, settings.setup, tuple(settings.packages), settings.repo_url is not None)
     return await make_once(("image", *get_account_key(settings), *contents), make)
+
+
+async def add_clone_to_image(settings: ModalSettings, image: modal.Image, commit: str) -> modal.Image | None:
+    """Return an image with the repository's clone in it, built once per commit. None if it cannot be built.
+
+    Only the environment of the build's git has the token, and the image does not contain it.
+    """
+
+    async def make() -> modal.Image | None:
+        account = await open_account(settings)
+        command = shlex.join(["sh", "-c", "; ".join(repository.FETCH_COMMIT.strip().splitlines()), "clone"])
+        where = shlex.join([settings.workdir, settings.repo_url or "", commit])
+        sign_in = {"GIT_TERMINAL_PROMPT": "0", **repository.build_sign_in_environment(settings.repo_token)}
+        try:
+            clone = image.run_commands(f"{command} {where}", secrets=[modal.Secret.from_dict(dict(sign_in))])
+            return await clone.build.aio(account.app)
+        except modal.exception.Error as error:
+            log.warning(
+                "every sandbox clones the repository, because no image with it was built: %s", get_last_line(error)
+            )
+            return None
+
+    return await make_once(("clone", *get_account_key(settings), image.object_id, settings.repo_url, commit), make)

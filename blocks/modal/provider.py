@@ -34,7 +34,7 @@ class ModalProvider(ModalSettings, SandboxProvider):
         """Open a sandbox with the repository in it; see `SandboxProvider.open`."""
         from .creation import open_sandbox
 
-        return await open_sandbox(self, labels, await self.commit(), self._files)
+        return await open_sandbox(self, labels, await self.commit(), self._files, self._expected_sandboxes)
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """List the app's sandboxes that carry this package's labels."""

@@ -4,12 +4,12 @@ from typing import ClassVar
 
 from pydantic import Field, SecretStr
 
-from ..settings import SandboxFields, SandboxSettings
+from ..settings import SnapshotFields, SnapshotSettings
 
 PYTHON = "3.12"  # version in the default image. Without it, Modal would use the host's version.
 
 
-class ModalSettings(SandboxSettings):
+class ModalSettings(SnapshotSettings):
     """The account, app, image, resources, network and lifetime of sandboxes."""
 
     account_settings: ClassVar[tuple[str, ...]] = ("token_id", "token_secret")
@@ -86,7 +86,7 @@ class ModalSettings(SandboxSettings):
     )
 
 
-class ModalFields(SandboxFields, total=False):
+class ModalFields(SnapshotFields, total=False):
     """The keywords of `ModalSandbox` and `ModalInterpreter`, for type checkers."""
 
     packages: list[str] | tuple[str, ...]

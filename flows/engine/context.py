@@ -232,8 +232,9 @@ async def open_run_context(
             )
     tools = await asyncio.to_thread(load_tools, named)
     deadline = Deadline.start(options.deadline)
+    expected = total if not options.reuse_sandboxes else min(total, options.max_workers)
     context = RunContext(
-        provider=provider,
+        provider=provider.with_expected_sandboxes(expected),
         options=options,
         label=label,
         ledger=ledger,

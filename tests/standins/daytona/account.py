@@ -31,6 +31,26 @@ class Volume:
         }  # fmt: skip
 
 
+@dataclass
+class Snapshot:
+    """A snapshot of a sandbox: a copy of its files. The general snapshots are only names in the settings."""
+
+    id: str
+    name: str
+    source: str
+    folder: Path
+    state: str = "active"
+    reason: str | None = None
+    last_used: str | None = None
+
+    def dto(self) -> dict[str, Any]:
+        return {
+            "id": self.id, "organizationId": "standin", "general": False, "name": self.name, "state": self.state,
+            "size": 0.5, "entrypoint": None, "cpu": 1, "gpu": 0, "mem": 1, "disk": 3, "errorReason": self.reason,
+            "createdAt": now(), "updatedAt": now(), "lastUsedAt": self.last_used, "sourceSandboxId": self.source,
+        }  # fmt: skip
+
+
 class Account:
     """State that all calls share."""
 
@@ -42,6 +62,7 @@ class Account:
         self.base = ""
         self.boxes: dict[str, Box] = {}
         self.volumes: dict[str, Volume] = {}
+        self.snapshots: dict[str, Snapshot] = {}
         self.created = self.destroyed = self.peak = 0
         self.creates: deque[float] = deque()
         self.refused_until = 0.0  # monotonic time before which a throttled client must not create another sandbox
@@ -150,6 +171,9 @@ class Account:
         for volume in self.volumes.values():
             shutil.rmtree(volume.folder, ignore_errors=True)
         self.volumes.clear()
+        for snapshot in self.snapshots.values():
+            shutil.rmtree(snapshot.folder, ignore_errors=True)
+        self.snapshots.clear()
         self.creates.clear()
         self.refused_until, self.impatient_creations = 0.0, 0
         self.history.clear()

@@ -22,6 +22,7 @@ from .answers import daemon, now
 from .sessions import Command, Session
 
 HOME, PYTHON, DAEMON = "/home/daytona", "/home/python", "/home/daemon"
+CAPTURED = ("home", "tmp", "python")  # folders of a sandbox that a snapshot has
 STDOUT, STDERR = b"\1\1\1", b"\2\2\2"  # prefix of each line of a session command's log
 
 REFUSALS = '''
@@ -69,7 +70,9 @@ sys.addaudithook(_refuse)
 class Box:
     """A sandbox: its directory, its processes, and its entry in listings."""
 
-    def __init__(self, body: dict[str, Any], folder: Path, mounts: dict[str, Path], base: str) -> None:
+    def __init__(
+        self, body: dict[str, Any], folder: Path, mounts: dict[str, Path], base: str, origin: Path | None = None
+    ) -> None:
         self.id = str(uuid.uuid4())
         self.body = body
         self.name: str = body.get("name") or self.id
@@ -78,6 +81,7 @@ class Box:
         self.reason: str | None = None
         self.base = base
         self.folder = folder / self.id
+        self.origin = origin  # the files of a snapshot
         self.mounts = mounts
         self.sessions: dict[str, Session] = {}
         self.processes: set[asyncio.subprocess.Process] = set()
@@ -100,12 +104,22 @@ class Box:
         }  # fmt: skip
 
     def make(self) -> None:
-        for name in ("home", "tmp", "daemon"):
-            (self.folder / name).mkdir(parents=True)
-        make_python(self.folder / "python")
+        if self.origin is not None:
+            for name in CAPTURED:
+                shutil.copytree(self.origin / name, self.folder / name, symlinks=True)
+            (self.folder / "daemon").mkdir()
+        else:
+            for name in ("home", "tmp", "daemon"):
+                (self.folder / name).mkdir(parents=True)
+            make_python(self.folder / "python")
         if self.mounts:
             (self.folder / "refusals").mkdir()
             (self.folder / "refusals" / "sitecustomize.py").write_text(REFUSALS)
+
+    def capture(self, folder: Path) -> None:
+        """Copy the files that a snapshot has."""
+        for name in CAPTURED:
+            shutil.copytree(self.folder / name, folder / name, symlinks=True)
 
     def list_exit_codes(self) -> list[int | None]:
         """Return the exit codes of all session commands; None for a running one."""

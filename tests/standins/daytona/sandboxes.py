@@ -10,7 +10,7 @@ from typing import Any
 
 from ..mount_namespace import find_refusal
 from .account import Account
-from .answers import Refused
+from .answers import Refused, now
 from .box import Box
 
 
@@ -42,7 +42,10 @@ class SandboxCalls:
             wait = f"{tenths / 10:.1f}"
             raise Refused(429, "ThrottlerException: Too Many Requests", headers={"Retry-After-sandbox-create": wait})
         snapshot = body.get("snapshot")
-        if snapshot and snapshot not in settings.snapshots + settings.broken_snapshots:
+        copied = next((copy for copy in self.account.snapshots.values() if copy.name == snapshot), None)
+        if copied is not None and copied.state != "active":
+            raise Refused(400, f"Snapshot {snapshot} is {copied.state}")
+        if snapshot and copied is None and snapshot not in settings.snapshots + settings.broken_snapshots:
             raise Refused(400, f"Snapshot {snapshot} not found. Did you add it through the Daytona Dashboard?")
         if settings.max_sandboxes is not None and len(self.account.boxes) >= settings.max_sandboxes:
             raise Refused(400, f"Total disk limit exceeded. Maximum allowed: {3 * settings.max_sandboxes}GiB.")
@@ -59,7 +62,9 @@ class SandboxCalls:
                 raise Refused(400, f"this stand-in mounts volumes in namespaces, and there are none here: {refusal}")
             mounts[mount["mountPath"]] = volume.folder
         self.account.creates.append(moment)
-        box = Box(body, self.account.root, mounts, self.account.base)
+        box = Box(body, self.account.root, mounts, self.account.base, None if copied is None else copied.folder)
+        if copied is not None:
+            copied.last_used = now()
         self.account.boxes[box.id] = box
         self.account.created += 1
         self.account.peak = max(self.account.peak, len(self.account.boxes))

@@ -21,6 +21,7 @@ from .sandboxes import SandboxCalls
 from .session_calls import LOGS, SessionCalls
 from .sessions import CHUNK
 from .settings import Settings
+from .snapshots import SnapshotCalls
 from .toolbox import ToolboxCalls
 from .volumes import VolumeCalls
 
@@ -38,7 +39,7 @@ class Server:
         self.faults: Counter[str] = Counter()
         self.random = random.Random(account.settings.seed)
         sessions = SessionCalls(account)
-        calls = (SandboxCalls(account), VolumeCalls(account), ToolboxCalls(account), sessions)
+        calls = (SandboxCalls(account), SnapshotCalls(account), VolumeCalls(account), ToolboxCalls(account), sessions)
         table: list[Any] = [
             Route(path, self.answering(handler), methods=[method])
             for group in calls
@@ -120,6 +121,10 @@ class Server:
             if body.pop("reset", False):
                 await self.account.reset()
                 self.counts.clear()
+            for name, changes in body.pop("snapshot_changes", {}).items():
+                for snapshot in self.account.snapshots.values():
+                    if snapshot.name == name:
+                        vars(snapshot).update(changes)
             if body.pop("cut", False):
                 self.account.cut()
             self.account.configure(dataclasses.replace(self.account.settings, **body))
@@ -132,6 +137,7 @@ class Server:
                     for box in self.account.boxes.values()
                 ],
                 "volumes": [{**volume.dto(), "folder": str(volume.folder)} for volume in self.account.volumes.values()],
+                "snapshots": [snapshot.dto() for snapshot in self.account.snapshots.values()],
                 "counts": dict(self.counts),
                 "faults": dict(self.faults),
                 "impatient_creations": self.account.impatient_creations,
@@ -169,7 +175,7 @@ def play(message: dict[str, Any]) -> Any:
 def generic(path: str) -> str:
     """Return a path with its names replaced by *, so that calls can be counted."""
     path = re.sub(r"/(sandbox|toolbox|session|command|by-name)/[^/]+", r"/\1/*", path)
-    return re.sub(r"^(/api/volumes)/(?!by-name)[^/]+", r"\1/*", path)
+    return re.sub(r"^(/api/(?:volumes|snapshots))/(?!by-name)[^/]+", r"\1/*", path)
 
 
 async def serve(settings: Settings, port: int, until_eof: bool, announce: Any) -> None:

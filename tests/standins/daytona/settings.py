@@ -22,6 +22,9 @@ class Settings:
     page: int = 100  # sandboxes in one page of a listing
     snapshots: list[str] = field(default_factory=lambda: ["daytona-small", "daytona-medium"])
     broken_snapshots: list[str] = field(default_factory=list)  # snapshots whose sandboxes end in an error
+    capture_s: float = 0.0  # seconds to make a snapshot of a sandbox
+    capture_fails: bool = False  # captures fail without an error, as in daytonaio/daytona#4990
+    max_snapshots: int | None = None  # snapshots of sandboxes that the organization may have
     max_sandboxes: int | None = None
     creates_per_minute: int | None = None
     git_cli: bool = False  # the daemon clones with git, as with DAYTONA_EXPERIMENTAL_USE_GIT_CLI

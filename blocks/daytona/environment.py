@@ -1,0 +1,181 @@
+"""The snapshots that keep a sandbox's set-up, so that later sandboxes and runs start without one.
+
+A snapshot's name contains a hash of the sandbox's origin, `setup`, packages and commit. Uploaded files are not part of
+it: every edit of a module would make another snapshot, and an organization may have only some dozens of them.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import daytona
+
+from ..host_files.cache import lock_file, resolve_cache_root
+from ..provider import SnapshotInfo
+from .client import NAME_PREFIX, SharedClient, get_account_key
+from .errors import get_message, retry_call, says_gone
+from .settings import DaytonaSettings
+
+SNAPSHOT_PREFIX = f"{NAME_PREFIX}env-"
+FORMAT = 1  # part of the names: another number makes new snapshots
+MIN_SANDBOXES = 4  # With "auto", fewer sandboxes than this are set up one by one.
+MIN_SETUP_SECONDS = 5.0  # With "auto", a faster set-up is not kept.
+CAPTURE_SECONDS = 900.0  # Daytona's own limit for a capture (daytonaio/daytona#4990)
+PAGE_SIZE = 100  # snapshots in one page of a list
+CHANGING_STATES = ("building", "pending", "pulling", "snapshotting", "unknown_default_open_api")
+BROKEN_STATES = ("error", "build_failed")
+
+log = logging.getLogger("rlm_batch.daytona")
+
+
+class Environment:
+    """The set-up of a Daytona sandbox, and its snapshot.
+
+    Attributes:
+        name: The snapshot's name.
+        has_snapshot: Whether sandboxes can start from the snapshot; None if nobody has looked.
+        is_refused: Whether Daytona could not make the snapshot. This process then does not try again.
+        lock: The first sandbox is opened under this lock, so the others wait until its set-up is kept or not.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.has_snapshot: bool | None = None
+        self.is_refused = False
+        self.lock = asyncio.Lock()
+
+    def should_be_kept(self, settings: DaytonaSettings, expected: int) -> bool:
+        """Return whether a new sandbox's set-up is kept, if it takes long enough."""
+        is_wanted = settings.setup_snapshot == "always" or expected >= MIN_SANDBOXES
+        return is_wanted and not self.is_refused
+
+    async def find_snapshot(self, settings: DaytonaSettings, client: SharedClient) -> bool:
+        """Return whether sandboxes can start from the snapshot. Wait while Daytona changes it."""
+        if self.has_snapshot is None and not self.is_refused:
+            try:
+                self.has_snapshot = await _wait_for_snapshot(client, self.name, settings.start_timeout)
+            except daytona.DaytonaError as error:
+                self._give_up(get_message(error))
+        return bool(self.has_snapshot)
+
+    async def keep(
+        self, settings: DaytonaSettings, client: SharedClient, remote: daytona.AsyncSandbox, seconds: float
+    ) -> None:
+        """Make the snapshot from a sandbox whose set-up took `seconds`. A failure only logs a line."""
+        if settings.setup_snapshot != "always" and seconds < MIN_SETUP_SECONDS:
+            self.is_refused = True
+            return
+        reason = ""
+        with suppress(daytona.DaytonaError):
+            await delete_expired_snapshots(client, settings.snapshot_ttl)
+        try:
+            await remote.create_snapshot(self.name, CAPTURE_SECONDS)
+        except daytona.DaytonaError as error:
+            reason = get_message(error)
+        # The snapshot itself decides. Daytona reports success for a failed capture (daytonaio/daytona#4990), and a
+        # name that is taken means that another machine has kept the same set-up.
+        try:
+            self.has_snapshot = await _wait_for_snapshot(client, self.name, settings.start_timeout)
+        except daytona.DaytonaError as error:
+            reason = reason or get_message(error)
+        if self.has_snapshot:
+            log.info("Daytona's snapshot %s keeps the set-up, which took %.0f s", self.name, seconds)
+        else:
+            self._give_up(reason or "the capture failed")
+
+    def _give_up(self, reason: str) -> None:
+        self.is_refused, self.has_snapshot = True, None
+        log.warning("every sandbox is set up by itself, because Daytona keeps no snapshot of the set-up: %s", reason)
+
+
+_environments: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Environment]] = WeakKeyDictionary()
+
+
+def find_environment(settings: DaytonaSettings, commit: str | None) -> Environment | None:
+    """Return this loop's environment for these settings; None if there is no set-up, or it is never kept."""
+    if settings.setup_snapshot == "never" or not (settings.setup or settings.packages or commit):
+        return None
+    origin = [settings.snapshot, settings.image, settings.cpu, settings.memory, settings.disk, settings.target]
+    content = [
+        FORMAT,
+        origin,
+        settings.setup,
+        sorted(settings.packages),
+        settings.repo_url and [settings.repo_url, commit],
+    ]
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
+    account = hashlib.sha256(repr(get_account_key(settings)).encode()).hexdigest()
+    environments = _environments.setdefault(asyncio.get_running_loop(), {})
+    return environments.setdefault(f"{account}{digest}", Environment(SNAPSHOT_PREFIX + digest))
+
+
+async def lock_other_processes(stack: AsyncExitStack, name: str) -> None:
+    """Wait until no other process of this machine sets the same environment up, and keep others out until the end."""
+    with suppress(OSError):  # Without the lock, two processes may set the same environment up.
+        await stack.enter_async_context(lock_file(resolve_cache_root() / "environments" / f"{name}.lock"))
+
+
+async def list_snapshots(client: SharedClient) -> list[SnapshotInfo]:
+    """Return the account's snapshots that this module made. Raise DaytonaError."""
+    found: list[SnapshotInfo] = []
+    page, pages = 1, 1
+    while page <= pages:
+        listed = await retry_call(partial(client.sdk.snapshot.list, page, PAGE_SIZE))
+        pages, page = int(listed.total_pages), page + 1
+        found += [
+            SnapshotInfo(
+                item.id, item.name, float(item.size or 0.0), (item.last_used_at or item.created_at).timestamp()
+            )
+            for item in listed.items
+            if item.name.startswith(SNAPSHOT_PREFIX)
+        ]
+    return found
+
+
+async def delete_snapshot(client: SharedClient, snapshot_id: str) -> None:
+    """Delete a snapshot. Deleting a missing one is not an error. Raise DaytonaError."""
+    try:
+        await retry_call(lambda: client.sdk.snapshot.delete(snapshot_id))
+    except daytona.DaytonaError as error:
+        if not (says_gone(error) or isinstance(error, daytona.DaytonaNotFoundError)):
+            raise
+
+
+async def delete_expired_snapshots(client: SharedClient, ttl: float) -> list[SnapshotInfo]:
+    """Delete this module's snapshots that have been unused for `ttl` seconds, and return them. Raise DaytonaError."""
+    expired = [info for info in await list_snapshots(client) if info.last_used < time.time() - ttl]
+    for info in sorted(expired, key=lambda info: info.last_used):
+        await delete_snapshot(client, info.id)
+    return expired
+
+
+async def _wait_for_snapshot(client: SharedClient, name: str, seconds: float) -> bool:
+    """Return whether the snapshot exists and can be used, waiting while its state changes. Raise DaytonaError.
+
+    An inactive snapshot is activated, and a broken one is deleted.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_at, pause, was_activated = loop.time() + seconds, 0.2, False
+    while True:
+        try:
+            snapshot = await retry_call(lambda: client.sdk.snapshot.get(name))
+        except daytona.DaytonaNotFoundError:
+            return False
+        state = str(getattr(snapshot.state, "value", snapshot.state))
+        if state == "active":
+            return True
+        if state in BROKEN_STATES:
+            await delete_snapshot(client, snapshot.id)
+            return False
+        if state == "inactive" and not was_activated:
+            was_activated = True
+            await retry_call(partial(client.sdk.snapshot.activate, snapshot.id))
+        elif state not in CHANGING_STATES or loop.time() + pause > give_up_at:
+            return False
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 2.0)

@@ -1,0 +1,25 @@
+"""The commands of `setup`: how a sandbox runs them, and the error if they fail."""
+
+import base64
+import shlex
+
+from ..sandbox.errors import ConfigurationError
+
+# A program for `sh -c` with commands. It runs them as root if it may, and ends at the first that fails.
+RUN_AS_ROOT = """
+if [ "$(id -u)" != 0 ] && sudo -n true 2>/dev/null; then
+sudo -n sh -e -c "$1"
+else sh -e -c "$1"; fi
+"""
+
+
+def build_image_command(commands: str) -> str:
+    """Return a shell command of one line for an image's build, whose file allows no line breaks in a command."""
+    text = base64.b64encode(commands.encode()).decode()
+    return f'sh -e -c "$(echo {shlex.quote(text)} | base64 -d)"'
+
+
+def describe_setup_failure(status: int, output: str) -> ConfigurationError:
+    """Return the error of commands that failed. It quotes the last lines of their output."""
+    lines = [line for line in output.splitlines() if line.strip()][-10:]
+    return ConfigurationError("\n".join([f"setup failed (status {status}); change it, or the image", *lines]))

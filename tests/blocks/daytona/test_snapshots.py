@@ -1,0 +1,182 @@
+"""The snapshot of a set-up: made once, used by later sandboxes and processes, and never a reason to fail."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_batch import ConfigurationError, DaytonaSandbox, batch
+from rlm_batch.blocks.daytona import environment
+from rlm_batch.blocks.daytona.provider import DaytonaProvider
+
+from ...infra.waiting import wait_until_async
+from ...standins.git_server import GitServer
+from ...standins.wheels import write_wheel
+
+pytestmark = pytest.mark.anyio
+
+CLONE = "POST /toolbox/*/git/clone"
+CAPTURE = "POST /api/sandbox/*/snapshot"
+READ_FILES = """
+from pathlib import Path
+
+import wheel_one
+
+SUBMIT(setup=(Path.home() / "setup").read_text(), cloned=Path(".git").exists(), package=wheel_one.NAME)
+"""
+
+
+@pytest.fixture(autouse=True)
+def forget_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test begin like a new process, which has not looked for a snapshot."""
+    environment._environments.clear()
+    monkeypatch.setenv("RLM_BATCH_CACHE", str(tmp_path / "cache"))
+
+
+async def run(provider: DaytonaProvider, code: str = "SUBMIT(x=1)", times: int = 4) -> list[Any]:
+    """Run code in new sandboxes at the same time, and return the results."""
+
+    async def run_one() -> Any:
+        async with provider.interpreter() as interpreter:
+            return await interpreter.execute(code)
+
+    return await asyncio.gather(*(run_one() for _ in range(times)))
+
+
+@pytest.mark.requires("pip")
+async def test_the_set_up_happens_once_for_all_sandboxes_and_for_the_next_process(
+    standin: Any, repository: GitServer
+) -> None:
+    await run(DaytonaSandbox(volume_name="wheels"), times=1)
+    wheel = write_wheel(Path(standin.state()["volumes"][0]["folder"]), "wheel_one")
+    settings: dict[str, Any] = {
+        "volume_name": "wheels",
+        "setup": "echo -n done >> $HOME/setup",
+        "repo_url": repository.url,
+        "packages": [f"wheel_one @ file:///home/daytona/memory/{wheel.name}"],
+        "setup_snapshot": "always",
+    }
+    results = await run(DaytonaSandbox(**settings), READ_FILES, 6)
+    assert [result.outputs for result in results] == [{"setup": "done", "cloned": True, "package": "wheel_one"}] * 6
+    environment._environments.clear()
+    await run(DaytonaSandbox(**settings), READ_FILES, 2)
+    state = standin.state()
+    assert (state["counts"][CLONE], state["counts"][CAPTURE], len(state["snapshots"])) == (1, 1, 1)
+    assert state["created"] == 9
+    environment._environments.clear()
+    await run(DaytonaSandbox(**settings | {"setup": "echo -n other > $HOME/setup"}), times=1)
+    assert standin.state()["counts"][CAPTURE] == 2
+
+
+async def test_uploaded_modules_are_not_part_of_the_snapshot(
+    standin: Any, repository: GitServer, tmp_path: Path
+) -> None:
+    module = tmp_path / "modules" / "own_module.py"
+    module.parent.mkdir()
+    for number in (1, 2):
+        module.write_text(f"NUMBER = {number}")
+        provider = DaytonaSandbox(repo_url=repository.url, setup_snapshot="always").with_files([str(module.parent)])
+        (result,) = await run(provider, "import own_module\nSUBMIT(number=own_module.NUMBER)", 1)
+        assert result.outputs == {"number": number}
+    assert standin.state()["counts"][CAPTURE] == 1
+
+
+async def test_auto_keeps_a_slow_set_up_of_a_run_with_many_sandboxes(
+    standin: Any, repository: GitServer, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"repo_url": repository.url}
+    await batch(["SUBMIT(x=1)"] * 4, provider="daytona", provider_options=options)
+    assert CAPTURE not in standin.state()["counts"]  # The set-up was fast.
+    environment._environments.clear()
+    monkeypatch.setattr(environment, "MIN_SETUP_SECONDS", 0.0)
+    await batch(["SUBMIT(x=1)"] * 3, provider="daytona", provider_options=options)
+    assert CAPTURE not in standin.state()["counts"]  # The run needed only three sandboxes.
+    standin.reset()
+    await batch([f"SUBMIT(x={number})" for number in range(8)], provider="daytona", provider_options=options)
+    state = standin.state()
+    assert (state["counts"][CLONE], state["counts"][CAPTURE], state["created"]) == (1, 1, 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"max_snapshots": 0}, "Snapshot quota exceeded"),
+        ({"capture_fails": True}, "the capture failed"),
+        (
+            {"fault_rate": 1.0, "faults": ["403"], "fault_where": "/api/snapshots", "fault_message": "no right"},
+            "no right",
+        ),
+    ],
+    ids=["quota", "silent failure", "no right"],
+)
+async def test_without_a_snapshot_every_sandbox_is_set_up_and_one_line_says_why(
+    standin: Any, repository: GitServer, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], reason: str
+) -> None:
+    standin.set(**settings)
+    with caplog.at_level(logging.WARNING, "rlm_batch.daytona"):
+        await run(DaytonaSandbox(repo_url=repository.url, setup_snapshot="always"))
+    (line,) = [record.getMessage() for record in caplog.records if "keeps no snapshot" in record.getMessage()]
+    assert reason in line
+    assert standin.state()["counts"][CLONE] == 4
+
+
+@pytest.mark.parametrize("change", [None, "inactive"])
+async def test_a_snapshot_that_was_deleted_or_deactivated_during_a_run_costs_only_a_set_up(
+    standin: Any, repository: GitServer, change: str | None
+) -> None:
+    provider = DaytonaSandbox(repo_url=repository.url, setup_snapshot="always")
+    await run(provider, times=2)
+    (snapshot,) = standin.state()["snapshots"]
+    if change is None:
+        assert await provider.delete_expired_snapshots(ttl=-60)
+    else:
+        standin.set(snapshot_changes={snapshot["name"]: {"state": change}})
+    await run(provider, times=1)
+    await run(provider, times=2)
+    assert standin.state()["counts"][CLONE] == (3 if change is None else 2)
+    assert [snapshot["state"] for snapshot in standin.state()["snapshots"]] == ["active"]
+
+
+async def test_a_failed_set_up_is_not_kept_and_says_why(standin: Any) -> None:
+    provider = DaytonaSandbox(setup="echo the reason >&2; exit 3", setup_snapshot="always")
+    with pytest.raises(ConfigurationError, match=r"setup failed \(status 3\)[^$]*the reason"):
+        await run(provider, times=1)
+    assert (standin.state()["snapshots"], standin.state()["sandboxes"]) == ([], [])
+
+
+async def test_two_processes_that_need_the_same_set_up_make_it_once(standin: Any, repository: GitServer) -> None:
+    standin.set(capture_s=0.2)
+
+    async def run_apart() -> None:
+        # Another event loop has its own environments, like another process.
+        provider = DaytonaSandbox(repo_url=repository.url, setup_snapshot="always")
+        await asyncio.to_thread(asyncio.run, run(provider, times=2))
+
+    await asyncio.gather(run_apart(), run_apart())
+    assert standin.state()["counts"][CLONE] == 1
+
+
+async def test_a_run_that_is_cancelled_during_the_capture_leaves_no_sandbox(
+    standin: Any, repository: GitServer, wait_for_call: Any
+) -> None:
+    standin.set(capture_s=3600.0, keeps_pending=False)
+    opening = asyncio.create_task(run(DaytonaSandbox(repo_url=repository.url, setup_snapshot="always"), times=2))
+    await wait_for_call(CAPTURE)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await wait_until_async(lambda: not standin.state()["sandboxes"], "no sandbox is left")
+
+
+async def test_an_unused_snapshot_is_deleted_when_the_next_one_is_made(standin: Any) -> None:
+    for number in (1, 2):
+        await run(DaytonaSandbox(setup=f"echo {number}", setup_snapshot="always"), times=1)
+    old, kept = (snapshot["name"] for snapshot in standin.state()["snapshots"])
+    standin.set(snapshot_changes={old: {"last_used": "2020-01-01T00:00:00+00:00"}})
+    await run(DaytonaSandbox(setup="echo 3", setup_snapshot="always"), times=1)
+    names = [snapshot["name"] for snapshot in standin.state()["snapshots"]]
+    assert old not in names
+    assert kept in names
+    assert len(names) == 2
