@@ -81,12 +81,13 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """A snapshot that rlm-batch made of a sandbox's set-up. `size` is in GiB, `last_used` in epoch seconds."""
+    """A snapshot that rlm-batch made of a sandbox's set-up. `size` is in GiB, the times are in epoch seconds."""
 
     id: str
     name: str
     size: float
     last_used: float
+    expires: float
 
 
 class SandboxProvider(SandboxSettings, ABC):
@@ -119,16 +120,12 @@ class SandboxProvider(SandboxSettings, ABC):
         """Delete a sandbox with all its processes. Deleting a missing sandbox is not an error."""
 
     async def list_snapshots(self) -> list[SnapshotInfo]:
-        """Return the snapshots of set-ups that rlm-batch made. This default is for providers without them."""
+        """Return the snapshots of set-ups that rlm-batch made. This default is for providers without snapshots."""
         return []
 
-    async def delete_expired_snapshots(self, ttl: float | None = None) -> list[SnapshotInfo]:
-        """Delete the snapshots of set-ups that have been unused for `ttl` seconds, and return them.
-
-        Args:
-            ttl: Seconds; by default the block's `snapshot_ttl`.
-        """
-        return []
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        """Delete a snapshot of a set-up. Deleting a missing one is not an error."""
+        raise NotImplementedError
 
     @abstractmethod
     async def list_volumes(self) -> list[str]:
@@ -163,7 +160,15 @@ class SandboxProvider(SandboxSettings, ABC):
     async def open_volume(self, name: str) -> VolumeStore:
         """Return the volume of that name. This default uses a sandbox, for APIs without access to files."""
         # A sandbox that only reads a volume starts faster without a repository and packages.
-        plain = {"volume_name": name, "repo_url": None, "repo_ref": None, "repo_token": None, "packages": []}
+        plain: dict[str, Any] = {
+            "volume_name": name,
+            "repo_url": None,
+            "repo_ref": None,
+            "repo_token": None,
+            "packages": [],
+        }
+        if isinstance(self, SetupSettings):
+            plain["setup"] = None
         provider = self.model_copy(update=plain)
         provider._files = HostFiles()
         return SandboxVolume(provider.interpreter)

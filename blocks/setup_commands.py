@@ -1,6 +1,5 @@
 """The commands of `setup`: how a sandbox runs them, and the error if they fail."""
 
-import base64
 import shlex
 
 from ..sandbox.errors import ConfigurationError
@@ -15,8 +14,8 @@ else sh -e -c "$1"; fi
 
 def build_image_command(commands: str) -> str:
     """Return a shell command of one line for an image's build, whose file allows no line breaks in a command."""
-    text = base64.b64encode(commands.encode()).decode()
-    return f'sh -e -c "$(echo {shlex.quote(text)} | base64 -d)"'
+    text = commands.replace("\\", "\\\\").replace("\n", "\\n")
+    return f'sh -e -c "$(printf %b {shlex.quote(text)})"'
 
 
 def describe_setup_failure(status: int, output: str) -> ConfigurationError:

@@ -51,7 +51,11 @@ async def _check_provider(entry: ProviderEntry, provider_name: str) -> tuple[boo
     if not provider.has_credentials():
         return False, entry.sign_in
     try:
-        return True, await provider.check()
+        text, snapshots = await provider.check(), await provider.list_snapshots()
+        if snapshots:
+            size = sum(snapshot.size for snapshot in snapshots)
+            text += f"; {len(snapshots)} kept {'set-up' if len(snapshots) == 1 else 'set-ups'} ({size:.1f} GiB)"
+        return True, text
     except RlmBatchError as error:
         return False, str(error)
 

@@ -1,5 +1,6 @@
 """The reap flow: removes orphaned sandboxes, whose flow run has ended or whose host process has died."""
 
+import time
 from typing import Annotated
 
 from prefect import get_run_logger
@@ -37,6 +38,8 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
     - A process of this machine opened the sandbox and has ended or was killed (`rlm-batch-process`). For local
       sandboxes this applies only to this user's.
 
+    Snapshots of sandboxes' set-ups that have been unused for the block's `snapshot_ttl` are deleted too.
+
     All other sandboxes stay: those of scripts and of other servers until they expire, and those of flow runs that have
     not ended. The log names the rlm-batch sandboxes that stay, with the reason.
 
@@ -63,6 +66,17 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
         listener.on_warning(sentence)
     for orphan in orphans:
         log.info("sandbox %s of run %s: %s", orphan.info.id, orphan.info.run or "(a script)", orphan.reason)
+    for snapshot in await block.list_snapshots():
+        if snapshot.expires < time.time():
+            days = (time.time() - snapshot.last_used) / 86_400
+            verb = "would be deleted" if dry_run else "deleted"
+            if not dry_run:
+                await block.delete_snapshot(snapshot.id)
+            sentence = (
+                f"snapshot {snapshot.name} of a set-up {verb}: unused for {days:.0f} days, {snapshot.size:.1f} GiB"
+            )
+            log.info("%s", sentence)
+            listener.on_warning(sentence)
     if dry_run:
         listener.on_orphans(orphans)
         log.info("%s", describe_removal(orphans, block.provider_name, "would be removed"))

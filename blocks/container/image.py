@@ -92,5 +92,7 @@ async def _build(settings: ContainerSettings, engine: Engine, name: str) -> None
         )
     if done.returncode:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()][-10:]
-        what = "the packages could not be installed" if settings.setup is None else "setup and packages failed"
-        raise ConfigurationError(f"{what} in {settings.image} (packages from wheels alone): " + "\n".join(lines))
+        what = "the packages" if settings.setup is None else "setup and the packages"
+        raise ConfigurationError(
+            f"{what} could not be installed into {settings.image}, from wheels alone: " + "\n".join(lines)
+        )

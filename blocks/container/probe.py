@@ -88,7 +88,7 @@ async def ensure_ready(settings: ContainerSettings, engine: Engine, labels: Mapp
 
 def _build_key(settings: ContainerSettings, engine: Engine) -> tuple[Any, ...]:
     names = ("image", "runtime", "memory_mib", "processes", "cpus", "disk_limit_mib", "network")
-    return (engine, tuple(settings.packages), *(getattr(settings, name) for name in names))
+    return (engine, settings.setup, tuple(settings.packages), *(getattr(settings, name) for name in names))
 
 
 async def _try_container(

@@ -72,7 +72,7 @@ class Environment:
             return
         reason = ""
         with suppress(daytona.DaytonaError):
-            await delete_expired_snapshots(client, settings.snapshot_ttl)
+            await _delete_expired_snapshots(client, settings.snapshot_ttl)
         try:
             await remote.create_snapshot(self.name, CAPTURE_SECONDS)
         except daytona.DaytonaError as error:
@@ -120,20 +120,20 @@ async def lock_other_processes(stack: AsyncExitStack, name: str) -> None:
         await stack.enter_async_context(lock_file(resolve_cache_root() / "environments" / f"{name}.lock"))
 
 
-async def list_snapshots(client: SharedClient) -> list[SnapshotInfo]:
-    """Return the account's snapshots that this module made. Raise DaytonaError."""
+async def list_snapshots(client: SharedClient, ttl: float) -> list[SnapshotInfo]:
+    """Return the account's snapshots that this module made; an unused one expires after `ttl` seconds.
+
+    Raise DaytonaError.
+    """
     found: list[SnapshotInfo] = []
     page, pages = 1, 1
     while page <= pages:
         listed = await retry_call(partial(client.sdk.snapshot.list, page, PAGE_SIZE))
         pages, page = int(listed.total_pages), page + 1
-        found += [
-            SnapshotInfo(
-                item.id, item.name, float(item.size or 0.0), (item.last_used_at or item.created_at).timestamp()
-            )
-            for item in listed.items
-            if item.name.startswith(SNAPSHOT_PREFIX)
-        ]
+        for item in listed.items:
+            if item.name.startswith(SNAPSHOT_PREFIX):
+                last_used = (item.last_used_at or item.created_at).timestamp()
+                found.append(SnapshotInfo(item.id, item.name, float(item.size or 0), last_used, last_used + ttl))
     return found
 
 
@@ -146,12 +146,10 @@ async def delete_snapshot(client: SharedClient, snapshot_id: str) -> None:
             raise
 
 
-async def delete_expired_snapshots(client: SharedClient, ttl: float) -> list[SnapshotInfo]:
-    """Delete this module's snapshots that have been unused for `ttl` seconds, and return them. Raise DaytonaError."""
-    expired = [info for info in await list_snapshots(client) if info.last_used < time.time() - ttl]
-    for info in sorted(expired, key=lambda info: info.last_used):
-        await delete_snapshot(client, info.id)
-    return expired
+async def _delete_expired_snapshots(client: SharedClient, ttl: float) -> None:
+    for info in sorted(await list_snapshots(client, ttl), key=lambda info: info.last_used):
+        if info.expires < time.time():
+            await delete_snapshot(client, info.id)
 
 
 async def _wait_for_snapshot(client: SharedClient, name: str, seconds: float) -> bool:

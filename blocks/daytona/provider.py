@@ -71,15 +71,15 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         from .environment import list_snapshots
 
         async with use_client(self, "the snapshots could not be listed") as client:
-            return await list_snapshots(client)
+            return await list_snapshots(client, self.snapshot_ttl)
 
-    async def delete_expired_snapshots(self, ttl: float | None = None) -> list[SnapshotInfo]:
+    async def delete_snapshot(self, snapshot_id: str) -> None:
         await _import_sdk()
         from .client import use_client
-        from .environment import delete_expired_snapshots
+        from .environment import delete_snapshot
 
-        async with use_client(self, "the unused snapshots could not be deleted") as client:
-            return await delete_expired_snapshots(client, self.snapshot_ttl if ttl is None else ttl)
+        async with use_client(self, f"snapshot {snapshot_id} could not be deleted") as client:
+            await delete_snapshot(client, snapshot_id)
 
     async def list_volumes(self) -> list[str]:
         await _import_sdk()

@@ -66,6 +66,7 @@ async def test_a_deployments_run_needs_its_workers_consent(
         (ContainerSandbox(volume_name="a", volume_root="/etc"), "does not let deployments use /etc"),
         (ContainerSandbox(repo_url="/srv/repository"), "does not let deployments use"),
         (own_image, "to install packages"),
+        (ContainerSandbox(setup="true"), "to run setup"),
     ):
         with pytest.raises(ConfigurationError, match=words):
             await provider.open({})

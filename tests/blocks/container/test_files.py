@@ -205,3 +205,20 @@ async def test_packages_are_built_into_an_image_once_without_a_password(containe
         assert "not-for-layers" not in str((await interpreter.execute(code)).text)
     with pytest.raises(ConfigurationError, match=r"could not be installed into .*from wheels alone"):
         await container.with_options({"packages": ["there-is-no-such-package"]}).open({})
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("index")
+async def test_setup_is_built_into_an_image_once_and_its_failure_says_why(container: ContainerSandbox) -> None:
+    before = list_built_images()
+    # The test's image has no programs but the shell and Python.
+    setup = f"text='{random.randrange(1 << 30)} $HOME \\'\nprintf %s \"$text\" > /made"
+    provider = container.with_options({"setup": setup})
+    texts = set[str]()
+    for _ in range(2):
+        async with provider.interpreter() as interpreter:
+            texts.add((await interpreter.execute("SUBMIT(text=open('/made').read())")).text)
+    assert len(list_built_images() - before) == 1
+    assert [text.split()[1:] for text in texts] == [["$HOME", "\\"]]
+    with pytest.raises(ConfigurationError, match=r"setup and the packages could not be installed .*the reason"):
+        await container.with_options({"setup": "echo the reason >&2\nfalse"}).open({})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError, DaytonaSandbox, batch
+from rlm_batch import ConfigurationError, DaytonaSandbox, batch, reap
 from rlm_batch.blocks.daytona import environment
 from rlm_batch.blocks.daytona.provider import DaytonaProvider
 
@@ -130,7 +130,7 @@ async def test_a_snapshot_that_was_deleted_or_deactivated_during_a_run_costs_onl
     await run(provider, times=2)
     (snapshot,) = standin.state()["snapshots"]
     if change is None:
-        assert await provider.delete_expired_snapshots(ttl=-60)
+        await provider.delete_snapshot(snapshot["id"])
     else:
         standin.set(snapshot_changes={snapshot["name"]: {"state": change}})
     await run(provider, times=1)
@@ -180,3 +180,14 @@ async def test_an_unused_snapshot_is_deleted_when_the_next_one_is_made(standin: 
     assert old not in names
     assert kept in names
     assert len(names) == 2
+
+
+async def test_reap_deletes_unused_snapshots_and_no_others(standin: Any, server: str) -> None:
+    for number in (1, 2):
+        await run(DaytonaSandbox(setup=f"echo {number}", setup_snapshot="always"), times=1)
+    old, kept = (snapshot["name"] for snapshot in standin.state()["snapshots"])
+    standin.set(snapshot_changes={old: {"last_used": "2020-01-01T00:00:00+00:00"}})
+    await reap("daytona", dry_run=True)
+    assert len(standin.state()["snapshots"]) == 2
+    await reap("daytona")
+    assert [snapshot["name"] for snapshot in standin.state()["snapshots"]] == [kept]

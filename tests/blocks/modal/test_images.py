@@ -134,6 +134,50 @@ async def test_a_private_repository_is_cloned_without_leaving_its_token(
     assert TOKEN not in str(await block.fingerprint())
 
 
+@pytest.mark.requires("namespaces")
+async def test_sandboxes_start_from_an_image_with_the_set_up_and_the_clone(
+    modal_sandbox: Make, modal_standin: Any, repository: GitServer
+) -> None:
+    repository.token = TOKEN
+    block = modal_sandbox(
+        repo_url=repository.url, repo_token=TOKEN, setup_snapshot="always", setup="mkdir /made\necho 'a b' > /made/file"
+    )
+
+    async def run_one() -> Any:
+        async with block.interpreter() as interpreter:
+            halves = [[text[:8], text[8:]] for text in (TOKEN, repository.password)]
+            code = SEARCH.replace("SUBMIT(", "SUBMIT(setup=open('/made/file').read(), ")
+            return await interpreter.execute(code, {"halves": halves})
+
+    for result in await asyncio.gather(*(run_one() for _ in range(4))):
+        assert (result.name, result.setup, result.found) == ("main", "a b\n", [])
+    state = modal_standin.ask("state")
+    lines = [line for commands in state["images"].values() for line in commands]
+    assert len([line for line in lines if "git fetch" in line]) == 1
+    assert not any(TOKEN in line or repository.password in line for line in lines)
+    assert state["counts"]["SandboxCreateV2"] == 4
+
+
+async def test_a_clone_that_no_image_can_have_is_made_in_each_sandbox(
+    modal_sandbox: Make, modal_standin: Any, repository: GitServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    modal_standin.ask("set", build_error="no network in builds")
+    block = modal_sandbox(repo_url=repository.url, setup_snapshot="always")
+    for _ in range(2):
+        async with block.interpreter() as interpreter:
+            result = await interpreter.execute("from helper_of_the_repository import NAME\nSUBMIT(name=NAME)")
+            assert result.name == "main"
+    assert caplog.text.count("every sandbox clones the repository") == 1
+    assert "no network in builds" in caplog.text
+
+
+@pytest.mark.requires("namespaces")
+async def test_a_failed_set_up_says_why(modal_sandbox: Make, modal_standin: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"the reason; correct `image`, `setup` or `packages`"):
+        await modal_sandbox(setup="echo the reason; exit 3").open({})
+    assert not modal_standin.ask("state")["sandboxes"]
+
+
 async def test_a_repository_that_cannot_be_cloned_leaves_no_sandbox(
     modal_sandbox: Make, modal_standin: Any, repository: GitServer
 ) -> None:

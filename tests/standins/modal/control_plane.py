@@ -66,6 +66,12 @@ class ControlPlane(ModalClientBase):
         )
 
     @unary
+    async def SecretGetOrCreate(self, request: Any) -> Any:
+        number = f"st-{secrets.token_hex(11)}"
+        self.standin.secrets[number] = dict(request.env_dict)
+        return api_pb2.SecretGetOrCreateResponse(secret_id=number)
+
+    @unary
     async def VolumeList(self, request: Any) -> Any:
         # The list is sorted by age, newest first, and has pages.
         before = request.pagination.created_before or math.inf
@@ -86,7 +92,7 @@ class ControlPlane(ModalClientBase):
         digest = hashlib.sha256(request.image.SerializeToString(deterministic=True)).hexdigest()
         number, images = f"im-{digest[:22]}", self.standin.images
         if number not in images or images[number]["result"].status == Result.GENERIC_STATUS_FAILURE:
-            images[number] = {"commands": [], "packages": "", "result": Result(), "built": asyncio.Event()}
+            images[number] = {"commands": [], "packages": "", "root": "", "result": Result(), "built": asyncio.Event()}
             images[number]["task"] = asyncio.create_task(self.standin.build(number, request.image))
         return api_pb2.ImageGetOrCreateResponse(image_id=number, result=images[number]["result"])
 

@@ -37,6 +37,26 @@ class Launcher:
             for name in ("python", "python3"):
                 (folder / name).symlink_to(interpreter)
 
+    async def build(self, root: Path, command: str, environment: dict[str, str]) -> str:
+        """Run a command of an image's build in its root; return the error's text, empty after a success."""
+        root.mkdir(parents=True, exist_ok=True)
+        for path in filter(os.path.islink, SYSTEM):
+            if not (root / path[1:]).is_symlink():
+                (root / path[1:]).symlink_to(os.readlink(path))
+        mounts: list[Mount] = [("bind", str(root), "/"), *self._list_system_mounts()]
+        mounts += [("proc", "/proc"), ("dev", "/dev"), ("dir", "/tmp"), ("dir", "/root")]
+        process = await asyncio.create_subprocess_exec(
+            *make_command(["/bin/sh", "-c", command], mounts, "/", has_network=True),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={"HOME": "/root", "PATH": "/usr/local/bin:/usr/bin:/bin", **environment},
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        said, _ = await process.communicate()
+        return said.decode("utf-8", "replace") or f"status {process.returncode}" if process.returncode else ""
+
     async def start(self, box: Box, packages: str, request: Any) -> None:
         """Start a command unless it has already been started."""
         if request.exec_id in box.commands:
@@ -76,10 +96,7 @@ class Launcher:
 
     def _list_mounts(self, box: Box, packages: str, where: str) -> list[Mount]:
         """Return the sandbox's mounts: its root, the system's directories, this Python, its volumes."""
-        own = [path for path in SYSTEM if os.path.exists(path) and not os.path.islink(path)]
-        pythons = dict.fromkeys((sys.base_prefix, os.path.dirname(os.path.dirname(python()))))
-        own += [path for path in pythons if not PurePosixPath(path).is_relative_to("/usr")]
-        mounts: list[Mount] = [("bind", str(box.folder / "root"), "/"), *(("read", path, path) for path in own)]
+        mounts: list[Mount] = [("bind", str(box.folder / "root"), "/"), *self._list_system_mounts()]
         mounts.append(("read", str(box.folder / "bin"), "/__modal/.bin"))
         if packages:
             mounts.append(("read", packages, packages))
@@ -87,6 +104,14 @@ class Launcher:
         mounts += [("proc", "/proc"), ("dev", "/dev"), ("dir", "/tmp"), ("dir", "/root")]
         mounts += [("read" if mount.read_only else "bind", str(mount.folder), mount.path) for mount in box.mounts]
         return mounts
+
+    @staticmethod
+    def _list_system_mounts() -> list[Mount]:
+        """Return the mounts of the system's directories and of this Python."""
+        own = [path for path in SYSTEM if os.path.exists(path) and not os.path.islink(path)]
+        pythons = dict.fromkeys((sys.base_prefix, os.path.dirname(os.path.dirname(python()))))
+        own += [path for path in pythons if not PurePosixPath(path).is_relative_to("/usr")]
+        return [("read", path, path) for path in own]
 
     @staticmethod
     async def _wait(box: Box, command: Command, seconds: int) -> None:

@@ -42,6 +42,7 @@ class Standin:
             "max_sandboxes": None,
             "commit_at_end": True,
             "commit_error": "",  # error of `sync`
+            "build_error": "",  # error of git in an image's build
             "python": python(),  # path of `python` in a sandbox, or empty
         }
         self.faults = Faults()
@@ -54,6 +55,7 @@ class Standin:
         self.apps: dict[str, str] = {}
         self.volumes: dict[str, Volume] = {}
         self.images: dict[str, dict[str, Any]] = {}
+        self.secrets: dict[str, dict[str, str]] = {}
         self.answers: dict[str, asyncio.Future[Any]] = {}
         self.streams: set[Any] = set()
         self._watches: set[asyncio.Task[None]] = set()
@@ -167,9 +169,13 @@ class Standin:
         if request.definition.volume_mounts and not self.has_namespaces:
             raise GRPCError(Status.FAILED_PRECONDITION, "Volumes need namespaces on the stand-in's machine")
         box.folder.mkdir(parents=True)
-        (box.folder / "root").mkdir()
+        if base := self.images[request.definition.image_id]["root"]:
+            await asyncio.to_thread(shutil.copytree, base, box.folder / "root", symlinks=True)
+        else:
+            (box.folder / "root").mkdir()
         for path in filter(os.path.islink, SYSTEM):
-            (box.folder / "root" / path[1:]).symlink_to(os.readlink(path))
+            if not (box.folder / "root" / path[1:]).is_symlink():
+                (box.folder / "root" / path[1:]).symlink_to(os.readlink(path))
         for number, mount in enumerate(request.definition.volume_mounts):
             volume = self.volumes[mount.volume_id]
             folder = box.folder / f"volume-{number}"
@@ -250,12 +256,16 @@ class Standin:
         return box
 
     async def build(self, number: str, definition: Any) -> None:
-        """Build an image by running its pip installs."""
+        """Build an image: run its pip installs, and shell scripts in a root of its own if there are namespaces."""
         image = self.images[number]
         bases = [self.images[base.image_id] for base in definition.base_images]
         inherited = next((base["packages"] for base in bases if base["packages"]), "")
         folder = self.root / "images" / number
-        complaint = ""
+        environment = {name: value for number in definition.secret_ids for name, value in self.secrets[number].items()}
+        root, complaint = self.root / "images" / f"{number}-root", ""
+        for base in bases:
+            if base["root"]:
+                await asyncio.to_thread(shutil.copytree, base["root"], root, symlinks=True, dirs_exist_ok=True)
         for line in definition.dockerfile_commands:
             image["commands"].append(line)
             if line.startswith("FROM ") and "does-not-exist" in line:
@@ -275,6 +285,10 @@ class Standin:
                 _, said = await process.communicate()
                 if process.returncode:
                     complaint = said.decode("utf-8", "replace").strip() or f"pip ended with {process.returncode}"
+            elif line.startswith("RUN sh -") and self.has_namespaces:
+                complaint = complaint or (self.options["build_error"] if "git fetch" in line else "")
+                complaint = complaint or await self.launcher.build(root, line.removeprefix("RUN "), environment)
+        image["root"] = str(root) if root.exists() else ""
         image["packages"] = str(folder) if folder.exists() else inherited
         if complaint:
             image["result"] = Result(status=Result.GENERIC_STATUS_FAILURE, exception=complaint)
