@@ -39,7 +39,7 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
         output: The form of the printed outcomes.
         values: The parameters that the command line set.
     """
-    _import_from_working_directory(values.get("tools") or {}, values.get("sampler", ""))
+    _import_from_working_directory(values.get("tools") or {}, values.get("sampler") or "")
     parameters = model.parse(values)
     # The engine imports Prefect, which takes a second. Refuse a wrong input or provider before that.
     make_unsaved_provider(values.get("provider", "local"), values.get("provider_options"))
@@ -50,7 +50,8 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
         report = _run_with_display(_start_flow(model, parameters, plan, display), display, values)
     except ExecutionsFailed as error:
         failed = error
-        report = parameters.build_report(Outcomes(error.results, error.failures, error.results_path))
+        spec = None if plan is None else plan.report_spec
+        report = parameters.build_report(Outcomes(error.results, error.failures, error.results_path, spec))
     files = files if plan is not None and plan.runs_each_code else []
     _print_report(report, output, files)
     collected = sum(len(outcome.meta.collected) for outcome in report.outcomes)

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Every execution's outcome, in order, and the path of the ledger."""
+    """Every execution's outcome, in order, the path of the ledger, and the plan's spec if it is known."""
 
     results: Sequence[Outcome]
     failures: Sequence[Failure]  # The final failures among the results.
     results_path: str
+    spec: ReportSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class Plan:
         recursion: The settings of recursive models, if each execution is one recursive query; otherwise None.
         on_turn: Function of the host that takes each turn of a recursive model, as `name_function` names it; or None.
         check_first: Checks the first result with fields. A ConfigurationError that it raises ends the run.
+        search: The settings of a search, for the run's record; empty if there is none.
         may_stop_early: The job may end before all executions have run.
         warnings: Sentences for people, before the first execution.
         is_sole_writer: Refuse a ledger that another run is writing to.
@@ -127,6 +129,7 @@ class Plan:
     recursion: RecursionSettings | None = None
     on_turn: Any = None
     check_first: Callable[[Result], None] | None = None
+    search: dict[str, Any] = field(default_factory=dict[str, Any])
     may_stop_early: bool = False
     warnings: tuple[str, ...] = ()
     is_sole_writer: bool = False

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -34,9 +34,9 @@ from .reporting.summary import BestTrials, is_nonfinite, is_score
 from .reports import TrialsReport
 from .search.plan import parse_objectives, plan_search
 from .search.search import DrawnPoints, execute_search
+from .search.settings import STOPS, SearchSettings, continue_settings
 from .search.study import check_sampler
 
-DEFAULT_SAMPLER, DEFAULT_SEED = "tpe", 0
 # Names of the types of values that are not scores.
 KINDS = {str: "text", bool: "a bool", list: "a list", dict: "a dict", int: "an integer too large for a float"}
 
@@ -155,18 +155,20 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         CommandLineForm(is_common=True),
     ] = None
     sampler: Annotated[
-        str,
+        str | None,
         Field(
             min_length=1,
-            description="Sampler of the space: random, tpe, or an import path such as optuna.samplers:NSGAIISampler.",
+            description="Sampler of the space: tpe (the default), random, or an import path such as "
+            "optuna.samplers:NSGAIISampler.",
         ),
-    ] = DEFAULT_SAMPLER
+    ] = None
     seed: Annotated[
-        int,
+        int | None,
         Field(
-            description="Seed of the sampler that draws from the space. It is combined with the number of each trial."
+            description="Seed of the sampler that draws from the space; 0 by default. It is combined with the number "
+            "of each trial."
         ),
-    ] = DEFAULT_SEED
+    ] = None
     pruner: Annotated[
         str | None,
         Field(
@@ -233,11 +235,22 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
                 column_types=get_column_types(points),
             )
         prepare = None if options.prepare is None else read_text_reference(options.prepare)
+        settings = SearchSettings(
+            self.sampler,
+            self.seed,
+            self.pruner,
+            None if self.start is None else list(read_inputs(cast("list[dict[str, Any]] | str", self.start))),
+            self.stop_at,
+            self.stop_after,
+            None if self.constraints is None else list(spec.constraints),
+        )
+        ledger = options.locate_ledger(run_ledger)
+        settings, continuation = continue_settings(settings, ledger, code, self.space, objectives)
+        spec = replace(spec, constraints=tuple(settings.constraints or ()))
+        check_first = partial(check_fields, objectives, spec.constraints, self.repeats is not None)
         search = plan_search(
-            self.space, trials=self.trials, objectives=objectives, sampler=self.sampler, seed=self.seed,
-            pruner=self.pruner, code=code, prepare=prepare, is_sharded=options.shards is not None,
-            start=() if self.start is None else read_inputs(cast("list[dict[str, Any]] | str", self.start)),
-            stop_at=self.stop_at, stop_after=self.stop_after, constraints=spec.constraints,
+            self.space, trials=self.trials, objectives=objectives, settings=settings, code=code, prepare=prepare,
+            is_sharded=options.shards is not None,
         )  # fmt: skip
         check_sampler(search)
         check_variables(code, search.space.alternatives, needs_all=needs_all, repeats=self.repeats)
@@ -258,7 +271,8 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
             is_sole_writer=not is_sharded,
             check_first=check_first if objectives else None,
             may_stop_early=search.may_stop_early,
-            warnings=tuple(search.space.list_warnings()),
+            search=settings.to_record(code),
+            warnings=(*search.space.list_warnings(), *([continuation] if continuation else ())),
         )
 
     def get_variables_source(self) -> str:
@@ -294,10 +308,8 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
                 f"the pruner {self.pruner} compares single runs, and {name_parameter('repeats')} runs each trial "
                 f"several times: leave out {name_parameter('pruner')} or {name_parameter('repeats')}"
             )
-        defaults = {"trials": None, "sampler": DEFAULT_SAMPLER, "seed": DEFAULT_SEED, "pruner": None}
-        defaults |= {"start": None, "stop_at": None, "stop_after": None}
-        for name, default in defaults.items():
-            if self.space is None and getattr(self, name) != default:
+        for name in ("trials", "sampler", "seed", "pruner", "start", *STOPS):
+            if self.space is None and getattr(self, name) is not None:
                 raise ConfigurationError(
                     f"{name_parameter(name)} needs {name_parameter('space')}: pass both, or leave "
                     f"{name_parameter(name)} out"
@@ -326,6 +338,8 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         """
         objectives = parse_objectives(self.objective, self.direction)
         spec = self._make_spec(objectives)
+        if outcomes.spec is not None:
+            spec = replace(spec, constraints=outcomes.spec.constraints)  # A search may have them from its ledger.
         if self.repeats is not None:
             spec = spec.with_repeats(self.repeats, len(outcomes.results) // self.repeats, self.aggregate)
         best = BestTrials(spec)

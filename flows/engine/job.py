@@ -58,6 +58,7 @@ class Job:
     cache: ResultCache
     slots: Slots
     executor: Executor
+    record: RunRecord
 
     async def compute_fingerprint(self) -> dict[str, Any]:
         """Return the settings on which all results depend: provider, model, recursion, code around it, `collect`."""
@@ -95,7 +96,7 @@ class Job:
                 f"the inputs changed while they were read: {self.context.total} at first, {len(results)} at the "
                 "end. Run it again"
             )
-        return Outcomes(results, self.store.failures, str(self.context.ledger.path))
+        return Outcomes(results, self.store.failures, str(self.context.ledger.path), self.plan.report_spec)
 
 
 async def execute_items(job: Job) -> None:
@@ -173,7 +174,7 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
                     )
                 else:
                     executor = sharding.make_executor(context=context, store=store, sink=sink)
-                yield Job(plan, context, store, sink, cache, slots, executor)
+                yield Job(plan, context, store, sink, cache, slots, executor, record)
                 _count_sandboxes(record, context)
                 if plan.may_stop_early and isinstance(store, MemoryStore):
                     record.total = len(store.outcomes)
@@ -212,6 +213,7 @@ def _make_record(plan: Plan, provider: str, results_path: str) -> RunRecord:
         objectives=[asdict(objective) for objective in spec.objectives],
         space=spec.space,
         constraints=list(spec.constraints),
+        search=plan.search,
         provider=provider,
         total=plan.total,
         repeats=None if spec.repeats is None else spec.repeats.count,

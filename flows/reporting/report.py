@@ -110,6 +110,8 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
         rows.append(
             ["Infeasible", f"{summary.infeasible:,} {spec.noun}s, with {' or '.join(spec.constraints)} above 0"]
         )
+    if record.stopped:
+        rows.append(["Stopped", record.stopped])
     if record.began:
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(record.began))
         if record.ended is None:

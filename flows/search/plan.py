@@ -2,7 +2,7 @@
 
 import importlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -10,12 +10,12 @@ from ...blocks.worker_consent import is_deployment_run
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...tasks.ledger.run_record import Direction, Objective
+from .settings import OWN_SAMPLERS, SAMPLERS, SearchSettings
 from .space import SearchSpace, parse_space
 
-SAMPLERS = ("random", "tpe")
+DEFAULT_SAMPLER = "tpe"
 PRUNERS = ("median", "asha", "hyperband", "patient")
 DEFAULT_PATIENCE = 10  # reports without improvement
-OWN_SAMPLERS = "optuna.samplers:"  # runs of deployments may import only these
 MAX_TRIALS = 100_000  # all are in memory, and an adaptive sampler reads all of them for the next point
 IMPORT_PATH = re.compile(r"[\w.]+:\w+")
 
@@ -103,16 +103,10 @@ def plan_search(
     *,
     trials: int | None,
     objectives: tuple[Objective, ...],
-    sampler: str,
-    seed: int,
-    pruner: str | None,
+    settings: SearchSettings,
     code: str,
     prepare: str | None = None,
     is_sharded: bool = False,
-    start: Iterable[Mapping[str, Any]] = (),
-    stop_at: float | None = None,
-    stop_after: int | None = None,
-    constraints: tuple[str, ...] = (),
 ) -> SearchPlan:
     """Return the search for these parameters of a sweep. Raises ConfigurationError."""
     if trials is None:
@@ -120,8 +114,12 @@ def plan_search(
     if trials > MAX_TRIALS:
         raise ConfigurationError(f"{name_parameter('trials')} is {trials:,}, and at most {MAX_TRIALS:,} are allowed")
     parsed = parse_space(space)
-    points = tuple(_find_start_point(parsed, number, point) for number, point in enumerate(start, 1))
-    plan = SearchPlan(parsed, trials, objectives, sampler, seed, pruner, points, stop_at, stop_after, constraints)
+    points = tuple(_find_start_point(parsed, number, point) for number, point in enumerate(settings.start or (), 1))
+    sampler, pruner = settings.sampler or DEFAULT_SAMPLER, settings.pruner
+    plan = SearchPlan(
+        parsed, trials, objectives, sampler, settings.seed or 0, pruner, points, settings.stop_at, settings.stop_after,
+        tuple(settings.constraints or ()),
+    )  # fmt: skip
     if len(points) > trials:
         raise ConfigurationError(
             f"{name_parameter('start')} has {len(points)} points, more than the {trials} trials: raise "

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.meta import Meta
 from ...sandbox.result import Outcome, Result
 from ...tasks.execution import Execution, Pruning, assign_keys, build_pruned_result
@@ -35,7 +36,7 @@ class StopRule:
     """The rule that ends a search: a target, or a number of trials without improvement. Failures do not count."""
 
     plan: SearchPlan
-    is_met: bool = False
+    reason: str = ""  # set once the rule ends the search
     _best: BestTrials = field(init=False)
     _count: int = 0  # trials since the last improvement
 
@@ -50,9 +51,12 @@ class StopRule:
         self._best.consider(outcome)
         score, target, sign = self._best.score, self.plan.stop_at, 1 if direction == "minimize" else -1
         self._count = 0 if is_score(score) and score != earlier else self._count + 1
-        has_reached = target is not None and is_score(score) and sign * score <= sign * target
-        is_stuck = self.plan.stop_after is not None and self._count >= self.plan.stop_after
-        self.is_met = self.is_met or has_reached or is_stuck
+        if self.reason:
+            return
+        if target is not None and is_score(score) and sign * score <= sign * target:
+            self.reason = f"{self.plan.objectives[0].name} reached {score:.6g}, and stop_at is {target:.6g}"
+        elif self.plan.stop_after is not None and self._count >= self.plan.stop_after:
+            self.reason = f"{self._count} trials in a row brought no improvement"
 
 
 @dataclass(slots=True)
@@ -149,7 +153,7 @@ class Search:
         for trial in self._recorded:
             yield Point(trial.variables, trial.alternative)
         for _ in range(len(self._recorded), self.plan.trials):
-            if self.stop.is_met:
+            if self.stop.reason:
                 return
             yield Point({}) if is_over() else self.study.ask()
 
@@ -223,10 +227,14 @@ async def execute_search(plan: SearchPlan, code: str, job: "Job") -> None:
     needs_repeat = spec.repeats is not None and make_repeat_test(None if prepare is None else prepare.code)(code)
     search = Search(plan, code, fingerprint, provider, job.context.ledger, job.cache, spec, needs_repeat)
     await asyncio.to_thread(search.load_history)
+    had_stopped = bool(search.stop.reason)
     job.sink.observers.append(search.record_outcome)
     await executor.execute_all(search.make_executions(lambda: executor.is_over), search.find_result)
-    if search.stop.is_met:
-        job.sink.warn(f"the search stopped after {search.study.count} of at most {plan.trials} trials")
+    if search.stop.reason and search.study.count < plan.trials:
+        stopped = f"after {search.study.count} of at most {plan.trials} trials, because {search.stop.reason}"
+        job.record.stopped = stopped
+        remedy = f": set another {name_parameter('stop_at')} or {name_parameter('stop_after')} to continue it"
+        job.sink.warn(f"the search had stopped {stopped}{remedy}" if had_stopped else f"the search stopped {stopped}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from ...sandbox.meta import Meta
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
 from ...tasks.ledger.run_record import Objective
-from .plan import SAMPLERS, SearchPlan, find_sampler_class, import_optuna, parse_pruner
+from .plan import SearchPlan, find_sampler_class, import_optuna, parse_pruner
+from .settings import SAMPLERS
 from .space import Choices, Parameter, SearchSpace, infer_space, parse_space
 
 if TYPE_CHECKING:

@@ -223,6 +223,36 @@ def test_a_failing_server_is_a_one_sentence_error(run_alone, tmp_path, monkeypat
     assert "Traceback" not in done.stderr
 
 
+def test_a_search_takes_a_sampler_and_start_points_from_the_working_directory(run_alone, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from optuna.samplers import RandomSampler\n"
+        "class Halves(RandomSampler):\n"
+        "    def sample_independent(self, study, trial, name, distribution):\n"
+        "        return distribution.high / 2\n"
+    )
+    (tmp_path / "start.csv").write_text("x,y\n1.0,6.0\n3.0,5.0\n")
+    (tmp_path / "train.py").write_text("SUBMIT(loss=x + y)")
+    words = [
+        "sweep",
+        "train.py",
+        "--space",
+        "x=0.0..4.0",
+        "--space",
+        "y=0.0..8.0",
+        "--trials",
+        "3",
+        "--minimize",
+        "loss",
+    ]
+    done = run_alone(*words, "--sampler", "mine:Halves", "--start", "start.csv", "--json")
+    assert done.returncode == 0, done.stderr
+    points = [json.loads(line)["meta"]["variables"] for line in done.stdout.splitlines()]
+    assert points == [{"x": 1.0, "y": 6.0}, {"x": 3.0, "y": 5.0}, {"x": 2.0, "y": 4.0}]
+    wrong = run_alone(*words, "--sampler", "mine:Thirds")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1), wrong.stderr
+    assert "the sampler mine:Thirds cannot be imported" in wrong.stderr
+
+
 def test_a_search_prints_trials_and_pruned_count_and_can_be_resumed(run, tmp_path):
     (tmp_path / "train.py").write_text("for step in range(9):\n    report(x + 1 / (step + 1), step)\nSUBMIT(loss=x)")
     words = ["sweep", "train.py", "--space", "x=0.0..1.0", "--space", "opt=a,b", "--sampler", "random", "--seed", "1"]

@@ -1,11 +1,13 @@
 """Invalid search spaces: their errors come before any code runs."""
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from rlm_batch import ConfigurationError, sweep
 from rlm_batch.flows.search.plan import parse_objectives, plan_search
+from rlm_batch.flows.search.settings import SearchSettings
 from rlm_batch.flows.search.space import Choices, Range, infer_space, parse_space
 
 SPACE = {"x": {"low": 0.0, "high": 1.0}}
@@ -83,27 +85,27 @@ def test_a_range_is_integer_if_its_bounds_are_or_on_request() -> None:
 )
 def test_an_impossible_search_is_refused_with_one_sentence(more: dict[str, Any], message: str) -> None:
     objectives = parse_objectives("y", "minimize")
-    parameters = {"space": SPACE, "trials": 3, "objectives": objectives, "sampler": "tpe", "seed": 0, "pruner": None}
+    names = {item.name for item in fields(SearchSettings)}
+    settings = SearchSettings(**{name: value for name, value in more.items() if name in names})
+    parameters = {"space": SPACE, "trials": 3, "objectives": objectives, "code": CODE, "settings": settings}
     with pytest.raises(ConfigurationError, match=message) as raised:
-        plan_search(**{**parameters, "code": CODE, **more})
+        plan_search(**parameters | {name: value for name, value in more.items() if name not in names})
     assert "\n" not in str(raised.value)
 
 
 def test_a_deployments_run_imports_only_optunas_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "of a worker")
     objectives = parse_objectives("y", "minimize")
-    parameters = {"trials": 3, "objectives": objectives, "seed": 0, "pruner": None, "code": CODE}
+    parameters: dict[str, Any] = {"trials": 3, "objectives": objectives, "code": CODE}
     with pytest.raises(ConfigurationError, match="runs of deployments may only import Optuna's own"):
-        plan_search(SPACE, **parameters, sampler="os:system")
-    assert plan_search(SPACE, **parameters, sampler="optuna.samplers:QMCSampler").is_adaptive
+        plan_search(SPACE, **parameters, settings=SearchSettings("os:system"))
+    assert plan_search(SPACE, **parameters, settings=SearchSettings("optuna.samplers:QMCSampler")).is_adaptive
 
 
 def test_a_missing_optuna_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'rlm-batch\[search\]'"):
-        plan_search(
-            SPACE, trials=3, objectives=parse_objectives("y", "minimize"), sampler="tpe", seed=0, pruner=None, code=CODE
-        )
+        plan_search(SPACE, trials=3, objectives=parse_objectives("y", "minimize"), settings=SearchSettings(), code=CODE)
 
 
 @pytest.mark.parametrize(
