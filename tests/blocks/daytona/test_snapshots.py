@@ -66,7 +66,8 @@ async def test_the_set_up_happens_once_for_all_sandboxes_and_for_the_next_proces
     assert (state["counts"][CLONE], state["counts"][CAPTURE], len(state["snapshots"])) == (1, 1, 1)
     assert state["created"] == 9
     environment._environments.clear()
-    await run(DaytonaSandbox(**settings | {"setup": "echo -n other > $HOME/setup"}), times=1)
+    settings["setup"] = "echo -n other > $HOME/setup"
+    await run(DaytonaSandbox(**settings), times=1)
     assert standin.state()["counts"][CAPTURE] == 2
 
 
