@@ -8,11 +8,13 @@ import shlex
 import sys
 import unicodedata
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..blocks.storage.location_parsing import make_absolute
 from ..flows.inputs.cells import JSON, parse_json, read_word
+from ..flows.inputs.conversion import DATA_SUFFIX
 from ..flows.inputs.tables import TextFile
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
@@ -37,15 +39,23 @@ JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 UNCLEAR_WORDS = ("yes", "no", "on", "off", "y", "n", "t", "f", "nil", "undefined", "na", "n/a")
 TYPE_NAMES = {int: "integer", float: "real", bool: "boolean", str: "text", type(None): "None"}
 
-SUFFIXES_OF_DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+
+def refuse_data(files: Sequence[str], option: str) -> None:
+    """Raise ConfigurationError if the command line has a file of data in the place of code.
+
+    `option` is the command's option for files of data, or an empty text.
+    """
+    for file in files:
+        if DATA_SUFFIX.search(file):
+            advice = f"did you mean {option} {shlex.quote(file)}?" if option else "pass files of Python code"
+            if option and len(files) > 1:  # The shell has replaced a pattern by several names.
+                advice += " A pattern of several files needs quotes"
+            raise ConfigurationError(f"{file} is a file of data, and not of Python code: {advice}")
 
 
 def read_code(file: str) -> str:
     """Return the text of a file of code. Raises ConfigurationError."""
-    if file.lower().endswith(SUFFIXES_OF_DATA):
-        raise ConfigurationError(
-            f"{file} contains data, not Python code: pass it with an option, such as --inputs, --points or --data"
-        )
+    refuse_data([file], "")
     try:
         data = Path(file).expanduser().read_bytes()
     except OSError as error:

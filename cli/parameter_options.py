@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 from ..blocks.registry import PROVIDERS
 from ..blocks.settings import COMMON
 from ..flows.inputs.cells import ColumnType
+from ..flows.inputs.conversion import DATA_PARAMETERS
 from ..flows.parameters import (
     GROUP_OF,
     GROUPS,
@@ -26,7 +27,15 @@ from ..flows.parameters import (
 )
 from ..sandbox.caller import OPTIONS_BY_PARAMETER, use_options
 from ..sandbox.errors import ConfigurationError
-from .argument_parsing import build_provider, parse_grid, parse_space, read_code, read_json_file, resolve_path
+from .argument_parsing import (
+    build_provider,
+    parse_grid,
+    parse_space,
+    read_code,
+    read_json_file,
+    refuse_data,
+    resolve_path,
+)
 from .output import OutputFormat
 
 # Parameters without an option. The command prints failures and shows them in its exit status. Each setting of a
@@ -214,6 +223,9 @@ def build_flow_command(
         bound = inspect.Signature(signature).bind_partial(*arguments, **options).arguments
         action = make_action(**{name: bound[name] for name in action_names if name in bound})
         settings = {name: bound[name] for name in setting_names if bound.get(name) is not None}
+        files = bound.get(file_option, [])
+        files = [files] if isinstance(files, str) else list(files)
+        refuse_data(files, next((f"--{name}" for name in DATA_PARAMETERS if name in parameters), ""))
         values: dict[str, Any] = {}
         for option, (name, reader) in readers.items():
             if option in bound:
@@ -227,8 +239,7 @@ def build_flow_command(
         if bound.get("isolation") is not None:
             values["provider"] = build_provider(values.get("provider", "local"), bound["isolation"])
         values |= _read_objectives(bound.get("minimize") or [], bound.get("maximize") or [])
-        files = bound.get(file_option, [])
-        return action(model, [files] if isinstance(files, str) else list(files), values)
+        return action(model, files, values)
 
     run.__name__ = model.flow_name
     run.__doc__ = model.summary

@@ -46,8 +46,8 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
     ]
     inputs: Annotated[
         Items[Variables] | PathText | None,
-        Field(description="Variables of each execution of one piece of code, or a path to JSON lines, CSV or Parquet."),
-        CommandLineForm("path", "Variables of each execution: JSON lines, CSV or Parquet.", is_common=True),
+        Field(description="Variables of each execution of one piece of code, or a path to JSON, CSV or Parquet."),
+        CommandLineForm("path", "Variables of each execution: JSON, CSV or Parquet.", is_common=True),
     ] = None
     types: Types = None
     repeats: RepeatCount = None

@@ -192,17 +192,13 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
     ]
     chunks: Annotated[
         DataById | PathText | None,
-        Field(description="Data of each chunk by its id, or a path to JSON lines, CSV or Parquet with id and data."),
-        CommandLineForm("path", "Chunks, with id and data in each line: JSON lines, CSV or Parquet.", is_common=True),
+        Field(description="Data of each chunk by its id, or a path to JSON, CSV or Parquet with id and data."),
+        CommandLineForm("path", "Chunks, with id and data in each line: JSON, CSV or Parquet.", is_common=True),
     ] = None
     data: Annotated[
         Items[DataItem] | PathText | None,
-        Field(
-            description="Items to divide into chunks, or a path to JSON lines, CSV or Parquet with one in each line."
-        ),
-        CommandLineForm(
-            "path", "Items to divide into chunks, one in each line: JSON lines, CSV or Parquet.", is_common=True
-        ),
+        Field(description="Items to divide into chunks, or a path to JSON, CSV or Parquet with one in each line."),
+        CommandLineForm("path", "Items to divide into chunks, one in each line: JSON, CSV or Parquet.", is_common=True),
     ] = None
     chunk_size: Annotated[
         int | None, Field(ge=1, description="Items of the data in each chunk."), CommandLineForm(is_common=True)

@@ -147,9 +147,9 @@ Inputs = Annotated[
     Items[Variables] | PathText | None,
     Field(
         description="Rows with a query, and a context, context_file or context_volume_path of their own; or a path to "
-        "JSON lines, CSV or Parquet. Other columns are in the results."
+        "JSON, CSV or Parquet. Other columns are in the results."
     ),
-    CommandLineForm("path", "Questions with their contexts: JSON lines, CSV or Parquet.", is_common=True),
+    CommandLineForm("path", "Questions with their contexts: JSON, CSV or Parquet.", is_common=True),
 ]
 
 

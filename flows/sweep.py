@@ -124,8 +124,8 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
     ] = None
     points: Annotated[
         Items[Variables] | PathText | None,
-        Field(description="Variables of each trial, or a path to JSON lines, CSV or Parquet."),
-        CommandLineForm("path", "Variables of each trial: JSON lines, CSV or Parquet.", is_common=True),
+        Field(description="Variables of each trial, or a path to JSON, CSV or Parquet."),
+        CommandLineForm("path", "Variables of each trial: JSON, CSV or Parquet.", is_common=True),
     ] = None
     objective: Annotated[
         str | list[str] | None,
@@ -177,8 +177,8 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
     ] = None
     start: Annotated[
         Items[Variables] | PathText | None,
-        Field(description="Points of the space to try first, or a path to JSON lines, CSV or Parquet."),
-        CommandLineForm("path", "Points of the space to try first: JSON lines, CSV or Parquet."),
+        Field(description="Points of the space to try first, or a path to JSON, CSV or Parquet."),
+        CommandLineForm("path", "Points of the space to try first: JSON, CSV or Parquet."),
     ] = None
     stop_at: Annotated[float | None, Field(description="Objective that ends the search once a trial reaches it.")] = (
         None

@@ -26,7 +26,10 @@ from .data_frames import list_table_rows
 from .readers import normalize_chunk_ids
 
 FILE_NAME = re.compile(r"[\w.~/\\-]+\.py")
+DATA_SUFFIX = re.compile(r"\.(?:csv|tsv|jsonl|ndjson|json|parquet)(?:\.gz|\.zst)?$", re.IGNORECASE)
+DATA_FILE_NAME = re.compile(r"[\w.~/\\*?\[\]-]+")
 MAX_FILE_NAME = 250  # characters; a longer text is not a file's name
+DATA_PARAMETERS = ("inputs", "points", "data")  # parameters that take files of data, one at most in each flow
 NOT_ROWS = (list, tuple, str, int, float, type(None))  # types of items that are no dict of variables
 NUMBERS = ("['low']", "['high']", "['step']")  # Numbers in the definition of a space.
 
@@ -153,7 +156,8 @@ def convert_parameters(parameters: dict[str, Any], contents: Mapping[str, Conten
         converted["collect"] = check_patterns(collect)  # type: ignore[reportUnknownArgumentType]
     for name, content in contents.items():
         if name in converted:
-            converted[name] = _convert_content(name, content, converted[name], tools or ())
+            source = next((other for other in DATA_PARAMETERS if other in contents), "")
+            converted[name] = _convert_content(name, content, converted[name], tools or (), source)
     return converted
 
 
@@ -166,7 +170,7 @@ def _name_model(model: Any) -> Any:
     return name_model(model)
 
 
-def _convert_content(name: str, content: Content, value: Any, tools: Collection[str]) -> Any:
+def _convert_content(name: str, content: Content, value: Any, tools: Collection[str], source: str) -> Any:
     value = _list_items(value)
     if content in (Content.ROWS, Content.ITEMS) and (rows := list_table_rows(name, value)) is not None:
         value = rows
@@ -186,7 +190,7 @@ def _convert_content(name: str, content: Content, value: Any, tools: Collection[
     texts: list[Any] = (value if isinstance(value, list) else [value]) if content.is_code else []
     for text in texts[:1] if content is Content.STEP else texts:  # A later `x.py` may be an attribute.
         if isinstance(text, str):
-            check_code(text)
+            check_code(text, source)
     if content is Content.DATA_BY_ID and isinstance(value, dict):
         return normalize_chunk_ids(value)  # type: ignore[reportUnknownArgumentType]
     return value
@@ -247,8 +251,15 @@ def _list_items(value: Any) -> Any:
     return list(value) if isinstance(value, (Iterator, range, tuple)) else value  # type: ignore[reportUnknownArgumentType]
 
 
-def check_code(text: str) -> None:
-    """Raise ConfigurationError if the code is surely a mistake: the name of a file, or lines of JSON."""
+def check_code(text: str, source: str = "") -> None:
+    """Raise ConfigurationError if the code is surely a mistake: the name of a file, or lines of JSON.
+
+    `source` is the flow's parameter for files of data, if it has one.
+    """
+    word = text.strip() if len(text) <= MAX_FILE_NAME else ""
+    if DATA_SUFFIX.search(word) and DATA_FILE_NAME.fullmatch(word):
+        advice = f"did you mean {name_parameter(source)}?" if source else "pass Python code"
+        raise ConfigurationError(f"the code is {word!r}, the name of a file of data: {advice}")
     if len(text) <= MAX_FILE_NAME and FILE_NAME.fullmatch(text.strip()):
         raise ConfigurationError(
             f"the code is {text.strip()!r}, the name of a file: pass its text, as in Path({text.strip()!r}).read_text()"

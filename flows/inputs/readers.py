@@ -1,4 +1,4 @@
-"""Readers of a flow's inputs: lists, and files of JSON lines, CSV or Parquet, which are checked once and then read."""
+"""Readers of a flow's inputs: lists, and files of JSON, CSV or Parquet, which are checked once and then read."""
 
 import itertools
 import math
@@ -17,7 +17,8 @@ from ...tasks.ledger.run_record import list_run_records
 from ...tasks.repeats import REPEAT, refuse_own_repeat
 from .cells import JSON, ColumnType, read_word
 from .host_paths import locate_input, pin_file
-from .tables import COMPRESSED, SPREADSHEET, CsvTable, JsonLines, ParquetTable, Report, Table, TextFile
+from .parquet_folder import merge_parquet_folder
+from .tables import SPREADSHEET, CsvTable, JsonValues, ParquetTable, Report, Table, TextFile, split_suffix
 
 Variables = dict[str, Any]
 Chunk = tuple[str, Any]  # an id and its data
@@ -25,7 +26,8 @@ TypesOfColumns = dict[str, Any] | Literal["json"] | None  # The caller's types. 
 RuleOfTypes = dict[str, Any] | Literal["json"]  # The run's record keeps this.
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 CSV = (".csv", ".tsv")
-OTHER_FILES = {**dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), SPREADSHEET), ".gz": COMPRESSED}
+PARQUET = ".parquet"
+OTHER_FILES = dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), SPREADSHEET)
 
 
 class RecordedTypes(dict[str, Any]):
@@ -41,7 +43,7 @@ class ChunkSource(Iterable[Chunk], Sized, Protocol):
 
 
 class InputFile:
-    """The values in a file of JSON lines, CSV or Parquet. A value is a dict, or anything if `takes_any_value`.
+    """The values in a file of JSON, CSV or Parquet. A value is a dict, or anything if `takes_any_value`.
 
     The file is copied and checked as a whole, and then read value by value. A file at a location is downloaded once.
     """
@@ -55,29 +57,35 @@ class InputFile:
         `types` are the types of a CSV file's columns. `report` gets lines about the progress with a large file.
         """
         self.path = locate_input(path)
-        suffix = self.path.suffix.lower()
-        if suffix not in (*JSON_LINES, *CSV, ".parquet"):
+        is_folder = isinstance(self.path, Path) and self.path.is_dir()
+        suffix = PARQUET if is_folder else split_suffix(self.path)[0]
+        if suffix not in (*JSON_LINES, *CSV, PARQUET):
             advice = f"it is {OTHER_FILES[suffix]}" if suffix in OTHER_FILES else "rename or convert it"
             if isinstance(self.path, Path) and not self.path.exists():
                 advice = "the file does not exist, and a text is taken as a path"
             raise ConfigurationError(
-                f"{self.path} is not JSON lines (.jsonl), CSV (.csv) or Parquet (.parquet): {advice}"
+                f"{self.path} is not JSON lines (.jsonl), a JSON array (.json), CSV (.csv) or Parquet (.parquet): "
+                f"{advice}"
             )
         if types and suffix not in CSV:
             raise ConfigurationError(
                 f"{name_parameter('types')} needs a CSV file, and {self.path} is not one: leave it out"
             )
-        self.table: Table | None = None  # None for JSON lines
+        self.table: Table | None = None  # None for JSON
         self._rule: RuleOfTypes = {}
         mirror = LocalMirror(self.path) if isinstance(self.path, Location) else None
         try:
-            file = mirror.fetch_file() if mirror is not None else pin_file(self.path)  # type: ignore[arg-type]
-            if suffix in JSON_LINES:
-                self._rows: Table | JsonLines = JsonLines(
-                    file, self.path, self.check, report, takes_any_value=self.takes_any_value
-                )
-                return
-            self._rows = self.table = self._open_table(file, suffix, types, report)
+            if is_folder:
+                assert isinstance(self.path, Path)
+                with merge_parquet_folder(self.path) as merged:
+                    self._rows: Table | JsonValues = ParquetTable(merged, self.path)
+                self.table = self._rows
+            else:
+                file = mirror.fetch_file() if mirror is not None else pin_file(self.path)  # type: ignore[arg-type]
+                if suffix in JSON_LINES:
+                    self._rows = JsonValues(file, self.path, self.check, report, takes_any_value=self.takes_any_value)
+                    return
+                self._rows = self.table = self._open_table(file, suffix, types, report)
         except OSError as error:
             raise ConfigurationError(f"the input file {self.path} cannot be read: {error.strerror}") from None
         self.check_columns(self.table.names, f"the header of {self.path}")
@@ -93,14 +101,20 @@ class InputFile:
     def __iter__(self) -> Iterator[Any]:
         return iter(self._rows)
 
-    def check(self, value: Any, number: int) -> None:
-        """Check a value of JSON lines. `number` is its number, counted from 1. Raises ConfigurationError."""
+    def check(self, value: Any, number: int, where: str) -> None:
+        """Check a value of JSON. Raises ConfigurationError.
+
+        Args:
+            value: The value.
+            number: Its number, counted from 1.
+            where: Its line and file.
+        """
 
     def check_columns(self, names: Iterable[str], where: str) -> None:
         """Check the names of a table's columns. Raises ConfigurationError."""
 
     def _open_table(self, file: Path, suffix: str, types: TypesOfColumns, report: Report | None) -> Table:
-        if suffix == ".parquet":
+        if suffix == PARQUET:
             return ParquetTable(file, self.path)
         if types == "json":
             self._rule = "json"
@@ -120,9 +134,9 @@ class VariablesFile(InputFile):
 
     _names: frozenset[str] = frozenset()  # Names that have been checked.
 
-    def check(self, value: Variables, number: int) -> None:
+    def check(self, value: Variables, number: int, where: str) -> None:
         if not self._names.issuperset(value):
-            check_variable_names(value, f"line {number} of {self.path}: ")
+            check_variable_names(value, f"{where}: ")
             self._names = self._names.union(value)
 
     def check_columns(self, names: Iterable[str], where: str) -> None:
@@ -144,7 +158,7 @@ class VariablesFile(InputFile):
 
 
 class ItemFile(InputFile):
-    """A file of data. A line of JSON may be any value."""
+    """A file of data. A value of JSON may have any type."""
 
     takes_any_value = True
 
@@ -154,8 +168,8 @@ class PointFile(VariablesFile):
 
     _variables: set[str] | None = None
 
-    def check(self, value: Variables, number: int) -> None:
-        super().check(value, number)
+    def check(self, value: Variables, number: int, where: str) -> None:
+        super().check(value, number, where)
         if self._variables is None:
             self._variables = set(value)
         _check_same_variables(self._variables, value, number)
@@ -180,8 +194,8 @@ class _ChunkFile(InputFile):
     def __iter__(self) -> Iterator[Chunk]:
         return ((_normalize_chunk_id(line["id"]), line["data"]) for line in super().__iter__())
 
-    def check(self, value: dict[str, Any], number: int) -> None:
-        self.check_columns(value, f"line {number} of {self.path}")
+    def check(self, value: dict[str, Any], number: int, where: str) -> None:
+        self.check_columns(value, where)
 
     def check_columns(self, names: Iterable[str], where: str) -> None:
         if set(names) != {"id", "data"}:
@@ -259,7 +273,7 @@ def read_lines(path: str, parameter: str) -> list[str]:
     try:
         source = pin_file(file) if isinstance(file, Path) else LocalMirror(file).fetch_file()
         lines = [line.strip() for line in TextFile(source, file).read_lines() if line.strip()]
-        texts = [JSON.decode(line) for line in lines] if path.lower().endswith(JSON_LINES) else lines
+        texts = [JSON.decode(line) for line in lines] if split_suffix(file)[0] in JSON_LINES else lines
     except OSError as error:
         raise ConfigurationError(
             f"{name_parameter(parameter)} names the file {path}, which cannot be read: {error.strerror}"
@@ -314,7 +328,7 @@ def resolve_types_of(source: object, types: TypesOfColumns, ledger: PathOrLocati
 
     A resumed job therefore reads its file as before, and runs nothing again. Raises ConfigurationError.
     """
-    is_csv = isinstance(source, str) and source.lower().endswith(CSV)
+    is_csv = isinstance(source, str) and split_suffix(Path(source))[0] in CSV
     if types is not None or ledger is None or not is_csv:
         return types
     try:

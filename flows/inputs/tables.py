@@ -1,14 +1,19 @@
-"""Files of inputs: CSV, JSON lines and Parquet, each copied and checked once, then read as often as needed."""
+"""Files of inputs: CSV, JSON and Parquet, each copied and checked once, then read as often as needed."""
 
 import codecs
 import csv
+import gzip
 import io
 import os
+import re
 import shlex
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -16,7 +21,7 @@ from ...blocks.storage.location import PathOrLocation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.wire.names import add_article
-from .cells import JSON, READERS, ColumnType, list_fitting_types, read_cell
+from .cells import JSON, READERS, ColumnType, list_fitting_types, parse_json, read_cell
 
 Report = Callable[[str], None]  # takes a line for a person
 
@@ -27,13 +32,17 @@ WATCHED_LINES = 1000  # lines between two looks at the clock
 SPREADSHEET = (
     "a spreadsheet: save it as CSV UTF-8 there, or with pandas.read_excel(FILE).to_csv('NAME.csv', index=False)"
 )
-COMPRESSED = "compressed: unpack it with gunzip"
 BINARY = {
     b"PK\x03\x04": SPREADSHEET,  # Spreadsheets are ZIP archives.
     b"\xd0\xcf\x11\xe0": SPREADSHEET,  # Excel wrote these until 2007.
-    b"\x1f\x8b": COMPRESSED,
+    b"\x1f\x8b": "compressed: add .gz to its name",
+    b"\x28\xb5\x2f\xfd": "compressed: add .zst to its name",
     b"PAR1": "Parquet: call it NAME.parquet",
 }
+# Suffixes of compressed files, with the commands that unpack them to standard output.
+COMPRESSIONS = {".gz": "gunzip -c", ".zst": "unzstd -c"}
+ZSTD_MODULES = ("compression.zstd", "backports.zstd")  # Python has the first one from 3.14 on.
+BLANK = re.compile(r"[ \t\n\r]*")  # JSON's blank characters
 
 BATCH_ROWS = 2000  # rows of Parquet in memory at a time
 CELL_CHARACTERS = 64 * 1024 * 1024  # A cell may be long, but an unclosed quote must not read the whole file.
@@ -41,29 +50,80 @@ WITH_POINT = "c.replace(',', '.') if re.fullmatch('[-+]?[0-9]*,[0-9]+([eE][-+]?[
 OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
+def split_suffix(path: PathOrLocation) -> tuple[str, str]:
+    """Return the suffixes of a file's name for its format and its compression, in small letters. Both may be empty."""
+    compression = path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ""
+    return Path(path.name[: len(path.name) - len(compression)]).suffix.lower(), compression
+
+
 class FileCopy:
     """A copy of a file in an unnamed temporary file, which can be read several times at once.
 
-    A run therefore reads the data that was checked, even if the file changes later or is a pipe.
+    A run therefore reads the data that was checked, even if the file changes later or is a pipe. The copy of a
+    compressed file is unpacked.
     """
 
-    def __init__(self, source: Path) -> None:
-        """Copy the source. Raises OSError if it cannot be read, and ConfigurationError if the disk is full."""
-        with open(source, "rb") as stream:
+    def __init__(self, source: Path, path: PathOrLocation) -> None:
+        """Copy the source. Messages name it `path`, whose suffix tells the compression.
+
+        Raises OSError if it cannot be read, and ConfigurationError if the disk is full or the data is damaged.
+        """
+        with open(source, "rb") as stream, _open_packed(stream, path) as unpacked:
             try:
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115  # Garbage collection closes it.
-                shutil.copyfileobj(stream, self._file)
+                shutil.copyfileobj(unpacked, self._file)
                 self._file.flush()
             except OSError as error:
+                if isinstance(error, gzip.BadGzipFile):
+                    raise _describe_damage(path, error) from None
                 raise ConfigurationError(
                     f"{source} cannot be copied to a temporary file in {tempfile.gettempdir()}: {error.strerror}. Free "
                     "some space, or name another directory with the environment variable TMPDIR"
                 ) from None
+            except Exception as error:
+                if isinstance(error, (EOFError, zlib.error)) or type(error).__name__ == "ZstdError":
+                    raise _describe_damage(path, error) from None
+                raise
         self.size = self._file.tell()
 
     def open(self) -> BinaryIO:
         """Open the copy, at its beginning."""
         return io.BufferedReader(_PositionedReader(self._file.fileno(), self.size))  # type: ignore[return-value]
+
+
+def _open_packed(stream: BinaryIO, path: PathOrLocation) -> BinaryIO:
+    """Return a reader of a file's data, unpacked if its name says that it is compressed. Raises ConfigurationError."""
+    compression = split_suffix(path)[1]
+    if compression == ".gz":
+        return gzip.GzipFile(fileobj=stream)  # type: ignore[return-value]
+    if not compression:
+        return stream
+    for name in ZSTD_MODULES:
+        with suppress(ImportError):
+            return import_module(name).open(stream)
+    raise ConfigurationError(
+        f"reading {path} needs backports.zstd, which is not installed: pip install 'rlm-batch[zstd]', or unpack the "
+        "file with unzstd"
+    )
+
+
+def _describe_damage(path: PathOrLocation, error: Exception) -> ConfigurationError:
+    suffix = split_suffix(path)[1]
+    return ConfigurationError(f"{path} is damaged, or not compressed as {suffix} says: {error}")
+
+
+def spell_filter(program: str, path: PathOrLocation, mark: str) -> str:
+    """Return a shell command that converts a file with a program, which reads standard input.
+
+    The new file has `mark` before its suffix.
+    """
+    file = Path(str(path))
+    suffix, compression = split_suffix(path)
+    plain = file.with_suffix("") if compression else file
+    target = shlex.quote(str(plain.with_suffix(f".{mark}{suffix}")))
+    if compression:
+        return f"{COMPRESSIONS[compression]} {shlex.quote(str(file))} | {program} > {target}"
+    return f"{program} < {shlex.quote(str(file))} > {target}"
 
 
 class _PositionedReader(io.RawIOBase):
@@ -94,7 +154,7 @@ class TextFile:
 
     def __init__(self, source: Path, path: PathOrLocation) -> None:
         """Copy the file and find its encoding. Raises OSError, and ConfigurationError for a file that is not text."""
-        self.copy, self.path = FileCopy(source), path
+        self.copy, self.path = FileCopy(source, path), path
         with self.copy.open() as stream:
             head = stream.read(4096)
         is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -108,7 +168,7 @@ class TextFile:
                 f"{path} has null characters, like UTF-16 without its mark. {self._advise_conversion(encoding)}"
             )
         if b"\0" in head and not is_utf16:
-            command = self._spell_command("tr -d '\\000' <")
+            command = spell_filter("tr -d '\\000'", path, "utf8")
             raise ConfigurationError(f"{path} has null characters: remove them with {command}")
 
     def read_lines(self, report: Report | None = None) -> Iterator[str]:
@@ -146,11 +206,7 @@ class TextFile:
         return ConfigurationError(f"{where} is not UTF-8 ({error.reason}): {shown!r}. {advice}")
 
     def _advise_conversion(self, encoding: str) -> str:
-        return f"If it is {encoding}, convert it: {self._spell_command(f'iconv -f {encoding} -t utf-8')}"
-
-    def _spell_command(self, program: str) -> str:
-        path = Path(str(self.path))
-        return f"{program} {shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix(f'.utf8{path.suffix}')))}"
+        return f"If it is {encoding}, convert it: {spell_filter(f'iconv -f {encoding} -t utf-8', self.path, 'utf8')}"
 
 
 class Table(Protocol):
@@ -164,61 +220,108 @@ class Table(Protocol):
     def __iter__(self) -> Iterator[dict[str, Any]]: ...
 
 
-class JsonLines:
-    """A file of JSON lines. Each line that is not blank is a value."""
+class JsonValues:
+    """A file of JSON lines, or with the suffix .json of one array. A line that is not blank, or an item, is a value."""
 
     def __init__(
         self,
         source: Path,
         path: PathOrLocation,
-        check: Callable[[Any, int], None],
+        check: Callable[[Any, int, str], None],
         report: Report | None = None,
         *,
         takes_any_value: bool = False,
     ) -> None:
-        """Check the whole file. Messages name it `path`. `check` gets each value and its number, counted from 1.
+        """Check the whole file. Messages name it `path`.
 
-        Raises OSError. Raises ConfigurationError for a line that is not JSON. Unless `takes_any_value`, also raises it
-        for a line that is not an object.
+        `check` gets each value, its number, counted from 1, and its place for messages. Raises OSError. Raises
+        ConfigurationError for a value that is not JSON. Unless `takes_any_value`, also raises it for a value that is no
+        object.
         """
         self._file, self._path, self._takes_any_value = TextFile(source, path), path, takes_any_value
+        self._is_array = split_suffix(path)[0] == ".json" and self._find_array()
         self._count = 0
-        for value in self._read_values(report):
+        for value, where in self._read_values(report):
             self._count += 1
-            check(value, self._count)
+            check(value, self._count, where)
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[Any]:
-        return self._read_values()
+        return (value for value, _ in self._read_values())
 
-    def _read_values(self, report: Report | None = None) -> Iterator[Any]:
+    def _find_array(self) -> bool:
+        """Return whether the file is one array, and not lines that are arrays."""
+        line = next((line for line in self._file.read_lines() if line.strip()), "")
+        if not line.lstrip().startswith("["):
+            return False
+        if not self._takes_any_value:
+            return True
+        try:  # A line that is a whole array may be followed by others.
+            JSON.decode(line)
+        except (ValueError, RecursionError):
+            return True
+        return sum(bool(line.strip()) for line in self._file.read_lines()) == 1
+
+    def _read_values(self, report: Report | None = None) -> Iterator[tuple[Any, str]]:
+        """Yield each value with its place in the file, for messages. Raises ConfigurationError."""
+        if self._is_array:
+            yield from self._read_items(report)
+            return
         for number, line in enumerate(self._file.read_lines(report), 1):
             if line.strip():
-                yield self._parse_line(line, f"line {number} of {self._path}")
+                where = f"line {number} of {self._path}"
+                try:
+                    value = JSON.decode(line)
+                except (ValueError, RecursionError) as error:
+                    raise self._describe_problem(where, error, line) from None
+                yield self._check_kind(value, where, line), where
 
-    def _parse_line(self, line: str, where: str) -> Any:
-        try:
-            value = JSON.decode(line)
-        except ValueError as error:
-            raise ConfigurationError(f"{where} is not JSON: {error}{self._advise_lines(line)}") from None
-        except RecursionError:
-            raise ConfigurationError(f"{where} is nested too deeply: flatten it") from None
+    def _read_items(self, report: Report | None) -> Iterator[tuple[Any, str]]:
+        """Yield the items of an array. Only its text is in memory as a whole."""
+        text = "".join(self._file.read_lines(report))
+        at = _skip_blank(text, text.index("[") + 1)
+        line, counted, mark = 1, 0, text[at : at + 1]
+        while mark != "]":
+            line, counted = line + text.count("\n", counted, at), at
+            where = f"line {line} of {self._path}"
+            try:
+                value, end = parse_json(text, at)
+            except (ValueError, RecursionError) as error:
+                raise self._describe_problem(where, error) from None
+            yield self._check_kind(value, where), where
+            end = _skip_blank(text, end)
+            mark = text[end : end + 1]
+            at = _skip_blank(text, end + 1)
+            if mark not in (",", "]") or (mark == "]" and at < len(text)):
+                line += text.count("\n", counted, end)
+                raise ConfigurationError(
+                    f"line {line} of {self._path} is not JSON: after an item of an array comes a comma or the end"
+                )
+
+    def _check_kind(self, value: Any, where: str, line: str = "") -> Any:
         if not (self._takes_any_value or isinstance(value, dict)):
             kind = type(value).__name__
             raise ConfigurationError(
-                f"{where} is {add_article(kind)}, and must be an object of variables{self._advise_lines(line)}"
+                f"{where} is {add_article(kind)}, and must be an object of variables{self._advise_array(line)}"
             )
         return value
 
-    def _advise_lines(self, line: str) -> str:
-        if not line.lstrip().startswith("["):
-            return ""
-        path = Path(str(self._path))
-        program = "import json, sys; [print(json.dumps(item)) for item in json.load(sys.stdin)]"
-        files = f"< {shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.lines.jsonl')))}"
-        return f'. If the file is one list, give each item a line of its own: python3 -c "{program}" {files}'
+    def _describe_problem(self, where: str, error: Exception, line: str = "") -> ConfigurationError:
+        if isinstance(error, RecursionError):
+            return ConfigurationError(f"{where} is nested too deeply: flatten it")
+        return ConfigurationError(f"{where} is not JSON: {error}{self._advise_array(line)}")
+
+    def _advise_array(self, line: str) -> str:
+        return ". If the file is one array, call it NAME.json" if line.lstrip().startswith("[") else ""
+
+
+def _skip_blank(text: str, at: int) -> int:
+    """Return the position of the first character from `at` on that is not blank in JSON."""
+    match = BLANK.match(text, at)
+    assert match is not None
+    return match.end()
 
 
 class CsvTable:
@@ -305,17 +408,17 @@ class CsvTable:
         mark = next((mark for mark in OTHER_DELIMITERS if mark in "".join(self.names)), None)
         if len(self.names) != 1 or mark is None:
             return
-        rows = f"csv.reader(open(sys.argv[1], encoding='{self._file.encoding}', newline=''), delimiter={mark!r})"
+        text = f"open(0, encoding='{self._file.encoding}', newline='')"
+        rows = f"csv.reader({text}, delimiter={mark!r})"
         points = ""
         if mark == ";":  # If semicolons separate cells, numbers often have decimal commas.
             rows = f"([{WITH_POINT} for c in r] for r in {rows})"
             points = ", with 0,5 as 0.5"
         program = f"import csv, re, sys; csv.writer(sys.stdout).writerows({rows})"
-        path = Path(str(self._path))
-        files = f"{shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.commas.csv')))}"
+        command = spell_filter(f'python3 -c "{program}"', self._path, "commas")
         raise ConfigurationError(
-            f"{path} has {OTHER_DELIMITERS[mark]} between its cells, and CSV has commas, and points in numbers. "
-            f'Convert it{points}: python3 -c "{program}" {files}'
+            f"{self._path} has {OTHER_DELIMITERS[mark]} between its cells, and CSV has commas, and points in numbers. "
+            f"Convert it{points}: {command}"
         )
 
     def _check_cell(self, name: str, cell: str, line: int) -> None:
@@ -328,6 +431,19 @@ class CsvTable:
             ) from None
 
 
+def import_pyarrow(path: PathOrLocation) -> tuple[Any, Any]:
+    """Return pyarrow and its module for Parquet. Raises ConfigurationError if they are not installed."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ConfigurationError(
+            f"reading {path} needs pyarrow, which is not installed: pip install 'rlm-batch[parquet]', or convert it to "
+            "CSV"
+        ) from None
+    return pyarrow, pyarrow.parquet
+
+
 class ParquetTable:
     """A file of Parquet, with the types that it names. Dates and times become text in ISO 8601."""
 
@@ -336,15 +452,8 @@ class ParquetTable:
 
         Raises OSError. Raises ConfigurationError if JSON cannot hold a column, data is damaged, or pyarrow is missing.
         """
-        try:
-            import pyarrow as arrow
-            import pyarrow.parquet as parquet
-        except ImportError:
-            raise ConfigurationError(
-                f"reading {path} needs pyarrow, which is not installed: pip install 'rlm-batch[parquet]', "
-                "or convert the file to CSV"
-            ) from None
-        self._copy, self._path, self._arrow, self._parquet = FileCopy(source), path, arrow, parquet
+        arrow, parquet = import_pyarrow(path)
+        self._copy, self._path, self._arrow, self._parquet = FileCopy(source, path), path, arrow, parquet
         self.types: dict[str, ColumnType] = {}
         try:
             with parquet.ParquetFile(self._copy.open()) as opened:

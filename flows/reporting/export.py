@@ -19,6 +19,7 @@ from ...tasks.repeats import REPEAT
 from .ledger_reader import LedgerReader
 from .table import OUTPUTS, VARIABLES, get_values, name_columns
 
+LIST, EMPTY = "list:", "empty"  # the beginning of a list's type, and the type of the items of an empty list
 MAX_COLUMNS = 2000  # variables and fields together: code may make up any number of names
 PARQUET_BATCH_ROWS = 5000
 # Spreadsheets run text with these beginnings (OWASP, CSV injection). Some read the full-width characters too.
@@ -27,7 +28,10 @@ FORMULA_BEGINNINGS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its type (int, float, bool, text, or json for all else), and a function that returns its values."""
+    """A column: its type, and a function that returns its values.
+
+    The type is int, float, bool, text, `list:` before the type of the items, or json for all else.
+    """
 
     type: str
     get_value: Callable[[Outcome], Any]
@@ -80,7 +84,10 @@ def _disarm_formula(text: str) -> str:
 
 
 def write_parquet(reader: LedgerReader, path: Path) -> None:
-    """Write every outcome as Parquet. Raises OSError, and ConfigurationError if pyarrow is not installed."""
+    """Write every outcome as Parquet: lists of one type as lists, other nested values as JSON.
+
+    Raises OSError, and ConfigurationError if pyarrow is not installed.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
@@ -89,8 +96,14 @@ def write_parquet(reader: LedgerReader, path: Path) -> None:
             "writing Parquet needs pyarrow, which is not installed: pip install 'rlm-batch[parquet]', or use --csv"
         ) from None
     types = {"int": pyarrow.int64(), "float": pyarrow.float64(), "bool": pyarrow.bool_()}
+
+    def find_type(kind: str) -> Any:
+        if kind.startswith(LIST):
+            return pyarrow.list_(find_type(kind.removeprefix(LIST)))
+        return types.get(kind, pyarrow.string())
+
     columns = collect_columns(reader.read_outcomes())
-    schema = pyarrow.schema([(name, types.get(column.type, pyarrow.string())) for name, column in columns.items()])
+    schema = pyarrow.schema([(name, find_type(column.type)) for name, column in columns.items()])
     outcomes = reader.read_outcomes()
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
         while rows := list(itertools.islice(outcomes, PARQUET_BATCH_ROWS)):
@@ -104,6 +117,8 @@ def write_parquet(reader: LedgerReader, path: Path) -> None:
 def _convert(value: Any, kind: str) -> Any:
     if value is None or kind in ("int", "bool"):
         return value
+    if kind.startswith(LIST):
+        return [_convert(item, kind.removeprefix(LIST)) for item in value]
     if kind == "json":
         return json.dumps(value, ensure_ascii=True)
     return value.encode("utf-8", "replace").decode("utf-8") if kind == "text" else float(value)
@@ -126,8 +141,9 @@ def build_data_frame(outcomes: Sequence[Outcome]) -> Any:
     for name, column in columns.items():
         values = [column.get_value(outcome) for outcome in outcomes]
         # By default pandas makes floats of integers beside None or a float.
-        dtypes = {"int": "Int64" if None in values else None, "json": object}
-        series[name] = pandas.Series(values, dtype=dtypes.get(column.type))
+        is_nested = column.type == "json" or column.type.startswith(LIST)
+        dtype = object if is_nested else "Int64" if column.type == "int" and None in values else None
+        series[name] = pandas.Series(values, dtype=dtype)
     return pandas.DataFrame(series, columns=list(columns))
 
 
@@ -164,6 +180,10 @@ def collect_columns(outcomes: Iterable[Outcome]) -> dict[str, Column]:
 
 def _merge_types(types: set[str]) -> str:
     """Return one type for a column: json for mixed values, and for floats beside integers too large for a float."""
+    if types and all(kind.startswith(LIST) for kind in types):
+        items = {kind.removeprefix(LIST) for kind in types} - {EMPTY}
+        merged = _merge_types(items) if items else "text"
+        return "json" if merged == "json" else f"{LIST}{merged}"
     if types and types <= {"int", "long"}:
         return "int"
     if types <= {"int", "float"}:
@@ -176,4 +196,10 @@ def _name_type(value: Any) -> str:
         return "json"
     if type(value) is int and abs(value) > 2**53:
         return "long"
+    if isinstance(value, list):
+        values: list[Any] = value
+        items = {_name_type(item) for item in values if item is not None} or {EMPTY}
+        items -= {"int"} if "long" in items else set()
+        merged = next(iter(items)) if len(items) == 1 else _merge_types(items)
+        return "json" if merged == "json" else f"{LIST}{merged}"
     return {bool: "bool", int: "int", float: "float", str: "text"}.get(type(value), "json")

@@ -213,11 +213,33 @@ def test_csv_and_parquet_have_a_row_for_each_execution_in_order(root: Path, run:
     assert [row["outputs.loss"] for row in read] == [3.0, 2.0, 1.0, None]
     assert [row["loss"] for row in read] == ["given", "given", "given", None]
     assert [float(row["lr"]) for row in rows] == [row["lr"] for row in read] == [0.0, 0.1, 0.2, 9.9]
-    assert [json.loads(row["parts"]) for row in read[:3]] == [[0], [1], [2]]
+    assert [row["parts"] for row in read] == [[0], [1], [2], None]
     assert rows[0]["text"] == read[0]["text"] == "ä"
     assert [row["status"] for row in rows] == ["succeeded"] * 3 + ["failed"]
     assert read[3]["message"].startswith("it <b>failed</b>\n")
     assert not list(root.glob("*.partial"))
+
+
+def test_lists_stay_lists_in_parquet(root: Path, run: Run) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    lists = {
+        "whole": [[1, 2], []],
+        "real": [[1], [0.5, None]],
+        "text": [["a"], None],
+        "deep": [[[]], [[1.5]]],
+        "none": [[], [None]],
+        "large": [[2**53 + 1], [1]],
+    }
+    others = {"mixed": [[1], ["a"]], "dicts": [[{"a": 1}], []], "kinds": [[1], 1], "exact": [[2**53 + 1], [0.5]]}
+    outcomes: list[Outcome] = [
+        Result({name: values[index] for name, values in {**lists, **others}.items()}, Meta(index=index))
+        for index in (0, 1)
+    ]
+    write_run(root / "first", outcomes)
+    assert run("report", "quick-fox", "--parquet", root / "t.parquet").returncode == 0
+    read = parquet.read_table(root / "t.parquet").to_pydict()
+    assert {name: read[name] for name in lists} == lists
+    assert {name: [*map(json.loads, read[name])] for name in others} == others
 
 
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "=cmd|' /C calc'!A0", "\uff1d1+1"]

@@ -14,7 +14,7 @@ import pytest
         (["batch", "slow.py", "slow.py", "--inputs", "odd.jsonl"], "--inputs needs one piece of code, and there are 2"),
         (
             ["batch", "odd.jsonl"],
-            "odd.jsonl contains data, not Python code: pass it with an option, such as --inputs",
+            "odd.jsonl is a file of data, and not of Python code: did you mean --inputs odd.jsonl?",
         ),
         (["batch", "slow.py", "--inputs", "odd.jsonl"], "line 2 of {}/odd.jsonl: the variable '2x' has a name"),
         (

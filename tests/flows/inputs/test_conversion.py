@@ -49,6 +49,21 @@ def test_a_file_name_instead_of_code_is_refused_without_a_server(flow: Any, para
 @pytest.mark.parametrize(
     ("flow", "parameters", "words"),
     [
+        (batch, {"code": "points.csv"}, r"'points\.csv', the name of a file of data: did you mean inputs\?$"),
+        (batch, {"code": ["csv/*.csv.gz"]}, r"did you mean inputs\?$"),
+        (sweep, {"code": "p.parquet", "grid": {"x": [1]}}, r"did you mean points\?$"),
+        (chunks, {"code": Path("items.jsonl.zst"), "data": [1], "chunk_size": 1}, r"did you mean data\?$"),
+        (sequence, {"steps": ["a.json"]}, r"pass Python code$"),
+    ],
+)
+def test_a_file_of_data_in_the_place_of_code_is_refused(flow: Any, parameters: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        flow.sync(**parameters)
+
+
+@pytest.mark.parametrize(
+    ("flow", "parameters", "words"),
+    [
         (batch, {"code": "SUBMIT()", "max_workers": "many"}, r"max_workers is 'many': it should be a valid integer"),
         (batch, {"code": "SUBMIT()", "timeout": -1}, r"timeout is -1: it should be greater than 0"),
         (

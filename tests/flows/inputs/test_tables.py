@@ -19,6 +19,7 @@ import pytest
 from rlm_batch import ConfigurationError
 from rlm_batch.flows.batch import BatchParameters
 from rlm_batch.flows.inputs.readers import InputFile, build_chunks, read_inputs, read_points
+from rlm_batch.flows.inputs.tables import ZSTD_MODULES
 
 from ...infra.planning import plan_points
 
@@ -35,6 +36,11 @@ def read(folder: Path, data: str | bytes, types: Any = None) -> list[Any]:
 
 def read_column(folder: Path, cells: list[str], types: Any = None) -> list[Any]:
     return [row["x"] for row in read(folder, "n,x\n" + "".join(f"{n},{cell}\n" for n, cell in enumerate(cells)), types)]
+
+
+def pack(data: bytes) -> bytes:
+    """Return the data compressed, with the same bytes at any time."""
+    return gzip.compress(data, mtime=0)
 
 
 CELLS: list[tuple[list[str], list[Any]]] = [
@@ -189,8 +195,27 @@ LIKELY_CAUSES: list[tuple[str, bytes, str]] = [
     ("in.jsonl", b'{"x": [1e-400]}\n', "line 1 of .*1e-400 is too small"),
     ("in.xlsx", b"PK\x03\x04", "it is a spreadsheet: save it as CSV UTF-8"),
     ("in.csv", b"PK\x03\x04\x14\0", "is a spreadsheet: save it as CSV UTF-8"),
-    ("in.csv.gz", gzip.compress(b"x\n1\n"), "is compressed: unpack it with gunzip"),
-    ("in.jsonl", gzip.compress(b"{}\n"), "is compressed: unpack it with gunzip"),
+    ("in.csv.gz", pack(b"x\n1\n" * 99)[:-9], "is damaged, or not compressed as .gz says: .*ended before"),
+    ("in.csv.gz", b"x\n1\n", "is damaged, or not compressed as .gz says: Not a gzipped file"),
+    ("in.jsonl", pack(b"{}\n"), "is compressed: add .gz to its name"),
+    ("in.csv", b"\x28\xb5\x2f\xfd\0", "is compressed: add .zst to its name"),
+    (
+        "in.jsonl",
+        b'[{"x": 1}]',
+        "is a list, and must be an object of variables. If the file is one array, call it NAME.json",
+    ),
+    ("in.jsonl", b'\n\n{"x": 1}\n\n{"VOLUME": 1}\n', "line 5 of .*'VOLUME' has the name of a function"),
+    ("in.json", b'[{"x": 1},\n\n {"VOLUME": 1}]', "line 3 of .*'VOLUME' has the name of a function"),
+    ("in.json", b'[{"x": 1},\n 5]', "line 2 of .* is an int, and must be an object of variables"),
+    (
+        "in.json",
+        b'[{"x": 1}\n {"x": 2}]',
+        "line 2 of .* is not JSON: after an item of an array comes a comma or the end",
+    ),
+    ("in.json", b'[{"x": 1}] 2', "line 1 of .* is not JSON: after an item of an array comes a comma or the end"),
+    ("in.json", b'[{"x": 1},]', "line 1 of .* is not JSON"),
+    ("in.json", b'[{"x": 1}', "line 1 of .* is not JSON"),
+    ("in.json", b"[]", "has no rows: give at least one row"),
     ("in.csv", b"PAR1\x15\0", "is Parquet: call it NAME.parquet"),
     ("in.txt", b"x\n1\n", "is not JSON lines .*: rename or convert it"),
 ]
@@ -220,9 +245,52 @@ REMEDIES: list[tuple[str, bytes, list[Any]]] = [
     ),
     ("in.csv", b"x,y\n1,a\0b\n", [{"x": 1, "y": "ab"}]),
     ("two words.csv", b"x|y\n1|2\n", [{"x": 1, "y": 2}]),
-    ("in.json", b'[{"x": 1}, {"x": 2}]', [{"x": 1}, {"x": 2}]),
-    ("in.json", b'[\n  {"x": 1}\n]\n', [{"x": 1}]),
+    ("in.csv.gz", pack(b"x|y\n1|2\n"), [{"x": 1, "y": 2}]),
+    ("in.csv.gz", pack("x,y\n1,été\n".encode("latin-1")), [{"x": 1, "y": "été"}]),
 ]
+
+
+READABLE: list[tuple[str, bytes]] = [
+    ("in.json", b'[{"x": 1}, {"x": 2}]'),
+    ("in.json", b'[\n  {"x": 1},\n  {\n "x": 2}\n]\n'),
+    ("in.json", b'\xef\xbb\xbf [{"x": 1},{"x": 2}] \n\n'),
+    ("in.json", b'{"x": 1}\n{"x": 2}\n'),
+    ("in.json.gz", pack(b'[{"x": 1}, {"x": 2}]')),
+    ("in.jsonl.gz", pack(b'{"x": 1}\n{"x": 2}\n')),
+    ("in.CSV.GZ", pack(b"x\n1\n2\n")),
+    ("in.csv.gz", pack(b"x\n1\n") + pack(b"2\n")),  # as `cat` joins files
+]
+
+
+@pytest.mark.parametrize(("name", "data"), READABLE)
+def test_json_arrays_and_compressed_files_are_read(tmp_path: Path, name: str, data: bytes) -> None:
+    file = tmp_path / name
+    file.write_bytes(data)
+    values = read_inputs(str(file))
+    assert (len(values), list(values), list(values)) == (2, [{"x": 1}, {"x": 2}], [{"x": 1}, {"x": 2}])
+
+
+def test_a_file_of_zstandard_is_read_or_its_error_names_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zstd = pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
+    file = tmp_path / "in.csv.zst"
+    file.write_bytes(zstd.compress(b"x\n1\n2\n"))
+    assert list(read_points(str(file), {"x": "str"})) == [{"x": "1"}, {"x": "2"}]
+    damaged = tmp_path / "damaged.jsonl.zst"
+    damaged.write_bytes(zstd.compress(b'{"x": 1}\n')[:-2])
+    with pytest.raises(ConfigurationError, match=r"is damaged, or not compressed as \.zst says"):
+        read_inputs(str(damaged))
+    for name in ZSTD_MODULES:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'rlm-batch\[zstd\]', or unpack the file with unzstd$"):
+        read_points(str(file))
+
+
+def test_an_array_of_data_has_an_item_for_each_chunk_item(tmp_path: Path) -> None:
+    for text, items in (("[1, [2], null]", [1, [2], None]), ("[1]\n[2]\n", [[1], [2]]), ("[\n1,\n2]", [1, 2])):
+        (tmp_path / "in.json").write_text(text)
+        assert list(build_chunks(None, str(tmp_path / "in.json"), 9)) == [("0", items)]
 
 
 @pytest.mark.parametrize(("name", "data", "values"), REMEDIES)
@@ -232,7 +300,7 @@ def test_the_suggested_command_creates_a_readable_file(
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ConfigurationError) as raised:
         read_inputs(str(tmp_path / name))
-    command = re.search(r"(?:iconv|python3|tr) -.*", str(raised.value))
+    command = re.search(r"(?:iconv|python3|tr|gunzip) -.*", str(raised.value))
     assert command is not None
     before = set(os.listdir(tmp_path))
     subprocess.run(command[0], shell=True, check=True)
@@ -285,6 +353,38 @@ def test_parquet_keeps_its_types_and_values_beyond_json_are_refused(tmp_path: Pa
     file.write_bytes(b"PAR1 not")
     with pytest.raises(ConfigurationError, match="is not valid Parquet"):
         read_points(str(file))
+
+
+def test_a_folder_of_parquet_files_is_one_table(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for name, columns in (
+        ("year=2025/city=a%20b/0", {"x": [1]}),
+        ("year=2026/city=__HIVE_DEFAULT_PARTITION__/0", {"x": [2, 3]}),
+    ):
+        file = tmp_path / "hive" / f"{name}.parquet"
+        file.parent.mkdir(parents=True)
+        parquet.write_table(arrow.table(columns), file)
+    (tmp_path / "hive" / "_SUCCESS").touch()
+    assert list(read_points(str(tmp_path / "hive"))) == [
+        {"x": 1, "year": 2025, "city": "a b"},
+        {"x": 2, "year": 2026, "city": None},
+        {"x": 3, "year": 2026, "city": None},
+    ]
+    plain = tmp_path / "plain.parquet"
+    plain.mkdir()
+    parquet.write_table(arrow.table({"x": [1]}), plain / "a.parquet")
+    parquet.write_table(arrow.table({"x": [0.5], "y": ["s"]}), plain / "b.parquet")
+    assert list(read_inputs(str(plain))) == [{"x": 1.0, "y": None}, {"x": 0.5, "y": "s"}]
+    parquet.write_table(arrow.table({"x": ["s"]}), plain / "c.parquet")
+    with pytest.raises(ConfigurationError, match=r"have columns of different types: .*double vs string"):
+        read_inputs(str(plain))
+    (plain / "c.parquet").write_bytes(b"PAR1 not")
+    with pytest.raises(ConfigurationError, match=r"a Parquet file in .*plain\.parquet is not valid"):
+        read_inputs(str(plain))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigurationError, match=r"is a folder without Parquet files: name a file, or '.*empty/\*'"):
+        read_inputs(str(tmp_path / "empty"))
 
 
 def test_parquet_without_pyarrow_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
