@@ -22,7 +22,7 @@ from ..flows.reporting.summary import RunSummary
 from ..flows.reporting.table import BEST_MARK, EXIT_NOTE, PARETO_MARK
 from ..flows.reporting.trajectories import check_directory, write_trajectories
 from ..flows.reports import describe_outcome, get_row_number
-from ..flows.search.study import compute_importances
+from ..flows.search.importances import Importances, compute_importances
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.outcome_json import get_status
 from ..sandbox.outcomes.text_escape import escape_json, escape_text
@@ -70,7 +70,8 @@ def show_report(
     reader = _open_run(run)
     with _refuse_damage(reader, "reported on"):
         summary = reader.summarize()
-    for name, value in build_summary_rows(summary, reader.records):
+    importances = compute_importances(summary)
+    for name, value in build_summary_rows(summary, reader.records, importances):
         print(f"{escape_text(name)}: {escape_text(value)}", file=sys.stderr)
     if output.is_json:
         best_numbers = {result.meta.index for result in summary.best.results}
@@ -84,7 +85,7 @@ def show_report(
         if shows_queries:
             _print_queries(reader.read_outcomes())
     paths = sys.stderr if output.is_json else sys.stdout
-    print(f"Report: {_write_page(reader, summary, html)}", file=paths)
+    print(f"Report: {_write_page(reader, summary, importances, html)}", file=paths)
     exports: list[tuple[str | None, str, Callable[[LedgerReader, Path], object]]] = [
         (csv, "CSV", partial(write_csv, raw=raw_csv)),
         (parquet, "Parquet", write_parquet),
@@ -172,12 +173,14 @@ def _refuse_damage(reader: LedgerReader, action: str) -> Iterator[None]:
         ) from None
 
 
-def _write_page(reader: LedgerReader, summary: RunSummary, html: str | None) -> Path | Location:
+def _write_page(
+    reader: LedgerReader, summary: RunSummary, importances: Importances | None, html: str | None
+) -> Path | Location:
     """Write the page of HTML, by default beside the results, and return its path or location."""
     record = reader.records[-1]
     page = parse_location(html) if html else reader.ledger.path / "report.html"
     folder = str(page).rpartition("/")[0] if isinstance(page, Location) else str(page.absolute().parent)
-    parts = build_report(summary, reader.records, compute_importances(summary))
+    parts = build_report(summary, reader.records, importances)
     text = render_html(parts, record.name or record.flow, folder)
     data = text.encode("utf-8", "replace")
     if isinstance(page, Path):

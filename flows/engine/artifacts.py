@@ -20,7 +20,6 @@ from ...tasks.ledger.run_record import RunRecord
 from ..reporting.document import escape_markdown, render_markdown
 from ..reporting.report import build_report, build_table_records, describe_run
 from ..reporting.summary import RunSummary
-from ..search.study import compute_importances
 from .context import Log
 
 PROGRESS_INTERVAL_SECONDS = 1.0  # seconds between two checks of the progress
@@ -109,7 +108,7 @@ class ArtifactPublisher:
         summary = self.summary
         if summary.done:
             summary.close_groups()
-            text = render_markdown(build_report(summary, [self._record], compute_importances(summary)))
+            text = render_markdown(build_report(summary, [self._record]))
             # Prefect's UI renders a description as Markdown, so escape the values of the best trial in it.
             about = escape_markdown(describe_run(self._record, summary))
             records, key = build_table_records(summary, MAX_TABLE_RECORDS), await self._read_key()

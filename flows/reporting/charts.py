@@ -1,9 +1,9 @@
 """The charts of a report: the best so far, reported values, and the variables' effect on the objective."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from ...tasks.ledger.run_record import Objective
+from ..search.importances import Importances
 from .document import Part, Picture
 from .summary import ChartPoint, RunSummary
 from .svg import draw_curves, draw_heat_map, draw_importances, draw_parallel_coordinates, draw_pareto_front, draw_series
@@ -12,7 +12,7 @@ from .table import OUTPUTS
 MAX_CHART_VALUE = 1e200  # the greatest absolute value in a chart: axes have no room beyond it
 
 
-def build_charts(summary: RunSummary, importances: Mapping[str, float]) -> list[Part]:
+def build_charts(summary: RunSummary, importances: Importances | None = None) -> list[Part]:
     """Return the charts of a run. They show its objectives, or the seconds of executions if it has no objectives."""
     if len(summary.points) < 2 or not all(abs(v) <= MAX_CHART_VALUE for point in summary.points for v in point.values):
         return []
@@ -78,11 +78,11 @@ def _draw_curves(summary: RunSummary) -> list[Part]:
     return [Picture.from_svg(draw_curves(curves, title=title, across="step", up="reported value"), title)]
 
 
-def _draw_importances(summary: RunSummary, importances: Mapping[str, float]) -> list[Part]:
-    if len(importances) < 2:
+def _draw_importances(summary: RunSummary, importances: Importances | None) -> list[Part]:
+    if importances is None or len(importances.shares) < 2:
         return []
-    title = f"importance of each variable for {summary.spec.objective}"
-    return [Picture.from_svg(draw_importances(importances, title=title), title)]
+    title = f"importance of each variable for {summary.spec.objective} ({importances.method})"
+    return [Picture.from_svg(draw_importances(importances.shares, title=title), title)]
 
 
 def _draw_parallel(summary: RunSummary, names: list[str]) -> list[Part]:

@@ -5,13 +5,14 @@ import binascii
 import itertools
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...sandbox.meta import Meta, QuerySummary
 from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure
 from ...tasks.ledger.run_record import ReportSpec, RunRecord
+from ..search.importances import Importances
 from .charts import build_charts
 from .document import (
     Files,
@@ -47,20 +48,20 @@ SVG, HTML, TEXT = "image/svg+xml", "text/html", "text/plain"
 
 
 def build_report(
-    summary: RunSummary, records: Sequence[RunRecord], importances: Mapping[str, float] | None = None
+    summary: RunSummary, records: Sequence[RunRecord], importances: Importances | None = None
 ) -> list[Part]:
     """Return the report as parts of a document.
 
     Args:
         summary: The outcomes.
         records: All runs that wrote to the ledger, the latest last.
-        importances: The importance of each variable of a search, as a share of one; None if it is unknown.
+        importances: The importance of each variable of a search; None if it is unknown.
     """
     record = records[-1]
     parts: list[Part] = [Heading(f"{record.flow}: {record.name}" if record.name else record.flow, 1)]
-    outcome, *rest = build_summary_rows(summary, records)
+    outcome, *rest = build_summary_rows(summary, records, importances)
     parts.append(Table(outcome, rest))
-    parts += build_charts(summary, importances or {})
+    parts += build_charts(summary, importances)
     if summary.done == 1 and summary.first_result is not None:
         for name, value in list(summary.first_result.outputs.items())[:MAX_FULL_TEXTS]:
             parts += [Heading(name), Verbatim(value if isinstance(value, str) else format_cell(value))]
@@ -78,7 +79,9 @@ def build_report(
     return parts + _build_display_parts(summary) + _build_failure_parts(summary)
 
 
-def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> list[list[str]]:
+def build_summary_rows(
+    summary: RunSummary, records: Sequence[RunRecord], importances: Importances | None = None
+) -> list[list[str]]:
     """Return the rows of the report's table of figures: a name and its value."""
     record, spec = records[-1], summary.spec
     noun = spec.noun if spec.repeats is None else "execution"
@@ -110,6 +113,10 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
         rows.append(
             ["Infeasible", f"{summary.infeasible:,} {spec.noun}s, with {' or '.join(spec.constraints)} above 0"]
         )
+    if importances is not None:
+        shares = ", ".join(f"{name} {share:.2f}" for name, share in [*importances.shares.items()][:MAX_VARIABLES])
+        advice = f"; {importances.advice}" if importances.advice else ""
+        rows.append(["Importance", f"{shares} ({importances.method}{advice})"])
     if record.stopped:
         rows.append(["Stopped", record.stopped])
     if record.began:

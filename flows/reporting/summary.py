@@ -109,18 +109,18 @@ def is_score(value: Any) -> TypeGuard[float]:
 
 
 class Sample(list[ItemT]):
-    """An even sample of many items. It has at most twice `limit` items."""
+    """An even sample of many items. It has at most twice `limit` items. `added` is the number of all."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit = limit
-        self._count = 0
+        self.added = 0
         self._stride = 1
 
     def add(self, item: ItemT) -> None:
         """Take every item at first. When there are too many, take every second, then every fourth, and so on."""
-        self._count += 1
-        if self._count % self._stride == 0:
+        self.added += 1
+        if self.added % self._stride == 0:
             self.append(item)
             if len(self) > 2 * self._limit:
                 self[:] = self[1::2]
@@ -301,11 +301,6 @@ class RunSummary:
             rank = (3 if self.spec.objective is not None or self.spec.objectives else 0, 0.0, index)
             note = _describe_failure(outcome)
         self._add_row(rank, index, outcome, note)
-
-    def list_trials(self) -> list[Result]:
-        """Return the trials in the charts. The single objective is their only field."""
-        name = self.spec.objective or ""
-        return [Result({name: point.value}, Meta(point.index, point.variables)) for point in self.points]
 
     def sort_rows(self) -> list[Row]:
         """Return the first `MAX_ROWS` rows of the table: the best first, or in order without an objective."""

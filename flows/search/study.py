@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.meta import Meta
@@ -22,11 +22,7 @@ from .plan import SearchPlan, find_sampler_class, import_optuna, parse_pruner
 from .settings import SAMPLERS
 from .space import Choices, Parameter, SearchSpace, infer_space, parse_space
 
-if TYPE_CHECKING:
-    from ..reporting.summary import RunSummary
-
 ALTERNATIVE = "space number"  # the study's parameter for the alternative; no variable can have this name
-MIN_TRIALS = 4  # trials needed to estimate the importance of variables
 PLAIN_TYPES = (bool, int, float, str, type(None))  # types of choices that Optuna takes unchanged
 
 
@@ -376,24 +372,6 @@ def _freeze_trial(
         intermediate_values=reports,
         user_attrs={"index": outcome.meta.index},
     )
-
-
-def compute_importances(summary: "RunSummary") -> dict[str, float]:
-    """Return Optuna's importance of each variable of a search for the objective. The values add up to one.
-
-    The dict is empty if Optuna finds no values, for example with equal or too few trials, or is not installed.
-    """
-    spec = summary.spec
-    if spec.space is None or spec.objective is None or len(summary.points) < MIN_TRIALS:
-        return {}
-    try:
-        optuna = import_optuna()
-        study = build_study(summary.list_trials(), (Objective(spec.objective, spec.direction),), spec.space)
-        with keep_quiet(optuna):
-            shares = optuna.importance.get_param_importances(study)
-    except (ConfigurationError, ValueError, RuntimeError):  # The record's space may be damaged.
-        return {}
-    return {str(name): float(share) for name, share in shares.items()}
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from rlm_batch.flows.reporting.svg import (
     draw_pareto_front,
     draw_series,
 )
-from rlm_batch.flows.search.study import compute_importances
+from rlm_batch.flows.search.importances import Importances
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger.run_record import Objective, ReportSpec, RunRecord
 
@@ -195,14 +195,14 @@ def test_a_searchs_report_shows_curves_importances_and_variables() -> None:
         reports = tuple((step, index + 1 / (step + 1)) for step in range(2 if is_pruned else 5))
         meta = Meta(index, variables, "local", submitted=not is_pruned, reports=reports, pruned=is_pruned)
         summary.add(Result({"loss": float(index)}, meta))
-    importances = compute_importances(summary)
+    importances = Importances({"lr": 0.9, "units": 0.1}, "fANOVA, 15 trials")
     parts = build_report(summary, [RunRecord("sweep", "/results", total=20)], importances)
     pictures = [part.alt for part in parts if isinstance(part, Picture)]
     assert pictures == [
         "loss over trials",
         "loss over lr and units",
         "loss as it was reported",
-        "importance of each variable for loss",
+        "importance of each variable for loss (fANOVA, 15 trials)",
         "every trial over its variables, the best in front",
     ]
     (table,) = [part for part in parts if isinstance(part, Table) and part.header[0] == ""]

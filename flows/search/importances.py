@@ -1,0 +1,66 @@
+"""The importance of each variable of a search for its objective, by one of Optuna's methods."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...sandbox.errors import ConfigurationError
+from ...sandbox.meta import Meta
+from ...sandbox.result import Result
+from ...tasks.ledger.run_record import Objective
+from .plan import import_optuna
+from .study import build_study, keep_quiet
+
+if TYPE_CHECKING:
+    from ..reporting.summary import RunSummary
+
+MIN_TRIALS = 20  # trials with a score: fewer tell nothing
+MAX_TRIALS = 200  # trials for fANOVA, whose time grows with their square: four seconds for 200 with six variables
+
+
+@dataclass(frozen=True, slots=True)
+class Importances:
+    """The importance of each variable, as a share of one, the greatest first.
+
+    `method` says how and from how many trials they were computed, as in "fANOVA, 200 of 1,000 trials". `advice` says
+    how to get better ones, if there is a way.
+    """
+
+    shares: dict[str, float]
+    method: str
+    advice: str = ""
+
+
+def compute_importances(summary: "RunSummary") -> Importances | None:
+    """Return the importances of a search's variables by fANOVA, or by PED-ANOVA if fANOVA is not possible.
+
+    fANOVA needs scikit-learn, and a space without alternatives. The result is None if there are fewer than `MIN_TRIALS`
+    trials with a score, if Optuna finds no values, or without Optuna.
+    """
+    spec, points = summary.spec, list(summary.points)
+    if spec.space is None or spec.objective is None or len(points) < MIN_TRIALS:
+        return None
+    try:
+        optuna = import_optuna()
+        evaluator, method, advice = _make_evaluator(optuna, has_alternatives=isinstance(spec.space, list))
+        if method == "fANOVA" and len(points) > MAX_TRIALS:
+            points = [points[number * len(points) // MAX_TRIALS] for number in range(MAX_TRIALS)]
+        trials = [Result({spec.objective: point.value}, Meta(point.index, point.variables)) for point in points]
+        study = build_study(trials, (Objective(spec.objective, spec.direction),), spec.space)
+        with keep_quiet(optuna):
+            shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    except (ConfigurationError, ValueError, RuntimeError):  # The record's space may be damaged.
+        return None
+    count, used = summary.points.added, len(study.trials)
+    trials_used = f"{used:,} trials" if used == count else f"{used:,} of {count:,} trials"
+    return Importances({str(k): float(v) for k, v in shares.items()}, f"{method}, {trials_used}", advice)
+
+
+def _make_evaluator(optuna: Any, *, has_alternatives: bool) -> tuple[Any, str, str]:
+    """Return an evaluator, the name of its method, and advice on how to get a better one."""
+    advice = ""
+    if not has_alternatives:  # fANOVA ignores variables that only some trials have.
+        try:
+            return optuna.importance.FanovaImportanceEvaluator(seed=0), "fANOVA", ""
+        except ImportError:
+            advice = "pip install scikit-learn for fANOVA"
+    return optuna.importance.PedAnovaImportanceEvaluator(), "PED-ANOVA", advice
