@@ -98,6 +98,33 @@ def up(
     return 0
 
 
+server = App(name="server", help="Show the shared Prefect server of the command line, or end it.")
+app.command(server)
+
+
+@server.default
+def show_servers() -> int:
+    """Show the shared Prefect server of the command line, with its UI and the UI's password.
+
+    Commands start it when they need it. It ends after 15 minutes without a request.
+    """
+    from .server import show_servers
+
+    return show_servers()
+
+
+@server.command
+def stop(*, force: Flag = False) -> int:
+    """End the shared Prefect server.
+
+    Args:
+        force: End it even while a command uses it; that command fails, and keeps its results
+    """
+    from .server import stop_servers
+
+    return stop_servers(force=force)
+
+
 volume = App(name="volume", help="List volumes, and list, copy and remove their files.")
 app.command(volume)
 VolumeProvider = Annotated[

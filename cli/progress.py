@@ -90,6 +90,9 @@ class ProgressDisplay(FlowListener):
         self._print(f"{total} execution{'s' if total != 1 else ''} {environment}")
         self._progress.reset(self._task, total=total, description="running", counts="")
 
+    def on_page(self, url: str) -> None:
+        self._print(f"Page: {url} (rlm-batch server shows the password)")
+
     def on_warning(self, text: str) -> None:
         self._print(escape_text(text))
 

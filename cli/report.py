@@ -11,7 +11,7 @@ from typing import Any
 
 from ..blocks.storage.location import Location, replace_atomically
 from ..blocks.storage.location_parsing import is_remote, parse_location, parse_scheme
-from ..flows.prefect_server import embedded_server
+from ..flows.prefect_server import provide_server
 from ..flows.reporting.conversations import write_conversations
 from ..flows.reporting.document import Verbatim
 from ..flows.reporting.export import write_csv, write_parquet
@@ -195,7 +195,7 @@ def _write_page(
 
 async def _open_below_block(run: str) -> LedgerReader:
     """Open the ledger at a location of a block, with the server that has the block."""
-    async with embedded_server():
+    async with provide_server():
         return await asyncio.to_thread(open_run_ledger, run)
 
 

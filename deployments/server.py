@@ -1,10 +1,10 @@
 """A Prefect server in a subprocess, on the loopback address, with our settings."""
 
+import errno
 import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,10 +12,10 @@ from typing import Self
 
 from prefect.settings import get_current_settings
 
-from ..flows.child_process import build_module_command, read_failure_reason
+from ..flows.child_process import build_module_command
 from ..flows.prefect_server import server_environment
 from ..flows.proxies import check_proxies
-from ..flows.server.launch import build_origin_settings, build_server_arguments, create_prefect_home, is_healthy
+from ..flows.server.launch import ServerProcess, show_errors_in_log
 from ..sandbox.errors import ConfigurationError
 
 WORK_POOL = "rlm-batch"  # the name of the pool whose workers run our deployments
@@ -56,17 +56,22 @@ class PrefectServer:
 
     def __enter__(self) -> Self:
         check_proxies()
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", self._port)) == 0:
-                raise ConfigurationError(
-                    f"port {self._port} is taken: name another with --port; if a Prefect server listens there, use it "
-                    f"with PREFECT_API_URL={self.url}"
-                )
-        create_prefect_home(self._home)
-        log_offset = self.log.stat().st_size if self.log.exists() else 0
-        self._process = start_process(self.log, *self._build_command(), environment=self._build_environment())
+        log_level = get_current_settings().server.logging_level.lower()
         try:
-            self._wait_until_ready(self._process, log_offset)
+            server = ServerProcess.launch(self.log, self._build_environment(), port=self._port, log_level=log_level)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise ConfigurationError(
+                f"port {self._port} is taken: name another with --port; if a Prefect server listens there, use it "
+                f"with PREFECT_API_URL={self.url}"
+            ) from None
+        self._process = server.process
+        try:
+            server.wait_until_ready(START_TIMEOUT_SECONDS)
+        except RuntimeError as error:
+            self.__exit__()
+            raise ConfigurationError(f"the Prefect server did not start: {error} (its log is {self.log})") from None
         except BaseException:
             self.__exit__()
             raise
@@ -85,34 +90,12 @@ class PrefectServer:
             environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = self._database
         if self._auth is not None:
             environment["PREFECT_SERVER_API_AUTH_STRING"] = self._auth
-        return environment | build_origin_settings(self._port)
-
-    def _build_command(self) -> list[str]:
-        """Return the command of `prefect server start`, with our application in place of Prefect's."""
-        settings = get_current_settings().server
-        return build_server_arguments(
-            *("--port", self._port),
-            *("--log-level", settings.logging_level.lower()),
-            *("--timeout-keep-alive", settings.api.keepalive_timeout),
-            *("--ws-ping-interval", settings.api.websocket_ping_interval),
-            *("--ws-ping-timeout", settings.api.websocket_ping_timeout),
-        )
-
-    def _wait_until_ready(self, process: subprocess.Popen[bytes], log_offset: int) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_SECONDS
-        while time.monotonic() < deadline and process.poll() is None:
-            if is_healthy(self.url):
-                return
-            time.sleep(0.1)
-        reason = read_failure_reason(self.log, log_offset)
-        raise ConfigurationError(f"the Prefect server did not start: {reason} (its log is {self.log})")
+        return environment
 
 
 def build_environment(home: Path) -> dict[str, str]:
     """Return the environment of a server or worker: this process's, our settings, and `home` as PREFECT_HOME."""
-    environment = server_environment()
-    environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)  # It silences the command line, but not logs.
-    return environment | {"PREFECT_HOME": str(home)}
+    return show_errors_in_log(server_environment()) | {"PREFECT_HOME": str(home)}
 
 
 def start_process(log: Path, *words: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -1,6 +1,7 @@
 """Python modules as child processes that end when this process ends, and the reasons why they ended.
 
-A child process runs this file first: `python -m rlm_batch.flows.child_process PARENT MODULE ARGUMENTS`.
+A child process runs this file first: `python -m rlm_batch.flows.child_process PARENT MODULE ARGUMENTS`. PARENT is `-`
+for a process that outlives this one.
 """
 
 import gc
@@ -19,19 +20,21 @@ from typing import Any
 
 POLL_INTERVAL_SECONDS = 0.2  # seconds between two looks at the parent
 END_GRACE_SECONDS = 0.5  # seconds from SIGTERM to SIGKILL
+NO_PARENT = "-"
 # Python looks for garbage after 700 to 2,000 new objects by default. An import of Prefect makes 100,000 objects
 # that stay. Checking them again and again takes a twentieth of the time of a first run.
 GARBAGE_THRESHOLD = 10_000
 
 
-def build_module_command(*words: object, parent: int | None = None) -> list[str]:
+def build_module_command(*words: object, parent: int | str | None = None) -> list[str]:
     """Return the command that runs a module in a process that ends within a second of its parent.
 
     The process imports nothing from the working directory (`-P`), where a file may have the name of any module.
 
     Args:
         words: The module and its arguments.
-        parent: The id of the process that starts the command, by default this one; 0 means its actual parent.
+        parent: The id of the process that starts the command, by default this one; 0 means its actual parent,
+            and NO_PARENT a process that does not end with another.
     """
     parent = os.getpid() if parent is None else parent
     return [sys.executable, "-P", "-m", __name__, str(parent), *map(str, words)]
@@ -145,8 +148,9 @@ def _main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.set_threshold(GARBAGE_THRESHOLD)
     ignore_settings_files()
-    parent = int(sys.argv[1]) or os.getppid()
-    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    if sys.argv[1] != NO_PARENT:
+        parent = int(sys.argv[1]) or os.getppid()
+        threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     del sys.argv[:2]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

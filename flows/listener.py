@@ -35,6 +35,9 @@ class FlowListener:
             report_spec: The word for an execution, and the objectives.
         """
 
+    def on_page(self, url: str) -> None:
+        """Handle the address of the run's page in the UI of the shared server, before the executions start."""
+
     def on_warning(self, text: str) -> None:
         """Handle a warning for people, a sentence."""
 

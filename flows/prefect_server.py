@@ -1,4 +1,4 @@
-"""Prefect servers that rlm-batch starts or uses: their settings, the embedded server, and checks of a server.
+"""Prefect servers that rlm-batch starts or uses: their settings, the server of a run, and checks of a server.
 
 Measured on two cores, with 500 task runs:
 
@@ -17,28 +17,34 @@ import atexit
 import contextvars
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.outcomes.server_message import describe_server_error
 from .child_process import build_safe_environment, describe_exit_status, read_last_error
+from .listener import FlowListener
 from .proxies import check_proxies
 
 if TYPE_CHECKING:
+    import subprocess
+
     from prefect.client.orchestration import PrefectClient
-    from prefect.server.api.server import SubprocessASGIServer
 
-    from .server.launch import EmbeddedServer
+    from .server.launch import ServerProcess
+    from .server.shared import SharedServer
 
-POLL_INTERVAL_SECONDS = 0.5  # seconds between two looks at the embedded server's process
+T = TypeVar("T")
+
+POLL_INTERVAL_SECONDS = 0.5  # seconds between two looks at a server's process
 
 SERVER_SETTINGS = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
@@ -59,53 +65,108 @@ def server_environment() -> dict[str, str]:
 
 
 @asynccontextmanager
-async def embedded_server(find_results_path: Callable[[], str | None] = lambda: None) -> AsyncIterator[None]:
-    """Run Prefect's embedded server with our settings until the context ends, unless a server is configured.
-
-    Ctrl-C in a terminal goes to every process there. The server must survive it, to record the end of the flow run. So
-    a thread that blocks the signal starts the server, and the server inherits the block.
+async def provide_server(
+    find_results_path: Callable[[], str | None] = lambda: None, listener: FlowListener | None = None
+) -> AsyncIterator[str | None]:
+    """Run the code in the context with a Prefect server: the configured one, the shared one, or an embedded one.
 
     Args:
         find_results_path: Returns the path of the results so far, for the error if the server fails.
+        listener: Is told of a wait for the server, and of a shared server that cannot be used.
+
+    Yields:
+        The address of the UI of the shared server, otherwise None.
 
     Raises:
-        ConfigurationError: The configured server does not answer or refuses, or the embedded server failed. If the
-            embedded server's process ends, the code in the context is cancelled.
+        ConfigurationError: The configured server does not answer or refuses, or another server failed. If the process
+            of a shared or embedded server ends, the code in the context is cancelled.
     """
     from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
+    from prefect.settings import (
+        PREFECT_API_AUTH_STRING,
+        PREFECT_API_URL,
+        PREFECT_SERVER_EPHEMERAL_ENABLED,
+        temporary_settings,
+    )
 
     check_proxies()
+    on_prefect_start = FlowListener().on_prefect_start if listener is None else listener.on_prefect_start
     url = PREFECT_API_URL.value()
     if url:
+        on_prefect_start()
         async with get_client() as client:
             await check_server(client, url, "unset PREFECT_API_URL to run without")
     if url or not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
-        yield
+        yield None
         return
+    shared = await _get_shared_server(listener)
+    if shared is not None:
+        used = _UsedServer("shared", shared.poll, shared.log, shared.log_offset)
+        with temporary_settings({PREFECT_API_URL: shared.url, PREFECT_API_AUTH_STRING: shared.auth}):
+            async with _end_with_server(used, find_results_path):
+                yield shared.ui_url
+        return
+    on_prefect_start()
     with _apply_server_settings():
-        started = Future["SubprocessASGIServer"]()
-        started.set_running_or_notify_cancel()  # The thread continues if its caller is cancelled.
-        # A daemon thread, so that a cancelled program does not wait for the server.
-        threading.Thread(target=contextvars.copy_context().run, args=(_start_server, started), daemon=True).start()
-        async with _end_with_server(await asyncio.wrap_future(started), find_results_path):
-            yield
+        async with _end_with_server(await _run_in_thread(_start_embedded_server), find_results_path):
+            yield None
+
+
+async def _get_shared_server(listener: FlowListener | None) -> "SharedServer | None":
+    """Return the shared server, and start it if necessary. Return None if this run uses an embedded server instead."""
+    from prefect.logging import get_logger
+
+    from .server.shared import SharedServerUnusable, find_shared_server, start_shared_server, wants_shared_server
+
+    if not wants_shared_server():
+        return None
+    try:
+        server = await _run_in_thread(find_shared_server)
+        if server is None:
+            if listener is not None:
+                listener.on_prefect_start()
+            server = await _run_in_thread(start_shared_server)
+    except SharedServerUnusable as error:
+        warn = get_logger("rlm_batch").warning if listener is None else listener.on_warning
+        warn(str(error))
+        return None
+    return server
+
+
+async def _run_in_thread(function: Callable[[], T]) -> T:
+    """Return the result of a function that waits for a server. A cancelled program does not wait for it."""
+    result = Future[T]()
+    result.set_running_or_notify_cancel()  # The thread continues if its caller is cancelled.
+
+    def run() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            result.set_exception(error)
+
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
+    return await asyncio.wrap_future(result)
+
+
+@dataclass
+class _UsedServer:
+    """A server that a run depends on. `poll` returns the status of its process, or None while it runs."""
+
+    kind: str
+    poll: Callable[[], int | str | None]
+    log: Path
+    log_offset: int
 
 
 @asynccontextmanager
-async def _end_with_server(
-    server: "SubprocessASGIServer", find_results_path: Callable[[], str | None]
-) -> AsyncIterator[None]:
+async def _end_with_server(server: _UsedServer, find_results_path: Callable[[], str | None]) -> AsyncIterator[None]:
     """Cancel the code in the context when the server's process ends. Raises ConfigurationError if the server fails."""
     from prefect.settings import get_current_settings
 
-    process = server.server_process
-    assert process is not None
-
     async def watch() -> None:
-        while process.poll() is None:  # noqa: ASYNC110 - nothing wakes this at a process's end
+        while server.poll() is None:  # noqa: ASYNC110 - nothing wakes this at a process's end
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
-        # Prefect's clients would retry for a minute. `_apply_server_settings` made the copy that this changes.
+        # Prefect's clients would retry for a minute. This changes a copy of the settings, made for this run.
         get_current_settings().client.max_retries = 0
         ending.reschedule(asyncio.get_running_loop().time())
 
@@ -117,31 +178,33 @@ async def _end_with_server(
     except RlmBatchError:
         raise
     except Exception as error:
-        status = process.poll()
+        status = server.poll()
         # Prefect's client raises a plain RuntimeError if a server does not report its version.
         if status is None and not (isinstance(error, httpx.HTTPError) or "Failed to reach API" in str(error)):
             raise
-        raise ConfigurationError(_describe_failure(status, error, find_results_path())) from error
+        raise ConfigurationError(_describe_failure(server, status, error, find_results_path())) from error
     finally:
         if watching is not None:
             watching.cancel()
 
 
-def _describe_failure(status: int | None, error: Exception, results_path: str | None) -> str:
-    """Return what happened to the embedded server, with the paths of its log and of the results so far."""
-    from .server.launch import get_log_path
-
-    event, reason, log = "has failed", describe_server_error(error), ""
+def _describe_failure(server: _UsedServer, status: int | str | None, error: Exception, results_path: str | None) -> str:
+    """Return what happened to the server, with the paths of its log and of the results so far."""
+    event, reason = "has failed", describe_server_error(error)
     if status is not None:
-        event, reason = f"has ended by itself, with {describe_exit_status(status)},", ""
-    if _launched is not None:
-        reason = read_last_error(get_log_path(), _launched.log_offset) or reason
-        log = f"; its log is {get_log_path()}"
+        how = f", with {describe_exit_status(status)}," if isinstance(status, int) else ""
+        event, reason = f"has ended by itself{how}", ""
+    with suppress(OSError):  # The log may be missing.
+        reason = read_last_error(server.log, server.log_offset) or reason
+    log = f"; its log is {server.log}"
     if results_path is None:
-        return f"Prefect's embedded server {event} before anything ran{reason and f' ({reason})'}{log}. Run it again"
+        return (
+            f"Prefect's {server.kind} server {event} before anything ran{reason and f' ({reason})'}{log}. Run it again"
+        )
     return (
-        f"Prefect's embedded server {event} while the flow ran{reason and f' ({reason})'}{log}; the results so far are "
-        f"in {results_path}: run again with the same results_path (--results-path, or --resume) to run only the rest"
+        f"Prefect's {server.kind} server {event} while the flow ran{reason and f' ({reason})'}{log}; the results so "
+        f"far are in {results_path}: run again with the same results_path (--results-path, or --resume) to run only "
+        "the rest"
     )
 
 
@@ -201,58 +264,55 @@ def _describe_other_server(url: str, alternative: str) -> str:
 
 
 _start_lock = threading.Lock()  # Two flows that begin at one time share one server.
-_launched: "EmbeddedServer | None" = None  # the server of this process, unless Prefect started its own before
+_launched: "ServerProcess | None" = None  # the embedded server of this process, unless Prefect started its own before
 
 
-def _start_server(started: "Future[SubprocessASGIServer]") -> None:
-    """Start the embedded server, without the terminal's Ctrl-C, and set it as the result of `started`."""
+def _start_embedded_server() -> _UsedServer:
+    """Return the embedded server of this process, and start it unless it runs. Raises ConfigurationError."""
     from .server.launch import get_log_path
 
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         with _start_lock:
-            started.set_result(_get_running_server())
-    except ConfigurationError as error:
-        started.set_exception(error)
-    except Exception as error:  # noqa: BLE001 - `embedded_server` raises it
+            process = _get_running_process()
+    except ConfigurationError:
+        raise
+    except Exception as error:
         sentence = (
             f"Prefect's embedded server did not start: {error} (its log is {get_log_path()}). Nothing "
             "ran: check PREFECT_HOME, or start a server and set PREFECT_API_URL"
         )
-        started.set_exception(ConfigurationError(sentence))
+        raise ConfigurationError(sentence) from error
+    return _UsedServer("embedded", process.poll, get_log_path(), _launched.log_offset if _launched else 0)
 
 
-def _get_running_server() -> "SubprocessASGIServer":
-    """Return the server that Prefect's clients in this process use, and start its process unless it runs.
+def _get_running_process() -> "subprocess.Popen[Any]":
+    """Return the process of the server that Prefect's clients in this process use, and start it unless it runs.
 
     If the process cannot open its database, Prefect would start it again and again. If the process ends for another
     reason, Prefect would wait for two minutes.
     """
     global _launched
-    from .server.launch import START_ATTEMPTS, EmbeddedServer
+    from .server.launch import ServerProcess, build_embedded_environment, get_log_path
+
+    def launch() -> ServerProcess:
+        return ServerProcess.launch(get_log_path(), build_embedded_environment())
 
     # The import of Prefect's server takes a second. If this process has not imported it yet, start the server's process
     # first, so that both import at the same time.
-    ahead = EmbeddedServer.launch() if "prefect.server.api.server" not in sys.modules else None
+    ahead = launch() if "prefect.server.api.server" not in sys.modules else None
     from prefect.server.api.server import SubprocessASGIServer
     from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS as TIMEOUT
 
     server = SubprocessASGIServer()
     if server.server_process is not None and server.server_process.poll() is None:
-        return server
+        return server.server_process
     server.stop()  # Prefect does not restart a server that has ended.
     server = SubprocessASGIServer()
     server.running = True  # Prefect's clients start a server that does not run.
     try:
-        for attempts_left in reversed(range(START_ATTEMPTS)):
-            _launched, ahead = ahead or EmbeddedServer.launch(), None
-            server.port, server.server_process = _launched.port, _launched.process
-            try:
-                _launched.wait_until_ready(TIMEOUT.value())
-                break
-            except RuntimeError as error:
-                if not attempts_left or "address already in use" not in str(error):
-                    raise
+        _launched = ahead or launch()
+        server.port, server.server_process = _launched.port, _launched.process
+        _launched.wait_until_ready(TIMEOUT.value())
     except BaseException:
         server.stop()
         raise
@@ -260,7 +320,7 @@ def _get_running_server() -> "SubprocessASGIServer":
     # At the end of the process Prefect logs that it stops the server. If the log's stream is closed by then, as in
     # pytest, logging prints an error on the terminal.
     atexit.register(logging.getLogger("prefect").setLevel, logging.WARNING)
-    return server
+    return _launched.process
 
 
 @contextmanager

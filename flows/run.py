@@ -25,7 +25,7 @@ from .inputs.spilling import spill_long_parameters
 from .listener import FlowListener
 from .parameters import FlowParameters, find_contents
 from .plan import Plan
-from .prefect_server import embedded_server
+from .prefect_server import provide_server
 from .reports import Report
 from .run_state import RunState, get_run_state, use_run_state
 from .sharding.coordinator import ShardingExecutor
@@ -109,12 +109,10 @@ async def _check_before_start(plan: Plan, state: RunState) -> None:
 async def enter_prefect(
     flow: "BatchFlow[..., Any]", values: dict[str, Any], state: RunState, **prefect_options: Any
 ) -> Any:
-    """Call the flow through Prefect, on an embedded server if no server is configured."""
-    if state.listener is not None:
-        state.listener.on_prefect_start()
+    """Call the flow through Prefect, on a shared or embedded server if no server is configured."""
     try:
         with use_run_state(state):
-            async with embedded_server(lambda: state.results_path):
+            async with provide_server(lambda: state.results_path, state.listener) as state.ui_url:
                 return await Flow.__call__(flow, **prefect_options, **values)  # type: ignore[misc]
     except RlmBatchError as error:
         raise error.with_traceback(None) from error.__cause__  # Prefect adds dozens of frames.

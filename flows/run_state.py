@@ -30,6 +30,7 @@ class RunState:
         results_path: The ledger, as soon as the run has one.
         outcome: The counts and the message of a run that has ended.
         report: The report of a run that has ended.
+        ui_url: The address of the UI of the shared server, if the run uses it.
         run_id: The flow run that took this state. Another run in the same context gets a new state.
     """
 
@@ -42,6 +43,7 @@ class RunState:
     results_path: str | None = None
     outcome: "RunOutcome | None" = None
     report: "Report | None" = None
+    ui_url: str | None = None
     run_id: str = ""
 
 

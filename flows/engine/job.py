@@ -149,6 +149,8 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
             state.listener = NotebookProgress(artifacts.describe_progress) if is_notebook() else FlowListener()
         sink = OutcomeSink(context, store, state.listener, artifacts, check_first=plan.check_first)
         state.listener.on_start(total, environment, state.results_path, plan.report_spec)
+        if state.ui_url is not None:
+            state.listener.on_page(f"{state.ui_url}/runs/flow-run/{flow_run.id}")
         await asyncio.to_thread(record.write)
         for warning in plan.warnings:
             sink.warn(warning)

@@ -1,4 +1,8 @@
-"""The application of the Prefect servers that rlm-batch starts: Prefect's own application, closed to web pages.
+"""The Prefect servers that rlm-batch starts, as their processes run them: Prefect's application, closed to web pages.
+
+    python -m rlm_batch.flows.server.app SOCKET LOG_LEVEL [STATE_FILE IDLE_SECONDS]
+
+SOCKET is the number of an inherited socket on loopback. With a state file, the server is shared (`shared_process.py`).
 
 A client of the API can run code, and a browser sends requests of any web page to a server on this machine.
 Prefect's settings for CORS and CSRF keep pages of other origins from reading answers and from changing anything by a
@@ -14,11 +18,15 @@ request. This module prevents three other attacks:
 import asyncio
 import fcntl
 import re
+import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import uvicorn
 from prefect.server.api.server import create_app
 from prefect.server.database import alembic_commands
 from prefect.settings import PREFECT_HOME, get_current_settings
@@ -26,6 +34,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
+
+from .shared_process import SharedServerProcess
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -105,3 +115,26 @@ def _build_alembic_config() -> "Config":
     config = PREFECT_ALEMBIC_CONFIG()
     config.set_main_option("prepend_sys_path", "")
     return config
+
+
+def main(number: str, log_level: str, state_file: str | None = None, idle_seconds: str = "0") -> None:
+    """Serve until a signal. A shared server also ends when it is idle."""
+    api = get_current_settings().server.api
+    config = uvicorn.Config(
+        create_closed_app(),
+        lifespan="on",
+        log_level=log_level,
+        timeout_keep_alive=api.keepalive_timeout,
+        ws_ping_interval=api.websocket_ping_interval,
+        ws_ping_timeout=api.websocket_ping_timeout,
+    )
+    listener = socket.socket(fileno=int(number))
+    if state_file is None:
+        server = uvicorn.Server(config)
+    else:
+        server = SharedServerProcess(config, listener, Path(state_file), float(idle_seconds))
+    server.run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

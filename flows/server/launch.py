@@ -4,63 +4,87 @@ The import takes a second. The server's process does it at the same time on anot
 """
 
 import os
-import random
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import httpx
 from prefect.settings import PREFECT_HOME, get_current_settings
 
 from ...sandbox.errors import ConfigurationError
-from ..child_process import build_module_command, build_safe_environment, read_failure_reason
+from ..child_process import NO_PARENT, build_module_command, build_safe_environment, read_failure_reason
 
-PORTS = range(8000, 9000)  # the ports that Prefect uses for embedded servers
-START_ATTEMPTS = 3  # Another process may take the port between the look and the start.
-FACTORY = "rlm_batch.flows.server.app:create_closed_app"
-APP_DIR = sys.prefix  # uvicorn searches it first, not the working directory. It contains no modules.
 # Two names of one setting. Prefect prefers the first.
 ORIGIN_VARIABLES = ("PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS", "PREFECT_SERVER_CORS_ALLOWED_ORIGINS")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+POLL_SECONDS = 0.05  # seconds between two looks at a server that starts
 
 
 @dataclass
-class EmbeddedServer:
-    """The process of an embedded server. Its log in `get_log_path()` begins at the byte `log_offset`."""
+class ServerProcess:
+    """The process of a Prefect server on loopback. Its log in `log` begins at the byte `log_offset`."""
 
     port: int
-    process: subprocess.Popen[Any]
+    process: subprocess.Popen[bytes]
+    log: Path
     log_offset: int
 
     @classmethod
-    def launch(cls) -> "EmbeddedServer":
-        """Start the process as Prefect does, with another application, origins and log. It ends with this process."""
-        port = _find_free_port()
-        environment = {
-            **build_safe_environment(os.environ),
-            "PREFECT_UI_ENABLED": "0",
-            "PREFECT__SERVER_EPHEMERAL": "1",
-            "PREFECT__SERVER_FINAL": "1",
-            **get_current_settings().to_environment_variables(exclude_unset=True),
-            **build_origin_settings(port),
-        }
-        environment.pop("PREFECT_SERVER_API_AUTH_STRING", None)  # This is for a server with other users.
-        # The command line sets this level for its own process. The server's log must show errors.
-        environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)
-        options = ("--port", port, "--log-level", "error", "--lifespan", "on")
-        path = get_log_path()
-        create_prefect_home(path.parent)
-        with path.open("ab") as log:
-            offset = log.tell()
-            command = build_module_command(*build_server_arguments(*options))
-            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        return cls(port, process, offset)
+    def launch(
+        cls,
+        log: Path,
+        environment: Mapping[str, str],
+        *arguments: object,
+        port: int = 0,
+        log_level: str = "error",
+        outlives: bool = False,
+    ) -> Self:
+        """Start a server's process, which ends with this process.
+
+        The process inherits a bound socket, so no other process can take the port meanwhile. The process has its own
+        session, which Ctrl-C in a terminal does not reach: it must record the end of an interrupted flow run.
+
+        Args:
+            log: The file of the server's output.
+            environment: The process's environment, to which the allowed origins are added.
+            arguments: Further arguments of `app.py`.
+            port: The port on 127.0.0.1; 0 means a free one.
+            log_level: The level of uvicorn's log.
+            outlives: The server continues when this process ends.
+
+        Raises:
+            ConfigurationError: The log's directory cannot be used.
+            OSError: The port is taken.
+        """
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            port = listener.getsockname()[1]
+            create_prefect_home(log.parent)
+            words = ("rlm_batch.flows.server.app", listener.fileno(), log_level, *arguments)
+            with log.open("ab") as output:
+                offset = output.tell()
+                process = subprocess.Popen(
+                    build_module_command(*words, parent=NO_PARENT if outlives else None),
+                    env={**environment, **build_origin_settings(port)},
+                    cwd="/" if outlives else None,  # A directory that a process uses cannot be unmounted.
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[listener.fileno()],
+                    start_new_session=True,
+                )
+        return cls(port, process, log, offset)
+
+    @property
+    def url(self) -> str:
+        """Return the address of the server's API."""
+        return f"http://127.0.0.1:{self.port}/api"
 
     def wait_until_ready(self, timeout: float) -> None:
         """Wait until the server answers.
@@ -70,18 +94,31 @@ class EmbeddedServer:
         """
         deadline = time.monotonic() + timeout
         while self.process.poll() is None:
-            if is_healthy(f"http://127.0.0.1:{self.port}/api"):
+            if is_healthy(self.url):
                 return
             if time.monotonic() > deadline:
                 raise RuntimeError(f"it did not answer within {timeout:g} s")
-            time.sleep(0.1)
-        raise RuntimeError(read_failure_reason(get_log_path(), self.log_offset))
+            time.sleep(POLL_SECONDS)
+        raise RuntimeError(read_failure_reason(self.log, self.log_offset))
 
 
-def build_server_arguments(*options: object) -> list[str]:
-    """Return uvicorn and its arguments for a server on loopback. It has one process, even if WEB_CONCURRENCY is set."""
-    fixed = ["uvicorn", "--factory", FACTORY, "--app-dir", APP_DIR, "--workers", "1", "--host", "127.0.0.1"]
-    return [*fixed, *map(str, options)]
+def build_embedded_environment() -> dict[str, str]:
+    """Return the environment of an embedded server, as Prefect makes it. It has no UI and few services."""
+    environment = {
+        **build_safe_environment(os.environ),
+        "PREFECT_UI_ENABLED": "0",
+        "PREFECT__SERVER_EPHEMERAL": "1",
+        "PREFECT__SERVER_FINAL": "1",
+        **get_current_settings().to_environment_variables(exclude_unset=True),
+    }
+    environment.pop("PREFECT_SERVER_API_AUTH_STRING", None)  # This is for a server with other users.
+    return show_errors_in_log(environment)
+
+
+def show_errors_in_log(environment: dict[str, str]) -> dict[str, str]:
+    """Remove the level that the command line sets for its own process. A server's log must show errors."""
+    environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)
+    return environment
 
 
 def build_origin_settings(port: int) -> dict[str, str]:
@@ -99,12 +136,13 @@ def build_origin_settings(port: int) -> dict[str, str]:
 
 
 def is_healthy(url: str) -> bool:
-    """Return whether a Prefect API answers at the address."""
+    """Return whether a Prefect API answers at the address on this machine, which no proxy is asked for."""
     try:
         # The server has no TLS. Without `verify=False`, httpx would read the certificates, which takes 25 ms of CPU.
-        return httpx.get(f"{url}/health", timeout=5.0, verify=False).status_code == httpx.codes.OK
+        answer = httpx.get(f"{url}/health", timeout=5.0, verify=False, trust_env=False)
     except httpx.HTTPError:
         return False
+    return answer.status_code == httpx.codes.OK
 
 
 def create_prefect_home(home: Path) -> None:
@@ -127,15 +165,3 @@ def create_prefect_home(home: Path) -> None:
 def get_log_path() -> Path:
     """Return the log file of embedded servers, which shows why they ended."""
     return PREFECT_HOME.value() / "embedded-server.log"
-
-
-def _find_free_port() -> int:
-    """Return a free port. Raises OSError if all are taken."""
-    for port in random.sample(PORTS, len(PORTS)):
-        with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise OSError(f"no port of {PORTS.start} to {PORTS.stop - 1} is free")

@@ -26,7 +26,7 @@ from ..infra.waiting import wait_until
 
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
 HANG_SECONDS = 240  # seconds for a start or a whole run; a first start migrates a database while other tests run
-WORDS = {"server": "uvicorn --factory", "worker": "prefect worker start"}  # parts of the command lines
+WORDS = {"server": "flows.server.app", "worker": "prefect worker start"}  # parts of the command lines
 SLOW = 'code="import time; time.sleep(t); SUBMIT(loss=t)"'
 
 

@@ -1,0 +1,91 @@
+"""The commands `server` and `server stop`: the shared Prefect server of the command line."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from prefect.settings import PREFECT_HOME
+
+from ..flows.server.shared import SharedServer, SharedServerUnusable, list_shared_servers
+from ..sandbox.errors import ConfigurationError
+
+END_GRACE_SECONDS = 10.0  # seconds in which a server stores received data
+POLL_SECONDS = 0.05
+
+
+def show_servers() -> int:
+    """Print the running shared servers with their passwords, and return 0 if there is one, else 1."""
+    servers = 0
+    with _explain():
+        for server in list_shared_servers():
+            servers += 1
+            age = _format_age(time.time() - server.started)
+            use = "in use" if server.is_used() else "not in use"
+            state = "" if server.answers() else ", does not answer"
+            print(f"running    process {server.pid}, {age}, {_read_memory_mib(server.pid)} MiB, {use}{state}")
+            print(f"UI         {server.ui_url}")
+            print(f"password   {server.auth}")
+            print(f"log        {server.log}")
+    if not servers:
+        print(f"no shared Prefect server is running in {PREFECT_HOME.value()}")
+    return 0 if servers else 1
+
+
+def stop_servers(*, force: bool) -> int:
+    """End the shared servers of this PREFECT_HOME, and return 0.
+
+    Args:
+        force: End a server that a command uses, too.
+
+    Raises:
+        ConfigurationError: A command uses a server.
+    """
+    servers = 0
+    with _explain():
+        for server in list_shared_servers():
+            if not force and server.is_used():
+                raise ConfigurationError(
+                    f"a command uses the shared Prefect server (process {server.pid}): end that command first, or stop "
+                    "the server with --force"
+                )
+            servers += 1
+            _end(server)
+            print(f"stopped process {server.pid}")
+    if not servers:
+        print(f"no shared Prefect server is running in {PREFECT_HOME.value()}")
+    return 0
+
+
+def _end(server: SharedServer) -> None:
+    """End a server, by SIGKILL after `END_GRACE_SECONDS`, and remove its state file."""
+    os.kill(server.pid, signal.SIGTERM)
+    deadline = time.monotonic() + END_GRACE_SECONDS
+    while server.is_alive():
+        if time.monotonic() > deadline:
+            with suppress(ProcessLookupError):
+                os.kill(server.pid, signal.SIGKILL)
+        time.sleep(POLL_SECONDS)
+    server.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _explain() -> Iterator[None]:
+    try:
+        yield
+    except SharedServerUnusable as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _format_age(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _read_memory_mib(pid: int) -> int:
+    """Return the memory of a process in MiB, or 0 if it has ended."""
+    with suppress(OSError):
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") // 2**20
+    return 0
