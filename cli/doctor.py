@@ -15,6 +15,7 @@ from ..blocks.registry import PROVIDERS, ProviderEntry, make_unsaved_provider
 from ..blocks.storage.local_volume import find_volumes_root
 from ..flows.prefect_server import check_server
 from ..flows.proxies import check_proxies
+from ..flows.server.shared import SharedServerUnusable, list_shared_servers, wants_shared_server
 from ..sandbox.errors import RlmBatchError
 from ..tasks.ledger.result_index import get_results_root
 from .output import print_json, print_whole_lines
@@ -67,14 +68,22 @@ def _check_directory(name: str, root: Path, variable: str) -> tuple[str, bool, s
     return name, False, f"{root} cannot be written: set {variable} to another directory"
 
 
+def _check_shared_server() -> tuple[str, bool, str]:
+    try:
+        if not wants_shared_server():
+            return "Prefect", True, "no server is configured, so each program starts its own"
+        running = next(
+            (f"process {server.pid} at {server.ui_url}" for server in list_shared_servers()), "not running now"
+        )
+    except (RlmBatchError, SharedServerUnusable) as error:
+        return "Prefect", False, str(error)
+    return "Prefect", True, f"no server is configured, so commands share one in the background ({running})"
+
+
 async def _check_server() -> tuple[str, bool, str]:
     url = PREFECT_API_URL.value()
     if not url:
-        return (
-            "Prefect",
-            True,
-            "no server is configured, so each program starts its own; set PREFECT_API_URL to share one",
-        )
+        return _check_shared_server()
     try:
         check_proxies()
         async with get_client() as client:

@@ -22,6 +22,7 @@ from ..sandbox.outcomes.server_message import describe_server_error
 from ..sandbox.outcomes.text_escape import escape_text
 from ..tasks.host_tools import load_tools
 from ..tasks.redrawn_lines import redraw_lines
+from .bytecode import describe_missing_bytecode
 from .output import MAX_TABLE_ROWS, OutputFormat, print_json, print_outputs, print_table
 from .progress import ProgressDisplay, print_reading
 
@@ -172,6 +173,8 @@ def _run_with_display(flow: Coroutine[Any, Any, T], display: ProgressDisplay, va
                 asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         return await flow
 
+    if (advice := describe_missing_bytecode()) is not None:
+        print(advice, file=sys.stderr, flush=True)
     with display:
         from prefect.exceptions import TerminationSignal
 

@@ -114,11 +114,13 @@ async def provide_server(
 
 async def _get_shared_server(listener: FlowListener | None) -> "SharedServer | None":
     """Return the shared server, and start it if necessary. Return None if this run uses an embedded server instead."""
+    from prefect.context import FlowRunContext
     from prefect.logging import get_logger
 
     from .server.shared import SharedServerUnusable, find_shared_server, start_shared_server, wants_shared_server
 
-    if not wants_shared_server():
+    # A run within another one uses that one's server.
+    if FlowRunContext.get() is not None or not wants_shared_server():
         return None
     try:
         server = await _run_in_thread(find_shared_server)

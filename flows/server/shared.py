@@ -23,7 +23,7 @@ from secrets import token_urlsafe
 
 import httpx
 import prefect
-from prefect.settings import PREFECT_HOME, get_current_settings
+from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, PREFECT_HOME, get_current_settings
 
 from ...sandbox.caller import get_caller
 from ...sandbox.errors import ConfigurationError
@@ -36,8 +36,9 @@ IDLE_VARIABLE = "RLM_BATCH_SERVER_IDLE"
 MODES = ("shared", "embedded")
 IDLE_SECONDS = 900.0  # seconds
 ANSWER_SECONDS = 20.0  # seconds; on a machine with many more processes than processors, a server took six
+LOCK_ATTEMPTS = 5
 # The environment variables of settings that concern a server.
-SERVER_PREFIXES = ("PREFECT_HOME", "PREFECT_SERVER_", "PREFECT_UI_")
+SERVER_PREFIXES = ("PREFECT_SERVER_", "PREFECT_UI_")
 SETTINGS = {
     "PREFECT__SERVER_FINAL": "1",
     # Only a server with a worker schedules runs. Without one, the runs would wait for the next worker, all at once.
@@ -110,6 +111,18 @@ class SharedServer:
             return False
         return answer.status_code == httpx.codes.OK
 
+    def lock_for_use(self) -> bool:
+        """Lock the state file, so that the server does not end. Return False if it ends, or has lost the file."""
+        for _ in range(LOCK_ATTEMPTS):
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return os.path.samestat(os.stat(self.path, follow_symlinks=False), os.fstat(self.lock))
+            except BlockingIOError:  # The server ends, or another process looks whether it is in use.
+                time.sleep(POLL_SECONDS)
+            except OSError:
+                break
+        return False
+
     def is_used(self) -> bool:
         """Return whether another process uses the server. Call this only without a lock."""
         try:
@@ -121,7 +134,11 @@ class SharedServer:
 
     def close(self) -> None:
         """Close the state file, which releases the lock."""
+        _used.pop(self.path, None)
         os.close(self.lock)
+
+
+_used: dict[Path, SharedServer] = {}  # the servers that this process uses, by state file
 
 
 def wants_shared_server() -> bool:
@@ -135,7 +152,7 @@ def wants_shared_server() -> bool:
         raise ConfigurationError(f"{MODE_VARIABLE} is {mode!r}: set it to {' or '.join(MODES)}, or unset it")
     if not get_idle_seconds() or mode == "embedded":
         return False
-    if not read_own_identity():
+    if not read_own_identity() or _has_relative_database():
         return False  # Without /proc, the server's process could not be recognized.
     return mode == "shared" or (get_caller().is_command and not os.environ.get("CI") and not _ends_with_container())
 
@@ -152,6 +169,12 @@ def get_idle_seconds() -> float:
             f"{IDLE_VARIABLE} is {text!r}: set it to seconds, such as {IDLE_SECONDS:g}, or to 0 for no shared server"
         )
     return seconds
+
+
+def _has_relative_database() -> bool:
+    """Return whether the database is a file that depends on the working directory."""
+    url = PREFECT_API_DATABASE_CONNECTION_URL.value() or ""
+    return url.startswith("sqlite") and not url.partition("///")[2].startswith(("/", ":memory:", "file:"))
 
 
 def _ends_with_container() -> bool:
@@ -171,17 +194,17 @@ def find_shared_server() -> SharedServer | None:
     if not folder.exists():
         return None
     _check_folder(folder)
-    server = _open_state(_get_path())
+    path = _get_path()
+    if (used := _used.get(path)) is not None:
+        if used.is_alive():
+            return used
+        used.close()
+    server = _open_state(path)
     if server is None:
         return None
-    try:
-        fcntl.flock(server.lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        is_current = os.path.samestat(os.stat(server.path, follow_symlinks=False), os.fstat(server.lock))
-        answers = is_current and server.is_alive() and server.answers()
-    except OSError:  # The server has locked the file, and ends.
-        answers = False
+    answers = server.lock_for_use() and server.is_alive() and server.answers()
     if answers:
-        return server
+        return _used.setdefault(path, server)
     server.close()
     if answers is None:
         raise SharedServerUnusable(
@@ -253,7 +276,8 @@ def _build_environment() -> dict[str, str]:
     environment = show_errors_in_log({**server_environment(), **settings, **SETTINGS})
     for name in ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING"):
         environment.pop(name, None)
-    return environment | {"PREFECT_SERVER_API_AUTH_STRING": f"rlm-batch:{token_urlsafe(32)}"}
+    home, password = str(PREFECT_HOME.value().absolute()), f"rlm-batch:{token_urlsafe(32)}"
+    return environment | {"PREFECT_HOME": home, "PREFECT_SERVER_API_AUTH_STRING": password}
 
 
 def list_shared_servers() -> Iterator[SharedServer]:
@@ -294,7 +318,7 @@ def _open_state(path: Path) -> SharedServer | None:
 
 
 def _get_folder() -> Path:
-    return PREFECT_HOME.value() / "rlm-batch-servers"
+    return PREFECT_HOME.value().absolute() / "rlm-batch-servers"
 
 
 def _get_path() -> Path:
@@ -305,6 +329,7 @@ def _get_path() -> Path:
         "python": sys.executable,
         "versions": [version("rlm-batch"), prefect.__version__, str(Path(__file__).parent)],
         "idle": get_idle_seconds(),
+        "home": str(PREFECT_HOME.value().absolute()),
         "settings": {name: settings[name] for name in sorted(settings) if name.startswith(SERVER_PREFIXES)},
     }
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()

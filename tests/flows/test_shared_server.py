@@ -167,9 +167,9 @@ def test_other_settings_and_versions_have_another_server(
 ) -> None:
     from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, PREFECT_SERVER_LOGGING_LEVEL
 
-    other = {PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{home}/other.db"}
-    for settings in ({PREFECT_SERVER_LOGGING_LEVEL: "INFO"}, other):
-        with temporary_settings(settings):
+    other = f"sqlite+aiosqlite:///{home}/other.db"
+    for setting, value in ((PREFECT_SERVER_LOGGING_LEVEL, "INFO"), (PREFECT_SERVER_DATABASE_CONNECTION_URL, other)):
+        with temporary_settings({setting: value}):
             assert find_shared_server() is None
     monkeypatch.setenv("RLM_BATCH_SERVER_IDLE", "60")
     assert find_shared_server() is None
@@ -232,6 +232,15 @@ def test_a_start_that_hangs_makes_the_run_embedded(home: Path, monkeypatch: pyte
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(SharedServerUnusable, match=r"has been starting the shared Prefect server for 0\.1 s"):
             shared.start_shared_server()
+
+
+def test_a_database_in_the_working_directory_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL
+
+    monkeypatch.setenv("RLM_BATCH_SERVER", "shared")
+    for path, is_shared in (("x.db", False), ("./x.db", False), ("/data/x.db", True)):
+        with temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{path}"}):
+            assert wants_shared_server() is is_shared
 
 
 def test_only_commands_outside_ci_share_a_server_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
+from websockets.typing import Origin
 
 from ..infra.prefect_database import make_prefect_home
 from ..infra.waiting import wait_until
@@ -59,21 +60,21 @@ class Terminal:
         )
         return self._started[-1]
 
-    def run(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        process = self.start(*words, **options)
+    def run(self, *words: str, command: tuple[str, ...] = COMMAND, **settings: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*words, command=command, **settings)
         output, errors = process.communicate(timeout=PATIENCE)
         return subprocess.CompletedProcess(words, process.returncode, output, errors)
 
-    def run_one(self, **options: Any) -> str:
+    def run_one(self, command: tuple[str, ...] = COMMAND, **settings: str) -> str:
         """Run a batch of one execution, and return what it printed on standard error."""
-        done = self.run("batch", "one.py", **options)
+        done = self.run("batch", "one.py", command=command, **settings)
         assert done.returncode == 0, done.stderr
         return done.stderr
 
     def start_waiting(self, **settings: str) -> subprocess.Popen[str]:
         """Start a batch whose execution waits for the file `go`, and return when the execution runs."""
         words = ("batch", "wait.py", "--inputs", "wait.csv", "--provider", "local:none", "--results-path", "results")
-        process = self.start(*words, **settings)
+        process = self.start(*words, command=COMMAND, **settings)
         wait_until(lambda: process.poll() is not None or (self.here / "begun").exists(), timeout=PATIENCE)
         assert process.poll() is None, process.communicate()
         return process
@@ -130,8 +131,9 @@ def test_simultaneous_first_commands_and_later_ones_share_a_private_server(
         page = {"Origin": "http://evil.example"}
         assert client.post("/flows/", json={"name": "x"}, auth=password, headers=page).status_code == 403
         assert client.get(f"{own.removesuffix('/api')}/", follow_redirects=True).status_code == 200
-    with pytest.raises(InvalidStatus), connect(own.replace("http", "ws") + "/events/out", origin="http://evil.example"):
-        pass  # type: ignore[arg-type]
+    sockets = own.replace("http", "ws") + "/events/out"
+    with pytest.raises(InvalidStatus), connect(sockets, origin=Origin("http://evil.example")):
+        pass
     assert password[1] not in Path(f"/proc/{pid}/cmdline").read_text()
 
     stopped = terminal.run("server", "stop")
