@@ -25,7 +25,14 @@ Timezone = Annotated[
     str | None,
     Parameter(help="Time zone of --cron, such as Europe/Berlin; by default UTC", metavar="ZONE", group=DEPLOYMENT),
 ]
-WorkPool = Annotated[str, Parameter(help="Work pool of its runs", metavar="POOL", group=DEPLOYMENT)]
+WorkPool = Annotated[
+    str | None,
+    Parameter(
+        help="Work pool of its runs; by default that of the deployment it replaces, or rlm-batch",
+        metavar="POOL",
+        group=DEPLOYMENT,
+    ),
+]
 
 
 def build_deploy_app() -> App:
@@ -47,16 +54,19 @@ def deploy_package(
     """Create the block types, the work pool and rlm-batch's deployments, or with a FLOW a deployment of your code.
 
     Args:
-        work_pool: Work pool of the deployments' runs. A missing one is created as a process pool.
+        work_pool: Work pool of new deployments. Existing ones stay in theirs. A missing pool becomes a process pool.
     """
     if words:
         names = ", ".join(model.flow_name for model in MODELS)
         raise ConfigurationError(f"unknown flow {words[0]!r}: give {names} or reap first, then its files and options")
     from ..deployments.deploy import deploy
 
-    for name in asyncio.run(deploy(work_pool)):
-        print(name)
-    print(f"\nA worker runs them, with this package installed: prefect worker start --pool {shlex.quote(work_pool)}")
+    pools = asyncio.run(deploy(work_pool))
+    for name, pool in pools.items():
+        print(name if pool == work_pool else f"{name} stays in the work pool {pool}")
+    for pool in sorted(set(pools.values())):
+        which = "them" if len(set(pools.values())) == 1 else f"those in {pool}"
+        print(f"\nA worker runs {which}, with this package installed: prefect worker start --pool {shlex.quote(pool)}")
     return 0
 
 
@@ -65,7 +75,7 @@ def deploy_reap(
     name: Name,
     cron: Cron = None,
     timezone: Timezone = None,
-    work_pool: WorkPool = "rlm-batch",
+    work_pool: WorkPool = None,
     provider: Annotated[str, Parameter(metavar="PROVIDER")] = "local",
 ) -> int:
     """Create a deployment that removes unused sandboxes.
@@ -78,7 +88,7 @@ def deploy_reap(
 
 
 def make_deploy_action(
-    *, name: Name, cron: Cron = None, timezone: Timezone = None, work_pool: WorkPool = "rlm-batch"
+    *, name: Name, cron: Cron = None, timezone: Timezone = None, work_pool: WorkPool = None
 ) -> FlowAction:
     """Return the action that creates a deployment of a flow with its parameters.
 
@@ -112,7 +122,7 @@ def _deploy_flow(
     name: str,
     cron: str | None,
     timezone: str | None,
-    work_pool: str,
+    work_pool: str | None,
 ) -> int:
     """Create the deployment, print its name and how to run it, and return the exit status."""
     from ..deployments.deploy import deploy_own
@@ -122,7 +132,7 @@ def _deploy_flow(
     flow = load_flow(f"rlm_batch.flows.{flow_name}", flow_name)
     names = ", ".join(Path(file).name for file in files[:5]) + ", ..." * (len(files) > 5)
     description = f"A {flow_name}{f' of {names}' if files else ''}, by rlm-batch deploy."
-    asyncio.run(deploy_own(flow, name, values, description, schedules, work_pool))
+    work_pool = asyncio.run(deploy_own(flow, name, values, description, schedules, work_pool))
     print(f"{flow.name}/{name} made, in the work pool {work_pool}")
     if cron is not None:
         print(f"It runs by itself: {cron} ({timezone or 'UTC'})")

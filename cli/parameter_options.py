@@ -273,7 +273,8 @@ def _make_parameter_option(parameter: inspect.Parameter) -> inspect.Parameter:
         negative=() if is_list or parameter.default is False else None,
         converter=_read_words if is_list and form.form not in ("grid", "space") else None,
     )
-    return _make_option(OPTIONS_BY_PARAMETER.get(parameter.name, parameter.name), kind, details, parameter.default)
+    default = None if parameter.default == {} else parameter.default
+    return _make_option(OPTIONS_BY_PARAMETER.get(parameter.name, parameter.name), kind, details, default)
 
 
 def _arrange_options(options: list[Option], own_group: str) -> list[inspect.Parameter]:

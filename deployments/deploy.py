@@ -36,7 +36,7 @@ ONE_AT_ONCE = {"limit": 1, "collision_strategy": "CANCEL_NEW"}  # A run is skipp
 FOUR_AT_ONCE = {"limit": 4, "collision_strategy": "ENQUEUE"}  # Local sandboxes share a machine with their worker.
 
 
-async def deploy(work_pool: str = WORK_POOL) -> list[str]:
+async def deploy(work_pool: str = WORK_POOL) -> dict[str, str]:
     """Create or update our deployments on the configured server, with the block types and the work pool.
 
     An existing deployment keeps the settings that a user may have changed: parameters, schedules, limit, tags and work
@@ -46,7 +46,7 @@ async def deploy(work_pool: str = WORK_POOL) -> list[str]:
         work_pool: The work pool of new deployments. A missing pool is created with the type `process`.
 
     Returns:
-        The names of our deployments, as FLOW/NAME.
+        The work pools of our deployments, by their names as FLOW/NAME.
 
     Raises:
         ConfigurationError: No server is configured, the server does not answer or refuses a request, or one of the
@@ -59,19 +59,22 @@ async def deploy(work_pool: str = WORK_POOL) -> list[str]:
     async with _open_client() as client:
         existing = [await _read_deployment(client, f"{flow.name}/{entry['name']}") for flow, entry in entries]
         for deployment, (flow, entry) in zip(existing, entries, strict=True):
-            _refuse_to_replace(
-                deployment, f"{flow.name}/{entry['name']}", "delete it, or make it again under another name"
-            )
+            name = f"{flow.name}/{entry['name']}"
+            _refuse_to_replace(deployment, name, "delete it, or make it again under another name")
         for name in block_types.__all__:
             await getattr(block_types, name).aregister_type_and_schema(client=client)
         with suppress(ObjectAlreadyExists):
             pool = WorkPoolCreate(name=work_pool, type=ProcessWorker.type, base_job_template=template)
             await client.create_work_pool(pool)
         for deployment, (flow, entry) in zip(existing, entries, strict=True):
-            await (
-                _apply(flow, entry, work_pool) if deployment is None else _update(client, deployment.id, flow, entry)
-            )
-        return [f"{flow.name}/{entry['name']}" for flow, entry in entries]
+            if deployment is None:
+                await _apply(flow, entry, work_pool)
+            else:
+                await _update(client, deployment.id, flow, entry)
+        return {
+            f"{flow.name}/{entry['name']}": _get_work_pool(deployment) or work_pool
+            for deployment, (flow, entry) in zip(existing, entries, strict=True)
+        }
 
 
 def load_entries() -> list[dict[str, Any]]:
@@ -100,6 +103,10 @@ def _refuse_to_replace(deployment: DeploymentResponse | None, name: str, remedy:
             f"{name} on this Prefect server is a deployment that rlm-batch did not make (it runs "
             f"{deployment.entrypoint}): {remedy}"
         )
+
+
+def _get_work_pool(deployment: DeploymentResponse | None) -> str | None:
+    return None if deployment is None else deployment.work_pool_name
 
 
 async def _update(client: PrefectClient, deployment_id: UUID, flow: Any, entry: Mapping[str, Any]) -> None:
@@ -132,8 +139,13 @@ async def _apply(flow: Any, entry: Mapping[str, Any], work_pool: str) -> None:
 
 
 async def deploy_own(
-    flow: Any, name: str, parameters: dict[str, Any], description: str, schedules: list[dict[str, Any]], work_pool: str
-) -> None:
+    flow: Any,
+    name: str,
+    parameters: dict[str, Any],
+    description: str,
+    schedules: list[dict[str, Any]],
+    work_pool: str | None,
+) -> str:
     """Create a deployment of one of our flows on the configured server, or replace the deployment of that name.
 
     Args:
@@ -142,11 +154,14 @@ async def deploy_own(
         parameters: The parameters of its runs, including the code.
         description: The text that the UI shows.
         schedules: The schedules, each with `cron` and `timezone`; empty for none.
-        work_pool: The work pool of its runs.
+        work_pool: The work pool of its runs. None means that of the deployment of that name, or else rlm-batch.
+
+    Returns:
+        The work pool of its runs.
 
     Raises:
-        ConfigurationError: prefect.yaml has that name, rlm-batch did not make the deployment of that name, the
-            parameters are too long, or the server refuses a request.
+        ConfigurationError: prefect.yaml has that name, rlm-batch did not make the deployment of that name or it is in
+            another work pool, the parameters are too long, or the server refuses a request.
     """
     entrypoint = f"{flow.fn.__module__}.{flow.fn.__name__}"
     if (entrypoint, name) in {(entry["entrypoint"], entry["name"]) for entry in load_entries()}:
@@ -164,8 +179,17 @@ async def deploy_own(
         entry["concurrency_limit"] = FOUR_AT_ONCE
     async with _open_client() as client:
         full_name = f"{flow.name}/{name}"
-        _refuse_to_replace(await _read_deployment(client, full_name), full_name, "give another --name")
+        existing = await _read_deployment(client, full_name)
+        _refuse_to_replace(existing, full_name, "give another --name")
+        current = _get_work_pool(existing)
+        if current is not None and work_pool not in (None, current):
+            raise ConfigurationError(
+                f"{full_name} is in the work pool {current}, and deploy moves no deployment: leave out --work-pool, "
+                f"give another --name, or run `prefect deployment delete {full_name}` first"
+            )
+        work_pool = work_pool or current or WORK_POOL
         await _apply(flow, entry, work_pool)
+        return work_pool
 
 
 @asynccontextmanager

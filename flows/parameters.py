@@ -10,7 +10,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, get_type_hints
 
@@ -27,8 +27,10 @@ from .inputs.conversion import (
     Content,
     ModelsByName,
     ModelText,
+    Mounts,
     PathText,
     PreparationCode,
+    ProviderOptions,
     ProviderText,
     ToolsByName,
     convert_parameters,
@@ -146,12 +148,12 @@ class CommonParameters:
 
     provider: Provider = "local"
     provider_options: Annotated[
-        dict[str, Any] | None,
+        ProviderOptions,
         Field(
             description="Settings of the provider for this run, such as packages or memory_mib. The names are those of "
             "the block's fields."
         ),
-    ] = None
+    ] = field(default_factory=dict)
     secrets: Annotated[
         list[str] | None,
         Field(
@@ -166,13 +168,13 @@ class CommonParameters:
         CommandLineForm(metavar="DIR"),
     ] = None
     mounts: Annotated[
-        dict[str, PathText] | None,
+        Mounts,
         Field(
             description="Files and directories of the host that code can read. The names are absolute paths in the "
             "sandbox, and the values are paths on the host."
         ),
         CommandLineForm("mounts", "Host PATH to read at TARGET."),
-    ] = None
+    ] = field(default_factory=dict)
     timeout: Annotated[
         float, Field(gt=0, description="Seconds for each execution."), CommandLineForm(is_common=True)
     ] = 120
@@ -208,13 +210,13 @@ class CommonParameters:
         ),
     ] = None
     tools: Annotated[
-        ToolsByName | None,
+        ToolsByName,
         Field(
             description="Functions of the host that code can call. The names are those in the code, and the values are "
             "import paths such as package.module:function."
         ),
         CommandLineForm("tools", "Host function that code can call."),
-    ] = None
+    ] = field(default_factory=dict)
     retry_code_errors: Annotated[bool, Field(description="Also retry executions whose code failed or timed out.")] = (
         False
     )
@@ -434,10 +436,12 @@ def build_signature(model: type[FlowParameters[Any]]) -> inspect.Signature:
     """Return the signature of the model's flow: its own parameters first, and then the shared ones."""
     hints = get_type_hints(model, include_extras=True)
     parameters: list[inspect.Parameter] = []
-    for field in fields(model):  # type: ignore[arg-type]
-        kind = inspect.Parameter.KEYWORD_ONLY if field.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
-        default = inspect.Parameter.empty if field.default is MISSING else field.default
-        parameters.append(inspect.Parameter(field.name, kind, default=default, annotation=hints[field.name]))
+    for item in fields(model):  # type: ignore[arg-type]
+        kind = inspect.Parameter.KEYWORD_ONLY if item.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+        default = inspect.Parameter.empty if item.default is MISSING else item.default
+        if item.default_factory is not MISSING:
+            default = item.default_factory()
+        parameters.append(inspect.Parameter(item.name, kind, default=default, annotation=hints[item.name]))
     order = {name: number for number, name in enumerate(GROUP_OF, 2)}
     order |= dict.fromkeys(vars(model).get("__annotations__", {}).keys() - order.keys(), 0)
     by_name = inspect.Parameter.KEYWORD_ONLY

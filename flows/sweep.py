@@ -114,14 +114,14 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         ),
     ]
     grid: Annotated[
-        GridValues | None,
+        GridValues,
         Field(description="Values of each variable; every combination is a trial."),
         CommandLineForm(
             "grid",
             "Variable and its values, as in lr=0.001,0.01; every combination of all variables is a trial.",
             is_common=True,
         ),
-    ] = None
+    ] = field(default_factory=dict)
     points: Annotated[
         Items[Variables] | PathText | None,
         Field(description="Variables of each trial, or a path to JSON, CSV or Parquet."),
@@ -277,7 +277,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
 
     def get_variables_source(self) -> str:
         """Return the parameter that has the trials' variables."""
-        return "grid" if self.grid is not None else "points" if self.points is not None else "space"
+        return "grid" if self.grid else "points" if self.points is not None else "space"
 
     def _make_spec(self, objectives: Sequence[Objective]) -> ReportSpec:
         names = self.constraints or []
@@ -285,7 +285,8 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
 
     def _check_source(self) -> None:
         """Raise ConfigurationError unless there is one source of points, and the other parameters fit it."""
-        sources = [name for name in ("grid", "points", "space") if getattr(self, name) is not None]
+        given = {"grid": bool(self.grid), "points": self.points is not None, "space": self.space is not None}
+        sources = [name for name, is_given in given.items() if is_given]
         if len(sources) > 1:
             raise ConfigurationError(
                 f"the space is given twice: pass only one of {' and '.join(map(name_parameter, sources))}"
@@ -319,7 +320,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         """Return the points of a grid, a list or a file. Raises ConfigurationError."""
         if self.points is not None:
             return read_points(cast("list[dict[str, Any]] | str", self.points), types, report)
-        if self.grid is None:
+        if not self.grid:
             raise ConfigurationError(
                 f"the points are missing: pass {name_parameter('grid')} (values of each variable), "
                 + (

@@ -173,7 +173,7 @@ async def resolve_provider_with_volume(options: Options, volume_name: str | None
         provider = provider.model_copy(update={"volume_name": check_volume_name(volume_name)})
     if options.secrets:
         provider = provider.with_secrets(read_secrets(options))
-    if options.python_path is not None or options.mounts is not None:
+    if options.python_path is not None or options.mounts:
         provider = await asyncio.to_thread(provider.with_files, options.python_path, options.mounts)
         provider.check_mounts()
     return provider

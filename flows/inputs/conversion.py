@@ -10,6 +10,8 @@ from enum import Enum
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, get_args
 
+from pydantic import BeforeValidator
+
 from ...blocks.host_files.mounts import locate_mounts
 from ...blocks.host_files.python_path import locate_directories
 from ...blocks.registry import name_provider
@@ -90,10 +92,12 @@ if TYPE_CHECKING:
     # values have different types.
     Variables = object
     DataItem = Any
-    GridValues = Mapping[str, object]
+    GridValues = Mapping[str, object] | None
     SpaceValues = Mapping[str, object] | Sequence[Mapping[str, object]]
+    ProviderOptions = dict[str, Any] | None
     DataById = Mapping[Any, object]
-    ToolsByName = Mapping[str, str | Callable[..., Any]]
+    Mounts = Mapping[str, str | PurePath] | None
+    ToolsByName = Mapping[str, str | Callable[..., Any]] | None
     TurnFunction = str | OnEvent
     PathText = str | PurePath
     ProviderText = str | SandboxProvider
@@ -102,13 +106,17 @@ if TYPE_CHECKING:
     AnswerTypeText = object  # a type, a JSON schema or a text
 
 else:
-    Items, PathText, ProviderText, ModelText, ToolsByName = list, str, str, str, dict[str, str]
+    # Python callers may pass None. Prefect's form has an editor for a dict, and none for a dict or None.
+    _NoneAsEmpty = BeforeValidator(lambda value: {} if value is None else value)
+    Items, PathText, ProviderText, ModelText = list, str, str, str
+    ProviderOptions = Annotated[dict[str, Any], _NoneAsEmpty]
+    Mounts = ToolsByName = Annotated[dict[str, str], _NoneAsEmpty]
     TurnFunction, AnswerTypeText, ModelsByName = str, str | dict[str, Any], dict[str, str] | list[str]
     Code, Step = Annotated[str, Content.CODE], Annotated[str, Content.STEP]
     PreparationCode = Annotated[str, Content.PREPARATION]
     ContextValue = Annotated[str | list[Any] | dict[str, Any], Content.CONTEXT]
     Variables, DataItem = Annotated[dict[str, Any], Content.ROWS], Annotated[Any, Content.ITEMS]
-    GridValues = Annotated[dict[str, list[Any]], Content.GRID]
+    GridValues = Annotated[dict[str, list[Any]], Content.GRID, _NoneAsEmpty]
     SpaceValues = Annotated[dict[str, Any] | list[dict[str, Any]], Content.SPACE]
     DataById = Annotated[dict[str, Any], Content.DATA_BY_ID]
 

@@ -53,7 +53,7 @@ def test_a_commands_options_are_the_parameters_of_its_flow(name: str) -> None:
     assert not {"repo_token", "api_key", "token_id", "environment", "api_url", "limit_name"} & set(options)
     nullable: list[str] = []
     for option, parameter in parameters.items():
-        assert options[option].field_info.default == parameter.default, option
+        assert options[option].field_info.default == (None if parameter.default == {} else parameter.default), option
         field = find_field(parameter.annotation)
         assert field is not None
         text = find_form(parameter.annotation).help or field.description

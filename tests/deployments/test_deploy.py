@@ -44,7 +44,7 @@ def ask(question: Callable[[PrefectClient], Awaitable[T]]) -> T:
 
 @pytest.fixture(scope="module")
 def deployed(server: str) -> list[str]:
-    return asyncio.run(deploy())
+    return list(asyncio.run(deploy()))
 
 
 def on_server() -> dict[str, dict[str, Any]]:

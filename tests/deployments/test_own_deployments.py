@@ -101,11 +101,18 @@ def test_a_deployment_has_its_code_and_schedule_and_can_be_updated(
     assert made.enforce_parameter_schema
     assert made.concurrency_options.collision_strategy == "CANCEL_NEW"
 
+    status, out, err = command(*SWEEP, "--name", "nightly-lr", "--work-pool", "of-others")
+    assert (status, out) == (2, "")
+    assert f"rlm-sweep/nightly-lr is in the work pool {POOL}, and deploy moves no deployment" in err
+    assert read("rlm-sweep/nightly-lr").work_pool_name == POOL
+
     Path("train.py").write_text("SUBMIT(loss=lr)\n")
-    status, out, err = command(*SWEEP, *name, "--cron", "0 3 * * *", "--timezone", "Europe/Berlin", "--retries", "0")
+    status, out, err = command(
+        *SWEEP, "--name", "nightly-lr", "--cron", "0 3 * * *", "--timezone", "Europe/Berlin", "--retries", "0"
+    )
     assert status == 0, err
     again = read("rlm-sweep/nightly-lr")
-    assert again.id == made.id
+    assert (again.id, again.work_pool_name) == (made.id, POOL)
     assert again.parameters == {"code": "SUBMIT(loss=lr)\n", **searched, "retries": 0}
     (schedule,) = again.schedules
     assert (schedule.schedule.cron, schedule.schedule.timezone, schedule.active) == ("0 3 * * *", "Europe/Berlin", True)

@@ -182,7 +182,9 @@ async def test_a_limit_that_a_person_lowered_stays_and_one_that_a_person_raised_
     async with get_client() as client:
 
         async def change(value: int) -> None:
-            await client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(**{field: value}))
+            await client.update_global_concurrency_limit(
+                name, GlobalConcurrencyLimitUpdate.model_validate({field: value})
+            )
 
         async def read() -> float:
             return getattr(await client.read_global_concurrency_limit_by_name(name), field)
