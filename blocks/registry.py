@@ -121,6 +121,14 @@ async def resolve_provider(provider: str | SandboxProvider, options: dict[str, A
     raise ConfigurationError(f"unknown kind of block {slug!r} in {slug}/{name}: use one of {known}")
 
 
+def find_provider_name(provider: object) -> str | None:
+    """Return the name of the provider that `resolve_provider` makes, such as `local`, or None if there is none."""
+    if not isinstance(provider, str):
+        return getattr(provider, "provider_name", None)
+    name = provider.partition(":")[0].partition("/")[0].removesuffix("-sandbox" if "/" in provider else "")
+    return name if name in PROVIDERS else None
+
+
 def name_provider(provider: SandboxProvider, options: dict[str, Any] | None) -> tuple[str, dict[str, Any] | None]:
     """Return the `provider` and `provider_options` from which `resolve_provider` makes this block with these options.
 

@@ -5,18 +5,18 @@ import copy
 import difflib
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Coroutine
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from prefect import Flow
+from prefect.runtime import flow_run
 from prefect.types.entrypoint import EntrypointType
 from pydantic import ValidationError, create_model
 
 from ..blocks.problems import describe_problems
-from ..sandbox.errors import ConfigurationError, RlmBatchError
-from ..tasks.task_log import install_task_run_log_filter, tells_of_cancellation
+from ..sandbox.errors import ConfigurationError
+from ..tasks.engine_log import shorten_engine_log
 from ..tasks.tracing import trace_flow_run
 from .event_stream import EventStream
 from .inputs.conversion import convert_parameters
@@ -173,6 +173,7 @@ def define_flow(model: Callable[P, FlowParameters[R]]) -> BatchFlow[P, Coroutine
     parameters: type[FlowParameters[Any]] = model  # type: ignore[assignment]
 
     async def execute(*args: Any, **kwargs: Any) -> Any:
+        shorten_engine_log(flow_run.id)
         return await execute_flow(parameters, _bind_arguments(execute, args, kwargs))
 
     execute.__name__ = execute.__qualname__ = parameters.flow_name
@@ -193,6 +194,7 @@ def define_function_flow(
     def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> BatchFlow[P, Coroutine[Any, Any, T]]:
         @functools.wraps(function)
         async def execute(*args: P.args, **kwargs: P.kwargs) -> T:
+            shorten_engine_log(flow_run.id)
             with trace_flow_run():
                 return await function(*args, **kwargs)
 
@@ -203,9 +205,6 @@ def define_function_flow(
 
 def _make_flow(function: Callable[..., Any], name: str, **options: Any) -> BatchFlow[..., Any]:
     function.__doc__ = _document_parameters(function)
-    logging.getLogger("prefect.flow_runs").addFilter(_keep_line_for_people)
-    _flow_names.add(name)
-    install_task_run_log_filter()
     # These hooks are for a run whose process died. Otherwise the run's lanes have removed the sandboxes.
     cancelled: list[Any] = [remove_sandboxes, cancel_shards]
     # The shards of a run that crashed continue, for the run that resumes the job.
@@ -247,22 +246,3 @@ def _document_parameters(function: Callable[..., Any]) -> str:
         if field is not None and field.description:
             lines.append(f"    {parameter.name}: {field.description}")
     return "\n".join(lines)
-
-
-_flow_names: set[str] = set()  # the names of our flows
-
-
-def _keep_line_for_people(record: logging.LogRecord) -> bool:
-    """Filter the log of our flow runs: an error is one line without a traceback, and no line repeats another.
-
-    Prefect logs each exception with its traceback, and then the state with the same text. It has no setting for this.
-    """
-    if getattr(record, "flow_name", None) not in _flow_names:
-        return True
-    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-    if isinstance(error, RlmBatchError):
-        record.exc_info = record.exc_text = None
-        record.msg, record.args = "%s: %s", (type(error).__name__, error)
-        return True
-    message = str(record.msg)
-    return not (message.startswith("Finished in state ") or tells_of_cancellation(message))

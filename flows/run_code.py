@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from prefect import get_run_logger, task
+from prefect import get_run_logger, tags, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
@@ -16,7 +16,7 @@ from prefect.runtime import flow_run, task_run
 from prefect.tasks import Task
 
 from ..blocks.provider import SandboxProvider
-from ..blocks.registry import resolve_provider
+from ..blocks.registry import find_provider_name, resolve_provider
 from ..sandbox.caller import use_flow
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.intake.collected_files import check_patterns
@@ -25,6 +25,7 @@ from ..sandbox.requests.function_code import convert_code
 from ..sandbox.result import Failure, Outcome, Result
 from ..sandbox.wire.strict_json import NotJsonError, convert_fields
 from ..tasks.capacity.slots import open_slots
+from ..tasks.engine_log import shorten_engine_log
 from ..tasks.execution import Execution, assign_keys
 from ..tasks.lane import Lane, LaneSettings, ProviderUnusable
 from ..tasks.ledger.collected_files import CollectedFilesStore
@@ -33,11 +34,14 @@ from ..tasks.ledger.result_index import get_results_root
 from ..tasks.ledger.run_record import RunRecord, list_run_records
 from ..tasks.retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, get_requested_wait
 from ..tasks.task_log import LineBudget, OutputLog
-from ..tasks.task_runs import add_tags, build_tags
+from ..tasks.task_runs import build_tags
 from .inputs.conversion import check_code
 from .inputs.host_paths import locate_ledger
 from .inputs.readers import check_variables
 from .orphans import get_server_id, register_own_run
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 RETRIES = 2  # the flows' default
 
@@ -58,6 +62,38 @@ async def _should_retry(own_task: Task[..., Any], run: TaskRun, state: State[Any
     return True
 
 
+class _SandboxTask(Task[P, R]):
+    """A task whose runs have the tags of their provider from the start, so that Prefect's tag limits hold for them."""
+
+    def with_options(self, **options: Any) -> "Task[P, R]":  # type: ignore[override]
+        """Return a copy of the task with other options of Prefect's."""
+        return tag_with_provider(super().with_options(**options))
+
+    async def create_run(self, *args: Any, **options: Any) -> TaskRun:
+        """Create the run of a task that a task worker runs later."""
+        with tags(*_list_tags(options)):
+            return await super().create_run(*args, **options)
+
+    async def create_local_run(self, *args: Any, **options: Any) -> TaskRun:
+        """Create the run of a task in this process."""
+        with tags(*_list_tags(options)):
+            return await super().create_local_run(*args, **options)
+
+
+def _list_tags(options: Mapping[str, Any]) -> set[str]:
+    """Return the tags of a run, whose parameters are among the arguments with which Prefect creates it."""
+    parameters: dict[str, Any] = options.get("parameters") or {}
+    return build_tags(find_provider_name(parameters.get("provider", "local")))
+
+
+def tag_with_provider(base: Task[P, R]) -> Task[P, R]:
+    """Return a copy of a task of this module, whose runs have the tags of their `provider`."""
+    tagged: _SandboxTask[P, R] = object.__new__(_SandboxTask)
+    vars(tagged).update(vars(base))
+    return tagged
+
+
+@tag_with_provider
 @task(
     name="run code",
     persist_result=False,
@@ -102,13 +138,13 @@ async def run_code(
         CodeError: The code raised an error. Other failures of an execution are other subclasses of RlmBatchError.
         ConfigurationError: A parameter is wrong.
     """
+    shorten_engine_log(task_run.id)
     text: str = convert_code(code)
     check_code(text)
     check_variables(text, [variables or {}], needs_all=True)
     patterns = check_patterns(collect)
     log = get_run_logger()
     opened = await resolve_provider(provider, provider_options)
-    add_tags(build_tags(opened.provider_name))
     await opened.check()
     run_id = flow_run.id or task_run.id
     ledger = Ledger(get_results_root() / run_id if results_path is None else locate_ledger(results_path))
@@ -118,7 +154,7 @@ async def run_code(
     # The task run is in the key, so equal calls have different keys.
     fingerprint = {**await opened.fingerprint(), "task_run": task_run.id}
     (execution,) = assign_keys([(text, _convert_variables(variables or {}))], fingerprint)
-    output = OutputLog(LineBudget())
+    output = OutputLog(LineBudget(), f"{task_run.name}: ")
     outcome: Outcome
     try:
         files = CollectedFilesStore(ledger.path)

@@ -13,11 +13,12 @@ from prefect.client.schemas.objects import State, TaskRun
 from ..sandbox.errors import PrepareError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ..sandbox.result import Failure, Outcome, Result
 from .check import JUDGED_ERRORS, explain_last
+from .engine_log import EXECUTE_TASK_NAME
 from .execution import Execution, make_meta
 from .lane import Lane, ProviderUnusable
 from .retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, compute_backoff, get_requested_wait
-from .task_log import EXECUTE_TASK_NAME, LineBudget, OutputLog
-from .task_runs import add_tags, build_tags, has_tag_limit, return_cancelled_state
+from .task_log import LineBudget, OutputLog
+from .task_runs import ShownTagsTask, add_shown_tags, build_tags, has_tag_limit, return_cancelled_state
 
 P = ParamSpec("P")
 
@@ -118,7 +119,7 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
         RlmBatchError: An error that is retried. Otherwise the error of the last execution that failed, so that the
             task run's state shows it.
     """
-    add_tags(build_tags(lane.provider.provider_name))
+    add_shown_tags()
     batch.try_count += 1
     if batch.try_count == 1:
         batch.on_start()
@@ -201,7 +202,7 @@ async def _attempt(lane: Lane, batch: TaskBatch, run: Callable[[], Awaitable[Res
 
 
 async def configure_task(base: Task[P, Any], policy: RetryPolicy, provider: str, per_task: int = 1) -> Task[P, Any]:
-    """Return the task with a flow's retries. Add tags if the server has a limit on one of them.
+    """Return the task with a flow's retries, and with tags. If the server has a limit on one of them, it holds.
 
     Args:
         base: The task.
@@ -222,8 +223,9 @@ async def configure_task(base: Task[P, Any], policy: RetryPolicy, provider: str,
         return True
 
     tags = build_tags(provider)
-    return base.with_options(
-        tags=tags if await has_tag_limit(tags) else set(),
+    is_limited = await has_tag_limit(tags)
+    configured = base.with_options(
+        tags=tags if is_limited else set(),
         retries=policy.retries * per_task,
         # Prefect takes at most fifty delays, and repeats the last.
         retry_delay_seconds=[compute_backoff(number + 1) for number in range(min(policy.retries, len(BACKOFF_SECONDS)))]
@@ -231,3 +233,4 @@ async def configure_task(base: Task[P, Any], policy: RetryPolicy, provider: str,
         retry_jitter_factor=JITTER_FACTOR,
         retry_condition_fn=should_retry_task,  # type: ignore[arg-type]
     )
+    return configured if is_limited else ShownTagsTask.copy_of(configured, tags)

@@ -11,7 +11,7 @@ from prefect.transactions import CommitMode, atransaction
 
 from ..sandbox.errors import RlmBatchError
 from ..sandbox.queries.session import Query
-from .task_log import QUERY_TASK_NAME
+from .engine_log import QUERY_TASK_NAME
 from .task_runs import return_cancelled_state
 
 MAX_TRACKED_QUERIES = 300  # queries of a flow run with task runs; each takes 4 ms here and about 10 ms on the server

@@ -19,10 +19,6 @@ from prefect.logging import get_run_logger
 from ..sandbox.outcomes.text_escape import escape_text
 from .redrawn_lines import RedrawnLines
 
-EXECUTE_TASK_NAME = "execute"
-QUERY_TASK_NAME = "query"
-TASK_NAMES = {EXECUTE_TASK_NAME, QUERY_TASK_NAME}
-CANCELLED_STATE = "Finished in state Cancelled("
 MAX_LINES = 200  # lines of one attempt at an execution
 MAX_LINE_CHARACTERS = 1000
 Logger = logging.Logger | logging.LoggerAdapter[Any]
@@ -91,25 +87,3 @@ def _get_output_logger() -> logging.LoggerAdapter[Any] | None:
         return None
     child: Callable[[str], logging.LoggerAdapter[Any]] = logger.getChild
     return child("output")
-
-
-def install_task_run_log_filter() -> None:
-    """Keep the start and the end of our task runs out of the log. A second call changes nothing."""
-    logging.getLogger("prefect.task_runs").addFilter(_is_wanted)
-
-
-def _is_wanted(record: logging.LogRecord) -> bool:
-    """Return False for Prefect's lines on a task run's start and end: its state says so, and they double the cost.
-
-    Also return False for its line on an execution that failed or was cancelled, because the flow run's log has a line
-    for failures, up to a limit, and one line for a cancelled run.
-    """
-    name, message = getattr(record, "task_name", None), str(record.msg)
-    if record.levelno <= logging.INFO or tells_of_cancellation(message) or message.startswith(CANCELLED_STATE):
-        return name not in TASK_NAMES
-    return name != EXECUTE_TASK_NAME or not message.startswith("Finished in state Failed")
-
-
-def tells_of_cancellation(message: str) -> bool:
-    """Return whether the message is Prefect's line on a run that crashed because its caller was cancelled."""
-    return "Execution was cancelled by the runtime environment" in message

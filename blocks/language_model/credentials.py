@@ -103,7 +103,8 @@ def filter_log_record(record: logging.LogRecord) -> bool:
         record.msg, record.args = shown, ()
     if record.exc_info:
         trace = record.exc_text or logging.Formatter().formatException(record.exc_info)
-        record.exc_info, record.exc_text = None, hide_environment_credentials(trace)
+        if (shown := hide_environment_credentials(trace)) != trace:
+            record.exc_info, record.exc_text = None, shown
     return True
 
 

@@ -35,8 +35,8 @@ def ask(ui: str, path: str, **body: Any) -> Any:
 
 
 def deployment(ui: str) -> str:
-    """Return the id of sweep/local."""
-    return ask(ui, "deployments/name/sweep/local")["id"]
+    """Return the id of rlm-sweep/local."""
+    return ask(ui, "deployments/name/rlm-sweep/local")["id"]
 
 
 def runs(ui: str) -> list[dict[str, Any]]:

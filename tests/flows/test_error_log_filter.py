@@ -1,8 +1,12 @@
-"""The log of a failed flow run."""
+"""Prefect's log of our runs, which is short, and of a user's own runs, which is complete."""
+
+import logging
+from typing import Any
 
 import pytest
+from prefect import flow, task
 
-from rlm_batch import ConfigurationError, ExecutionsFailed, batch, sweep
+from rlm_batch import ConfigurationError, ExecutionsFailed, batch, run_code, sweep
 
 
 def read_log(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -37,3 +41,96 @@ def test_a_defect_keeps_its_traceback(caplog: pytest.LogCaptureFixture, monkeypa
     with pytest.raises(ZeroDivisionError):
         batch.sync(["pass"])
     assert "traceback" in read_log(caplog)[0]
+
+
+def read_lines(caplog: pytest.LogCaptureFixture, *levels: str) -> list[str]:
+    """Return the log of all flow runs and task runs as a console shows it."""
+    console = logging.Formatter()
+    return [
+        console.format(logged)
+        for logged in caplog.records
+        if logged.name.startswith(("prefect.flow_runs", "prefect.task_runs"))
+        and (logged.levelname in levels or not levels)
+    ]
+
+
+@pytest.mark.parametrize("name", ["mine", "batch", "rlm-batch"])
+def test_a_users_flow_logs_its_traceback_and_its_end(caplog: pytest.LogCaptureFixture, name: str) -> None:
+    @flow(name=name)
+    def fail() -> None:
+        batch.sync(["1 / 0"], provider="local:none", retries=0)
+
+    @flow(name=name)
+    def succeed() -> None:
+        batch.sync(["pass"], provider="local:none")
+
+    with pytest.raises(ExecutionsFailed):
+        fail()
+    (logged,) = [text for text in read_lines(caplog, "ERROR") if "Encountered exception" in text]
+    assert "Traceback" in logged
+    assert 'batch.sync(["1 / 0"]' in logged
+    assert len([text for text in read_lines(caplog) if text.startswith("Finished in state Failed")]) == 1
+    caplog.clear()
+    succeed()
+    assert [text for text in read_lines(caplog) if text.startswith("Finished in state")] == [
+        "Finished in state Completed()"
+    ]
+
+
+@pytest.mark.parametrize("name", ["execute", "query", "run code"])
+def test_a_users_task_logs_its_traceback_and_its_end(caplog: pytest.LogCaptureFixture, name: str) -> None:
+    @task(name=name)
+    def fail() -> None:
+        raise ConfigurationError("of a user's task")
+
+    @task(name=name)
+    def succeed() -> None: ...
+
+    @flow(name="rlm-batch")
+    def run() -> None:
+        batch.sync(["pass"], provider="local:none")
+        succeed()
+        fail(return_state=True)
+
+    run(return_state=True)
+    logged = read_lines(caplog)
+    assert "Finished in state Completed()" in logged
+    (failed,) = [text for text in logged if text.startswith("Task run failed with exception")]
+    assert "Traceback" in failed
+
+
+@pytest.mark.parametrize(
+    ("retries", "code"),
+    [pytest.param(0, "1 / 0", id="no retries"), pytest.param(1, "import os; os._exit(1)", id="after the last retry")],
+)
+def test_a_failed_execution_is_one_line(
+    caplog: pytest.LogCaptureFixture, short_delays: None, retries: int, code: str
+) -> None:
+    options: dict[str, Any] = {"provider": "local:none", "retry_code_errors": True}
+    batch.sync([code], on_failure="return", retries=retries, **options)
+    failures = [text for text in read_lines(caplog, "WARNING", "ERROR") if "is retried in" not in text]
+    assert len(failures) == 1
+    assert failures[0].startswith("execution 0 failed: Code")
+    assert "Traceback" not in failures[0]
+    caplog.clear()
+
+    @flow
+    def run() -> None:
+        run_code.with_options(retries=retries, retry_delay_seconds=0).submit(code, **options).wait()
+
+    run()
+    (failed,) = read_lines(caplog, "ERROR")
+    assert failed.startswith("Finished in state Failed(")
+    assert "Task run encountered an exception Code" in failed
+    assert "\n" not in failed
+
+
+def test_what_a_mapped_task_prints_has_the_name_of_its_task_run(caplog: pytest.LogCaptureFixture) -> None:
+    @flow
+    def run() -> None:
+        named = run_code.with_options(task_run_name="say {variables}")
+        named.map("print(f'I am {n}')", [{"n": 1}, {"n": 2}], provider="local:none").wait()
+
+    run()
+    printed = {text for text in read_lines(caplog) if "I am" in text}
+    assert printed == {"say {'n': 1}: I am 1", "say {'n': 2}: I am 2"}

@@ -1,0 +1,68 @@
+"""Prefect's own log lines about our flow runs and task runs: what happened is one line, without our internals.
+
+Prefect logs each exception with its traceback, and then the state with the same text. It has no setting for this. The
+filters here know our runs by their ids, and the lines by Prefect's modules. All other lines stay as they are: those of
+a user's flows and tasks, whatever their names, and those that a user's function logs within one of our flow runs.
+"""
+
+import logging
+
+from ..sandbox.errors import RlmBatchError
+
+EXECUTE_TASK_NAME = "execute"
+QUERY_TASK_NAME = "query"
+TASK_NAMES = {EXECUTE_TASK_NAME, QUERY_TASK_NAME}
+CANCELLED_STATE = "Finished in state Cancelled("
+FAILED_STATE = "Finished in state Failed("
+
+_own_runs: set[str] = set()  # ids of the flow runs of our flows, and of the task runs of `run_code`
+
+
+def shorten_engine_log(run_id: str) -> None:
+    """Shorten Prefect's lines about a flow run of ours or about a task run of `run_code` in this process."""
+    _own_runs.add(run_id)
+    # Adding a filter again has no effect.
+    logging.getLogger("prefect.flow_runs").addFilter(_shorten_flow_line)
+    logging.getLogger("prefect.task_runs").addFilter(_is_wanted_task_line)
+
+
+def _shorten_flow_line(record: logging.LogRecord) -> bool:
+    """Make an error one line without a traceback, and return False for a line that repeats another."""
+    if record.module != "flow_engine" or getattr(record, "flow_run_id", None) not in _own_runs:
+        return True
+    error = _find_own_error(record)
+    if error is not None:
+        record.exc_info = record.exc_text = None
+        record.msg, record.args = "%s: %s", (type(error).__name__, error)
+        return True
+    message = str(record.msg)
+    return not (message.startswith("Finished in state ") or _tells_of_cancellation(message))
+
+
+def _is_wanted_task_line(record: logging.LogRecord) -> bool:
+    """Return False for Prefect's lines on the start and the end of our task runs, and for tracebacks of our errors.
+
+    The state of a task run says how it ended. Its lines would double the cost. The flow run's log has a line for each
+    failure, up to a limit, and one line for a cancelled run. Of `run_code`, Prefect's line on the state stays.
+    """
+    if record.module != "task_engine":
+        return True
+    if getattr(record, "task_run_id", None) in _own_runs:
+        return _find_own_error(record) is None
+    name = getattr(record, "task_name", None)
+    if name not in TASK_NAMES or getattr(record, "flow_run_id", None) not in _own_runs:
+        return True
+    message = str(record.msg)
+    if record.levelno <= logging.INFO or _tells_of_cancellation(message) or message.startswith(CANCELLED_STATE):
+        return False
+    return name != EXECUTE_TASK_NAME or not (message.startswith(FAILED_STATE) or _find_own_error(record) is not None)
+
+
+def _find_own_error(record: logging.LogRecord) -> RlmBatchError | None:
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    return error if isinstance(error, RlmBatchError) else None
+
+
+def _tells_of_cancellation(message: str) -> bool:
+    """Return whether the message is Prefect's line on a run that crashed because its caller was cancelled."""
+    return "Execution was cancelled by the runtime environment" in message
