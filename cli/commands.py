@@ -71,6 +71,23 @@ def report(
     )
 
 
+@app.command
+def rerun(
+    run: str, number: int, /, *, show_output: ShowOutput = False, usage: ShowUsage = False, json: Json = False
+) -> int:
+    """Run one execution of a run again, with its output live.
+
+    The result is a run of its own: the earlier results stay as they are.
+
+    Args:
+        run: Id or name of a flow run, or the path of its results
+        number: The number of the execution in the run's table
+    """
+    from .rerun import rerun_execution
+
+    return rerun_execution(run, number, OutputFormat(show_output, json, usage))
+
+
 app.command(build_deploy_app())
 
 

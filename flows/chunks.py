@@ -33,7 +33,7 @@ from .inputs.readers import (
 from .inputs.spilling import read_text_reference
 from .inputs.tables import Report as ProgressReport
 from .parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types, VolumeName
-from .plan import Outcomes, Plan, chunk_label, count_executions
+from .plan import CodeForEach, Outcomes, Plan, chunk_label, count_executions, repeat_items
 from .reporting.groups import group_outcomes, list_hidden_fields
 from .reporting.table import format_cell, format_rows
 from .reports import Report, describe_outcome
@@ -235,9 +235,11 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         types = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))  # type: ignore[arg-type]
         parts = build_chunks(chunks, data, self.chunk_size, types, report)
         spec = ReportSpec("chunk" if reduce is None else "execution").with_repeats(self.repeats, len(parts))
+        items = CodeForEach(code, _ChunkVariables(parts))
         return Plan(
             options=options,
             total=count_executions(len(parts), spec) + (reduce is not None),
+            items=repeat_items(items, spec, options),
             execute=ChunkedJob(code, parts, reduce, spec.repeats).execute,
             label=chunk_label,
             report_spec=spec,
@@ -249,6 +251,16 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         """Return the report: the outcomes of the chunks, and then the outcome of the reduction if there is one."""
         count = len(outcomes.results) - (self.reduce is not None)
         return ChunksReport.from_outcomes(outcomes, count, self.repeats)
+
+
+@dataclass(frozen=True, slots=True)
+class _ChunkVariables:
+    """The variables of each chunk. They can be read again."""
+
+    parts: ChunkSource
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return ({"chunk_id": chunk_id, "data": data} for chunk_id, data in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
