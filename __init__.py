@@ -23,6 +23,7 @@ import_module(".flows.proxies", __name__).exclude_loopback(os.environ)
 if TYPE_CHECKING:  # The public names, in the form that makes them public for a type checker.
     from .blocks.container.block import ContainerSandbox as ContainerSandbox
     from .blocks.daytona.block import DaytonaSandbox as DaytonaSandbox
+    from .blocks.daytona.credentials import DaytonaCredentials as DaytonaCredentials
     from .blocks.dspy_interpreter import InterpreterFactory as InterpreterFactory
     from .blocks.interpreters import AsyncContainerInterpreter as AsyncContainerInterpreter
     from .blocks.interpreters import AsyncDaytonaInterpreter as AsyncDaytonaInterpreter
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .blocks.language_model.block import LanguageModel as LanguageModel
     from .blocks.local.block import LocalSandbox as LocalSandbox
     from .blocks.modal.block import ModalSandbox as ModalSandbox
+    from .blocks.modal.credentials import ModalCredentials as ModalCredentials
     from .blocks.rlm_session import RlmSession as RlmSession
     from .blocks.rlm_session import SessionAnswer as SessionAnswer
     from .blocks.rlm_session import open_rlm as open_rlm

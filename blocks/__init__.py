@@ -6,9 +6,25 @@ A block is imported when its name is first used, so scripts can use this package
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .block_types import ContainerSandbox, DaytonaSandbox, LanguageModel, LocalSandbox, ModalSandbox
+    from .block_types import (
+        ContainerSandbox,
+        DaytonaCredentials,
+        DaytonaSandbox,
+        LanguageModel,
+        LocalSandbox,
+        ModalCredentials,
+        ModalSandbox,
+    )
 
-__all__ = ["ContainerSandbox", "DaytonaSandbox", "LanguageModel", "LocalSandbox", "ModalSandbox"]
+__all__ = [
+    "ContainerSandbox",
+    "DaytonaCredentials",
+    "DaytonaSandbox",
+    "LanguageModel",
+    "LocalSandbox",
+    "ModalCredentials",
+    "ModalSandbox",
+]
 
 if not TYPE_CHECKING:  # A type checker that sees `__getattr__` accepts any name.
 

@@ -2,8 +2,18 @@
 
 from .container.block import ContainerSandbox
 from .daytona.block import DaytonaSandbox
+from .daytona.credentials import DaytonaCredentials
 from .language_model.block import LanguageModel
 from .local.block import LocalSandbox
 from .modal.block import ModalSandbox
+from .modal.credentials import ModalCredentials
 
-__all__ = ["ContainerSandbox", "DaytonaSandbox", "LanguageModel", "LocalSandbox", "ModalSandbox"]
+__all__ = [
+    "ContainerSandbox",
+    "DaytonaCredentials",
+    "DaytonaSandbox",
+    "LanguageModel",
+    "LocalSandbox",
+    "ModalCredentials",
+    "ModalSandbox",
+]

@@ -154,7 +154,8 @@ class _ProviderSandboxes:
             except ValueError:
                 pass  # The block does not exist. The provider's own error says what is missing.
             else:
-                fields = {name: getattr(saved, name) for name in saved.model_fields_set}
+                names = self.entry.load_provider().model_fields  # without the block's `credentials`
+                fields = {name: saved.get_account_setting(name) for name in names}
                 configured = _configure_provider(self.entry, {**fields, **self._fields})
                 provider = self._provider = configured.with_files_of(provider)
                 provider.check_mounts()

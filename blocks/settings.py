@@ -183,6 +183,10 @@ class SandboxSettings(BaseModel):
         """Return the names of the settings that have secrets."""
         return [name for name, field in cls.model_fields.items() if "SecretStr" in str(field.annotation)]
 
+    def get_account_setting(self, name: str) -> Any:
+        """Return a setting of the account. Blocks also read it from their credentials."""
+        return getattr(self, name)
+
     @property
     def has_sandbox_limit(self) -> bool:
         """Return whether the number of sandboxes is limited. Then `delete_sandbox` must wait for the sandbox's end."""

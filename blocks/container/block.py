@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
-from prefect.blocks.core import Block
 from pydantic import HttpUrl
 
+from ..sandbox_block import SandboxBlock
 from .provider import ContainerProvider
 from .settings import ContainerFields
 
 
-class ContainerSandbox(ContainerProvider, Block):
+class ContainerSandbox(ContainerProvider, SandboxBlock):
     """Sandboxes in containers of Docker or Podman on this machine. They need no account.
 
     Any image with Python works. Code runs as a user that is not root, without capabilities or network, and with a

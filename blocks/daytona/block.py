@@ -1,15 +1,22 @@
 """The Prefect block for sandboxes of Daytona."""
 
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from prefect.blocks.core import Block
-from pydantic import HttpUrl
+from pydantic import Field, HttpUrl
 
+from ..sandbox_block import SandboxBlock
+from .credentials import DaytonaCredentials
 from .provider import DaytonaProvider
 from .settings import DaytonaFields
 
 
-class DaytonaSandbox(DaytonaProvider, Block):
+class DaytonaSandboxFields(DaytonaFields, total=False):
+    """The keywords of `DaytonaSandbox`, for type checkers."""
+
+    credentials: DaytonaCredentials | None
+
+
+class DaytonaSandbox(DaytonaProvider, SandboxBlock):
     """Sandboxes of Daytona. They need an account and an API key.
 
     Without `snapshot` and `image` they start from the account's default snapshot, which Daytona keeps warm. The SDK
@@ -34,6 +41,19 @@ class DaytonaSandbox(DaytonaProvider, Block):
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://www.daytona.io/docs/")  # type: ignore[misc]
     _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
 
+    account_settings: ClassVar[tuple[str, ...]] = ("credentials", *DaytonaProvider.account_settings)
+
+    credentials: DaytonaCredentials | None = Field(
+        default=None,
+        title="Credentials",
+        description="Account of the sandboxes. The fields of this block that are set have precedence.",
+    )
+
+    def get_account_setting(self, name: str) -> Any:
+        """Return a setting of the account: that of this block, or else that of its credentials."""
+        own = super().get_account_setting(name)
+        return own if own is not None or self.credentials is None else getattr(self.credentials, name)
+
     if TYPE_CHECKING:  # Pydantic's own signature would reject secrets given as text.
 
-        def __init__(self, **fields: Unpack[DaytonaFields]) -> None: ...
+        def __init__(self, **fields: Unpack[DaytonaSandboxFields]) -> None: ...

@@ -71,7 +71,9 @@ async def borrow_client(settings: DaytonaSettings) -> SharedClient:
     client = clients.get(key)
     if client is None:
         config = daytona.DaytonaConfig(
-            api_key=_get_api_key(settings), api_url=settings.api_url, target=settings.target,
+            api_key=_get_api_key(settings),
+            api_url=settings.get_account_setting("api_url"),
+            target=settings.get_account_setting("target"),
             # Following a log occupies a connection, so a limited pool would block all other calls.
             connection_pool_maxsize=None,
         )  # fmt: skip
@@ -87,11 +89,13 @@ async def borrow_client(settings: DaytonaSettings) -> SharedClient:
 def get_account_key(settings: DaytonaSettings) -> tuple[str | None, ...]:
     """Return the account and region of a client. The SDK reads missing settings from the environment once."""
     environment = (os.environ.get(f"DAYTONA_{name}") for name in ENVIRONMENT_NAMES)
-    return (_get_api_key(settings), settings.api_url, settings.target, *environment)
+    place = settings.get_account_setting("api_url"), settings.get_account_setting("target")
+    return (_get_api_key(settings), *place, *environment)
 
 
 def _get_api_key(settings: DaytonaSettings) -> str | None:
-    return settings.api_key.get_secret_value() if settings.api_key is not None else None
+    key = settings.get_account_setting("api_key")
+    return None if key is None else key.get_secret_value()
 
 
 @asynccontextmanager

@@ -100,7 +100,8 @@ def find_environment(settings: DaytonaSettings, commit: str | None) -> Environme
     """Return this loop's environment for these settings; None if there is no set-up, or it is never kept."""
     if settings.setup_snapshot == "never" or not (settings.setup or settings.packages or commit):
         return None
-    origin = [settings.snapshot, settings.image, settings.cpu, settings.memory, settings.disk, settings.target]
+    target = settings.get_account_setting("target")
+    origin = [settings.snapshot, settings.image, settings.cpu, settings.memory, settings.disk, target]
     content = [
         FORMAT,
         origin,

@@ -110,7 +110,9 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
             except RlmBatchError as error:
                 log.warning("%s", error)  # Daytona may answer when the first sandbox is opened.
         origin = f"image {self.image}" if self.image else f"snapshot {self.snapshot or 'of the account'}"
-        address = self.api_url or os.environ.get("DAYTONA_API_URL") or "https://app.daytona.io/api"
+        address = (
+            self.get_account_setting("api_url") or os.environ.get("DAYTONA_API_URL") or "https://app.daytona.io/api"
+        )
         return f"daytona ({urlsplit(address).netloc}, {origin})"
 
     async def fingerprint(self) -> dict[str, Any]:
@@ -124,7 +126,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
     def has_credentials(self) -> bool:
         """Return True if the block or the environment has a key."""
         names = ("DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")
-        return self.api_key is not None or any(os.environ.get(name) for name in names)
+        return self.get_account_setting("api_key") is not None or any(os.environ.get(name) for name in names)
 
 
 async def _import_sdk() -> None:

@@ -1,19 +1,17 @@
 """The settings of Daytona sandboxes."""
 
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypedDict
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from ..settings import MountPath, SandboxSettings, SnapshotFields, SnapshotSettings
 
 
-class DaytonaSettings(SnapshotSettings):
-    """The account, the origin of sandboxes, their resources and their network access."""
+class DaytonaAccountSettings(BaseModel):
+    """The account."""
 
-    account_settings: ClassVar[tuple[str, ...]] = ("api_key", "api_url", "target")
-    block_only: ClassVar[tuple[str, ...]] = (*SandboxSettings.block_only, "api_url")
+    model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # The input has secrets.
 
-    volume_mount_path: MountPath = "/home/daytona/memory"
     api_key: SecretStr | None = Field(
         default=None, title="API key", description="Key for the API; by default DAYTONA_API_KEY."
     )
@@ -27,6 +25,15 @@ class DaytonaSettings(SnapshotSettings):
         title="Region",
         description="Region of the sandboxes. By default it is DAYTONA_TARGET, or the organization's region.",
     )
+
+
+class DaytonaSettings(DaytonaAccountSettings, SnapshotSettings):
+    """The account, the origin of sandboxes, their resources and their network access."""
+
+    account_settings: ClassVar[tuple[str, ...]] = ("api_key", "api_url", "target")
+    block_only: ClassVar[tuple[str, ...]] = (*SandboxSettings.block_only, "api_url")
+
+    volume_mount_path: MountPath = "/home/daytona/memory"
     snapshot: str | None = Field(
         default=None, title="Snapshot", description="Snapshot with Python. It needs Python 3.9 or newer."
     )
@@ -81,13 +88,18 @@ class DaytonaSettings(SnapshotSettings):
         return self
 
 
-class DaytonaFields(SnapshotFields, total=False):
-    """The keywords of `DaytonaSandbox` and `DaytonaInterpreter`, for type checkers."""
+class DaytonaAccountFields(TypedDict, total=False):
+    """The keywords of `DaytonaCredentials`, for type checkers."""
 
-    packages: list[str] | tuple[str, ...]
     api_key: SecretStr | str | None
     api_url: str | None
     target: str | None
+
+
+class DaytonaFields(DaytonaAccountFields, SnapshotFields, total=False):
+    """The keywords of `DaytonaSandbox` and `DaytonaInterpreter`, for type checkers."""
+
+    packages: list[str] | tuple[str, ...]
     snapshot: str | None
     image: str | None
     cpu: int | None

@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
-from prefect.blocks.core import Block
 from pydantic import HttpUrl
 
+from ..sandbox_block import SandboxBlock
 from .provider import LocalProvider
 from .settings import LocalFields
 
 
-class LocalSandbox(LocalProvider, Block):
+class LocalSandbox(LocalProvider, SandboxBlock):
     """Sandboxes on this machine, which need no account.
 
     Code runs in separate processes without a network and without the host's environment variables. It can read the

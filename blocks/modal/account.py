@@ -120,7 +120,7 @@ def get_account_key(settings: ModalSettings) -> tuple[Hashable, ...]:
 
 
 def _get_token(settings: ModalSettings) -> tuple[str | None, ...]:
-    token = settings.token_id, settings.token_secret
+    token = settings.get_account_setting("token_id"), settings.get_account_setting("token_secret")
     return tuple(None if value is None else value.get_secret_value() for value in token)
 
 

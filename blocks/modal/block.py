@@ -1,15 +1,22 @@
 """The Prefect block for sandboxes of Modal."""
 
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from prefect.blocks.core import Block
-from pydantic import HttpUrl
+from pydantic import Field, HttpUrl
 
+from ..sandbox_block import SandboxBlock
+from .credentials import ModalCredentials
 from .provider import ModalProvider
 from .settings import ModalFields
 
 
-class ModalSandbox(ModalProvider, Block):
+class ModalSandboxFields(ModalFields, total=False):
+    """The keywords of `ModalSandbox`, for type checkers."""
+
+    credentials: ModalCredentials | None
+
+
+class ModalSandbox(ModalProvider, SandboxBlock):
     """Sandboxes of Modal. They need an account.
 
     Without `token_id` and `token_secret` the block signs in like Modal's own client: with MODAL_TOKEN_ID and
@@ -34,6 +41,19 @@ class ModalSandbox(ModalProvider, Block):
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://modal.com/docs/guide/sandbox")  # type: ignore[misc]
     _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
 
+    account_settings: ClassVar[tuple[str, ...]] = ("credentials", *ModalProvider.account_settings)
+
+    credentials: ModalCredentials | None = Field(
+        default=None,
+        title="Credentials",
+        description="Account of the sandboxes. The fields of this block that are set have precedence.",
+    )
+
+    def get_account_setting(self, name: str) -> Any:
+        """Return a setting of the account: that of this block, or else that of its credentials."""
+        own = super().get_account_setting(name)
+        return own if own is not None or self.credentials is None else getattr(self.credentials, name)
+
     if TYPE_CHECKING:  # Pydantic's own signature would reject secrets given as text.
 
-        def __init__(self, **fields: Unpack[ModalFields]) -> None: ...
+        def __init__(self, **fields: Unpack[ModalSandboxFields]) -> None: ...

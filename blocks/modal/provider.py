@@ -23,7 +23,7 @@ class ModalProvider(ModalSettings, SandboxProvider):
 
     def has_credentials(self) -> bool:
         """Return True if the block or Modal's own configuration has a token."""
-        if self.token_id is not None and self.token_secret is not None:
+        if None not in (self.get_account_setting("token_id"), self.get_account_setting("token_secret")):
             return True
         from modal.config import config
 

@@ -1,23 +1,30 @@
 """The settings of Modal sandboxes."""
 
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
-from pydantic import Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from ..settings import SnapshotFields, SnapshotSettings
 
 PYTHON = "3.12"  # version in the default image. Without it, Modal would use the host's version.
 
 
-class ModalSettings(SnapshotSettings):
-    """The account, app, image, resources, network and lifetime of sandboxes."""
+class ModalAccountSettings(BaseModel):
+    """The account."""
 
-    account_settings: ClassVar[tuple[str, ...]] = ("token_id", "token_secret")
+    model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # The input has secrets.
 
     token_id: SecretStr | None = Field(
         default=None, title="Token id", description="Id of an API token; by default that in Modal's own configuration."
     )
     token_secret: SecretStr | None = Field(default=None, title="Token secret", description="Secret of the API token.")
+
+
+class ModalSettings(ModalAccountSettings, SnapshotSettings):
+    """The account, app, image, resources, network and lifetime of sandboxes."""
+
+    account_settings: ClassVar[tuple[str, ...]] = ("token_id", "token_secret")
+
     app_name: str = Field(
         default="rlm-batch",
         title="App",
@@ -86,12 +93,17 @@ class ModalSettings(SnapshotSettings):
     )
 
 
-class ModalFields(SnapshotFields, total=False):
+class ModalAccountFields(TypedDict, total=False):
+    """The keywords of `ModalCredentials`, for type checkers."""
+
+    token_id: SecretStr | str | None
+    token_secret: SecretStr | str | None
+
+
+class ModalFields(ModalAccountFields, SnapshotFields, total=False):
     """The keywords of `ModalSandbox` and `ModalInterpreter`, for type checkers."""
 
     packages: list[str] | tuple[str, ...]
-    token_id: SecretStr | str | None
-    token_secret: SecretStr | str | None
     app_name: str
     image: str | None
     cpu: float | None

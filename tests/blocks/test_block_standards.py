@@ -16,13 +16,25 @@ from types import UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
+from prefect.blocks.abstract import JobBlock
 from prefect.blocks.core import Block
 from prefect.testing.standard_test_suites.blocks import BlockStandardTestSuite
 from pydantic import SecretStr
 
-from rlm_batch import ContainerSandbox, DaytonaSandbox, LanguageModel, LocalSandbox, ModalSandbox, blocks
+from rlm_batch import (
+    CodeError,
+    ContainerSandbox,
+    DaytonaCredentials,
+    DaytonaSandbox,
+    LanguageModel,
+    LocalSandbox,
+    ModalCredentials,
+    ModalSandbox,
+    blocks,
+)
 
-OURS: list[type[Block]] = [LocalSandbox, ContainerSandbox, DaytonaSandbox, ModalSandbox, LanguageModel]
+SANDBOXES: list[type[Block]] = [LocalSandbox, ContainerSandbox, DaytonaSandbox, ModalSandbox]
+OURS: list[type[Block]] = [*SANDBOXES, LanguageModel, DaytonaCredentials, ModalCredentials]
 
 
 class TestEveryBlock(BlockStandardTestSuite):
@@ -41,7 +53,7 @@ class TestEveryBlock(BlockStandardTestSuite):
         schema = block.model_json_schema()
         titles = [field["title"] for field in schema["properties"].values()]
         assert len(set(titles)) == len(titles)
-        hidden = {path.removesuffix(".*") for path in schema["secret_fields"]}
+        hidden = {path.removesuffix(".*") for path in schema["secret_fields"] if not path.startswith("credentials.")}
         secret = {
             name
             for name, field in block.model_fields.items()
@@ -62,7 +74,7 @@ class TestEveryBlock(BlockStandardTestSuite):
 
 def test_a_providers_form_begins_with_its_account() -> None:
     first = {kind: next(iter(kind.model_json_schema()["properties"])) for kind in OURS}
-    assert (first[DaytonaSandbox], first[ModalSandbox]) == ("api_key", "token_id")
+    assert (first[DaytonaSandbox], first[ModalSandbox]) == ("credentials", "credentials")
 
 
 def test_a_block_runs_code_and_opens_interpreters() -> None:
@@ -74,6 +86,25 @@ def test_a_block_runs_code_and_opens_interpreters() -> None:
             return (await interpreter.execute("SUBMIT(y=2 * x)", {"x": 3})).y
 
     assert asyncio.run(execute()) == 6
+
+
+def test_a_block_has_the_methods_of_prefects_jobs() -> None:
+    block = LocalSandbox()
+    assert isinstance(block, JobBlock)
+    run = block.trigger("SUBMIT(y=2 * x)", {"x": 2}, timeout=60)
+    run.wait_for_completion()
+    assert run.fetch_result().y == 4
+    failed = block.trigger("1 / 0")
+    with pytest.raises(CodeError, match="ZeroDivisionError"):
+        failed.wait_for_completion()
+
+    async def execute() -> int:
+        job: Any = block
+        run = await job.trigger("SUBMIT(y=x)", {"x": 3})
+        await run.wait_for_completion(60)
+        return (await run.fetch_result()).y
+
+    assert asyncio.run(execute()) == 3
 
 
 def test_these_tests_cover_every_registered_block() -> None:
@@ -112,7 +143,7 @@ def widen(hint: Any) -> Any:
 def test_type_checkers_know_the_keywords_of_blocks_and_interpreters(block: type[Block]) -> None:
     settings = next(base for base in block.__mro__ if base.__name__.endswith("Settings"))
     known: Any = getattr(sys.modules[settings.__module__], settings.__name__.removesuffix("Settings") + "Fields")
-    fields = block.model_fields
+    fields = {name: field for name, field in block.model_fields.items() if name != "credentials"}
     expected = {name: widen(field.annotation) for name, field in fields.items()}
     if getattr(settings, "takes_environment", False):
         expected["packages"] |= Literal["environment"]

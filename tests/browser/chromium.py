@@ -222,6 +222,18 @@ class Chromium:
             f"a field with the label {label!r}",
         )
 
+    def edit(self, label: str, text: str) -> None:
+        """Replace the text in the JSON editor below the label that begins with that text, with the keyboard."""
+        focus = (
+            f"(() => {{ const l = [...document.querySelectorAll('label')].find(e => e.innerText.trim().startsWith("
+            f"{json.dumps(label)})); let p = l; while (p && !p.querySelector('fieldset')) p = p.parentElement;"
+            "const e = p && p.querySelector('fieldset').querySelector('textarea, [contenteditable]');"
+            "if (e) e.focus(); return !!e; })()"
+        )
+        self.until(lambda: self.js(focus), f"an editor with the label {label!r}")
+        self.command("Input.dispatchKeyEvent", type="keyDown", key="a", code="KeyA", commands=["selectAll"])
+        self.command("Input.insertText", text=text)
+
     def screenshot(self, path: Path, *, height: int | None = None) -> Path:
         """Write the page as PNG."""
         width = self._size[0]

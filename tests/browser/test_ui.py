@@ -144,6 +144,24 @@ class TestAgainstAWorker:
         assert (served / run["id"]).is_dir()
         wait_until(lambda: runs(ui)[0]["state_type"] == "COMPLETED", "a completed run", timeout=200)
 
+    @pytest.mark.parametrize("prefix", ["", "/v2"], ids=["first UI", "second UI"])
+    def test_the_form_edits_the_grid(self, ui: str, served: Path, page: Chromium, prefix: str) -> None:
+        form, before = f"{ui}{prefix}/deployments/deployment/{deployment(ui)}/run", len(runs(ui))
+
+        def look() -> Any:
+            page.text()
+            return len(runs(ui)) > before or is_busy(page.refused)
+
+        while len(runs(ui)) == before:
+            page.goto(form)
+            page.refused.clear()
+            page.see("Values of each variable; every combination is a trial.")
+            page.edit("grid", '{"lr": [0.5], "batch_size": [32]}')
+            page.click("Submit", "button")
+            page.until(look, "a run or a busy server")
+        assert runs(ui)[0]["parameters"]["grid"] == {"lr": [0.5], "batch_size": [32]}
+        wait_until(lambda: runs(ui)[0]["state_type"] == "COMPLETED", "a completed run", timeout=200)
+
     def test_cancelling_a_run_in_the_ui_leaves_no_sandbox(self, ui: str, served: Path, page: Chromium) -> None:
         created = ask(
             ui,

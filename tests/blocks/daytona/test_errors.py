@@ -15,6 +15,7 @@ from pydantic import SecretStr, ValidationError
 
 from rlm_batch import (
     ConfigurationError,
+    DaytonaCredentials,
     DaytonaInterpreter,
     DaytonaSandbox,
     QuotaExceeded,
@@ -370,6 +371,25 @@ def test_credentials_come_from_the_saved_block_named_default(
     DaytonaSandbox(api_key=SecretStr(standin.key), api_url=standin.url).save("default", overwrite=True)
     with DaytonaInterpreter(environment={"A": "b"}) as interpreter:
         assert interpreter.execute("import os; SUBMIT(a=os.environ['A'])").a == "b"
+
+
+def test_sandbox_blocks_share_an_account_in_saved_credentials(
+    standin: Any, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in standin.environment:
+        monkeypatch.delenv(name)
+    DaytonaCredentials(api_key=standin.key, api_url=standin.url).save("shared", overwrite=True)
+    account: Any = DaytonaCredentials.load("shared")
+    DaytonaSandbox(credentials=account).save("of-the-account", overwrite=True)
+    sandbox: Any = DaytonaSandbox.load("of-the-account")
+    assert sandbox.has_credentials()
+    assert sandbox.run("SUBMIT(y=x)", {"x": 2}).y == 2
+    # New credentials count for every block that holds them.
+    DaytonaCredentials(api_key="another", api_url=standin.url).save("shared", overwrite=True)
+    with pytest.raises(ConfigurationError, match="refused the API key"):
+        asyncio.run(DaytonaSandbox.load("of-the-account").check())  # type: ignore[union-attr]
+    own: Any = DaytonaSandbox(credentials=account, api_key="mine")
+    assert own.get_account_setting("api_key").get_secret_value() == "mine"
 
 
 @pytest.mark.parametrize(
