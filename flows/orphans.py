@@ -92,7 +92,7 @@ async def find_orphans(
                 reason = await _explain_why_over(client, run)
                 if run is not None and not reason:
                     is_seen = older_than is None and all(map(_is_owner_alive, boxes))
-                    silence = 0.0 if is_seen else await _measure_silence(client, run, boxes, now)
+                    silence = 0.0 if is_seen else await measure_silence(client, run, boxes, now)
                     if older_than is not None and silence > older_than:
                         reason = f"{_describe_state(run)}, and has been silent for more than {older_than:,.0f} s"
                     else:
@@ -162,7 +162,7 @@ def _describe_state(run: FlowRun) -> str:
     return f"its flow run is {run.state.name if run.state is not None else 'over'}"
 
 
-async def _measure_silence(client: PrefectClient, run: FlowRun, boxes: list[SandboxInfo], now: float) -> float:
+async def measure_silence(client: PrefectClient, run: FlowRun, boxes: list[SandboxInfo], now: float) -> float:
     """Return the seconds since a flow run changed its state, opened a sandbox, or was the subject of an event."""
     stated = run.state.timestamp.timestamp() if run.state is not None else 0.0
     heard = min(now, max([stated, *(info.began for info in boxes)]))  # A label may have any time.

@@ -18,6 +18,7 @@ from ..blocks.problems import describe_problems
 from ..sandbox.errors import ConfigurationError
 from ..tasks.engine_log import shorten_engine_log
 from ..tasks.tracing import trace_flow_run
+from .deployment_lease import keep_runs_without_lease
 from .event_stream import EventStream
 from .inputs.conversion import convert_parameters
 from .listener import FlowListener
@@ -205,6 +206,7 @@ def define_function_flow(
 
 def _make_flow(function: Callable[..., Any], name: str, **options: Any) -> BatchFlow[..., Any]:
     function.__doc__ = _document_parameters(function)
+    keep_runs_without_lease(BatchFlow)
     # These hooks are for a run whose process died. Otherwise the run's lanes have removed the sandboxes.
     cancelled: list[Any] = [remove_sandboxes, cancel_shards]
     # The shards of a run that crashed continue, for the run that resumes the job.

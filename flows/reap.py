@@ -10,6 +10,7 @@ from pydantic import Field
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import SandboxesLeft
 from .listener import FlowListener
+from .lost_slots import return_lost_slots
 from .orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, get_server_id, remove_orphans
 from .parameters import Provider
 from .prefect_flow import define_function_flow
@@ -40,6 +41,9 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
 
     Snapshots of sandboxes' set-ups that have been unused for the block's `snapshot_ttl` are deleted too.
 
+    Slots of concurrency limits that no living run holds are given back, too: those of blocks' limits whose leases the
+    Prefect server has lost, and those of our deployments whose runs have ended, or have been silent for 360 s.
+
     All other sandboxes stay: those of scripts and of other servers until they expire, and those of flow runs that have
     not ended. The log names the rlm-batch sandboxes that stay, with the reason.
 
@@ -61,7 +65,7 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
     block = await resolve_provider(provider)
     findings = await find_orphans(block, await get_server_id(), older_than)
     orphans = findings.orphans
-    for sentence in findings.kept:
+    for sentence in [*findings.kept, *await return_lost_slots(dry_run=dry_run)]:
         log.info("%s", sentence)
         listener.on_warning(sentence)
     for orphan in orphans:

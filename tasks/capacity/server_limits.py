@@ -4,6 +4,8 @@ They are Prefect's global concurrency limits, so they apply to all flow runs and
 UI can show and change them. Without a configured server they apply to this process only.
 """
 
+import asyncio
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable
@@ -25,8 +27,11 @@ from ...blocks.provider import SandboxProvider
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.server_message import describe_server_error
 from .admission import Log
+from .lease_proof import describe_repair, renew_lease, repair_limit
 
 LEASE_SECONDS = 60.0  # A holder that does not renew its lease loses its slot. Prefect grants no shorter lease.
+CHECK_SECONDS = 15.0  # seconds between two checks that the server still has a limit's leases
+RECENT_SECONDS = 1.0  # seconds for which a check counts after a lease has ended
 MAX_WAITING_RUNS = 10_000  # flow runs that may wait for one limit; too many to matter
 LIMITS_VARIABLE = "rlm_batch_limits"  # a Prefect Variable: the value that rlm-batch last gave to each limit
 
@@ -148,12 +153,16 @@ class ServerLimits:
 
     shared: ClassVar[bool] = True  # All flow runs of the server share them.
 
-    def __init__(self, client: PrefectClient, provider: SandboxProvider, run_id: str) -> None:
-        self._client, self._provider, self._run_id = client, provider, run_id
+    def __init__(self, client: PrefectClient, provider: SandboxProvider, run_id: str, log: Log) -> None:
+        self._client, self._provider, self._run_id, self._log = client, provider, run_id, log
+        self._limits_of_leases: dict[UUID, tuple[str, UUID]] = {}  # the name and the id of each held lease's limit
+        self._checks: dict[str, tuple[UUID | None, float]] = {}  # the limit's id, and the time of the last check
+        self._check_lock = asyncio.Lock()
 
     async def acquire_slot(self, name: str) -> UUID | None:
         """Take a slot; None if all are in use."""
         if await self._is_full(name):
+            await self.check_leases(name, CHECK_SECONDS)  # The next request finds a repaired limit.
             return None
         holder = ConcurrencyLeaseHolder(type="flow_run", id=UUID(self._run_id))
         granted = await self._request(
@@ -161,24 +170,57 @@ class ServerLimits:
         )
         if granted is None or not await self._ensure_exists(granted["limits"]):
             return None
-        return UUID(granted["lease_id"])
+        lease = UUID(granted["lease_id"])
+        self._limits_of_leases[lease] = name, UUID(granted["limits"][0]["id"])
+        return lease
 
     async def release_slot(self, lease: UUID) -> None:
         """Return a slot to the server. If this raises, the slot becomes free when its lease ends."""
+        self._limits_of_leases.pop(lease, None)
         await self._client.release_concurrency_slots_with_lease(lease)
 
     async def renew_slot(self, lease: UUID) -> bool:
-        """Renew a slot's lease; False if it had ended."""
-        try:
-            await self._client.renew_concurrency_lease(lease, LEASE_SECONDS)
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code == httpx.codes.GONE:
-                return False
-            raise
-        return True
+        """Renew a slot's lease; False if it had ended, or if its limit was created again."""
+        if lease not in self._limits_of_leases:  # It has been released meanwhile.
+            return True
+        name, limit_id = self._limits_of_leases[lease]
+        is_renewed = await renew_lease(self._client, lease, LEASE_SECONDS)
+        current_id = await self.check_leases(name, CHECK_SECONDS if is_renewed else RECENT_SECONDS)
+        if is_renewed and current_id in (limit_id, None):
+            return True
+        self._limits_of_leases.pop(lease, None)
+        return False
+
+    async def check_leases(self, name: str, max_age: float) -> UUID | None:
+        """Check that the server still has the limit's leases, and repair the limit if not.
+
+        Args:
+            name: The limit's name.
+            max_age: Seconds for which an earlier check counts.
+
+        Returns:
+            The limit's id; None if it is not known.
+        """
+        async with self._check_lock:
+            limit_id, checked_at = self._checks.get(name, (None, -math.inf))
+            if time.monotonic() - checked_at < max_age:
+                return limit_id
+            try:
+                limit = await self._client.read_global_concurrency_limit_by_name(name)
+                if await repair_limit(self._client, limit):
+                    if limit.active_slots:
+                        self._log.warning("%s", describe_repair(limit))
+                    limit = await self._client.read_global_concurrency_limit_by_name(name)
+            except ObjectNotFound:
+                return None
+            self._checks[name] = limit.id, time.monotonic()
+            return limit.id
 
     async def count_slots_in_use(self, name: str) -> int:
-        return (await self._client.read_global_concurrency_limit_by_name(name)).active_slots
+        count = (await self._client.read_global_concurrency_limit_by_name(name)).active_slots
+        if count:
+            await self.check_leases(name, CHECK_SECONDS)  # The next request does not count slots without leases.
+        return count
 
     async def acquire_rate_slot(self, name: str) -> bool:
         """Take a slot that decays; False if none is free."""
@@ -279,4 +321,8 @@ async def open_limits(provider: SandboxProvider, run_id: str, log: Log) -> Async
         yield None
         return
     async with get_client() as client:
-        yield ServerLimits(client, provider, run_id)
+        limits = ServerLimits(client, provider, run_id, log)
+        for name in (name for name in settings if "slot_decay_per_second" not in settings[name]):
+            with suppress(httpx.HTTPError):
+                await limits.check_leases(name, 0.0)
+        yield limits

@@ -208,7 +208,7 @@ class Slots:
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             try:
-                await asyncio.gather(*(self._renew_slot(slot) for slot in self._held))
+                await asyncio.gather(*(self._renew_slot(slot) for slot in list(self._held)))
                 lease = self._waiting_lease
                 if lease is not None and not await self._ask_server(self._limits.renew_slot(lease), True):
                     self._waiting_lease = None
@@ -216,15 +216,23 @@ class Slots:
                 self._log.warning("the slots of %s could not be renewed: %r", self._names.sandboxes, error)
 
     async def _renew_slot(self, slot: Slot) -> None:
-        if not await self._ask_server(self._limits.renew_slot(slot.lease), True):
+        """Renew a slot's lease. If it had ended, take another lease at once, unless other runs hold all slots."""
+        if await self._ask_server(self._limits.renew_slot(slot.lease), True) or slot not in self._held:
+            return
+        lease = await self._acquire_lease(self._names.sandboxes)
+        if lease is None:
             slot.is_lost = True
             self._held.discard(slot)
             self._log.warning(
-                "a slot of %s was lost, because the Prefect server did not hear from this run for %g s: "
-                "running code continues, and the next execution takes another slot",
+                "a slot of %s was lost, because the Prefect server did not hear from this run for %g s or has lost its "
+                "leases: running code continues, and the next execution takes another slot",
                 self._names.sandboxes,
                 LEASE_SECONDS,
             )
+        elif slot in self._held:
+            slot.lease = lease
+        else:  # The lane has given it back meanwhile.
+            await self._end_lease(lease)
 
     async def _end_lease(self, lease: UUID) -> None:
         try:

@@ -1,0 +1,209 @@
+"""A Prefect server that has lost its leases, as one with leases in memory does when it restarts: no slot is lost."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Pending
+
+from rlm_batch import LocalSandbox, batch, reap
+from rlm_batch.deployments.deploy import deploy
+from rlm_batch.flows import lost_slots
+from rlm_batch.tasks.capacity import server_limits, slots
+
+from ...infra.ordinary_server import OrdinaryServer
+from ...infra.waiting import wait_until, wait_until_async
+
+pytestmark = pytest.mark.anyio
+
+LIMIT = "rlm-batch.local-sandbox.forgotten"
+BLOCK = "local-sandbox/forgotten"
+WAIT = "import os, time\nwhile not os.path.exists(path): time.sleep(0.02)\nSUBMIT(done=True)"
+# The process in which a worker runs a deployment's run. It renews the lease of the deployment's limit every 0.3 s.
+ENGINE = """
+import runpy
+import prefect.concurrency._leases as leases
+
+leases._RENEWAL_FRACTION, leases._RENEWAL_RETRY_BASE_DELAY, leases._RENEWAL_RETRY_MAX_DELAY = 0.001, 0.01, 0.01
+runpy.run_module("prefect.engine", run_name="__main__")
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the times between requests. The server's leases keep their length."""
+    monkeypatch.setattr(slots, "RENEW_SECONDS", 0.3)
+    monkeypatch.setattr(slots, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(server_limits, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(server_limits, "RECENT_SECONDS", 0.0)
+    monkeypatch.setattr(lost_slots, "LOOK_AGAIN_SECONDS", 0.1)
+
+
+@pytest.fixture
+def ordinary_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OrdinaryServer]:
+    """Start a server with Prefect's defaults; this process and its children use it."""
+    with OrdinaryServer(tmp_path / "ordinary") as server, temporary_settings({PREFECT_API_URL: server.url}):
+        monkeypatch.setenv("PREFECT_API_URL", server.url)
+        yield server
+
+
+def lose_leases() -> None:
+    """Delete the leases of the tests' server, which keeps them in files."""
+    leases = list((Path(os.environ["TMPDIR"]) / "server" / "concurrency_leases").glob("*.json"))
+    assert leases
+    for lease in leases:
+        lease.unlink()
+
+
+async def save_block() -> None:
+    await LocalSandbox(isolation="none", max_sandboxes=2).save("forgotten", overwrite=True)  # type: ignore[misc]
+
+
+async def read_limit(name: str = LIMIT) -> tuple[UUID, int]:
+    """Return the limit's id and the number of its slots in use."""
+    async with get_client() as client:
+        limit = await client.read_global_concurrency_limit_by_name(name)
+        return limit.id, limit.active_slots
+
+
+def start_waiting_run(go: Path) -> asyncio.Task[Any]:
+    """Start a run that holds both slots until the file `go` exists."""
+    return asyncio.create_task(batch(WAIT, inputs=[{"path": str(go)}] * 2, provider=BLOCK, max_workers=2))
+
+
+async def wait_for_slots(count: int, other_than: UUID | None = None) -> UUID:
+    """Wait until so many slots of the limit are in use, and return its id, which is not `other_than`."""
+
+    async def read() -> UUID | None:
+        try:
+            limit_id, used = await read_limit()
+        except Exception:  # noqa: BLE001 - the limit does not exist yet, or is being created again
+            return None
+        return limit_id if used == count and limit_id != other_than else None
+
+    limit_id = await wait_until_async(read, f"{count} slots in use")
+    assert limit_id is not None
+    return limit_id
+
+
+async def test_a_run_whose_leases_are_lost_takes_new_ones_and_continues(tmp_path, caplog):
+    await save_block()
+    run = start_waiting_run(tmp_path / "go")
+    limit_id = await wait_for_slots(2)
+    lose_leases()
+    await wait_for_slots(2, other_than=limit_id)
+    (tmp_path / "go").touch()
+    assert len(await run) == 2
+    assert (await read_limit())[1] == 0
+    assert f"slots in use of {LIMIT} are free again, and runs that still hold one take it anew" in caplog.text
+
+
+@pytest.mark.parametrize("by", ["next run", "reap"])
+async def test_slots_of_dead_runs_are_given_back(by, tmp_path, caplog):
+    await save_block()
+    (tmp_path / "go").touch()
+    await start_waiting_run(tmp_path / "go")
+    async with get_client() as client:  # as a run that is killed
+        await client.increment_concurrency_slots_with_lease([LIMIT], 2, "concurrency", 60)
+    lose_leases()
+    assert (await read_limit())[1] == 2
+    if by == "reap":
+        await reap()
+    else:
+        assert len(await start_waiting_run(tmp_path / "go")) == 2
+    assert (await read_limit())[1] == 0
+    assert f"the 2 slots in use of {LIMIT} are free again" in caplog.text
+
+
+async def test_a_limit_that_a_person_has_changed_keeps_its_value_when_its_leases_are_lost(tmp_path):
+    await save_block()
+    (tmp_path / "go").touch()
+    await start_waiting_run(tmp_path / "go")
+    async with get_client() as client:
+        await client.upsert_global_concurrency_limit_by_name(LIMIT, 1)
+        lose_leases()
+        await reap()
+        assert (await client.read_global_concurrency_limit_by_name(LIMIT)).limit == 1
+
+
+@pytest.mark.full
+async def test_a_server_that_is_killed_and_started_again_costs_no_run_and_no_slot(ordinary_server, tmp_path):
+    await save_block()
+    run = start_waiting_run(tmp_path / "go")
+    limit_id = await wait_for_slots(2)
+    ordinary_server.kill()
+    await asyncio.to_thread(ordinary_server.start)
+    await wait_for_slots(2, other_than=limit_id)
+    (tmp_path / "go").touch()
+    assert len(await run) == 2
+    assert (await read_limit())[1] == 0
+
+
+async def create_deployment_run(go: Path) -> FlowRun:
+    """Create a Pending run of `rlm-batch/local`, which holds a slot of the deployment's limit."""
+    code = f"open({str(go.with_name('begun'))!r}, 'w').close()\n" + WAIT
+    parameters = {
+        "code": code,
+        "inputs": [{"path": str(go)}],
+        "provider": "local:none",
+    }
+    async with get_client() as client:
+        deployment = await client.read_deployment_by_name("rlm-batch/local")
+        run = await client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+        await client.set_flow_run_state(run.id, Pending())
+    return run
+
+
+def start_engine(run: FlowRun, go: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start the run's process as a worker does, and wait until its code runs."""
+    environment = {**os.environ, "PREFECT__FLOW_RUN_ID": str(run.id), "RLM_BATCH_ALLOW_NO_ISOLATION": "1"}
+    with log.open("wb") as file:
+        process = subprocess.Popen([sys.executable, "-c", ENGINE], env=environment, stdout=file, stderr=file)
+    wait_until(go.with_name("begun").exists, "the code's start")
+    return process
+
+
+async def read_deployment_slots() -> int:
+    async with get_client() as client:
+        deployment = await client.read_deployment_by_name("rlm-batch/local")
+    assert deployment.global_concurrency_limit is not None
+    return (await read_limit(deployment.global_concurrency_limit.name))[1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("survives", [True, False], ids=["the run lives", "the run is killed"])
+async def test_the_slot_of_a_deployment_is_free_after_a_restart_of_the_server(
+    survives, ordinary_server, tmp_path, monkeypatch
+):
+    await deploy()
+    log = tmp_path / "engine.log"
+    run = await create_deployment_run(tmp_path / "go")
+    process = await asyncio.to_thread(start_engine, run, tmp_path / "go", log)
+    assert await read_deployment_slots() == 1
+    if not survives:
+        process.kill()
+        process.wait()
+    ordinary_server.kill()
+    await asyncio.to_thread(ordinary_server.start)
+    if survives:
+        lost = "Function 'concurrency lease renewal' failed after 3 attempts"
+        await asyncio.to_thread(wait_until, lambda: lost in log.read_text(), "the end of the renewals")
+        (tmp_path / "go").touch()
+        assert await asyncio.to_thread(process.wait, 150) == 0, log.read_text()[-3000:]
+        async with get_client() as client:
+            assert (await client.read_flow_run(run.id)).state_name == "Completed"
+    else:
+        await reap()
+        assert await read_deployment_slots() == 1  # The run may still live.
+        monkeypatch.setattr(lost_slots, "MIN_SILENCE_SECONDS", -1)
+        await reap()
+    assert await read_deployment_slots() == 0
