@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,6 +68,7 @@ def deploy_package(
     for pool in sorted(set(pools.values())):
         which = "them" if len(set(pools.values())) == 1 else f"those in {pool}"
         print(f"\nA worker runs {which}, with this package installed: prefect worker start --pool {shlex.quote(pool)}")
+    _print_server_warning()
     return 0
 
 
@@ -137,7 +139,15 @@ def _deploy_flow(
     if cron is not None:
         print(f"It runs by itself: {cron} ({timezone or 'UTC'})")
     print(f"\nRun it now: prefect deployment run {flow.name}/{name} --watch")
+    _print_server_warning()
     return 0
+
+
+def _print_server_warning() -> None:
+    from ..deployments.deploy import find_server_warning
+
+    if warning := asyncio.run(find_server_warning()):
+        print(f"\nWarning: {warning}", file=sys.stderr)
 
 
 def _build_schedule(cron: str | None, timezone: str | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..blocks.registry import PROVIDERS, ProviderEntry, make_unsaved_provider
 from ..blocks.storage.local_volume import find_volumes_root
-from ..flows.prefect_server import check_server
+from ..flows.prefect_server import check_server, describe_lost_leases
 from ..flows.proxies import check_proxies
 from ..flows.server.shared import SharedServerUnusable, list_shared_servers, wants_shared_server
 from ..sandbox.errors import RlmBatchError
@@ -88,6 +88,7 @@ async def _check_server() -> tuple[str, bool, str]:
         check_proxies()
         async with get_client() as client:
             await check_server(client, url, "unset PREFECT_API_URL")
+            warning = await describe_lost_leases(client)
     except RlmBatchError as error:
         return "Prefect", False, str(error)
-    return "Prefect", True, f"the server at {url} answers"
+    return "Prefect", True, f"the server at {url} answers{f'; {warning}' if warning else ''}"

@@ -23,7 +23,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.utilities.callables import parameter_schema
 
 from ..blocks import block_types
-from ..flows.prefect_server import check_server
+from ..flows.prefect_server import check_server, describe_lost_leases
 from ..flows.proxies import check_proxies
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.server_message import describe_server_error
@@ -174,9 +174,12 @@ async def deploy_own(
         )
     entry: dict[str, Any] = {"name": name, "description": description, "tags": [TAG], "parameters": parameters}
     if schedules:
-        entry |= {"schedules": schedules, "concurrency_limit": ONE_AT_ONCE}
-    elif str(parameters.get("provider", "local")).startswith(("local", "container")):
-        entry["concurrency_limit"] = FOUR_AT_ONCE
+        entry["schedules"] = schedules
+    if flow.fn.__name__ != "reap":  # It gives back lost slots, so it must not wait for one.
+        if schedules:
+            entry["concurrency_limit"] = ONE_AT_ONCE
+        elif str(parameters.get("provider", "local")).startswith(("local", "container")):
+            entry["concurrency_limit"] = FOUR_AT_ONCE
     async with _open_client() as client:
         full_name = f"{flow.name}/{name}"
         existing = await _read_deployment(client, full_name)
@@ -190,6 +193,12 @@ async def deploy_own(
         work_pool = work_pool or current or WORK_POOL
         await _apply(flow, entry, work_pool)
         return work_pool
+
+
+async def find_server_warning() -> str | None:
+    """Return a warning about the configured server's settings, or None. Raises ConfigurationError as `deploy` does."""
+    async with _open_client() as client:
+        return await describe_lost_leases(client)
 
 
 @asynccontextmanager

@@ -46,11 +46,13 @@ T = TypeVar("T")
 
 POLL_INTERVAL_SECONDS = 0.5  # seconds between two looks at a server's process
 
+LEASE_STORAGE = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"
+MEMORY_LEASES = "prefect.server.concurrency.lease_storage.memory"  # Prefect's default
 SERVER_SETTINGS = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
-    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+    LEASE_STORAGE: "prefect.server.concurrency.lease_storage.filesystem",
     "PREFECT_SERVER_TASKS_TAG_CONCURRENCY_SLOT_WAIT_SECONDS": "0.5",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
@@ -237,6 +239,25 @@ async def check_server(client: "PrefectClient", url: str, alternative: str) -> N
             refusal = _describe_refusal(url, error, alternative)
             if refusal is not None and error.response.status_code != httpx.codes.NOT_FOUND:
                 raise ConfigurationError(refusal) from None
+
+
+async def describe_lost_leases(client: "PrefectClient") -> str | None:
+    """Return a warning if the client's server keeps leases in memory, and so loses them when it restarts.
+
+    Returns:
+        The warning; None for another server, or one that does not show its settings, such as Prefect Cloud.
+    """
+    try:
+        settings = (await client.request("GET", "/admin/settings")).json()
+        storage = settings["server"]["concurrency"]["lease_storage"]
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return None
+    if storage != MEMORY_LEASES:
+        return None
+    return (
+        "this Prefect server keeps leases in memory, so a restart loses them: slots of limits stay in use until the "
+        f"next run or `rlm-batch reap`. Start the server with {LEASE_STORAGE}={SERVER_SETTINGS[LEASE_STORAGE]}"
+    )
 
 
 def _describe_refusal(url: str, error: Exception, alternative: str) -> str | None:
