@@ -25,6 +25,7 @@ from ...infra.waiting import wait_until, wait_until_async
 
 pytestmark = pytest.mark.anyio
 
+RLM_BATCH = str(Path(sys.executable).with_name("rlm-batch"))
 LIMIT = "rlm-batch.local-sandbox.forgotten"
 BLOCK = "local-sandbox/forgotten"
 WAIT = "import os, time\nwhile not os.path.exists(path): time.sleep(0.02)\nSUBMIT(done=True)"
@@ -207,3 +208,15 @@ async def test_the_slot_of_a_deployment_is_free_after_a_restart_of_the_server(
         monkeypatch.setattr(lost_slots, "MIN_SILENCE_SECONDS", -1)
         await reap()
     assert await read_deployment_slots() == 0
+
+
+@pytest.mark.full
+async def test_doctor_and_deploy_warn_about_leases_in_memory(ordinary_server):
+    setting = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem"
+    for command in ("doctor", "deploy"):
+        done = await asyncio.to_thread(
+            subprocess.run, [RLM_BATCH, command], capture_output=True, text=True, timeout=150, check=False
+        )
+        told = done.stdout if command == "doctor" else done.stderr
+        assert "this Prefect server keeps leases in memory" in told, done.stdout + done.stderr
+        assert setting in told.replace("\n", "").replace(" ", "")  # The table of doctor has lines.
