@@ -7,6 +7,7 @@ from cyclopts import App, Parameter
 
 from ..flows.parameters import read_docstring
 from ..flows.registry import MODELS
+from ..sandbox.errors import ConfigurationError
 from .deploy import build_deploy_app
 from .output import OutputFormat
 from .parameter_options import OUTPUT_OPTIONS, Json, ShowOutput, ShowUsage, build_flow_command, make_run_action
@@ -28,9 +29,7 @@ for flow_model in MODELS:
 
 @app.command
 def report(
-    run: str,
-    /,
-    *,
+    *runs: Annotated[str, Parameter(metavar="RUN")],
     html: OutputFile = None,
     csv: OutputFile = None,
     execution: Annotated[int | None, Parameter(metavar="N")] = None,
@@ -43,12 +42,14 @@ def report(
     usage: ShowUsage = False,
     json: Json = False,
 ) -> int:
-    """Print the table of a run, and write its report as HTML.
+    """Print the table of a run, and write its report as HTML. Two runs are compared instead.
 
-    The report has charts and failures in one file that needs no network.
+    The report has charts and failures in one file that needs no network. A comparison joins executions by their
+    variables.
 
     Args:
-        run: Id or name of a flow run, or the path of its results. A running flow run is reported up to now.
+        runs: Id or name of a flow run or its beginning, or the path of its results; by default the last run. A running
+            flow run is reported up to now. Two runs are compared.
         html: HTML file; by default report.html next to the results
         csv: CSV file with a row for each execution. Text that a spreadsheet would run as a formula gets a leading
             apostrophe.
@@ -61,9 +62,15 @@ def report(
             --record full.
         show_queries: Print the code's queries to language models after the table, with the turns of recursive ones
     """
-    from .report import show_execution, show_report
+    from .report import find_last_path, show_comparison, show_execution, show_report
 
     output = OutputFormat(show_output, json, usage)
+    if len(runs) > 1:
+        options = (html, csv, execution, parquet, atif, messages, raw_csv, show_output, show_queries, usage)
+        if len(runs) > 2 or any(option is not None and option is not False for option in options):
+            raise ConfigurationError("report compares two runs, and then takes only --json: name one run for the rest")
+        return show_comparison(runs, output)
+    run = runs[0] if runs else find_last_path()
     if execution is not None:
         return show_execution(run, execution, output)
     return show_report(
@@ -86,6 +93,39 @@ def rerun(
     from .rerun import rerun_execution
 
     return rerun_execution(run, number, OutputFormat(show_output, json, usage))
+
+
+@app.command
+def runs(*, json: Json = False) -> int:
+    """List the runs of this machine, the latest first.
+
+    These are the runs below the results root, and those with results elsewhere.
+    """
+    from .runs import show_runs
+
+    return show_runs(is_json=json)
+
+
+@app.command
+def prune(
+    *,
+    older_than: Annotated[str, Parameter(metavar="AGE")],
+    dry_run: Flag = False,
+    yes: Flag = False,
+    json: Json = False,
+) -> int:
+    """Delete old results and old folders of the cache.
+
+    Results that a run is writing, results outside of the results root, and folders in use stay.
+
+    Args:
+        older_than: Age since the last change of results, or the last use of a folder of the cache: 30d, 12h, 45m or 90s
+        dry_run: Show what would be deleted, and delete nothing
+        yes: Delete without a question
+    """
+    from .prune import prune
+
+    return prune(older_than, dry_run=dry_run, is_agreed=yes, is_json=json)
 
 
 app.command(build_deploy_app())

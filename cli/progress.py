@@ -57,7 +57,7 @@ class ProgressDisplay(FlowListener):
         self._total = self._done = self._failed = self._skipped = self._cached = self._pruned = 0
         self._running: set[int] = set()
         self._started_at = self._printed_at = time.monotonic()
-        self.results_path = ""
+        self.results_path = self.run_name = ""
         # Output of a single execution.
         self._lines = {stream: RedrawnLines(MAX_LINE_CHARACTERS) for stream in ("stdout", "stderr")}
         self.orphans: list[OrphanedSandbox] = []  # Sandboxes that the reap flow removed, or would remove.
@@ -80,8 +80,8 @@ class ProgressDisplay(FlowListener):
         else:
             self._print(text)
 
-    def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec) -> None:
-        self._total, self.results_path = total, results_path
+    def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec, run_name: str) -> None:
+        self._total, self.results_path, self.run_name = total, results_path, run_name
         self._best = BestTrials(report_spec)
         self._noun = report_spec.noun
         if report_spec.repeats is not None:

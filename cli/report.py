@@ -1,9 +1,9 @@
-"""The command `report`: a run's table and queries on the terminal, a page of HTML, and exports."""
+"""The command `report`: a run's table and queries on the terminal, a page of HTML, exports, and two runs compared."""
 
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,12 +12,13 @@ from typing import Any
 from ..blocks.storage.location import Location, replace_atomically
 from ..blocks.storage.location_parsing import is_remote, parse_location, parse_scheme
 from ..flows.prefect_server import provide_server
+from ..flows.reporting.comparison import compare_runs
 from ..flows.reporting.conversations import write_conversations
 from ..flows.reporting.document import Verbatim
 from ..flows.reporting.export import write_csv, write_parquet
 from ..flows.reporting.html import render_html
-from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
-from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows, describe_usage
+from ..flows.reporting.ledger_reader import LedgerReader, find_last_run, open_run_ledger
+from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows, describe_run, describe_usage
 from ..flows.reporting.summary import RunSummary
 from ..flows.reporting.table import BEST_MARK, EXIT_NOTE, PARETO_MARK
 from ..flows.reporting.trajectories import check_directory, write_trajectories
@@ -67,8 +68,8 @@ def show_report(
     trajectories = None if atif is None else Path(atif).expanduser().absolute()
     if trajectories is not None:
         check_directory(trajectories)
-    reader = _open_run(run)
-    with _refuse_damage(reader, "reported on"):
+    reader = open_run(run)
+    with refuse_damage(reader, "reported on"):
         summary = reader.summarize()
     importances = compute_importances(summary)
     for name, value in build_summary_rows(summary, reader.records, importances):
@@ -94,11 +95,11 @@ def show_report(
     for file, kind, write in exports:
         if file:
             path = Path(file).expanduser().absolute()
-            with _refuse_damage(reader, "exported"):
+            with refuse_damage(reader, "exported"):
                 _write(path, partial(write, reader))
             print(f"{kind}: {path}", file=paths)
     if trajectories is not None:
-        with _refuse_damage(reader, "exported"):
+        with refuse_damage(reader, "exported"):
             try:
                 write_trajectories(reader, trajectories)
             except OSError as error:
@@ -110,14 +111,47 @@ def show_report(
     return 0
 
 
+def find_last_path() -> str:
+    """Return the results of the run that began last, and print its name.
+
+    Raises:
+        ConfigurationError: There is no run.
+    """
+    record = find_last_run()
+    print(f"Run: {escape_text(record.name)}, the last one", file=sys.stderr)
+    return record.results_path
+
+
+def show_comparison(runs: Sequence[str], output: OutputFormat) -> int:
+    """Print how the outcomes of two runs differ, or as JSON a line for each pair of executions."""
+    readers = [open_run(run) for run in runs]
+    with refuse_damage(readers[0], "compared"), refuse_damage(readers[1], "compared"):
+        summaries = [reader.summarize() for reader in readers]
+        comparison = compare_runs(*readers)
+    for letter, reader, summary in zip("AB", readers, summaries, strict=True):
+        record = reader.records[-1]
+        name = record.name or str(reader.ledger.path)
+        print(f"{letter}: {escape_text(f'{name}, {describe_run(record, summary)}')}", file=sys.stderr)
+    counts = [f"{count:,} {text}" for text, count in comparison.count_pairs().items() if count]
+    print(", ".join(counts) or "no executions", file=sys.stderr)
+    for name in comparison.fields:
+        print(escape_text(f"{name}: {comparison.describe_field(name)}"), file=sys.stderr)
+    if output.is_json:
+        for pair in comparison.pairs:
+            print_json(comparison.to_json(pair))
+    else:
+        print_table(comparison.list_rows(), len(comparison.pairs))
+    return 0
+
+
 def show_execution(run: str, number: int, output: OutputFormat) -> int:
     """Print all of one execution: variables, fields or the error, and the text that the code printed.
 
     Raises:
         ConfigurationError: The run has no execution with this number.
     """
-    reader = _open_run(run)
-    with _refuse_damage(reader, "read"):
+    reader = open_run(run)
+    with refuse_damage(reader, "read"):
         outcome = next((item for item in reader.read_outcomes() if item.meta.index == number), None)
     if outcome is None:
         raise ConfigurationError(f"{reader.ledger.path} has no execution {number}: rlm-batch report {run} lists them")
@@ -156,12 +190,13 @@ def _print_judged(judged: dict[str, Any]) -> None:
             print(line)
 
 
-def _open_run(run: str) -> LedgerReader:
+def open_run(run: str) -> LedgerReader:
+    """Open the ledger of a run, or the ledger at a path or a location. Raises ConfigurationError."""
     return asyncio.run(_open_below_block(run)) if parse_scheme(run) == "block" else open_run_ledger(run)
 
 
 @contextmanager
-def _refuse_damage(reader: LedgerReader, action: str) -> Iterator[None]:
+def refuse_damage(reader: LedgerReader, action: str) -> Iterator[None]:
     """Raise ConfigurationError if the ledger has JSON that rlm-batch did not write."""
     try:
         yield

@@ -62,7 +62,10 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
     sys.stdout.flush()
     if failed is not None:
         _print_failures(failed, files if len(files) > 1 else [])
-    print(f"Results: {report.results_path}", file=sys.stderr if output.is_json else sys.stdout)
+    print(
+        f"Results of {escape_text(display.run_name)}: {report.results_path}",
+        file=sys.stderr if output.is_json else sys.stdout,
+    )
     return 0 if failed is None else 1
 
 

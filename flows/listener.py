@@ -25,7 +25,7 @@ class FlowListener:
     def on_prefect_start(self) -> None:
         """Handle the wait for Prefect's server, once the parameters, the provider and the model have been checked."""
 
-    def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec) -> None:
+    def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec, run_name: str) -> None:
         """Handle the start of the executions.
 
         Args:
@@ -33,6 +33,7 @@ class FlowListener:
             environment: A phrase such as "in local sandboxes (bubblewrap)" or "in 4 shards on the work pool NAME".
             results_path: The ledger.
             report_spec: The word for an execution, and the objectives.
+            run_name: The name of the flow run.
         """
 
     def on_page(self, url: str) -> None:
@@ -66,7 +67,7 @@ class NotebookProgress(FlowListener):
         self._total = self._done = 0
         self._updated_at = time.monotonic()
 
-    def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec) -> None:
+    def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec, run_name: str) -> None:
         from IPython.display import display
 
         self._total = total

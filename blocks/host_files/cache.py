@@ -4,9 +4,13 @@ import asyncio
 import fcntl
 import hashlib
 import os
+import re
+import stat
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +21,14 @@ from ..git import run_git
 from ..worker_consent import check_repository
 from .python_path import PythonPath
 
+# The directories of the cache, and how deep their folders are.
+CACHE_ROOMS = {"packages": 1, "bin": 1, "python-path": 1, "repositories": 2, "repository-archives": 2}
+FOLDER_NAME = re.compile("[0-9a-f]{24,64}")  # a digest, or a commit
 FETCH_TIMEOUT_SECONDS = 600.0  # seconds, enough for a repository of some gigabytes
+
+# The locked folders that this process has used: their descriptors by device and inode.
+_used_folders: dict[tuple[int, int], int] = {}
+_used_folders_lock = threading.Lock()
 
 
 def resolve_cache_root() -> Path:
@@ -76,18 +87,61 @@ async def lock_file(path: Path) -> AsyncIterator[None]:
 
 
 async def make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Path:
-    """Return `folder`. The first caller on this machine fills it with `make`; other callers wait for its lock."""
-    if folder.exists():
-        return folder
+    """Return `folder`. The first caller on this machine fills it with `make`; other callers wait for its lock.
+
+    Until this process ends, `list_cached_folders` finds the folder in use.
+    """
     try:
-        async with lock_file(folder.with_name(folder.name + ".lock")):
-            if not folder.exists():
-                with tempfile.TemporaryDirectory(dir=folder.parent, prefix="half-", ignore_cleanup_errors=True) as half:
-                    os.chmod(half, 0o755)
-                    await make(Path(half))
-                    os.rename(half, folder)
+        while not _mark_used(folder):
+            await _make_unless_made(folder, make)
     except OSError as error:
         raise ConfigurationError(
             f"{folder.parent} cannot be written ({error.strerror}): set RLM_BATCH_CACHE to another directory"
         ) from error
     return folder
+
+
+async def _make_unless_made(folder: Path, make: Callable[[Path], Awaitable[None]]) -> None:
+    async with lock_file(folder.with_name(folder.name + ".lock")):
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix="half-", ignore_cleanup_errors=True) as half:
+                os.chmod(half, 0o755)
+                await make(Path(half))
+                os.rename(half, folder)
+
+
+def _mark_used(folder: Path) -> bool:
+    """Lock the folder for this process, and set its time of modification to now. Return False if it is missing."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    state = os.fstat(descriptor)
+    with _used_folders_lock:
+        is_new = _used_folders.setdefault((state.st_dev, state.st_ino), descriptor) == descriptor
+    if not is_new:
+        os.close(descriptor)
+        return os.path.exists(folder)
+    with suppress(OSError):  # Some file systems have no locks, and another user's folder keeps its time.
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        os.utime(descriptor)
+    # `rlm-batch prune` may have deleted the folder before the lock.
+    return os.path.exists(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedFolder:
+    """A folder of the cache: its path, and when a run began to use it the last time, in epoch seconds."""
+
+    path: Path
+    used_at: float
+
+
+def list_cached_folders() -> Iterator[CachedFolder]:
+    """Yield the folders of the cache that are complete, also those in use. Links are left out."""
+    for room, depth in CACHE_ROOMS.items():
+        for path in sorted((resolve_cache_root() / room).glob("/".join(["*"] * depth))):
+            with suppress(OSError):
+                state = path.lstat()
+                if stat.S_ISDIR(state.st_mode) and FOLDER_NAME.fullmatch(path.name):
+                    yield CachedFolder(path, state.st_mtime)

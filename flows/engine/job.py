@@ -14,6 +14,7 @@ if an earlier step failed, and cancellation interrupts no step.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -36,6 +37,7 @@ from ...tasks.ledger.shard_store import ShardStore
 from ...tasks.tracing import set_run_totals
 from ..listener import FlowListener, NotebookProgress, is_notebook
 from ..plan import Outcomes, Plan
+from ..reporting.summary import RunSummary
 from ..run_state import RunState
 from .artifacts import ArtifactPublisher
 from .context import RunContext, open_capacity, open_run_context, resolve_provider_with_volume
@@ -148,7 +150,7 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
         if state.listener is None:
             state.listener = NotebookProgress(artifacts.describe_progress) if is_notebook() else FlowListener()
         sink = OutcomeSink(context, store, state.listener, artifacts, check_first=plan.check_first)
-        state.listener.on_start(total, environment, state.results_path, plan.report_spec)
+        state.listener.on_start(total, environment, state.results_path, plan.report_spec, record.name)
         if state.ui_url is not None:
             state.listener.on_page(f"{state.ui_url}/runs/flow-run/{flow_run.id}")
         await asyncio.to_thread(record.write)
@@ -177,7 +179,7 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
                 else:
                     executor = sharding.make_executor(context=context, store=store, sink=sink)
                 yield Job(plan, context, store, sink, cache, slots, executor, record)
-                _count_sandboxes(record, context)
+                _complete_record(record, context, artifacts.summary)
                 if plan.may_stop_early and isinstance(store, MemoryStore):
                     record.total = len(store.outcomes)
                 record.ended = time.time()
@@ -193,7 +195,7 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
             raise
         finally:
             ledger.unregister_writer()
-            _count_sandboxes(record, context)
+            _complete_record(record, context, artifacts.summary)
             await asyncio.shield(asyncio.to_thread(record.finish))
         sink.log_unlogged_failures()
         set_run_totals(total, artifacts.summary.failed, artifacts.summary.usage)
@@ -251,5 +253,12 @@ async def _open_cache(plan: Plan, context: RunContext, store: MemoryStore | Shar
     return ResultCache(ledger, lambda key: lines.pop(key, None), index)
 
 
-def _count_sandboxes(record: RunRecord, context: RunContext) -> None:
+def _complete_record(record: RunRecord, context: RunContext, summary: RunSummary) -> None:
+    """Put the use of sandboxes, the counts of outcomes and the best score into the record."""
     record.sandboxes, record.sandbox_seconds = context.usage.sandboxes, context.usage.sandbox_seconds
+    record.succeeded, record.failed = summary.succeeded, summary.failed
+    best = summary.best
+    if record.objectives:
+        record.front = len(best.results)
+    elif best.result is not None and best.score is not None and math.isfinite(best.score):
+        record.best, record.best_index = float(best.score), best.result.meta.index

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from ...blocks.storage.location import Location, PathOrLocation, list_names
 from ...blocks.storage.location_parsing import is_remote, parse_location
@@ -13,7 +12,7 @@ from ...tasks.execution import with_index
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import LedgerLine, LinePosition, count_usage, read_line
 from ...tasks.ledger.result_index import get_results_root
-from ...tasks.ledger.run_record import RunRecord, find_run_record, list_run_records
+from ...tasks.ledger.run_record import RunRecord, find_run_record, list_run_records, read_known_runs
 from ...tasks.repeats import Repeats, locate_execution
 from .summary import RunSummary
 
@@ -86,7 +85,7 @@ class LedgerReader:
 
 
 def open_run_ledger(run: str) -> LedgerReader:
-    """Return the ledger of the run with that id or name, or the ledger at that path or location.
+    """Return the ledger of the run with that id or name or its beginning, or the ledger at that path or location.
 
     Raises:
         ConfigurationError: There is no such ledger, or it cannot be read.
@@ -101,6 +100,20 @@ def open_run_ledger(run: str) -> LedgerReader:
     return LedgerReader(Ledger(path), records)
 
 
+def find_last_run() -> RunRecord:
+    """Return the run of this machine that began last.
+
+    Raises:
+        ConfigurationError: There is no run.
+    """
+    known = read_known_runs(get_results_root())
+    if not known.records:
+        if known.refusals:
+            raise known.refusals[0]
+        raise ConfigurationError(f"there is no run in {known.root}: name the path of a run's results")
+    return known.records[0]
+
+
 def _find_ledger(run: str) -> PathOrLocation:
     path = parse_location(run)
     if isinstance(path, Location) or is_remote(run):
@@ -110,6 +123,7 @@ def _find_ledger(run: str) -> PathOrLocation:
     record = find_run_record(get_results_root(), run) if run.strip() else None
     if record is None:
         raise ConfigurationError(
-            f"there is no run {run!r} in {get_results_root()}: give a run's id or name, or the path of its results"
+            f"there is no run {run!r} in {get_results_root()}: give a run's id or name, or the path of its results; "
+            "rlm-batch runs lists them"
         )
-    return Path(record.results_path).absolute()
+    return parse_location(record.results_path)

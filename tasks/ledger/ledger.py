@@ -10,13 +10,14 @@ five seconds together as a part, and a killed process loses the lines that it ha
 
 import errno
 import fcntl
+import fnmatch
 import os
 import shutil
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -38,6 +39,7 @@ RETRY_PATIENCE_SECONDS = 60.0  # An upload fails after retries for so long.
 RETRY_DELAYS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # between tries; the last delay repeats
 LAST_TRY_SECONDS = 60.0  # additional time for a try that runs when the buffer is closed
 TIMEOUT_TEXT = "it has not answered yet"
+LOCK_RETRY_SECONDS = 0.05  # seconds between two tries to lock a ledger
 
 
 class Ledger:
@@ -93,11 +95,10 @@ class Ledger:
             return True
         try:
             self._lock_descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(self._lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_alone = True
-            except BlockingIOError:
-                is_alone = False
+            is_alone = _try_lock(self._lock_descriptor)
+            if not is_alone:  # `claim_idle_ledger` may have the lock for an instant.
+                time.sleep(LOCK_RETRY_SECONDS)
+                is_alone = _try_lock(self._lock_descriptor)
             # All active writers share this lock, so other writers see each of them as long as it is active.
             fcntl.flock(self._lock_descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
@@ -234,6 +235,44 @@ class Ledger:
             if other is None or (line.is_success, line.written_at) >= (other.is_success, other.written_at):
                 latest[line.key] = line
         return latest
+
+
+def list_files(root: Path, pattern: str) -> Iterator[Path]:
+    """Yield the matching files in the directories directly below a root, in order. Skip what cannot be read.
+
+    Unlike `Path.glob`, this survives that another process deletes a directory meanwhile.
+    """
+    with suppress(OSError):
+        for directory in sorted(os.listdir(root)):
+            with suppress(OSError):
+                for name in sorted(fnmatch.filter(os.listdir(root / directory), pattern)):
+                    yield root / directory / name
+
+
+@contextmanager
+def claim_idle_ledger(path: Path) -> Iterator[bool]:
+    """Yield whether no run writes to the ledger at this path. Then no run can register as its writer until the end.
+
+    Links are not followed.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Lock a file without sharing. Return False if another process has a lock."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _send_part(location: Location, writer: str, number: int, data: bytes) -> None:

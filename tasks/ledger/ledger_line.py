@@ -245,12 +245,12 @@ def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
         is_success = {"succeeded": True, "failed": False}[data["status"]]
         if is_success and (constants or "error" in data):
             return None
-        _check_types(data, LINE_TYPES, required=("key", "at", "meta", "outputs" if is_success else "error"))
+        check_types(data, LINE_TYPES, required=("key", "at", "meta", "outputs" if is_success else "error"))
         if not is_success:
-            _check_types(data["error"], {"error": str, "text": str}, required=("error", "text"))
+            check_types(data["error"], {"error": str, "text": str}, required=("error", "text"))
         meta = data["meta"]
-        _check_types(meta, META_TYPES)
-        _check_types(meta.get("queries") or {}, {"tree": list})
+        check_types(meta, META_TYPES)
+        check_types(meta.get("queries") or {}, {"tree": list})
         for name, kind in (("displays", dict), ("collected", str), ("not_collected", str)):
             if not all(isinstance(item, kind) for item in meta.get(name, [])):
                 return None
@@ -260,7 +260,7 @@ def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
     return LedgerLine(data["key"], data["at"], is_success, data, position)
 
 
-def _check_types(data: Any, types: dict[str, Any], *, required: Iterable[str] = ()) -> None:
+def check_types(data: Any, types: dict[str, Any], *, required: Iterable[str] = ()) -> None:
     """Raise TypeError if a field does not have its type in `types`, and KeyError if a required field is missing."""
     for name in required:
         data[name]
@@ -286,7 +286,7 @@ def _parse_trial_line(raw: bytes, part: Path) -> AskedTrial | TrialReport | None
         data = json.loads(raw)
         check_version(data, part)
         types = TRIAL_TYPES[data["status"]]
-        _check_types(data, types, required=types)
+        check_types(data, types, required=types)
         if min(data["index"], data.get("step", 0), data["at"]) < 0:
             return None
         if data["status"] == "asked":

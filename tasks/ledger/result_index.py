@@ -6,7 +6,7 @@ An index is built from the ledgers and can be deleted at any time. A refresh rea
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Failure, Result
 from ..execution import Execution, is_interruption, with_index
-from .ledger import Ledger
+from .ledger import Ledger, list_files
 from .ledger_line import LedgerLine, LinePosition, read_line, read_part_lines
 
 SCHEMA = """
@@ -66,18 +66,21 @@ class PartIndex:
         """Index the lines that were appended to the ledgers since the last call."""
         with self._open_database() as database, database:
             sizes: dict[str, int] = dict(database.execute("select path, size from parts"))
-            for part in self._root.glob(f"*/{self._part_pattern}"):
-                path, end = str(part), sizes.get(str(part), 0)
-                if os.path.getsize(part) <= end:
-                    continue
-                for key, position in self._read_keys(part, end):
-                    _, start, length = position
-                    end = position.end
-                    if key is not None:
-                        database.execute(
-                            "insert or replace into results values (?, ?, ?, ?)", (key, path, start, length)
-                        )
-                database.execute("insert or replace into parts values (?, ?)", (path, end))
+            for part in list_files(self._root, self._part_pattern):
+                with suppress(FileNotFoundError):  # `rlm-batch prune` may delete it meanwhile.
+                    self._index_part(database, part, sizes.get(str(part), 0))
+
+    def _index_part(self, database: sqlite3.Connection, part: Path, end: int) -> None:
+        """Index the lines of a part after the offset `end`."""
+        path = str(part)
+        if os.path.getsize(part) <= end:
+            return
+        for key, position in self._read_keys(part, end):
+            _, start, length = position
+            end = position.end
+            if key is not None:
+                database.execute("insert or replace into results values (?, ?, ?, ?)", (key, path, start, length))
+        database.execute("insert or replace into parts values (?, ?)", (path, end))
 
     def find_position(self, key: str) -> LinePosition | None:
         """Return the position of a key's line at the last refresh, or None without a line."""

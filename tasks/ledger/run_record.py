@@ -4,9 +4,11 @@
 """
 
 import json
+import math
+import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,10 +19,31 @@ from ...blocks.storage.location_parsing import parse_location
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 from ..repeats import Repeats
-from .ledger_line import VERSION, check_version
+from .ledger import list_files
+from .ledger_line import VERSION, check_types, check_version
+from .result_index import get_results_root
 
 Direction = Literal["minimize", "maximize"]
 Aggregate = Literal["mean", "median", "min", "max"]
+PATTERN = "run-*.json"
+MAX_RECORD_BYTES = 16 * 1024 * 1024  # larger files are not records
+MAX_TIME = 1e11  # epoch seconds; `time.gmtime` refuses much larger ones
+MAX_LISTED = 5  # runs that an error lists
+NUMBER, OPTIONAL_NUMBER, OPTIONAL_INT = (int, float), (int, float, type(None)), (int, type(None))
+# The types that fields of a record must have.
+RECORD_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("flow", "results_path", "flow_run_id", "name", "what", "direction", "provider", "id"), str),
+    **dict.fromkeys(("total", "sandboxes", "front"), int),
+    **dict.fromkeys(("repeats", "groups", "succeeded", "failed", "best_index"), OPTIONAL_INT),
+    "objective": (str, type(None)),
+    "objectives": list,
+    "constraints": list,
+    "began": NUMBER,
+    "sandbox_seconds": NUMBER,
+    "ended": OPTIONAL_NUMBER,
+    "best": OPTIONAL_NUMBER,
+    "column_types": (dict, str),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +94,9 @@ class ReportSpec:
 class RunRecord:
     """One start of a flow run. Times are in epoch seconds. `ended` is None while it runs, or if it was killed.
 
+    The counts of outcomes, and the best score and the number of its trial, are those of the end. They are None before,
+    and `front` is the number of trials on the Pareto front.
+
     `sandbox_seconds` is the sum of the times that its sandboxes were open. `column_types` has the types of the columns
     of a CSV inputs file, or "json" if each cell was parsed separately.
     """
@@ -94,6 +120,11 @@ class RunRecord:
     aggregate: Aggregate = "mean"
     began: float = 0.0
     ended: float | None = None
+    succeeded: int | None = None
+    failed: int | None = None
+    best: float | None = None
+    best_index: int | None = None
+    front: int = 0
     sandboxes: int = 0
     sandbox_seconds: float = 0.0
     column_types: dict[str, str] | str = field(default_factory=dict[str, str])
@@ -109,10 +140,17 @@ class RunRecord:
         return spec.with_repeats(self.repeats, self.groups or 0, self.aggregate)
 
     def write(self) -> None:
-        """Write the record to the ledger atomically. Ignore errors, because writing results raises them too."""
+        """Write the record to the ledger atomically, and a copy to the results root if the ledger is elsewhere.
+
+        Ignore errors, because writing results raises them too.
+        """
+        data = json.dumps(asdict(self), ensure_ascii=True).encode("ascii")
         with suppress(OSError, ConfigurationError):
-            data = json.dumps(asdict(self), ensure_ascii=True).encode("ascii")
             write_file(parse_location(self.results_path) / f"run-{self.id}.json", data)
+        with suppress(OSError, ConfigurationError):
+            root = get_results_root()
+            if Path(self.results_path).parent != root:
+                write_file(root / f"run-{self.id}.json", data)
 
     def finish(self) -> None:
         """Write the record again, with the time of the end."""
@@ -125,32 +163,117 @@ def list_run_records(ledger: PathOrLocation) -> list[RunRecord]:
 
     Raises OSError if a location cannot be read, and ConfigurationError for a record of a newer version of rlm-batch.
     """
+    paths: Iterable[Path]
     if isinstance(ledger, Location):
         mirror = LocalMirror(ledger)
-        records = list(_read_records(mirror.refresh("run-*.json")))
+        paths = mirror.refresh(PATTERN)
     else:
-        records = list(_read_records(ledger.glob("run-*.json")))
+        paths = ledger.glob(PATTERN)
+    records = [record for path in paths if (record := _read_record(path)) is not None]
     for record in records:
         record.results_path = str(ledger)
     return sorted(records, key=lambda record: record.began)
 
 
-def find_run_record(root: Path, id_or_name: str) -> RunRecord | None:
-    """Return the latest start of the flow run with that id or name, among the ledgers below the root.
+@dataclass(frozen=True, slots=True)
+class KnownRuns:
+    """The runs of this machine: the records of the ledgers below the results root, and of ledgers elsewhere.
+
+    `records` has every start, the latest first. `refusals` are the errors of records of newer versions of rlm-batch.
+    """
+
+    root: Path
+    records: list[RunRecord]
+    refusals: list[ConfigurationError]
+
+    def list_latest(self) -> list[RunRecord]:
+        """Return the latest start on each ledger, the latest first."""
+        latest: dict[str, RunRecord] = {}
+        for record in self.records:
+            latest.setdefault(record.results_path, record)
+        return list(latest.values())
+
+    def find(self, text: str) -> RunRecord | None:
+        """Return the latest start of the run with that id or name, or the only one whose id, name or path begins so.
+
+        Raises:
+            ConfigurationError: The text begins the ids, names or paths of several runs.
+        """
+        for record in self.records:
+            if text in (record.flow_run_id, record.name, Path(record.results_path).name):
+                return record
+        path = os.path.abspath(os.path.expanduser(text)) if os.sep in text else None
+        latest: dict[str, RunRecord] = {}
+        for record in self.records:
+            names = (record.flow_run_id, record.name, Path(record.results_path).name)
+            if any(name.startswith(text) for name in names) or (path and record.results_path.startswith(path)):
+                latest.setdefault(record.results_path, record)
+        if len(latest) > 1:
+            listed = [f"{record.name} ({record.results_path})" for record in latest.values()]
+            more = f" and {len(listed) - MAX_LISTED} more" if len(listed) > MAX_LISTED else ""
+            raise ConfigurationError(
+                f"{text!r} begins the names of {len(listed)} runs: {', '.join(listed[:MAX_LISTED])}{more}. "
+                "Give more of the name"
+            )
+        if not latest and self.refusals:
+            raise self.refusals[0]
+        return next(iter(latest.values()), None)
+
+
+def read_known_runs(root: Path) -> KnownRuns:
+    """Return the runs of the ledgers below the results root, and of ledgers elsewhere that still exist."""
+    records: dict[str, RunRecord] = {}
+    refusals: list[ConfigurationError] = []
+    for path in (*list_files(root, PATTERN), *root.glob(PATTERN)):
+        try:
+            record = _read_record(path)
+        except ConfigurationError as error:
+            refusals.append(error)
+            continue
+        if record is None:
+            continue
+        if path.parent != root:
+            record.results_path = str(path.parent)  # The ledger may have been moved.
+        elif not _has_ledger(record):
+            continue
+        records.setdefault(record.id, record)
+    by_time = sorted(records.values(), key=lambda record: record.began, reverse=True)
+    return KnownRuns(root, by_time, refusals)
+
+
+def _has_ledger(record: RunRecord) -> bool:
+    """Return whether the ledger of a record exists. Locations count as existing, because asking takes long."""
+    try:
+        ledger = parse_location(record.results_path)
+    except ConfigurationError:
+        return False
+    return isinstance(ledger, Location) or (ledger / f"run-{record.id}.json").exists()
+
+
+def find_run_record(root: Path, text: str) -> RunRecord | None:
+    """Return the latest start of the run with that id or name, or the only one whose id, name or path begins so.
+
+    Raises ConfigurationError if there are several, or for a record of a newer version of rlm-batch.
+    """
+    return read_known_runs(root).find(text)
+
+
+def _read_record(path: Path) -> RunRecord | None:
+    """Return the record in a file; None if it is damaged or foreign.
 
     Raises ConfigurationError for a record of a newer version of rlm-batch.
     """
-    records = _read_records(root.glob("*/run-*.json"))
-    matches = (record for record in records if id_or_name in (record.flow_run_id, record.name))
-    return max(matches, key=lambda record: record.began, default=None)
-
-
-def _read_records(paths: Iterable[Path]) -> Iterator[RunRecord]:
-    for path in paths:
-        with suppress(OSError, ValueError, TypeError, AttributeError):
-            data = json.loads(path.read_text(encoding="utf-8"))
-            check_version(data, path)
-            record = RunRecord(**data)
-            record.results_path = str(path.parent.absolute())  # The ledger may have been moved.
-            record.began, record.total = float(record.began), int(record.total)
-            yield record
+    with suppress(OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        if not path.is_file() or path.stat().st_size > MAX_RECORD_BYTES:
+            return None
+        data = json.loads(path.read_text(encoding="utf-8"))
+        check_version(data, path)
+        check_types(data, RECORD_TYPES)
+        record = RunRecord(**data)
+        if not all(0 <= at < MAX_TIME for at in (record.began, record.ended or 0.0)):
+            return None
+        if record.best is not None and not math.isfinite(record.best):
+            record.best = None
+        _ = record.report_spec  # This raises an error if the objectives are damaged.
+        return record
+    return None

@@ -73,7 +73,7 @@ def take_terminal(folder: Path) -> None:
     console.print("[bold green]$[/] " + " ".join(words[:3]) + " \\\n    " + " ".join(words[3:]), highlight=False)
     # The last line of the progress, and then the table.
     console.print(Text.from_ansi(done.stderr.rstrip().splitlines()[-1].split("\x1b[2K")[-1]))
-    console.print(Text.from_ansi(re.sub(r"Results: .*/", f"Results: {USUAL_RESULTS}/", done.stdout)))
+    console.print(Text.from_ansi(re.sub(r"(Results of .*: ).*/", rf"\1{USUAL_RESULTS}/", done.stdout)))
     svg = console.export_svg(title="rlm-batch")
     # Remove the template's remote fonts, so that the picture loads nothing.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)

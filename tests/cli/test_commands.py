@@ -30,7 +30,7 @@ def test_a_sweep_prints_its_trials_and_can_be_reported_and_resumed(run):
     assert rows[4] == ["3", "0.01", "64", "1.6024", "best"]
     assert [row[-1] for row in rows[1:4]] == ["23.8735", "13.5775", "3.09425"]
     assert "4 of 4 done" in done.stderr
-    (path,) = re.findall(r"^Results: (.+)$", done.stdout, re.MULTILINE)
+    (path,) = re.findall(r"^Results of \S+: (.+)$", done.stdout, re.MULTILINE)
     report = run("report", path)
     assert report.returncode == 0, report.stderr
     assert "Best loss: 1.6024 in trial 3 with lr=0.01, batch_size=64" in report.stderr
@@ -111,7 +111,7 @@ def test_inputs_may_be_a_pipe_and_output_is_shown_below_the_table(run, tmp_path)
         ["1", "2", "2", "last", "2"],
     ]
     assert outputs[0] == "0:\nfirst 1\nlast 1"
-    assert outputs[1].startswith("1:\nfirst 2\nlast 2\nResults: ")
+    assert outputs[1].startswith("1:\nfirst 2\nlast 2\nResults of ")
     assert "without isolation: the code can do everything that you can" in done.stderr
 
 
@@ -126,7 +126,7 @@ def test_json_output_is_one_line_of_whole_values_per_execution(run, tmp_path):
     assert lines[0]["nonfinite"] == {"/loss": "nan"}
     assert lines[2]["error"]["type"] == "AssertionError"
     assert {line["meta"]["stdout"] for line in lines} == {"seen\n"}
-    assert done.stderr.splitlines()[-1].startswith("Results: ")
+    assert done.stderr.splitlines()[-1].startswith("Results of ")
 
 
 def test_failures_show_the_codes_output_escaped_for_the_terminal(run, tmp_path):

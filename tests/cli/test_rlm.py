@@ -20,7 +20,7 @@ def test_a_question_about_a_file_prints_answer_usage_and_path(
     done = run("rlm", "How long is it?", "--context-file", "notes.txt", *MODEL)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "It has 123456 characters"
-    assert done.stdout.splitlines()[1].startswith("Results: ")
+    assert done.stdout.splitlines()[1].startswith("Results of ")
     assert "1 turns; the model was called 1 times: " in done.stderr
 
     openai.script = make_script(
@@ -81,7 +81,7 @@ def test_questions_from_a_file_print_a_table_of_answers(
     assert done.returncode == 0, done.stderr
     assert re.search(r'0 +What is first\? .* \{"a.txt": 3, "b.txt": 4\} +1 +\$', done.stdout)
     assert "2 questions; the model was called 2 times: " in done.stderr
-    path = done.stdout.splitlines()[-1].removeprefix("Results: ")
+    path = done.stdout.splitlines()[-1].partition(": ")[2]
     report = run("report", path)
     assert re.search(r"1 +What is second\? .*a.txt.*3", report.stdout), report.stdout
     assert "2 of 2 questions succeeded" in report.stderr

@@ -52,7 +52,7 @@ def test_the_log_and_the_terminal_show_the_last_state(
     output: str, last: list[str], size: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     display = ProgressDisplay()
-    display.on_start(1, "here", "/results", ReportSpec())
+    display.on_start(1, "here", "/results", ReportSpec(), "quick-fox")
     with caplog.at_level(logging.INFO, "test_redrawn"):
         log = OutputLog(LineBudget(), logger=logging.getLogger("test_redrawn"))
         for start in range(0, len(output), size):

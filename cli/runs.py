@@ -1,0 +1,93 @@
+"""The command `runs`: the runs of this machine, the latest first. It reads records only, and imports no Prefect."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ..blocks.storage.location import Location
+from ..blocks.storage.location_parsing import parse_location
+from ..flows.reporting.table import format_cell
+from ..tasks.ledger.ledger import claim_idle_ledger
+from ..tasks.ledger.result_index import get_results_root
+from ..tasks.ledger.run_record import RunRecord, read_known_runs
+from .output import MAX_TABLE_ROWS, print_json, print_table
+
+COLUMNS = ["name", "flow", "began (UTC)", "succeeded", "best", "results"]
+SHORT_ID = 8  # characters of a run's id in the table, enough for `rlm-batch report`
+
+
+def show_runs(*, is_json: bool = False) -> int:
+    """Print a row for each run, or as JSON a line."""
+    known = read_known_runs(get_results_root())
+    records = known.list_latest()
+    if is_json:
+        for record in records:
+            print_json(_describe(record))
+    else:
+        shown = records[:MAX_TABLE_ROWS]
+        print_table([COLUMNS, *(_format_row(record, known.root) for record in shown)], len(records))
+        print(f"Results without a path are below {known.root}", file=sys.stderr)
+    if known.refusals:
+        print(f"{len(known.refusals)} not listed: {known.refusals[0]}", file=sys.stderr)
+    return 0
+
+
+def _describe(record: RunRecord) -> dict[str, Any]:
+    """Return a run as an object for JSON."""
+    return {
+        "name": record.name,
+        "flow": record.flow,
+        "flow_run_id": record.flow_run_id,
+        "status": _get_status(record),
+        "began": record.began,
+        "ended": record.ended,
+        "total": record.total,
+        "succeeded": record.succeeded,
+        "failed": record.failed,
+        "objective": record.objective or [item["name"] for item in record.objectives] or None,
+        "best": record.best,
+        "best_index": record.best_index,
+        "results_path": record.results_path,
+    }
+
+
+def _get_status(record: RunRecord) -> str:
+    """Return "ended", "running", or "killed" if the run's process ended without a word.
+
+    At a location a killed run looks as if it were running.
+    """
+    if record.ended is not None:
+        return "ended"
+    path = parse_location(record.results_path)
+    if isinstance(path, Location):
+        return "running"
+    with claim_idle_ledger(path) as is_idle:
+        return "killed" if is_idle else "running"
+
+
+def _format_row(record: RunRecord, root: Path) -> list[str]:
+    began = time.strftime("%Y-%m-%d %H:%M", time.gmtime(record.began)) if record.began else ""
+    return [record.name, record.flow, began, _format_counts(record), _format_best(record), _format_path(record, root)]
+
+
+def _format_counts(record: RunRecord) -> str:
+    if record.succeeded is None:
+        status = _get_status(record)
+        return f"of {record.total:,}" if status == "ended" else f"{status}, of {record.total:,}"
+    failed = f", {record.failed:,} failed" if record.failed else ""
+    return f"{record.succeeded:,} of {record.total:,}{failed}"
+
+
+def _format_best(record: RunRecord) -> str:
+    if record.front:
+        return f"Pareto front of {record.front:,}"
+    return "" if record.best is None else f"{record.objective} {format_cell(record.best)}"
+
+
+def _format_path(record: RunRecord, root: Path) -> str:
+    """Return a ledger's path, or for a ledger below the results root its name, of which an id is cut."""
+    path = Path(record.results_path)
+    if path.parent != root:
+        return record.results_path
+    return path.name[:SHORT_ID] if path.name == record.flow_run_id else path.name

@@ -1,0 +1,230 @@
+"""The comparison of two runs: their outcomes joined by variables, and the difference of each numeric field."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...sandbox.outcomes.outcome_json import get_status
+from ...sandbox.result import Failure, Outcome, Result
+from ...tasks.ledger.run_record import ReportSpec
+from ...tasks.repeats import REPEAT
+from .groups import STATISTICS, compute_mean, group_outcomes, read_number
+from .ledger_reader import LedgerReader
+from .summary import MAX_ROWS
+from .table import format_cell, name_columns
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An execution of one run: its number, its status, its numeric fields, and the text of its error."""
+
+    index: int
+    status: str
+    numbers: dict[str, float]
+    error: str = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the execution failed."""
+        return self.status == "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The executions of two runs with the same variables. One of them is None if its run lacks them."""
+
+    variables: dict[str, Any]
+    first: Side | None
+    second: Side | None
+
+    @property
+    def sides(self) -> tuple[Side | None, Side | None]:
+        """Both executions."""
+        return self.first, self.second
+
+    def compute_difference(self, name: str) -> float | None:
+        """Return the second value of a field minus the first; None without both."""
+        values = [None if side is None else side.numbers.get(name) for side in self.sides]
+        first, second = values
+        return None if first is None or second is None else second - first
+
+    def describe(self) -> str:
+        """Return in words which execution failed or is missing."""
+        if self.first is None or self.second is None:
+            name, side = ("A", self.first) if self.second is None else ("B", self.second)
+            failed = f", failed: {side.error}" if side is not None and side.has_failed else ""
+            return f"only in {name}{failed}"
+        names = [name for name, side in (("A", self.first), ("B", self.second)) if side.has_failed]
+        if not names:
+            return ""
+        errors = dict.fromkeys(side.error for side in (self.first, self.second) if side.has_failed)
+        return f"failed in {'both' if len(names) > 1 else names[0]}: {'; '.join(errors)}"
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Two runs joined by variables, in the order of the first run, then what only the second has."""
+
+    pairs: list[Pair] = field(default_factory=list[Pair])
+    fields: list[str] = field(default_factory=list[str])  # numeric fields; the objective comes first
+
+    def count_pairs(self) -> dict[str, int]:
+        """Return how many executions are in both runs or in one, and how many failed in one or in both."""
+        both = [pair for pair in self.pairs if pair.first is not None and pair.second is not None]
+        failed = [tuple(side is not None and side.has_failed for side in pair.sides) for pair in both]
+        return {
+            "in both": len(both),
+            "only in A": sum(pair.second is None for pair in self.pairs),
+            "only in B": sum(pair.first is None for pair in self.pairs),
+            "failed only in A": failed.count((True, False)),
+            "failed only in B": failed.count((False, True)),
+            "failed in both": failed.count((True, True)),
+        }
+
+    def describe_field(self, name: str) -> str:
+        """Return in a line how a field changed: its means where both runs have it, and the signs of the differences."""
+        both = [
+            (pair.first.numbers[name], pair.second.numbers[name])
+            for pair in self.pairs
+            if pair.first is not None
+            and pair.second is not None
+            and name in pair.first.numbers
+            and name in pair.second.numbers
+        ]
+        if not both:
+            return "in no execution of both runs"
+        first, second = (compute_mean(values) for values in zip(*both, strict=True))
+        less, more = (sum(sign * (b - a) > 0 for a, b in both) for sign in (-1, 1))
+        means = f"mean {format_cell(first)} to {format_cell(second)}, difference {format_cell(second - first)}"
+        return f"{means}; of {len(both):,}, {less:,} less in B, {more:,} more"
+
+    def list_rows(self) -> list[list[str]]:
+        """Return rows of text, the header first, of at most `MAX_ROWS` pairs.
+
+        Pairs that failed in one run or are missing in one come first, then the greatest differences of the first field.
+        """
+        variables = dict.fromkeys(name for pair in self.pairs for name in pair.variables)
+        columns = name_columns(variables, (), ("A", "B"))
+        header = ["A", "B", *columns]
+        for name in self.fields:
+            header += [f"{name} A", f"{name} B", "difference"]
+        rows = [[*header, ""]]
+        for pair in sorted(self.pairs, key=self._rank)[:MAX_ROWS]:
+            row = ["" if side is None else str(side.index) for side in pair.sides]
+            row += [format_cell(pair.variables.get(name, "")) for _, name in columns.values()]
+            for name in self.fields:
+                numbers = [None if side is None else side.numbers.get(name) for side in pair.sides]
+                row += ["" if n is None else format_cell(n) for n in (*numbers, pair.compute_difference(name))]
+            rows.append([*row, pair.describe()])
+        return rows
+
+    def _rank(self, pair: Pair) -> tuple[int, float]:
+        failed = [side is None or side.has_failed for side in pair.sides]
+        if failed[0] != failed[1]:
+            return 0, 0.0
+        difference = pair.compute_difference(self.fields[0]) if self.fields else None
+        if difference is None:
+            return 2, 0.0
+        return 1, -math.inf if math.isnan(difference) else -abs(difference)
+
+    def to_json(self, pair: Pair) -> dict[str, Any]:
+        """Return a pair as an object for JSON. NaN and infinities are null."""
+        fields: dict[str, dict[str, float | None]] = {}
+        for name in self.fields:
+            numbers = [None if side is None else side.numbers.get(name) for side in pair.sides]
+            if numbers != [None, None]:
+                values = (*numbers, pair.compute_difference(name))
+                finite = (n if n is not None and math.isfinite(n) else None for n in values)
+                fields[name] = dict(zip(("a", "b", "difference"), finite, strict=True))
+        described = [
+            None if side is None else {"index": side.index, "status": side.status, "error": side.error or None}
+            for side in pair.sides
+        ]
+        return {"variables": pair.variables, "a": described[0], "b": described[1], "fields": fields}
+
+
+def compare_runs(first: LedgerReader, second: LedgerReader) -> Comparison:
+    """Join the executions of two runs by their variables.
+
+    Executions with the same variables are joined in their order. If a run has repeats, each group counts once in both
+    runs, with the aggregate of its fields.
+    """
+    specs = [reader.records[-1].report_spec for reader in (first, second)]
+    has_repeats = any(spec.repeats is not None for spec in specs)
+    sides = [_read_sides(reader, spec, has_repeats) for reader, spec in zip((first, second), specs, strict=True)]
+    comparison = Comparison()
+    for key, (variables, side) in sides[0].items():
+        comparison.pairs.append(Pair(variables, side, sides[1][key][1] if key in sides[1] else None))
+    for key, (variables, side) in sides[1].items():
+        if key not in sides[0]:
+            comparison.pairs.append(Pair(variables, None, side))
+    objectives = [name for spec in specs for name in (spec.objective, *(item.name for item in spec.objectives)) if name]
+    names = dict.fromkeys(
+        name for pair in comparison.pairs for side in pair.sides if side is not None for name in side.numbers
+    )
+    comparison.fields = [name for name in dict.fromkeys([*objectives, *names]) if name in names]
+    return comparison
+
+
+Key = tuple[str, int]
+
+
+def _read_sides(reader: LedgerReader, spec: ReportSpec, has_repeats: bool) -> dict[Key, tuple[dict[str, Any], Side]]:
+    """Return the executions of a run by their variables and the number of earlier ones with the same variables."""
+    counts: dict[str, int] = {}
+    sides: dict[Key, tuple[dict[str, Any], Side]] = {}
+    for outcome in _iterate(reader, spec):
+        variables = outcome.meta.variables
+        if has_repeats:
+            variables = {name: value for name, value in variables.items() if name != REPEAT}
+        text = json.dumps(_normalize(variables), sort_keys=True)
+        number = counts.get(text, 0)
+        counts[text] = number + 1
+        sides[text, number] = variables, _make_side(outcome, spec)
+    return sides
+
+
+def _iterate(reader: LedgerReader, spec: ReportSpec) -> Iterable[Outcome]:
+    groups: Sequence[Outcome] | Iterable[Outcome] = group_outcomes(reader.read_outcomes(), spec)
+    if spec.repeats is None:
+        return groups
+    return sorted(groups, key=lambda outcome: outcome.meta.index or 0)
+
+
+def _make_side(outcome: Outcome, spec: ReportSpec) -> Side:
+    index = outcome.meta.index or 0
+    if isinstance(outcome, Failure):
+        return Side(index, "failed", {}, f"{type(outcome.error).__name__}: {outcome.error.summary}")
+    return Side(index, get_status(outcome), _read_numbers(outcome, spec))
+
+
+def _read_numbers(result: Result, spec: ReportSpec) -> dict[str, float]:
+    """Return the numeric fields, in which bools count as 0 and 1, without the statistics of a group."""
+    outputs = result.outputs
+    statistics = {f"{name}.{key}" for name in outputs for key in STATISTICS} if spec.repeats is not None else set[str]()
+    numbers: dict[str, float] = {}
+    for name, value in outputs.items():
+        number = read_number(value)
+        if number is not None and name not in statistics and not _equals(result.meta.variables, name, value):
+            numbers[name] = number
+    return numbers
+
+
+def _equals(variables: dict[str, Any], name: str, value: Any) -> bool:
+    """Return whether a field only repeats the variable of the same name."""
+    return name in variables and variables[name] == value
+
+
+def _normalize(value: Any) -> Any:
+    """Return a value in which whole floats are integers, so that 1 and 1.0 are the same variable."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        items: dict[str, Any] = value
+        return {name: _normalize(item) for name, item in items.items()}
+    if isinstance(value, list):
+        elements: list[Any] = value
+        return [_normalize(item) for item in elements]
+    return value
