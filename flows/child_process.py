@@ -21,6 +21,7 @@ from typing import Any
 POLL_INTERVAL_SECONDS = 0.2  # seconds between two looks at the parent
 END_GRACE_SECONDS = 0.5  # seconds from SIGTERM to SIGKILL
 NO_PARENT = "-"
+NEWER_DATABASE = "Can't locate revision identified by"  # what Alembic says of a revision that this Prefect lacks
 # Python looks for garbage after 700 to 2,000 new objects by default. An import of Prefect makes 100,000 objects
 # that stay. Checking them again and again takes a twentieth of the time of a first run.
 GARBAGE_THRESHOLD = 10_000
@@ -109,7 +110,17 @@ def _read_lines(log: Path, offset: int) -> list[str]:
 
 
 def _find_errors(lines: list[str]) -> list[str]:
-    return [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Refused)\b", line)]
+    errors = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Refused)\b", line)]
+    return [_describe_newer_database() if NEWER_DATABASE in error else error for error in errors]
+
+
+def _describe_newer_database() -> str:
+    from importlib.metadata import version  # Every child process imports this module.
+
+    return (
+        f"a Prefect newer than {version('prefect')} has migrated its database: install that version, or use another "
+        "PREFECT_HOME or database"
+    )
 
 
 def list_children(pid: int) -> list[int]:

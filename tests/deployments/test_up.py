@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..infra.csrf import get_csrf_headers
 from ..infra.hostile_files import fill_with_hostile_files
 from ..infra.logged_process import choose_port
 from ..infra.postgres import Postgres
-from ..infra.prefect_database import make_prefect_home
+from ..infra.prefect_database import make_prefect_home, migrate_to_the_future
 from ..infra.waiting import wait_until
 
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
@@ -337,6 +338,15 @@ def test_postgres_works_as_the_database_and_keeps_results(empty: Path) -> None:
             assert [run["state_type"] for run in up.list_sweeps()] == ["COMPLETED"]
             assert up.end(signal.SIGTERM) == 0
     assert not (empty / ".prefect" / "prefect.db").exists()
+
+
+@pytest.mark.full
+def test_a_database_of_a_newer_prefect_is_a_one_sentence_error(home: Path) -> None:
+    migrate_to_the_future(home / ".prefect")
+    with Up(home) as up:
+        assert up.wait() == 2
+        assert f"a Prefect newer than {version('prefect')} has migrated its database" in up.said.splitlines()[-1]
+        assert "Traceback" not in up.said
 
 
 @pytest.mark.full

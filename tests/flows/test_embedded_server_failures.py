@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from ..infra.machine import list_descendants
-from ..infra.prefect_database import make_prefect_home
+from ..infra.prefect_database import make_prefect_home, migrate_to_the_future
 from ..infra.waiting import wait_until
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
@@ -128,6 +129,12 @@ def test_an_invalid_database_is_reported_at_the_start(home: Path, run: Run) -> N
     assert "Prefect's embedded server did not start: sqlalchemy.exc.DatabaseError" in sentence
     assert "file is not a database" in sentence
     assert f"its log is {home}/embedded-server.log). Nothing ran: check PREFECT_HOME" in sentence
+
+
+def test_a_database_of_a_newer_prefect_is_reported_at_the_start(home: Path, run: Run) -> None:
+    migrate_to_the_future(home)
+    sentence = read_sentence(run(home))
+    assert f"did not start: a Prefect newer than {version('prefect')} has migrated its database: install" in sentence
 
 
 def test_a_killed_program_leaves_no_server(
