@@ -6,6 +6,7 @@
 import gc
 import logging
 import os
+import shlex
 import signal
 import sys
 import warnings
@@ -94,7 +95,7 @@ def _run_command(arguments: list[str] | None) -> int:
 
 def _describe_usage_error(error: "CycloptsError") -> str:
     """Return what is wrong with the command line, without a full stop."""
-    from cyclopts import MissingArgumentError, UnknownOptionError
+    from cyclopts import MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 
     if isinstance(error, UnknownOptionError):
         option = (error.token.keyword or error.token.value).partition("=")[0]
@@ -103,6 +104,9 @@ def _describe_usage_error(error: "CycloptsError") -> str:
                 f"Unknown option: {option}: save a block with your environment variables and pass it with --provider, "
                 "as in docs/cookbook.md"
             )
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        words = shlex.join(error.unused_tokens)
+        return f"too many words: {words}; if the shell put them in the place of a pattern such as *.csv, quote it"
     if type(error) is not MissingArgumentError or error.argument is None:
         return str(error).removesuffix(".")
     if error.keyword is not None:

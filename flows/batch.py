@@ -10,6 +10,7 @@ from ..sandbox.caller import name_parameter
 from ..sandbox.errors import ConfigurationError
 from ..tasks.ledger.run_record import ReportSpec
 from .inputs.conversion import Code, Items, PathText, Variables
+from .inputs.file_patterns import MatchedFiles, is_pattern
 from .inputs.readers import check_judge, check_variables, get_column_types, read_inputs, resolve_types_of
 from .inputs.spilling import read_code_reference, read_codes
 from .inputs.tables import Report as ProgressReport
@@ -46,8 +47,16 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
     ]
     inputs: Annotated[
         Items[Variables] | PathText | None,
-        Field(description="Variables of each execution of one piece of code, or a path to JSON, CSV or Parquet."),
-        CommandLineForm("path", "Variables of each execution: JSON, CSV or Parquet.", is_common=True),
+        Field(
+            description="Variables of each execution of one piece of code, or a path to JSON, CSV or Parquet. A "
+            "pattern such as csv/*.csv gives an execution for each file, with the variable path."
+        ),
+        CommandLineForm(
+            "path",
+            "Variables of each execution: JSON, CSV or Parquet; or a pattern in quotes, such as 'csv/*.csv', for an "
+            "execution with the variable path for each file.",
+            is_common=True,
+        ),
     ] = None
     types: Types = None
     repeats: RepeatCount = None
@@ -70,8 +79,12 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
             total = count_executions(len(codes), spec)
             return Plan(options=options, total=total, items=items, runs_each_code=True, report_spec=spec)
         source: Any = self.inputs
-        types: Any = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))
-        inputs = read_inputs(source, types, report)
+        files = self._match_files(report) if isinstance(source, str) and is_pattern(source) else None
+        if files is None:
+            types: Any = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))
+            inputs = read_inputs(source, types, report)
+        else:
+            inputs = files
         check_variables(codes[0], inputs, needs_all=needs_all, repeats=self.repeats)
         check_judge(options.read_check(), inputs)
         spec = ReportSpec().with_repeats(self.repeats, len(inputs))
@@ -81,7 +94,23 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
             items=repeat_items(CodeForEach(codes[0], inputs), spec, options),
             report_spec=spec,
             column_types=get_column_types(inputs),
+            find_uploads=None if files is None else files.find_uploads,
+            digests=None if files is None else files.digests,
         )
+
+    def _match_files(self, report: ProgressReport | None) -> MatchedFiles:
+        """Return the files that match the pattern of `inputs`. Raises ConfigurationError."""
+        if self.types is not None:
+            raise ConfigurationError(
+                f"{name_parameter('types')} needs a CSV file, and a pattern gives each execution the path of a file: "
+                "leave it out"
+            )
+        if self.shards is not None:
+            raise ConfigurationError(
+                f"{name_parameter('inputs')} is a pattern of files of this machine, and shards run on others: put the "
+                f"files on a volume and pass their paths, or leave out {name_parameter('shards')}"
+            )
+        return MatchedFiles(str(self.inputs), report)
 
     def _read_codes(self) -> list[str]:
         """Return the pieces of code: exactly one if there are inputs. Raises ConfigurationError."""

@@ -1,6 +1,6 @@
 """The plan of one flow run. It is made and checked without Prefect, before anything runs."""
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +101,7 @@ class Plan:
         report_spec: The report's word for an execution, and its objectives.
         runs_each_code: Each execution runs a different piece of code, so a table can name the pieces.
         find_uploads: Returns the files of an execution, by their paths in the sandbox; None if there are no files.
+        digests: The digest of each execution's file, by the variable `path`; None if the inputs are no files.
         state_context: With a name, all executions share one process and its state.
         stop_on_failure: Start no execution after one that failed.
         recursion: The settings of recursive models, if each execution is one recursive query; otherwise None.
@@ -124,6 +125,7 @@ class Plan:
     report_spec: ReportSpec = field(default_factory=ReportSpec)
     runs_each_code: bool = False
     find_uploads: FindUploads | None = None
+    digests: Mapping[str, str] | None = None
     state_context: str | None = None
     stop_on_failure: bool = False
     recursion: RecursionSettings | None = None

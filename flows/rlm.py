@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
 from pydantic import Field
@@ -13,7 +13,7 @@ from ..sandbox.caller import get_caller, name_parameter
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.queries.answer_type import AnswerType
 from ..sandbox.queries.recursive_model import RecursionSettings
-from ..tasks.execution import Execution
+from ..tasks.execution import Execution, Upload
 from ..tasks.ledger.run_record import ReportSpec
 from .inputs.cells import ColumnType
 from .inputs.contexts import ContextReader, Question
@@ -217,8 +217,8 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
         for _ in items:  # Check each row, and find each file, before anything runs.
             pass
 
-        def find_uploads(execution: Execution) -> Mapping[str, Path]:
-            return reader.files.get(execution.code, {})
+        def find_uploads(execution: Execution) -> Mapping[str, Upload]:
+            return {path: Upload(file) for path, file in reader.files.get(execution.code, {}).items()}
 
         def label(execution: Execution) -> str:
             query = execution.variables["query"]

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..sandbox.errors import CodeError, RlmBatchError
+from ..blocks.host_files.source_tree import open_source
+from ..sandbox.errors import CodeError, ConfigurationError, RlmBatchError
 from ..sandbox.intake.reports import ShouldPrune
 from ..sandbox.meta import Meta, QuerySummary
 from ..sandbox.queries.budget import Usage
@@ -91,8 +92,39 @@ def is_interruption(error: RlmBatchError, meta: Meta | None) -> bool:
     return error.type == "QueryError" and not (turns and turns[-1].get("failed"))
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file of the host for a sandbox.
+
+    A file with a digest belongs to one execution, which gets a new copy. Other files are sent to a sandbox once.
+    """
+
+    file: Path
+    digest: str = ""  # SHA-256, in hexadecimal digits
+
+    def read(self) -> bytes:
+        """Return the file's content.
+
+        Raises:
+            ConfigurationError: The file has another digest, or cannot be read any more.
+            OSError: A file without a digest cannot be read.
+        """
+        if not self.digest:
+            return self.file.read_bytes()
+        try:
+            with open_source(self.file) as fd, open(fd, "rb", closefd=False) as stream:
+                data = stream.read()
+        except OSError as error:
+            raise ConfigurationError(
+                f"the file {self.file} cannot be read any more: {error.strerror or error}"
+            ) from None
+        if hashlib.sha256(data).hexdigest() != self.digest:
+            raise ConfigurationError(f"the file {self.file} has changed since the run began: run it again")
+        return data
+
+
 # Returns the files of an execution, by their paths in the sandbox.
-FindUploads = Callable[[Execution], Mapping[str, Path]]
+FindUploads = Callable[[Execution], Mapping[str, Upload]]
 
 
 def with_index(outcome: OutcomeT, index: int, place: Place = NO_PLACE) -> OutcomeT:
@@ -155,6 +187,7 @@ def assign_keys(
     fingerprint: dict[str, Any],
     count_occurrence: Callable[[bytes], int] | None = None,
     repeats: Repeats | None = None,
+    digests: Mapping[str, str] | None = None,
 ) -> Iterator[Execution]:
     """Yield the executions of pairs of code and variables, with their indices and keys.
 
@@ -167,6 +200,7 @@ def assign_keys(
         fingerprint: The settings on which every result of the flow run depends.
         count_occurrence: Returns how often it was called with a digest. The default counts in memory.
         repeats: The repeats of the run; None without them. The first repeat has the key of a run without repeats.
+        digests: The digest of each execution's file, by the variable `path`; None if executions have no files.
     """
     counts: Counter[bytes] = Counter()
 
@@ -178,7 +212,10 @@ def assign_keys(
     last_digest, occurrence = b"", 0
     for index, (code, variables) in enumerate(items):
         place = locate_execution(repeats, index)
-        digest = _digest(code, variables, add_index(fingerprint, number_seed(index, place)))
+        about = add_index(fingerprint, number_seed(index, place))
+        if digests is not None:
+            about = {**about, "file": digests[variables["path"]]}
+        digest = _digest(code, variables, about)
         suffix = b""
         if place.repeat and digest == last_digest:
             # Equal inputs keep their keys if the run is resumed with more repeats.

@@ -61,7 +61,7 @@ class LaneSettings:
         model_access: The access of each execution to language models; None without a model.
         on_event: Takes an execution, and an event of its recursive queries.
         answers: Stores the answers of each execution, for an attempt that continues it; None to store none.
-        find_uploads: Returns the files of an execution, by their paths in the sandbox. A sandbox gets each file once.
+        find_uploads: Returns the files of an execution, by their paths in the sandbox. None if there are none.
         transcripts: Takes the whole requests to language models; None if they are not recorded.
         preparation: Code that runs in each sandbox before the first execution.
         open_prepare_log: Opens the log for the preparation's output.
@@ -98,6 +98,7 @@ class LaneSettings:
             server_id=self.server_id,
             timeout=self.timeout,
             is_reused=self.is_reused,
+            find_uploads=self.find_uploads,
         )
 
 
@@ -122,7 +123,8 @@ class Lane:
         self._prepare_log: OutputLog | None = None
         self._has_state = False
         self._interpreter: Interpreter | None = None
-        self._uploaded = set[str]()  # paths of files that the open sandbox has
+        self._uploaded = set[str]()  # paths of files that the open sandbox has for all executions
+        self._own_files = set[str]()  # paths of files that it has for one execution
         self._expires_at = 0.0
         self._opened_at: float | None = None  # the event loop's time when the open sandbox was requested
         self._check_lane: CheckLane | None = None
@@ -355,10 +357,14 @@ class Lane:
 
     async def _upload_files(self, interpreter: Interpreter, execution: Execution) -> None:
         find_uploads = self._settings.find_uploads
-        for path, file in ({} if find_uploads is None else find_uploads(execution)).items():
+        uploads = {} if find_uploads is None else find_uploads(execution)
+        for path, upload in uploads.items():
             if path not in self._uploaded:
-                await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
-                self._uploaded.add(path)
+                await interpreter.upload(path, await asyncio.to_thread(upload.read))
+                (self._own_files if upload.digest else self._uploaded).add(path)
+        for path in self._own_files - uploads.keys():  # Files of earlier executions would fill a reused sandbox.
+            await interpreter.upload(path, b"")
+            self._own_files.remove(path)
 
     def _complete_meta(self, meta: Meta, execution: Execution) -> Meta:
         return replace(
@@ -472,6 +478,7 @@ class Lane:
         """Remove the sandbox, if one is open."""
         interpreter, self._interpreter = self._interpreter, None
         self._uploaded.clear()
+        self._own_files.clear()
         try:
             if interpreter is not None:
                 await interpreter.shutdown()
@@ -493,6 +500,7 @@ class CheckLane(Lane):
         if execution.archive:
             await interpreter.upload(ARCHIVE_NAME, execution.archive)
             await interpreter.execute(UNPACK)
+        await self._upload_files(interpreter, execution)
         return await interpreter.execute(
             execution.code, execution.variables, encoded=execution.encoded_variables, refuse_exit=True
         )

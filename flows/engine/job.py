@@ -105,7 +105,8 @@ async def execute_items(job: Job) -> None:
     """Execute the items of the job's plan, in any order."""
     count_occurrence = job.store.count_occurrence if isinstance(job.store, ShardStore) else None
     fingerprint = await job.compute_fingerprint()
-    executions = assign_keys(job.plan.items, fingerprint, count_occurrence, job.plan.report_spec.repeats)
+    plan = job.plan
+    executions = assign_keys(plan.items, fingerprint, count_occurrence, plan.report_spec.repeats, plan.digests)
     await job.executor.execute_all(executions, job.cache.find_result)
 
 

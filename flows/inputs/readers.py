@@ -16,6 +16,7 @@ from ...tasks.check import NAMES, check_names
 from ...tasks.ledger.run_record import list_run_records
 from ...tasks.repeats import REPEAT, refuse_own_repeat
 from .cells import JSON, ColumnType, read_word
+from .file_patterns import refuse_pattern
 from .host_paths import locate_input, pin_file
 from .parquet_folder import merge_parquet_folder
 from .tables import SPREADSHEET, CsvTable, JsonValues, ParquetTable, Report, Table, TextFile, split_suffix
@@ -56,6 +57,7 @@ class InputFile:
 
         `types` are the types of a CSV file's columns. `report` gets lines about the progress with a large file.
         """
+        refuse_pattern(path)
         self.path = locate_input(path)
         is_folder = isinstance(self.path, Path) and self.path.is_dir()
         suffix = PARQUET if is_folder else split_suffix(self.path)[0]

@@ -16,6 +16,19 @@ import pytest
             ["batch", "odd.jsonl"],
             "odd.jsonl is a file of data, and not of Python code: did you mean --inputs odd.jsonl?",
         ),
+        (["sweep", "p.csv.gz"], "p.csv.gz is a file of data, and not of Python code: did you mean --points p.csv.gz?"),
+        (["chunks", "d.parquet"], "did you mean --data d.parquet?"),
+        (["sequence", "slow.py", "a.json"], "a.json is a file of data, and not of Python code: pass files of Python"),
+        (["batch", "--inputs", "a.csv", "b.csv", "slow.py"], "b.csv? A pattern of several files needs quotes"),
+        (
+            ["batch", "slow.py", "--inputs", "a.csv", "b.csv"],
+            "too many words: b.csv; if the shell put them in the place",
+        ),
+        (
+            ["batch", "slow.py", "--inputs", "nosuch/*.csv"],
+            "no file matches {}/nosuch/*.csv: there is no directory ",
+        ),
+        (["sweep", "slow.py", "--points", "*.csv"], "*.csv is a pattern, which only --inputs of batch takes"),
         (["batch", "slow.py", "--inputs", "odd.jsonl"], "line 2 of {}/odd.jsonl: the variable '2x' has a name"),
         (
             ["batch", "slow.py", "--inputs", "columns.csv", "--types", "zip"],

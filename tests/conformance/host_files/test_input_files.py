@@ -1,0 +1,37 @@
+"""Tests of the files of a pattern in every provider's sandboxes: each execution reads its own file."""
+
+import logging
+import zlib
+from pathlib import Path
+
+import pytest
+
+from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.flows.inputs.file_patterns import MatchedFiles
+from rlm_batch.tasks.capacity.admission import Admission
+from rlm_batch.tasks.capacity.slots import Slots
+from rlm_batch.tasks.execution import Execution
+from rlm_batch.tasks.lane import Lane, LaneSettings
+
+from ...infra.waiting import HANG_SECONDS
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_each_execution_reads_its_file_at_its_path(provider: SandboxProvider, tmp_path: Path) -> None:
+    contents = {"a b.csv": b"\0\xff" * 300_000, "line\nbreak": b"2", "deep/été": b""}
+    for name, data in contents.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    files = MatchedFiles(f"{tmp_path}/**")
+    slots = Slots(provider, Admission(), logging.getLogger("slots"))
+    settings = LaneSettings(
+        provider=provider, run_id="", timeout=HANG_SECONDS, is_reused=True, find_uploads=files.find_uploads
+    )
+    lane, code = Lane(settings, slots), "import zlib\nSUBMIT(found=zlib.crc32(open(path, 'rb').read()))"
+    try:
+        await lane.acquire_for_work()
+        found = [(await lane.execute(Execution(0, code, variables, "00" * 32))).found for variables in files]
+    finally:
+        await lane.release()
+    assert found == [zlib.crc32(contents[name]) for name in sorted(contents)]
