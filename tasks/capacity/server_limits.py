@@ -98,7 +98,7 @@ async def reconcile_limits(provider: SandboxProvider) -> list[str]:
         for name, settings in limits.items():
             try:
                 note = await _reconcile_limit(client, name, settings)
-            except ObjectAlreadyExists:  # Another process created it at the same time.
+            except (ObjectAlreadyExists, ObjectNotFound):  # Another process created or repaired it at the same time.
                 note = await _reconcile_limit(client, name, settings)
             notes += [note] if note else []
         if provider.limit_name is None:
@@ -217,7 +217,10 @@ class ServerLimits:
             return limit.id
 
     async def count_slots_in_use(self, name: str) -> int:
-        count = (await self._client.read_global_concurrency_limit_by_name(name)).active_slots
+        try:
+            count = (await self._client.read_global_concurrency_limit_by_name(name)).active_slots
+        except ObjectNotFound:  # It was deleted, or a repair is creating it again.
+            return 0
         if count:
             await self.check_leases(name, CHECK_SECONDS)  # The next request does not count slots without leases.
         return count

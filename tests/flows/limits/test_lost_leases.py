@@ -1,13 +1,14 @@
 """A Prefect server that has lost its leases, as one with leases in memory does when it restarts: no slot is lost."""
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -220,3 +221,13 @@ async def test_doctor_and_deploy_warn_about_leases_in_memory(ordinary_server):
         told = done.stdout if command == "doctor" else done.stderr
         assert "this Prefect server keeps leases in memory" in told, done.stdout + done.stderr
         assert setting in told.replace("\n", "").replace(" ", "")  # The table of doctor has lines.
+
+
+async def test_a_limit_that_is_missing_while_it_is_created_again_counts_no_slots():
+    await save_block()
+    provider = await LocalSandbox.aload("forgotten")
+    async with server_limits.open_limits(provider, str(uuid4()), logging.getLogger()) as limits, get_client() as client:
+        assert limits is not None
+        await client.delete_global_concurrency_limit_by_name(f"{LIMIT}.waiting")
+        assert await limits.count_slots_in_use(f"{LIMIT}.waiting") == 0
+        assert await limits.acquire_slot(f"{LIMIT}.waiting") is not None
