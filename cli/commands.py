@@ -161,7 +161,7 @@ app.command(server)
 
 @server.default
 def show_servers() -> int:
-    """Show the shared Prefect server of the command line, with its UI and the UI's password.
+    """Show the shared Prefect server of the command line, and the address that signs in to its UI.
 
     Commands start it when they need it. It ends after 15 minutes without a request.
     """

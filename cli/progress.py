@@ -91,7 +91,7 @@ class ProgressDisplay(FlowListener):
         self._progress.reset(self._task, total=total, description="running", counts="")
 
     def on_page(self, url: str) -> None:
-        self._print(f"Page: {url} (rlm-batch server shows the password)")
+        self._print(f"Page: {url} (rlm-batch server shows how to sign in)")
 
     def on_warning(self, text: str) -> None:
         self._print(escape_text(text))

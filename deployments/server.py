@@ -85,7 +85,6 @@ class PrefectServer:
     def _build_environment(self) -> dict[str, str]:
         environment = build_environment(self._home)
         environment.pop("PREFECT_API_URL", None)
-        environment.setdefault("PREFECT_SERVER_UI_API_URL", self.url)  # By default the UI asks port 4200.
         if self._database is not None:
             environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = self._database
         if self._auth is not None:

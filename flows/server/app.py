@@ -36,6 +36,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from .shared_process import SharedServerProcess
+from .sign_in import SignInMiddleware
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -120,8 +121,9 @@ def _build_alembic_config() -> "Config":
 def main(number: str, log_level: str, state_file: str | None = None, idle_seconds: str = "0") -> None:
     """Serve until a signal. A shared server also ends when it is idle."""
     api = get_current_settings().server.api
+    app = create_closed_app()
     config = uvicorn.Config(
-        create_closed_app(),
+        app if state_file is None else SignInMiddleware(app),
         lifespan="on",
         log_level=log_level,
         timeout_keep_alive=api.keepalive_timeout,

@@ -22,6 +22,7 @@ from ..child_process import NO_PARENT, build_module_command, build_safe_environm
 # Two names of one setting. Prefect prefers the first.
 ORIGIN_VARIABLES = ("PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS", "PREFECT_SERVER_CORS_ALLOWED_ORIGINS")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+API_URL = "http://127.0.0.1:{}/api"
 POLL_SECONDS = 0.05  # seconds between two looks at a server that starts
 
 
@@ -51,7 +52,7 @@ class ServerProcess:
 
         Args:
             log: The file of the server's output.
-            environment: The process's environment, to which the allowed origins are added.
+            environment: The process's environment, to which the address and the allowed origins are added.
             arguments: Further arguments of `app.py`.
             port: The port on 127.0.0.1; 0 means a free one.
             log_level: The level of uvicorn's log.
@@ -65,13 +66,15 @@ class ServerProcess:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", port))
             port = listener.getsockname()[1]
+            url = API_URL.format(port)
             create_prefect_home(log.parent)
             words = ("rlm_batch.flows.server.app", listener.fileno(), log_level, *arguments)
             with log.open("ab") as output:
                 offset = output.tell()
                 process = subprocess.Popen(
                     build_module_command(*words, parent=NO_PARENT if outlives else None),
-                    env={**environment, **build_origin_settings(port)},
+                    # By default the UI asks port 4200.
+                    env={"PREFECT_SERVER_UI_API_URL": url, **environment, **build_origin_settings(port)},
                     cwd="/" if outlives else None,  # A directory that a process uses cannot be unmounted.
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -84,7 +87,7 @@ class ServerProcess:
     @property
     def url(self) -> str:
         """Return the address of the server's API."""
-        return f"http://127.0.0.1:{self.port}/api"
+        return API_URL.format(self.port)
 
     def wait_until_ready(self, timeout: float) -> None:
         """Wait until the server answers.

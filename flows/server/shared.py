@@ -274,7 +274,7 @@ def _build_environment() -> dict[str, str]:
     """Return the environment of a shared server, with a new password."""
     settings = get_current_settings().to_environment_variables(exclude_unset=True)
     environment = show_errors_in_log({**server_environment(), **settings, **SETTINGS})
-    for name in ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING"):
+    for name in ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_UI_API_URL"):
         environment.pop(name, None)
     home, password = str(PREFECT_HOME.value().absolute()), f"rlm-batch:{token_urlsafe(32)}"
     return environment | {"PREFECT_HOME": home, "PREFECT_SERVER_API_AUTH_STRING": password}
