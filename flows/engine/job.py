@@ -145,7 +145,7 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
         await asyncio.to_thread(ledger.create)
         state.results_path = str(ledger.path)
         log.info("%d execution%s %s; results in %s", total, "s" if total != 1 else "", environment, ledger.path)
-        record = _make_record(plan, provider.provider_name, state.results_path)
+        record = _make_record(plan, provider.provider_name, state.results_path, context.server_id)
         store = MemoryStore(total) if sharding is None else ShardStore(ledger=ledger, repeats=plan.report_spec.repeats)
         artifacts = ArtifactPublisher(record, log)
         if state.listener is None:
@@ -204,13 +204,14 @@ async def open_job(plan: Plan, state: RunState, sharding: Sharding | None) -> As
         log.info("%s", state.outcome.message)
 
 
-def _make_record(plan: Plan, provider: str, results_path: str) -> RunRecord:
+def _make_record(plan: Plan, provider: str, results_path: str, server: str) -> RunRecord:
     """Return the record of this start of the flow run."""
     spec = plan.report_spec
     return RunRecord(
         flow=flow_run.flow_name,
         results_path=results_path,
         flow_run_id=flow_run.id,
+        server=server,
         name=flow_run.name,
         what=spec.noun,
         objective=spec.objective,

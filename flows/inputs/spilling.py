@@ -136,7 +136,9 @@ def spill_text(text: str) -> str:
 def _write_once(data: bytes, suffix: str) -> str:
     path = get_spill_directory() / f"{hashlib.sha256(data).hexdigest()[:24]}{suffix}"
     try:
-        if not path.exists():
+        if path.exists():
+            os.utime(path)  # The time of the last use counts when unused files are deleted.
+        else:
             write_file(path, data)
     except OSError as error:
         raise ConfigurationError(

@@ -104,6 +104,7 @@ class RunRecord:
     flow: str
     results_path: str
     flow_run_id: str = ""
+    server: str = ""  # the id of the Prefect server of the flow run
     name: str = ""
     what: str = "execution"
     objective: str | None = None
