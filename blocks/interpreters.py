@@ -150,7 +150,7 @@ class _ProviderSandboxes:
         # Without PREFECT_API_URL, loading a block would start a Prefect server.
         if not provider.has_credentials() and os.environ.get("PREFECT_API_URL"):
             try:
-                saved = await self.entry.load_block().aload(DEFAULT_BLOCK_NAME)
+                saved: Any = await self.entry.load_block().aload(DEFAULT_BLOCK_NAME)
             except ValueError:
                 pass  # The block does not exist. The provider's own error says what is missing.
             else:

@@ -5,13 +5,21 @@ import contextvars
 from abc import ABC
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from prefect._internal.compatibility.async_dispatch import async_dispatch
 from prefect.blocks.abstract import JobBlock, JobRun
 
 from ..sandbox.result import Result
 from .provider import SandboxProvider
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+if TYPE_CHECKING:
+    # Prefect's own type is a union that neither sync nor async code can use. Type checkers see the sync method here;
+    # async code that they check calls the async one by its name.
+    def async_dispatch(async_impl: Callable[..., Any]) -> Callable[[F], F]: ...
+else:
+    from prefect._internal.compatibility.async_dispatch import async_dispatch
 
 
 class SandboxRun(JobRun[Result]):

@@ -24,7 +24,8 @@ DAY = 86_400
 def age(path: Path, days: float) -> None:
     """Set the times of a file, or of a folder and all below it, to the past."""
     for item in [path, *path.rglob("*")]:
-        os.utime(item, (time.time() - days * DAY,) * 2)
+        then = time.time() - days * DAY
+        os.utime(item, (then, then))
 
 
 def make_old(ledger: Path) -> None:
