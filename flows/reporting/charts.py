@@ -79,7 +79,7 @@ def _draw_curves(summary: RunSummary) -> list[Part]:
 
 
 def _draw_importances(summary: RunSummary, importances: Importances | None) -> list[Part]:
-    if importances is None or len(importances.shares) < 2:
+    if importances is None:
         return []
     title = f"importance of each variable for {summary.spec.objective} ({importances.method})"
     return [Picture.from_svg(draw_importances(importances.shares, title=title), title)]

@@ -34,7 +34,7 @@ def compute_importances(summary: "RunSummary") -> Importances | None:
     """Return the importances of a search's variables by fANOVA, or by PED-ANOVA if fANOVA is not possible.
 
     fANOVA needs scikit-learn, and a space without alternatives. The result is None if there are fewer than `MIN_TRIALS`
-    trials with a score, if Optuna finds no values, or without Optuna.
+    trials with a score, a single variable, no values from Optuna, or no Optuna.
     """
     spec, points = summary.spec, list(summary.points)
     if spec.space is None or spec.objective is None or len(points) < MIN_TRIALS:
@@ -49,6 +49,8 @@ def compute_importances(summary: "RunSummary") -> Importances | None:
         with keep_quiet(optuna):
             shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
     except (ConfigurationError, ValueError, RuntimeError):  # The record's space may be damaged.
+        return None
+    if len(shares) < 2:
         return None
     count, used = summary.points.added, len(study.trials)
     trials_used = f"{used:,} trials" if used == count else f"{used:,} of {count:,} trials"

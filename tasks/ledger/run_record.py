@@ -32,12 +32,15 @@ MAX_LISTED = 5  # runs that an error lists
 NUMBER, OPTIONAL_NUMBER, OPTIONAL_INT = (int, float), (int, float, type(None)), (int, type(None))
 # The types that fields of a record must have.
 RECORD_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("flow", "results_path", "flow_run_id", "name", "what", "direction", "provider", "id"), str),
+    **dict.fromkeys(
+        ("flow", "results_path", "flow_run_id", "name", "what", "direction", "provider", "id", "stopped"), str
+    ),
     **dict.fromkeys(("total", "sandboxes", "front"), int),
     **dict.fromkeys(("repeats", "groups", "succeeded", "failed", "best_index"), OPTIONAL_INT),
     "objective": (str, type(None)),
     "objectives": list,
     "constraints": list,
+    "search": dict,
     "began": NUMBER,
     "sandbox_seconds": NUMBER,
     "ended": OPTIONAL_NUMBER,

@@ -24,7 +24,9 @@ def summarize_search(space: Any, trials: int) -> RunSummary:
     summary, draw = RunSummary(ReportSpec.for_trials([Objective("loss")], space)), random.Random(0)
     for index in range(trials):
         lr, units = draw.random(), draw.randint(1, 64)
-        summary.add(Result({"loss": (lr - 0.3) ** 2 + units / 1000}, Meta(index, {"lr": lr, "units": units})))
+        names = space[0] if isinstance(space, list) else space
+        variables = {name: value for name, value in (("lr", lr), ("units", units)) if name in names}
+        summary.add(Result({"loss": (lr - 0.3) ** 2 + units / 1000}, Meta(index, variables)))
     return summary
 
 
@@ -56,6 +58,7 @@ def test_importances_name_their_method_and_trials(is_installed: bool, monkeypatc
 
 def test_few_trials_have_no_importances_and_alternatives_have_those_of_ped_anova() -> None:
     assert compute_importances(summarize_search(LR_AND_UNITS, 19)) is None
+    assert compute_importances(summarize_search({"lr": LR_AND_UNITS["lr"]}, 20)) is None, "one variable has all"
     importances = compute_importances(summarize_search([LR_AND_UNITS, {**LR_AND_UNITS, "depth": [1, 2]}], 20))
     assert importances is not None
     assert (importances.method, importances.advice) == ("PED-ANOVA, 20 trials", "")
