@@ -3,12 +3,14 @@
 import time
 from typing import Annotated
 
+import httpx
 from prefect import get_run_logger
 from prefect.runtime import flow_run
 from pydantic import Field
 
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import SandboxesLeft
+from ..sandbox.outcomes.server_message import describe_server_error
 from .listener import FlowListener
 from .lost_slots import return_lost_slots
 from .orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, get_server_id, remove_orphans
@@ -65,7 +67,11 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
     block = await resolve_provider(provider)
     findings = await find_orphans(block, await get_server_id(), older_than)
     orphans = findings.orphans
-    for sentence in [*findings.kept, *await return_lost_slots(dry_run=dry_run)]:
+    try:
+        slots = await return_lost_slots(dry_run=dry_run)
+    except httpx.HTTPError as error:
+        slots = [f"lost slots could not be looked for: {describe_server_error(error)}"]
+    for sentence in [*findings.kept, *slots]:
         log.info("%s", sentence)
         listener.on_warning(sentence)
     for orphan in orphans:
