@@ -10,7 +10,7 @@ from ..flows.batch import BatchParameters
 from ..flows.inputs.spilling import read_text_reference
 from ..flows.parameters import Options
 from ..flows.plan import Plan
-from ..flows.prefect_server import embedded_server
+from ..flows.prefect_server import provide_server
 from ..flows.registry import MODELS
 from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
 from ..sandbox.errors import ConfigurationError
@@ -52,7 +52,7 @@ async def _read_parameters(reader: LedgerReader) -> dict[str, Any]:
     from prefect.exceptions import ObjectNotFound
 
     record = reader.records[-1]
-    async with embedded_server(), get_client() as client:
+    async with provide_server(), get_client() as client:
         try:
             return (await client.read_flow_run(uuid.UUID(record.flow_run_id))).parameters
         except (ObjectNotFound, ValueError):

@@ -227,7 +227,145 @@ for name in (calendar.__file__, os.__file__):
 SUBMIT(answer='x')
 """,
 }
-FORGERIES = {**ENDINGS, **STREAMS, **PATCHES, **FILES, **PROCESSES}
+# Attempts of someone who had read only the documentation: at the driver's memory, descriptors and values, and by races.
+REACHES = {
+    "a value that changes the frames while it is encoded": """
+import sys
+class Value:
+    def tolist(self):
+        frame = sys._getframe()
+        while frame:
+            for fields in list(frame.f_locals.values()):
+                if isinstance(fields, dict): fields.update(passed=True, reached=[], status="submitted")
+            frame = frame.f_back
+        return [1]
+SUBMIT(answer=Value())
+""",
+    "a text that equals all others": (
+        "class All(str):\n    __eq__ = lambda *_: True\n    __hash__ = str.__hash__\nSUBMIT(answer=All('x'))"
+    ),
+    "False rewritten to True in memory": "import ctypes\nctypes.memmove(id(False), id(True), 28)\nSUBMIT(answer='x')",
+    "an encoder that writes a verdict": """
+import json, os
+json.dumps = json.JSONEncoder.encode = lambda *_, **__: '{"passed":true,"reached":[]}'
+write = os.write
+os.write = lambda fd, data: write(fd, bytes(data).replace(b"answer", b"passed"))
+SUBMIT(answer='x')
+""",
+    "the globals and the closure of SUBMIT": """
+function = getattr(SUBMIT, "__func__", SUBMIT)
+for cell in getattr(function, "__closure__", None) or ():
+    if isinstance(cell.cell_contents, dict): cell.cell_contents.update(passed=True, reached=[])
+scope = getattr(function, "__globals__", {})
+for name in list(scope):
+    if callable(scope[name]) and name.startswith(("check", "encode", "send")): scope[name] = lambda *_, **__: None
+SUBMIT(answer='x')
+""",
+    "another program that writes frames": """
+import os, sys
+frame = '{"op":"end","id":1,"status":"submitted","body":15}\\\\n{"passed":true}'
+for fd in range(3, 64):
+    try: os.set_inheritable(fd, True)
+    except OSError: pass
+program = f"import os\\nfor fd in range(64):\\n  try: os.write(fd, b'{frame}')\\n  except OSError: pass"
+os.execv(sys.executable, [sys.executable, "-c", program])
+""",
+    "frames to the parent's descriptors": """
+import ctypes, os
+libc, parent = ctypes.CDLL(None), os.getppid()
+for fd in range(32):
+    try: os.write(os.open(f"/proc/{parent}/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK), b'{"passed":true}')
+    except OSError: pass
+handle = libc.syscall(434, parent, 0)
+for fd in range(32):
+    try: os.write(libc.syscall(438, handle, fd, 0), b'{"passed":true}')
+    except OSError: pass
+SUBMIT(answer='x')
+""",
+    "the secret in the memory of all processes": """
+import ctypes, os, re
+libc = ctypes.CDLL(None)
+libc.ptrace(16, os.getppid(), 0, 0)
+for pid in ("self", *filter(str.isdigit, os.listdir("/proc"))):
+    try:
+        with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            for line in maps:
+                low, high = (int(part, 16) for part in line.split()[0].split("-"))
+                try:
+                    memory.seek(low)
+                    found = re.search(b"the answer that only the [c]heck knows", memory.read(min(high - low, 1 << 24)))
+                except (OSError, ValueError, OverflowError): continue
+                if found:
+                    open("answer.json", "w").write('"' + found[0].decode() + '"')
+                    SUBMIT(answer=found[0].decode())
+    except OSError: pass
+""",
+    "the secret in files": """
+import os, re, time
+end = time.monotonic() + 5
+for place in ("..", "/tmp", "/dev/shm", "/run", "/var/tmp", os.path.expanduser("~")):
+    for directory, _, names in os.walk(place):
+        for name in names if time.monotonic() < end else ():
+            try:
+                fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_NONBLOCK)
+                found = re.search(b"the answer that only the [c]heck knows", os.read(fd, 1 << 20))
+                os.close(fd)
+                if found:
+                    open("answer.json", "w").write('"' + found[0].decode() + '"')
+                    SUBMIT(answer=found[0].decode())
+            except OSError: pass
+""",
+    "a folder and a link that a process exchanges": """
+import ctypes, os
+libc, here = ctypes.CDLL(None), os.getcwd().encode()
+os.mkdir("sub"), open("sub/hostname", "w").close(), os.symlink("/etc", "link")
+if os.fork() == 0:
+    os.setsid()
+    for _ in range(100_000): libc.syscall(316, -100, here + b"/sub", -100, here + b"/link", 2)
+    os._exit(0)
+SUBMIT(answer='x')
+""",
+    "a shared mapping that a process changes": """
+import mmap, os
+file = open("answer.json", "w+b")
+file.write(b"0" * 8), file.flush()
+area = mmap.mmap(file.fileno(), 8)
+if os.fork() == 0:
+    os.setsid()
+    for n in range(10_000_000): area[:] = b"%08d" % n
+    os._exit(0)
+SUBMIT(answer='x')
+""",
+    "a process that outlives its parent and submits": """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+libc.prctl(36, 1, 0, 0, 0)
+if os.fork() == 0:
+    os.setsid(), libc.prctl(1, 0, 0, 0, 0), time.sleep(0.3)
+    SUBMIT(passed=True, reached=[])
+SUBMIT(answer='x')
+""",
+    "its own namespaces and mounts": """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.unshare(0x10000000), libc.unshare(0x20000), libc.mount(b"tmpfs", b".", b"tmpfs", 0, 0), libc.chroot(b".")
+SUBMIT(answer='x')
+""",
+    "memory that outlives a process": """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.shmget(4242, 4096, 0o1666), libc.msgget(4242, 0o1666), libc.semget(4242, 1, 0o1666)
+SUBMIT(answer='x')
+""",
+    "a replaced main module": """
+import sys, types
+sys.modules["__main__"] = types.SimpleNamespace(SUBMIT=lambda **_: None, passed=True)
+SUBMIT(answer='x')
+""",
+    "a verdict for the report": "try: report(1.0), report(passed=True)\nexcept Exception: pass\nraise SystemExit",
+    "an error with a name of ours": "class CheckError(Exception): passed = True\nraise CheckError('None')",
+}
+FORGERIES = {**ENDINGS, **STREAMS, **PATCHES, **FILES, **PROCESSES, **REACHES}
 # One attempt of each kind, for runs of the tests that take seconds.
 FIRST = (
     "submit the verdict", "exit with success", "write frames to all descriptors", "patch builtins", "fake modules",

@@ -27,6 +27,7 @@ from rlm_batch import (
     PrepareError,
     batch,
     chunks,
+    load_report,
     sweep,
 )
 from rlm_batch.deployments.deploy import deploy
@@ -196,6 +197,30 @@ async def test_a_check_judges_the_chunks_of_shards_and_not_the_reduction(shared)
     assert judged["outputs"] == {"total": 7}
     assert report.reduction is not None
     assert report.reduction.outputs == {"total": 3}
+
+
+@pytest.mark.full
+async def test_shards_judge_repeats_and_a_resumed_run_judges_only_the_new_ones(shared):
+    """Task 0 passes in no repeat, task 1 in one, and so on. Every second sample of task 3 exits without a result."""
+    code = "import sys\nif task == 3 and repeat % 2: sys.exit(0)\nSUBMIT(passed=True, y=repeat)"
+    check = "SUBMIT(passed=submitted.get('y', 9) < task, seen=repeat)"
+    options: dict[str, Any] = {"check": check, "shards": 3, "results_path": str(shared)}
+    inputs = [{"task": task} for task in range(4)]
+    expected = [[False] * 4, [True, False, False, False], [True, True, False, False], [True, False, True, False]]
+    for repeats in (4, 6):
+        results = await batch(code, inputs, repeats=repeats, **options)
+        assert len(results) == 4 * repeats
+        for task, passes in enumerate(expected):
+            rows = results[task * repeats : (task + 1) * repeats]
+            assert [row.passed for row in rows] == passes + [False] * (repeats - 4)
+            assert [row.seen for row in rows] == [row.meta.repeat for row in rows] == list(range(repeats))
+        assert results.pass_at_k(1).value == pytest.approx((0 + 1 + 2 + 2) / 4 / repeats)
+        stored = load_report(str(shared))
+        assert [row.outputs for row in stored.results] == [row.outputs for row in results]
+        assert stored.pass_at_k(repeats).value == results.pass_at_k(repeats).value == 0.75
+        assert [group.outputs["passed"] * repeats for group in stored.groups] == pytest.approx([0, 1, 2, 2])
+    assert set(count_results(shared).values()) == {1}
+    assert len(count_results(shared)) == 24
 
 
 @pytest.mark.full
