@@ -44,7 +44,8 @@ CODE = "SUBMIT(y=x + 1)"
 REUSED: dict[str, Any] = {"reuse_sandboxes": True, "executions_per_task": 50}
 BARE_CODE = "import sys\nprint(int(sys.argv[1]) + 1)"
 WALLS = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-WALLS += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--"]
+WALLS += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
+WALLS += ["--ro-bind", sys.prefix, sys.prefix, "--"]  # The environment may be below /tmp.
 
 
 @dataclass

@@ -83,20 +83,17 @@ async def provide_server(
         ConfigurationError: The configured server does not answer or refuses, or another server failed. If the process
             of a shared or embedded server ends, the code in the context is cancelled.
     """
-    from prefect.client.orchestration import get_client
-    from prefect.settings import (
-        PREFECT_API_AUTH_STRING,
-        PREFECT_API_URL,
-        PREFECT_SERVER_EPHEMERAL_ENABLED,
-        temporary_settings,
-    )
+    from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
+    from pydantic import SecretStr
+
+    from .prefect_client import change_settings, make_client
 
     check_proxies()
     on_prefect_start = FlowListener().on_prefect_start if listener is None else listener.on_prefect_start
     url = PREFECT_API_URL.value()
     if url:
         on_prefect_start()
-        async with get_client() as client:
+        async with make_client() as client:
             await check_server(client, url, "unset PREFECT_API_URL to run without")
     if url or not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
         yield None
@@ -104,12 +101,14 @@ async def provide_server(
     shared = await _get_shared_server(listener)
     if shared is not None:
         used = _UsedServer("shared", shared.poll, shared.log, shared.log_offset)
-        with temporary_settings({PREFECT_API_URL: shared.url, PREFECT_API_AUTH_STRING: shared.auth}):
+        # `_end_with_server` changes the client's settings.
+        api = {"url": shared.url, "auth_string": SecretStr(shared.auth)}
+        with change_settings(shared.ui_url, api=api, client={}):
             async with _end_with_server(used, find_results_path):
                 yield shared.ui_url
         return
     on_prefect_start()
-    with _apply_server_settings():
+    with _apply_server_settings(), change_settings(client={}):
         async with _end_with_server(await _run_in_thread(_start_embedded_server), find_results_path):
             yield None
 
@@ -324,7 +323,6 @@ def _get_running_process() -> "subprocess.Popen[Any]":
     # first, so that both import at the same time.
     ahead = launch() if "prefect.server.api.server" not in sys.modules else None
     from prefect.server.api.server import SubprocessASGIServer
-    from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS as TIMEOUT
 
     server = SubprocessASGIServer()
     if server.server_process is not None and server.server_process.poll() is None:
@@ -335,7 +333,7 @@ def _get_running_process() -> "subprocess.Popen[Any]":
     try:
         _launched = ahead or launch()
         server.port, server.server_process = _launched.port, _launched.process
-        _launched.wait_until_ready(TIMEOUT.value())
+        _launched.wait_until_ready(_get_startup_timeout())
     except BaseException:
         server.stop()
         raise
@@ -346,21 +344,23 @@ def _get_running_process() -> "subprocess.Popen[Any]":
     return _launched.process
 
 
+def _get_startup_timeout() -> float:
+    """Return the seconds to wait for the server. Prefect read its settings before ours were in the environment."""
+    from prefect.settings import get_current_settings
+
+    ephemeral = get_current_settings().server.ephemeral
+    if "startup_timeout_seconds" in ephemeral.model_fields_set:
+        return ephemeral.startup_timeout_seconds
+    return float(os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"])
+
+
 @contextmanager
 def _apply_server_settings() -> Iterator[None]:
-    """Put our settings into the environment, which the server's process inherits, until the context ends.
-
-    Prefect has already read the environment, so set the time to wait for the server in Prefect's settings too.
-    """
-    from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS as TIMEOUT
-    from prefect.settings import temporary_settings
-
+    """Put our settings into the environment, which the server's process inherits, until the context ends."""
     missing = {name: value for name, value in SERVER_SETTINGS.items() if name not in os.environ}
     os.environ.update(missing)
-    defaults: dict[Any, Any] = {TIMEOUT: int(os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"])}
     try:
-        with temporary_settings(set_defaults=defaults):
-            yield
+        yield
     finally:
         for name in missing:
             os.environ.pop(name, None)

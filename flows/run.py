@@ -1,6 +1,7 @@
 """The entry point of the engine: it plans, checks, provides a server, enters Prefect, executes and reports."""
 
 import asyncio
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ from prefect import Flow, State, get_run_logger
 from prefect.exceptions import MissingResult
 from prefect.logging import get_logger
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 from prefect.states import Completed
 
 from ..blocks.language_model.model_access import LIMITS, is_saved_model, open_model_access
@@ -25,6 +27,7 @@ from .inputs.spilling import spill_long_parameters
 from .listener import FlowListener
 from .parameters import FlowParameters, find_contents
 from .plan import Plan
+from .prefect_client import open_clients
 from .prefect_server import provide_server
 from .reports import Report
 from .run_state import RunState, get_run_state, use_run_state
@@ -110,9 +113,13 @@ async def enter_prefect(
     flow: "BatchFlow[..., Any]", values: dict[str, Any], state: RunState, **prefect_options: Any
 ) -> Any:
     """Call the flow through Prefect, on a shared or embedded server if no server is configured."""
+    if flow.result_storage is None and flow.persist_result is False:
+        # Prefect would ask the server for its default storage, with a request that blocks the event loop.
+        flow = copy(flow)
+        flow.result_storage = PREFECT_LOCAL_STORAGE_PATH.value()
     try:
         with use_run_state(state):
-            async with provide_server(lambda: state.results_path, state.listener) as state.ui_url:
+            async with provide_server(lambda: state.results_path, state.listener) as state.ui_url, open_clients():
                 return await Flow.__call__(flow, **prefect_options, **values)  # type: ignore[misc]
     except RlmBatchError as error:
         raise error.with_traceback(None) from error.__cause__  # Prefect adds dozens of frames.

@@ -1,0 +1,130 @@
+"""The Prefect clients of runs in one process: flow runs that start at the same time, on a busy server."""
+
+import asyncio
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import prefect
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from rlm_batch.flows.prefect_client import CREATION_WAITS_SECONDS, open_clients
+
+pytestmark = pytest.mark.anyio
+FLOW_ID = str(uuid.uuid4())
+
+
+@prefect.flow
+def nothing() -> None:
+    """Do nothing."""
+
+
+class BusyServer(ThreadingHTTPServer):
+    """A server that answers 503 to the first `refusals` creations of flow runs."""
+
+    def __init__(self, refusals: int) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.refusals = refusals
+        self.creations = 0
+        self.overlapping_creations = 0
+        self.is_creating = threading.Lock()
+
+    def answer(self, path: str) -> tuple[int, Any]:
+        """Return the status and the content for a path."""
+        if path == "/api/admin/version":
+            return 200, prefect.__version__
+        if path == "/api/flows/":
+            return 201, {"id": FLOW_ID, "name": "nothing"}
+        if path != "/api/flow_runs/":
+            return 404, {}
+        if not self.is_creating.acquire(blocking=False):
+            self.overlapping_creations += 1
+            return 503, {}
+        with self.is_creating_now():
+            if self.refusals:
+                self.refusals -= 1
+                return 503, {}
+            self.creations += 1
+            return 201, {"id": str(uuid.uuid4()), "flow_id": FLOW_ID, "name": "a-run"}
+
+    @contextmanager
+    def is_creating_now(self) -> Iterator[None]:
+        """Give other requests the time to arrive, and release the lock."""
+        try:
+            threading.Event().wait(0.02)
+            yield
+        finally:
+            self.is_creating.release()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """The requests of the server."""
+
+    server: BusyServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        status, content = self.server.answer(self.path)
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *_: object) -> None: ...
+
+
+@contextmanager
+def serve(refusals: int) -> Iterator[BusyServer]:
+    """Run a busy server, whose clients do not retry by themselves."""
+    with BusyServer(refusals) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/api"
+        with temporary_settings({PREFECT_API_URL: url, PREFECT_CLIENT_MAX_RETRIES: 0}):
+            try:
+                yield server
+            finally:
+                server.shutdown()
+
+
+async def create() -> str:
+    """Create a flow run as Prefect's engine does, and return its name."""
+    async with open_clients():
+        return (await get_client().create_flow_run(nothing)).name
+
+
+async def test_flow_runs_that_start_at_the_same_time_are_created_one_after_another() -> None:
+    with serve(refusals=0) as server:
+        assert await asyncio.gather(*(create() for _ in range(5))) == ["a-run"] * 5
+    assert (server.creations, server.overlapping_creations) == (5, 0)
+
+
+async def test_a_creation_that_a_busy_server_refuses_is_tried_again() -> None:
+    with serve(refusals=3):
+        assert await create() == "a-run"
+
+
+async def test_a_server_that_stays_busy_is_reported() -> None:
+    with serve(refusals=100) as server, pytest.raises(Exception, match="503"):
+        await create()
+    assert server.refusals == 100 - len(CREATION_WAITS_SECONDS) - 1
+
+
+async def test_runs_of_one_event_loop_share_a_client_until_the_last_one_ends() -> None:
+    with serve(refusals=0):
+        async with open_clients():
+            first = get_client()
+            async with open_clients():
+                assert get_client() is first
+            assert (await first.create_flow_run(nothing)).name == "a-run"
+        async with open_clients():
+            assert get_client() is not first
