@@ -1,24 +1,12 @@
-"""The public names of rlm-batch. The module of a name is imported when the name is first used."""
+"""The public names of rlm-batch. The module of a name is imported when the name is first used.
 
-import os
+Prefect imports this package in each of its processes, for the types of our blocks. So no module of the package changes
+the environment, adds a log filter or reads a file when it is imported.
+"""
+
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
-
-# Prefect reads these variables when it is imported. The first two turn off telemetry. Without them, Prefect reports its
-# first import on a terminal, and a server reports every ten minutes and logs an error if it cannot. The third one is
-# for the server that Prefect starts for `save` and `load` of a block if no server is configured. With a new
-# PREFECT_HOME, this server needs more than Prefect's limit of 20 s to start.
-for _name, _value in (
-    ("DO_NOT_TRACK", "1"),
-    ("PREFECT_SERVER_ANALYTICS_ENABLED", "false"),
-    ("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120"),
-):
-    os.environ.setdefault(_name, _value)
-if os.path.expanduser("~") == "~":  # Without HOME and an entry in passwd Prefect cannot be imported.
-    os.environ["HOME"] = "/"  # Container engines set the same value.
-# HTTP clients read the proxy variables when they are created, in this process and in its child processes.
-import_module(".flows.proxies", __name__).exclude_loopback(os.environ)
 
 if TYPE_CHECKING:  # The public names, in the form that makes them public for a type checker.
     from .blocks.container.block import ContainerSandbox as ContainerSandbox
@@ -87,14 +75,14 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
 else:  # A type checker that sees `__getattr__` accepts any name.
 
     def __getattr__(name: str) -> object:
-        # Importing Prefect takes seconds and the SDKs another second, so a name is imported when it is first used.
-        modules = _find_modules()
-        if name == "__all__":
-            return sorted(modules)
         if name == "__version__":  # Blocks have the same version.
             import importlib.metadata
 
             return importlib.metadata.version("rlm-batch")
+        # Importing Prefect takes seconds and the SDKs another second, so a name is imported when it is first used.
+        modules = _find_modules()
+        if name == "__all__":
+            return sorted(modules)
         if name not in modules:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(modules[name], __name__), name)

@@ -147,8 +147,7 @@ class _ProviderSandboxes:
             access = await open_model_access(self._language_model, **self._limits)
             await access.check_first_call(is_recursive=self.is_recursive)
             self._model_access = access
-        # Without PREFECT_API_URL, loading a block would start a Prefect server.
-        if not provider.has_credentials() and os.environ.get("PREFECT_API_URL"):
+        if not provider.has_credentials() and _has_prefect_server():
             try:
                 saved: Any = await self.entry.load_block().aload(DEFAULT_BLOCK_NAME)
             except ValueError:
@@ -160,6 +159,13 @@ class _ProviderSandboxes:
                 provider = self._provider = configured.with_files_of(provider)
                 provider.check_mounts()
         return await provider.open(provider.labels(""))
+
+
+def _has_prefect_server() -> bool:
+    """Return whether the environment or a profile names a Prefect server. Loading a block would start one otherwise."""
+    from prefect.settings import PREFECT_API_URL
+
+    return bool(PREFECT_API_URL.value())
 
 
 class _ProviderInterpreter(_ProviderSandboxes, SyncInterpreter):

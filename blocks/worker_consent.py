@@ -105,9 +105,10 @@ def check_writable_directory(path: Path) -> None:
     """
     if not is_deployment_run():
         return
+    from prefect.settings import PREFECT_HOME  # A deployment's run has imported Prefect.
+
     home = Path(os.path.expanduser("~"))
-    prefect_home = os.environ.get("PREFECT_HOME") or home / ".prefect"
-    own = {sys.prefix, *sys.path, prefect_home, resolve_data_dir("results", "RLM_BATCH_RESULTS")}
+    own = {sys.prefix, *sys.path, str(PREFECT_HOME.value()), resolve_data_dir("results", "RLM_BATCH_RESULTS")}
     closed = [Path(os.path.realpath(place)) for place in own if os.path.isabs(place)]
     if any(path.is_relative_to(place) or place.is_relative_to(path) for place in closed) or home.is_relative_to(path):
         raise ConfigurationError(

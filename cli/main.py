@@ -17,12 +17,15 @@ from .standard_streams import open_standard_streams
 if TYPE_CHECKING:
     from cyclopts import CycloptsError
 
-# The command sets these before it imports Prefect. Prefect's log lines would hide the command's output, and the server
-# still gets them. The server does not get internal lines, which fill a page for each event that reaches no server.
+# The command sets these for itself before it imports Prefect. Prefect's log lines would hide the command's output, and
+# the server still gets them. The server does not get internal lines, which fill a page for each event that reaches no
+# server.
 QUIET_PREFECT = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_CLI_PROMPT": "false",
+    # Prefect would report its first import on a terminal.
+    "DO_NOT_TRACK": "1",
 }
 
 
@@ -54,12 +57,17 @@ def _run_command(arguments: list[str] | None) -> int:
     """Run the command, print its error if it fails, and return the exit status."""
     for name, value in QUIET_PREFECT.items():
         os.environ.setdefault(name, value)
+    if os.path.expanduser("~") == "~":  # Without HOME and an entry in passwd Prefect cannot be imported.
+        os.environ["HOME"] = "/"  # Container engines set the same value.
     # For Prefect, a log line that does not reach the server is a logging error, which Python would print.
     logging.raiseExceptions = False
     # Commands that need Prefect's directory print their own error with advice.
     warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
     from ..flows.child_process import GARBAGE_THRESHOLD, ignore_settings_files, keep_absolute
+    from ..flows.proxies import exclude_loopback
 
+    # HTTP clients read the proxy variables when they are created, in this process and in its child processes.
+    exclude_loopback(os.environ)
     gc.set_threshold(GARBAGE_THRESHOLD)
     os.environ["PATH"] = keep_absolute(os.environ.get("PATH", os.defpath))  # No programs from the working directory.
     if ignored := ignore_settings_files():

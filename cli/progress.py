@@ -1,6 +1,5 @@
 """Progress while a flow runs, on standard error: live on a terminal, in plain lines elsewhere."""
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -200,9 +199,9 @@ def _cut(text: str, width: int) -> str:
 
 def _describe_start() -> str:
     """Return a text about the Prefect server that the flow run waits for: the configured server, or its own."""
-    if os.environ.get("PREFECT_API_URL"):
-        return "waiting for the Prefect server"
-    from prefect.settings import get_current_settings
+    from prefect.settings import PREFECT_API_URL, get_current_settings
 
+    if PREFECT_API_URL.value():
+        return "waiting for the Prefect server"
     has_database = (get_current_settings().home / "prefect.db").exists()
     return "starting Prefect" if has_database else "starting Prefect (half a minute the first time)"

@@ -20,6 +20,7 @@ from prefect.settings import (
     PREFECT_HOME,
     PREFECT_SERVER_API_AUTH_STRING,
     PREFECT_SERVER_API_PORT,
+    get_current_settings,
     temporary_settings,
 )
 
@@ -120,7 +121,8 @@ def _run(server: PrefectServer, home: Path, auth: str | None) -> NoReturn:
 def _start_worker(home: Path, api_url: str, auth: str | None, allowed_paths: str) -> subprocess.Popen[bytes]:
     """Start a worker of our work pool, whose log is `worker.log` in `home`."""
     environment = build_environment(home)
-    environment.setdefault("PREFECT_WORKER_QUERY_SECONDS", QUERY_SECONDS)
+    if "query_seconds" not in get_current_settings().worker.model_fields_set:
+        environment["PREFECT_WORKER_QUERY_SECONDS"] = QUERY_SECONDS
     environment |= {ALLOWED_PATHS: allowed_paths, "PREFECT_API_URL": api_url}
     if auth is not None:
         environment["PREFECT_API_AUTH_STRING"] = auth

@@ -62,8 +62,16 @@ SERVER_SETTINGS = {
 
 
 def server_environment() -> dict[str, str]:
-    """Return the environment for a server's process: our settings, unless this process has others."""
-    return build_safe_environment({**SERVER_SETTINGS, **os.environ})
+    """Return the environment for a server's process: our settings, unless this process or its profile has others."""
+    return build_safe_environment({**_list_server_settings(), **os.environ})
+
+
+def _list_server_settings() -> dict[str, str]:
+    """Return our settings for a server, with the values that Prefect's profile has for them."""
+    from prefect.settings import get_current_settings
+
+    own = get_current_settings().to_environment_variables(exclude_unset=True)
+    return {name: own.get(name, value) for name, value in SERVER_SETTINGS.items()}
 
 
 @asynccontextmanager
@@ -357,7 +365,7 @@ def _get_startup_timeout() -> float:
 @contextmanager
 def _apply_server_settings() -> Iterator[None]:
     """Put our settings into the environment, which the server's process inherits, until the context ends."""
-    missing = {name: value for name, value in SERVER_SETTINGS.items() if name not in os.environ}
+    missing = {name: value for name, value in _list_server_settings().items() if name not in os.environ}
     os.environ.update(missing)
     try:
         yield

@@ -1,6 +1,5 @@
 """An execution's access to a language model, with the limits on its queries."""
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -254,10 +253,11 @@ async def resolve_language_model(text: str, parameter: str = "language_model") -
     if is_saved_model(text):
         name = text.partition("/")[2]
         from prefect.context import FlowRunContext
+        from prefect.settings import PREFECT_API_URL
 
         from .block import LanguageModel
 
-        if not (FlowRunContext.get() or os.environ.get("PREFECT_API_URL")):
+        if not (FlowRunContext.get() or PREFECT_API_URL.value()):
             raise ConfigurationError(f"{text!r} is a block on a Prefect server: set PREFECT_API_URL")
         try:
             return await LanguageModel.aload(name)  # type: ignore[return-value]

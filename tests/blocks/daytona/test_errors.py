@@ -366,6 +366,7 @@ async def test_changed_credentials_in_the_environment_apply_at_once(
 def test_credentials_come_from_the_saved_block_named_default(
     standin: Any, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("PREFECT_API_URL")  # A profile names the server.
     for name in standin.environment:
         monkeypatch.delenv(name)
     DaytonaSandbox(api_key=SecretStr(standin.key), api_url=standin.url).save("default", overwrite=True)
