@@ -85,6 +85,9 @@ class PrefectServer:
     def _build_environment(self) -> dict[str, str]:
         environment = build_environment(self._home)
         environment.pop("PREFECT_API_URL", None)
+        ui = get_current_settings().server.ui
+        if "api_url" in ui.model_fields_set and ui.api_url is not None:
+            environment["PREFECT_SERVER_UI_API_URL"] = ui.api_url  # It may come from a profile.
         if self._database is not None:
             environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = self._database
         if self._auth is not None:
