@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect.settings import (
@@ -35,7 +36,10 @@ def test_a_server_that_we_start_gets_the_settings_of_a_profile(monkeypatch: pyte
     for name in names:
         monkeypatch.delenv(name, raising=False)
     assert server_environment()[names[1]] == "200"
-    settings = {PREFECT_SERVER_ANALYTICS_ENABLED: True, PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE: 7}
+    settings: dict[Any, Any] = {
+        PREFECT_SERVER_ANALYTICS_ENABLED: True,
+        PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE: 7,
+    }
     with temporary_settings(settings):
         assert [server_environment()[name] for name in names] == ["True", "7"]
         monkeypatch.setenv(names[1], "9")

@@ -50,7 +50,7 @@ def read_context(path: str) -> str:
     ((code, variables),) = plan.items
     assert plan.find_uploads is not None
     (file,) = plan.find_uploads(Execution(0, code, variables, "")).values()
-    return file.read_text()
+    return file.read().decode()
 
 
 # The read that a flow makes for each parameter with a path.

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +141,14 @@ def test_a_wrong_pattern_is_refused_with_a_remedy(
 def test_other_parameters_refuse_a_pattern(tmp_path: Path) -> None:
     write_files(tmp_path, ["a.csv"])
     pattern = str(tmp_path / "*.csv")
-    for flow, options in (
-        (sweep, {"points": pattern}),
-        (chunks, {"data": pattern, "chunk_size": 1}),
-        (chunks, {"chunks": pattern}),
-    ):
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: sweep.sync("SUBMIT()", points=pattern),
+        lambda: chunks.sync("SUBMIT()", data=pattern, chunk_size=1),
+        lambda: chunks.sync("SUBMIT()", chunks=pattern),
+    )
+    for call in calls:
         with pytest.raises(ConfigurationError, match="is a pattern, which only inputs of batch takes: name one file"):
-            flow.sync("SUBMIT()", **options)
+            call()
 
 
 def test_a_check_reads_the_original_file(tmp_path: Path) -> None:

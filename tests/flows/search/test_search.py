@@ -8,7 +8,7 @@ import optuna
 import pytest
 
 from rlm_batch import ConfigurationError, ExecutionsFailed, Result, batch, sweep
-from rlm_batch.flows.reporting.document import Picture
+from rlm_batch.flows.reporting.document import Picture, Table
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.flows.reporting.report import build_report, build_summary_rows
 from rlm_batch.flows.search.plan import SearchPlan
@@ -395,10 +395,12 @@ async def test_only_a_feasible_trial_is_the_best_and_the_sampler_learns_the_cons
     count = 15 - len(feasible)
     assert str(report).count(" infeasible") == count
     summary = open_run_ledger(report.results_path).summarize()
+    assert summary.best.result is not None
     assert (summary.best.result.meta.index, summary.infeasible) == (report.best.meta.index, count)
     (record,) = list_run_records(tmp_path / "job")
     parts = build_report(summary, [record])
-    assert ["Infeasible", f"{count} trials, with size or other above 0"] in parts[1].rows
+    (figures, *_) = [part for part in parts if isinstance(part, Table)]
+    assert ["Infeasible", f"{count} trials, with size or other above 0"] in figures.rows
     (history, *_) = [part for part in parts if isinstance(part, Picture)]
     assert b"a ring is an infeasible trial" in base64.b64decode(history.data_url.partition(",")[2])
 
