@@ -10,6 +10,11 @@ from .conftest import Run
 CODE = "print(f'x is {x}', flush=True)\nif x == 2:\n    raise ValueError('two')\nSUBMIT(y=x * 10)"
 
 
+def find_results(printed: str) -> str:
+    """Return the path in the last line that the command printed."""
+    return printed.splitlines()[-1].rpartition(": ")[2]
+
+
 @pytest.mark.parametrize(
     ("command", "number", "status", "output"),
     [
@@ -26,7 +31,7 @@ def test_an_execution_runs_again_with_its_output_live(
     (tmp_path / "code.py").write_text(CODE)
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"x": x}) + "\n" for x in (1, 2, 3)))
     first = run_alone(*command)
-    path = first.stdout.rsplit("Results: ", 1)[1].strip()
+    path = find_results(first.stdout)
     (tmp_path / "code.py").write_text("raise RuntimeError('a later version of the code')")
     done = run_alone("rerun", path, str(number))
     assert done.returncode == status, done.stderr
@@ -39,14 +44,14 @@ def test_a_chunk_runs_again_with_its_data(run_alone: Run, tmp_path: Path) -> Non
     (tmp_path / "code.py").write_text("print(chunk_id, data, flush=True)\nSUBMIT(total=sum(data))")
     (tmp_path / "data.jsonl").write_text("1\n2\n3\n")
     first = run_alone("chunks", "code.py", "--data", "data.jsonl", "--chunk-size", "2")
-    done = run_alone("rerun", first.stdout.rsplit("Results: ", 1)[1].strip(), "1", "--json")
+    done = run_alone("rerun", find_results(first.stdout), "1", "--json")
     assert json.loads(done.stdout.splitlines()[0])["outputs"] == {"total": 3}
     assert "[3]" in done.stderr
 
 
 def test_what_cannot_run_again_is_one_sentence(run_alone: Run, tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("SUBMIT(y=1)")
-    path = run_alone("batch", "code.py").stdout.rsplit("Results: ", 1)[1].strip()
+    path = find_results(run_alone("batch", "code.py").stdout)
     for words, reason in (
         (["nothing", "0"], "there is no run 'nothing'"),
         ([path, "7"], "no execution 7 that can run alone"),
@@ -55,5 +60,5 @@ def test_what_cannot_run_again_is_one_sentence(run_alone: Run, tmp_path: Path) -
         done = run_alone("rerun", *words)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert reason in done.stderr
-    path = run_alone("sequence", "code.py").stdout.rsplit("Results: ", 1)[1].strip()
+    path = find_results(run_alone("sequence", "code.py").stdout)
     assert "rerun takes runs of batch, sweep and chunks" in run_alone("rerun", path, "0").stderr
