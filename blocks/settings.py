@@ -196,7 +196,7 @@ class SandboxSettings(BaseModel):
 class SetupSettings(SandboxSettings):
     """The settings of sandboxes that can be set up by commands, and then copied."""
 
-    setup: Annotated[str | None, COMMON] = Field(
+    setup: str | None = Field(
         default=None,
         title="Set-up",
         min_length=1,

@@ -42,7 +42,7 @@ def report(
     usage: ShowUsage = False,
     json: Json = False,
 ) -> int:
-    """Print the table of a run, and write its report as HTML. Two runs are compared instead.
+    """Print a run's table and write its HTML report, or compare two runs.
 
     The report has charts and failures in one file that needs no network. A comparison joins executions by their
     variables.

@@ -34,7 +34,10 @@ FLOWS: dict[str, Any] = {
 WORDS = {"code", "steps", "query", "grid", "space", "objective", "direction", "on_turn", *LEFT_OUT}
 OPTIONS_ALONE = {"env", "isolation", "minimize", "maximize", "grid", "space", "show_output", "json", "usage"}
 SETTINGS = {name for entry in PROVIDERS.values() for name in entry.load_settings().list_run_settings()}
-COMMANDS = ["batch", "sweep", "chunks", "sequence", "rlm", "report", "deploy", "up", "volume", "reap", "doctor"]
+COMMANDS = [
+    *("batch", "sweep", "chunks", "sequence", "rlm", "report", "rerun", "runs", "prune"),
+    *("deploy", "up", "server", "volume", "reap", "doctor"),
+]
 NEEDED = {"rlm": ["--language-model", "m"]}
 
 
