@@ -1,6 +1,7 @@
 """Programs and commands of the documentation: they run as written."""
 
 import linecache
+import pkgutil
 import re
 import shlex
 import tomllib
@@ -173,7 +174,8 @@ def test_names_in_the_pages_exist() -> None:
     from rlm_batch.cli.commands import app
 
     made: dict[str, Any] = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())
-    deployments = {f"{entry['entrypoint'].rpartition('.')[2]}/{entry['name']}" for entry in made["deployments"]}
+    flows = {entry["entrypoint"]: pkgutil.resolve_name(entry["entrypoint"]) for entry in made["deployments"]}
+    deployments = {f"{flows[entry['entrypoint']].name}/{entry['name']}" for entry in made["deployments"]}
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     rooms = "cli|flows|tasks|blocks|sandbox|deployments|tests|benchmarks|examples|docs"
     missing: list[str] = []
