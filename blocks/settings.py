@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic.fields import FieldInfo
 
 from ..sandbox.caller import name_parameter
-from .git import PASSWORD_ADVICE, has_password
 
 ENVIRONMENT = "environment"  # A value of `packages`: the packages of the running environment.
 COMMON = "common"  # marks a setting that many runs need, for the command line's help
@@ -42,7 +41,8 @@ def check_wheel_requirements(requirements: list[str]) -> None:
 class SandboxSettings(BaseModel):
     """The common settings of a provider: the volume, the repository, the packages, the environment and the limits."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # The input has secrets.
+    # The input has secrets. The command line reads the fields of all providers, and validates those of one.
+    model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True, defer_build=True)
 
     # These settings cannot change for one run. Otherwise the person who starts a run could send a block's secrets
     # elsewhere, or lift the limits that apply to all runs.
@@ -155,6 +155,8 @@ class SandboxSettings(BaseModel):
     @field_validator("repo_url")
     @classmethod
     def _check_repository(cls, url: str | None) -> str | None:
+        from .git import PASSWORD_ADVICE, has_password  # This imports asyncio, and a wrong option needs neither.
+
         if url is not None and has_password(url):
             raise ValueError(PASSWORD_ADVICE)
         return url

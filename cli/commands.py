@@ -5,15 +5,14 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from ..flows.parameters import read_docstring
-from ..flows.registry import MODELS
+from ..flows.registry import FLOWS
 from ..sandbox.errors import ConfigurationError
-from .deploy import build_deploy_app
-from .output import OutputFormat
-from .parameter_options import OUTPUT_OPTIONS, Json, ShowOutput, ShowUsage, build_flow_command, make_run_action
+from .output import Json, OutputFormat, ShowOutput, ShowUsage
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 OutputFile = Annotated[str | None, Parameter(metavar="FILE")]
+# Commands whose modules are imported when they are first used. Looking one up in `app` imports it.
+IMPORTED_LATER = (*FLOWS, "deploy")
 
 app = App(
     name="rlm-batch",
@@ -23,8 +22,8 @@ app = App(
 )
 
 
-for flow_model in MODELS:
-    app.command(build_flow_command(flow_model, OUTPUT_OPTIONS, make_run_action), name=flow_model.flow_name)
+for number, (flow_name, summary) in enumerate(FLOWS.items()):
+    app.command(f"{__package__}.parameter_options:{flow_name}", name=flow_name, help=summary, sort_key=number)
 
 
 @app.command
@@ -128,7 +127,12 @@ def prune(
     return prune(older_than, dry_run=dry_run, is_agreed=yes, is_json=json)
 
 
-app.command(build_deploy_app())
+app.command(
+    f"{__package__}.deploy:app",
+    name="deploy",
+    help="Create deployments on the Prefect server in PREFECT_API_URL.",
+    sort_key=len([*app]),
+)
 
 
 @app.command
@@ -303,9 +307,10 @@ def doctor(*, json: Json = False) -> int:
 
 def _list_in_order(commands: App) -> None:
     """List the commands below this one in the order of their definition instead of the alphabet's."""
-    for number, name in enumerate(name for name in commands if not name.startswith("-")):
-        commands[name].sort_key = number
-        _list_in_order(commands[name])
+    for number, name in enumerate(commands):
+        if not name.startswith("-") and name not in IMPORTED_LATER:
+            commands[name].sort_key = number
+            _list_in_order(commands[name])
 
 
 _list_in_order(app)
@@ -313,6 +318,8 @@ _list_in_order(app)
 
 def _restore_help(commands: App) -> None:
     """Restore the docstrings of all commands below this one, which are their help texts."""
+    from ..flows.parameters import read_docstring
+
     for name in commands:
         if not name.startswith("-"):
             command = commands[name]

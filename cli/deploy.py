@@ -5,6 +5,7 @@ import inspect
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from cyclopts import App, Parameter
 from ..blocks.registry import make_unsaved_provider
 from ..flows.inputs.secrets import refuse_secrets
 from ..flows.parameters import FlowParameters
-from ..flows.registry import MODELS
+from ..flows.registry import FLOWS, load_model
 from ..sandbox.errors import ConfigurationError
 from .parameter_options import DEPLOYMENT, FlowAction, Option, build_flow_command
 from .progress import print_reading
@@ -36,18 +37,10 @@ WorkPool = Annotated[
 ]
 
 
-def build_deploy_app() -> App:
-    """Return the command, with a subcommand for each flow."""
-    app = App(name="deploy", help="Create deployments on the Prefect server in PREFECT_API_URL.")
-    app.default(deploy_package)
-    app.command(deploy_reap, name="reap")
-    options = [Option(item, DEPLOYMENT) for item in inspect.signature(make_deploy_action).parameters.values()]
-    for model in MODELS:
-        purpose = f"Create a deployment of the flow {model.flow_name}."
-        app.command(build_flow_command(model, options, make_deploy_action), name=model.flow_name, help=purpose)
-    return app
+app = App(name="deploy")
 
 
+@app.default
 def deploy_package(
     *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
     work_pool: Annotated[str, Parameter(metavar="POOL")] = "rlm-batch",
@@ -58,8 +51,9 @@ def deploy_package(
         work_pool: Work pool of new deployments. Existing ones stay in theirs. A missing pool becomes a process pool.
     """
     if words:
-        names = ", ".join(model.flow_name for model in MODELS)
-        raise ConfigurationError(f"unknown flow {words[0]!r}: give {names} or reap first, then its files and options")
+        raise ConfigurationError(
+            f"unknown flow {words[0]!r}: give {', '.join(FLOWS)} or reap first, then its files and options"
+        )
     from ..deployments.deploy import deploy
 
     pools = asyncio.run(deploy(work_pool))
@@ -72,6 +66,7 @@ def deploy_package(
     return 0
 
 
+@app.command(name="reap", sort_key=0)
 def deploy_reap(
     *,
     name: Name,
@@ -110,6 +105,19 @@ def make_deploy_action(
         return _deploy_flow(model.flow_name, files, converted, name, cron, timezone, work_pool)
 
     return deploy_flow
+
+
+for number, flow_name in enumerate(FLOWS, 1):
+    purpose = f"Create a deployment of the flow {flow_name}."
+    app.command(f"{__name__}:{flow_name}", name=flow_name, help=purpose, sort_key=number)
+
+
+def __getattr__(name: str) -> Callable[..., int]:
+    """Build the subcommand of a flow when it is first used."""
+    if name not in FLOWS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    options = [Option(item, DEPLOYMENT) for item in inspect.signature(make_deploy_action).parameters.values()]
+    return build_flow_command(load_model(name), options, make_deploy_action)
 
 
 def _check_name(name: str) -> None:

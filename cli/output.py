@@ -5,13 +5,26 @@ import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.table import Table
+from cyclopts import Parameter
 
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_json, escape_text
 from ..sandbox.result import Outcome
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+ShowOutput = Annotated[
+    bool, Parameter(help="Print the code's whole output after the table", negative=(), show_default=False)
+]
+ShowUsage = Annotated[
+    bool,
+    Parameter(help="Add columns with CPU seconds and peak memory to the table", negative=(), show_default=False),
+]
+Json = Annotated[
+    bool, Parameter(help="Print each row as a line of JSON instead of the table", negative=(), show_default=False)
+]
 
 MAX_TABLE_ROWS = 200  # rows to print; the ledger has all rows
 
@@ -40,8 +53,10 @@ def print_outputs(outcomes: Iterable[Outcome]) -> None:
                 print(escape_text(text.rstrip("\n"), keep=LINE_CHARACTERS))
 
 
-def print_whole_lines(table: Table) -> None:
+def print_whole_lines(table: "Table") -> None:
     """Print a table on standard output, as wide as the terminal, or without wrapping if it is not a terminal."""
+    from rich.console import Console
+
     console = Console()
     if not console.is_terminal:
         console.width = 10_000
@@ -53,6 +68,8 @@ def print_table(rows: list[list[str]], total: int, mark: str = "") -> None:
 
     Print the first `MAX_TABLE_ROWS` of the `total` rows, and all marked rows.
     """
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in rows[0]:
         table.add_column(escape_text(name), overflow="fold")

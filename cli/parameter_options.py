@@ -25,6 +25,7 @@ from ..flows.parameters import (
     find_field,
     find_form,
 )
+from ..flows.registry import FLOWS, load_model
 from ..sandbox.caller import OPTIONS_BY_PARAMETER, use_options
 from ..sandbox.errors import ConfigurationError
 from .argument_parsing import (
@@ -36,7 +37,7 @@ from .argument_parsing import (
     refuse_data,
     resolve_path,
 )
-from .output import OutputFormat
+from .output import Json, OutputFormat, ShowOutput, ShowUsage
 
 # Parameters without an option. The command prints failures and shows them in its exit status. Each setting of a
 # provider has a separate option.
@@ -52,16 +53,6 @@ NO_DEFAULTS = (None, False, "", PydanticUndefined)  # defaults of settings that 
 Isolation = Annotated[
     Literal["bubblewrap", "landlock", "none"] | None,
     Parameter(help="Isolation to require; none runs code without isolation", metavar="LEVEL"),
-]
-ShowOutput = Annotated[
-    bool, Parameter(help="Print the code's whole output after the table", negative=(), show_default=False)
-]
-ShowUsage = Annotated[
-    bool,
-    Parameter(help="Add columns with CPU seconds and peak memory to the table", negative=(), show_default=False),
-]
-Json = Annotated[
-    bool, Parameter(help="Print each row as a line of JSON instead of the table", negative=(), show_default=False)
 ]
 Objectives = list[str] | None
 
@@ -242,10 +233,17 @@ def build_flow_command(
         return action(model, files, values)
 
     run.__name__ = model.flow_name
-    run.__doc__ = model.summary
+    run.__doc__ = FLOWS[model.flow_name]
     run.__signature__ = inspect.Signature(signature, return_annotation=int)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
     return run
+
+
+def __getattr__(name: str) -> Callable[..., int]:
+    """Build the command of a flow when it is first used."""
+    if name not in FLOWS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return build_flow_command(load_model(name), OUTPUT_OPTIONS, make_run_action)
 
 
 def _make_parameter_option(parameter: inspect.Parameter) -> inspect.Parameter:

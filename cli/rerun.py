@@ -11,7 +11,7 @@ from ..flows.inputs.spilling import read_text_reference
 from ..flows.parameters import Options
 from ..flows.plan import Plan
 from ..flows.prefect_server import provide_server
-from ..flows.registry import MODELS
+from ..flows.registry import FLOWS, load_model
 from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
 from ..sandbox.errors import ConfigurationError
 from ..tasks.repeats import Item
@@ -29,7 +29,8 @@ def rerun_execution(run: str, number: int, output: OutputFormat) -> int:
     """
     reader = open_run_ledger(run)
     flow = reader.records[-1].flow
-    model = next((model for model in MODELS if flow in (model.prefect_name, model.flow_name)), None)
+    models = map(load_model, FLOWS)
+    model = next((model for model in models if flow in (model.prefect_name, model.flow_name)), None)
     if model is None or model.flow_name not in ("batch", "sweep", "chunks"):
         raise ConfigurationError(
             f"rerun takes runs of batch, sweep and chunks, and {run} is of {flow}: start that again with its "

@@ -63,7 +63,6 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
 
     flow_name = "batch"
     prefect_name = "rlm-batch"
-    summary = "Run Python files, or one file over many inputs, in sandboxes."
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the inputs and check them with the code. Raises ConfigurationError."""

@@ -216,7 +216,6 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
 
     flow_name = "chunks"
     prefect_name = "rlm-chunks"
-    summary = "Run one Python file on chunks of data, and reduce the results."
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the chunks. Raises ConfigurationError."""

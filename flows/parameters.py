@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, get_type_hints
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as parameter_model
 from pydantic.fields import FieldInfo
 
@@ -77,8 +77,6 @@ class FlowParameters(Generic[R]):
     flow_name: ClassVar[str]
     # The flow's name in Prefect. On a shared server, other flows may have a short name like `flow_name`.
     prefect_name: ClassVar[str]
-    # One line for `rlm-batch --help`.
-    summary: ClassVar[str]
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
@@ -142,9 +140,13 @@ Provider = Annotated[
 ]
 
 
-@parameter_model(frozen=True, kw_only=True)
+@parameter_model(frozen=True, kw_only=True, config=ConfigDict(defer_build=True))
 class CommonParameters:
-    """Parameters of every flow that executes code."""
+    """Parameters of every flow that executes code.
+
+    Its subclasses inherit `defer_build`: pydantic builds the validator of a flow at its first run, and that of a base
+    class never.
+    """
 
     provider: Provider = "local"
     provider_options: Annotated[

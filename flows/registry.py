@@ -1,18 +1,24 @@
-"""The flows that execute code, one line each. The command line makes a command of each."""
+"""The flows that execute code, by name. The command line makes a command of each, in this order.
 
-from typing import Any
+A flow's model is imported when it is first used, because pydantic takes tens of milliseconds to build each.
+"""
 
-from .batch import BatchParameters
-from .chunks import ChunksParameters
-from .parameters import FlowParameters
-from .rlm import RlmParameters
-from .sequence import SequenceParameters
-from .sweep import SweepParameters
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-MODELS: tuple[type[FlowParameters[Any]], ...] = (
-    BatchParameters,
-    SweepParameters,
-    ChunksParameters,
-    SequenceParameters,
-    RlmParameters,
-)
+if TYPE_CHECKING:
+    from .parameters import FlowParameters
+
+# One line for `rlm-batch --help` by the name of each flow.
+FLOWS = {
+    "batch": "Run Python files, or one file over many inputs, in sandboxes.",
+    "sweep": "Run a Python file over --grid, --points or --space; find the best.",
+    "chunks": "Run one Python file on chunks of data, and reduce the results.",
+    "sequence": "Run Python files in order in one sandbox with shared state.",
+    "rlm": "Ask a recursive language model about a text of any length.",
+}
+
+
+def load_model(name: str) -> "type[FlowParameters[Any]]":
+    """Import and return the parameter model of a flow, such as `BatchParameters` of `batch`."""
+    return getattr(import_module(f".{name}", __package__), f"{name.title()}Parameters")

@@ -179,7 +179,6 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
 
     flow_name = "rlm"
     prefect_name = "rlm-query"
-    summary = "Ask a recursive language model about a text of any length."
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:

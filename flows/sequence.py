@@ -50,7 +50,6 @@ class SequenceParameters(CodeParameters, FlowParameters[OutcomesReport]):
 
     flow_name = "sequence"
     prefect_name = "rlm-sequence"
-    summary = "Run Python files in order in one sandbox with shared state."
     fixed_options = {"max_workers": 1, "reuse_sandboxes": True, "executions_per_task": 1}  # noqa: RUF012
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:

@@ -203,7 +203,6 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
 
     flow_name = "sweep"
     prefect_name = "rlm-sweep"
-    summary = "Run a Python file over --grid, --points or --space; find the best."
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read or draw the points. Raises ConfigurationError."""
