@@ -107,8 +107,8 @@ class RunRecord:
     flow: str
     results_path: str
     flow_run_id: str = ""
-    server: str = ""  # the id of the Prefect server of the flow run
     name: str = ""
+    server: str = ""  # the id of the Prefect server of the flow run
     what: str = "execution"
     objective: str | None = None
     direction: Direction = "minimize"
