@@ -23,8 +23,9 @@ MAX_FILE_BYTES = 256 * 1024 * 1024
 
 
 def is_pattern(text: str) -> bool:
-    """Return whether a text is a pattern: it has *, ? or [, and is not itself the path of a file."""
-    return glob.has_magic(text) and not is_remote(text) and not os.path.lexists(_locate(text))
+    """Return whether a text is a pattern: it has *, ? or [, and is neither JSON nor itself the path of a file."""
+    is_json = text.lstrip().startswith(("{", "[{", "[["))
+    return glob.has_magic(text) and not is_json and not is_remote(text) and not os.path.lexists(_locate(text))
 
 
 class MatchedFiles:
