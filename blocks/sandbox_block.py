@@ -23,7 +23,11 @@ else:
 
 
 class SandboxRun(JobRun[Result]):
-    """One piece of code that `trigger` has started, in a new sandbox. In async code, await its methods."""
+    """One piece of code that `trigger` has started, in a new sandbox. In async code, await its methods.
+
+    Args:
+        future: Has the result or the error of the code when it has ended.
+    """
 
     def __init__(self, future: Future[Result]) -> None:
         self._future = future
