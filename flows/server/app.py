@@ -20,7 +20,7 @@ import fcntl
 import re
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 import uvicorn
 from prefect.server.api.server import create_app
 from prefect.server.database import alembic_commands
+from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
 from prefect.settings import PREFECT_HOME, get_current_settings
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -40,10 +41,12 @@ from .sign_in import SignInMiddleware
 
 if TYPE_CHECKING:
     from alembic.config import Config
+    from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 PREFECT_ALEMBIC_CONFIG = alembic_commands.alembic_config
+PREFECT_BEGIN_TRANSACTION = AioSqliteConfiguration.begin_transaction
 
 
 def create_closed_app() -> ASGIApp:
@@ -52,6 +55,7 @@ def create_closed_app() -> ASGIApp:
     The server's automations call Prefect's application in the same process, without these checks.
     """
     alembic_commands.alembic_config = _build_alembic_config
+    AioSqliteConfiguration.begin_transaction = _begin_immediately  # type: ignore[method-assign]
     app = create_app(final=True)
     app.router.lifespan_context = _start_one_at_a_time(app.router.lifespan_context)
     origins = get_current_settings().server.api.cors_allowed_origins.split(",")
@@ -109,6 +113,27 @@ def _take_start_lock(stack: ExitStack) -> None:
     with suppress(OSError):
         file = stack.enter_context((PREFECT_HOME.value() / "server-start.lock").open("ab"))
         fcntl.flock(file, fcntl.LOCK_EX)
+
+
+@asynccontextmanager
+async def _begin_immediately(
+    configuration: AioSqliteConfiguration, session: "AsyncSession", with_for_update: bool = False
+) -> AsyncGenerator["AsyncSessionTransaction", None]:
+    """Begin a transaction on SQLite that waits for other writers when it begins, as Prefect's own do for an update.
+
+    Prefect's other transactions read before they write. If another transaction has written meanwhile, SQLite refuses
+    the write at once: "database is locked". The server answers 503, and keeps the refused statement's cursor until the
+    garbage collector closes it. SQLite lets the collector wait while the same connection's next statement waits for
+    the lock. The collector often runs in the thread of the event loop, which then cannot commit the transaction that
+    has the lock. The server stood still for 60 s, until SQLite gave up (Prefect 3.9.1, SQLAlchemy 2.0.58).
+    """
+    is_changed = not with_for_update and SQLITE_BEGIN_MODE.get() is None
+    async with PREFECT_BEGIN_TRANSACTION(configuration, session, with_for_update or is_changed) as transaction:
+        if is_changed:
+            await session.connection()
+            # A session within this transaction must not wait for it.
+            SQLITE_BEGIN_MODE.set("DEFERRED")
+        yield transaction
 
 
 def _build_alembic_config() -> "Config":

@@ -61,6 +61,31 @@ def test_the_server_ends_when_its_parent_is_killed(no_process_left: None, tmp_pa
     wait_until(is_gone, "the end of the server")
 
 
+@pytest.mark.anyio
+async def test_writes_that_arrive_at_the_same_time_are_all_answered(server: str) -> None:
+    async with httpx.AsyncClient(base_url=server, headers=get_csrf_headers(server), timeout=60) as client:
+        flow = (await client.post("/flows/", json={"name": str(uuid4())})).json()["id"]
+
+        async def run() -> list[int]:
+            """Create a flow run, start it, add an artifact to it, and return the statuses of the answers."""
+            created = await client.post("/flow_runs/", json={"flow_id": flow})
+            run_id = created.json().get("id")
+            state = {"state": {"type": "RUNNING"}, "force": True}
+            started = await client.post(f"/flow_runs/{run_id}/set_state", json=state)
+            added = await client.post("/artifacts/", json={"type": "text", "data": "x", "flow_run_id": run_id})
+            return [answer.status_code for answer in (created, started, added)]
+
+        assert await asyncio.gather(*(run() for _ in range(15))) == [[201, 201, 201]] * 15
+
+
+def test_a_paused_work_queue_is_reported_within_its_own_transaction(server: str) -> None:
+    with httpx.Client(base_url=server, headers=get_csrf_headers(server), timeout=50) as client:
+        queue = client.post("/work_queues/", json={"name": str(uuid4())}).json()["id"]
+        # Prefect reads the queue in a second session before it commits the first one.
+        assert client.patch(f"/work_queues/{queue}", json={"is_paused": True}).status_code == 204
+        assert client.get(f"/work_queues/{queue}").json()["status"] == "PAUSED"
+
+
 FOREIGN_ORIGINS = [
     "http://evil.example",
     "https://127.0.0.1",
