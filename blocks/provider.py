@@ -222,10 +222,14 @@ class SandboxProvider(SandboxSettings, ABC):
             base for base in type(self).__mro__ if issubclass(base, SandboxSettings) and not issubclass(base, ABC)
         )
         known = settings.list_run_settings()
+        from .registry import list_providers_with_setting
+
         for name in options:
             if name not in settings.model_fields:
                 close = difflib.get_close_matches(str(name), known, 1)
                 advice = f"did you mean {name_parameter(close[0])}?" if close else f"it has {', '.join(known)}"
+                if not close and (others := list_providers_with_setting(str(name))):
+                    advice = f"{' and '.join(others)} have it"
                 raise ConfigurationError(
                     f"the provider {self.provider_name} has no setting {name_parameter(str(name))}: {advice}"
                 )

@@ -83,6 +83,11 @@ PROVIDERS = {
 }
 
 
+def list_providers_with_setting(name: str) -> list[str]:
+    """Return the providers that have a setting of this name for one run."""
+    return [entry.name for entry in PROVIDERS.values() if name in entry.load_settings().list_run_settings()]
+
+
 async def resolve_provider(provider: str | SandboxProvider, options: dict[str, Any] | None = None) -> SandboxProvider:
     """Return a provider, with `options` overriding its settings.
 

@@ -2,6 +2,7 @@
 
 import shlex
 
+from ..sandbox.caller import name_parameter
 from ..sandbox.errors import ConfigurationError
 
 # A program for `sh -c` with commands. It runs them as root if it may, and ends at the first that fails.
@@ -21,4 +22,4 @@ def build_image_command(commands: str) -> str:
 def describe_setup_failure(status: int, output: str) -> ConfigurationError:
     """Return the error of commands that failed. It quotes the last lines of their output."""
     lines = [line for line in output.splitlines() if line.strip()][-10:]
-    return ConfigurationError("\n".join([f"setup failed (status {status}); change it, or the image", *lines]))
+    return ConfigurationError("\n".join([f"{name_parameter('setup')} failed with status {status}: correct it", *lines]))

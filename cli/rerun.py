@@ -74,6 +74,6 @@ def _find_execution(reader: LedgerReader, plan: Plan, code: str, number: int) ->
         item = next(islice(plan.items, number, None), None)
     if item is None:
         raise ConfigurationError(
-            f"{reader.ledger.path} has no execution {number} that can run alone: rlm-batch report lists them"
+            f"the run has no execution {number}, or it needs others: rlm-batch report {reader.ledger.path} lists them"
         )
     return item

@@ -252,7 +252,9 @@ async def _open_cache(plan: Plan, context: RunContext, store: MemoryStore | Shar
             context.log.info("%d kept, %d to run", count, max(0, plan.total - count))
         elif count:
             context.log.info("the ledger has %d results of earlier runs: those of equal executions are kept", count)
-    return ResultCache(ledger, lambda key: lines.pop(key, None), index)
+    in_order = sorted(lines.values(), key=lambda line: line.written_at)
+    latest_keys = {line.data["index"]: line.key for line in in_order if line.data.get("index") is not None}
+    return ResultCache(ledger, lambda key: lines.pop(key, None), index, latest_keys)
 
 
 def _complete_record(record: RunRecord, context: RunContext, summary: RunSummary) -> None:

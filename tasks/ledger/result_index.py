@@ -5,9 +5,9 @@ An index is built from the ledgers and can be deleted at any time. A refresh rea
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...blocks.storage.location import resolve_data_dir
@@ -16,6 +16,7 @@ from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Failure, Result
 from ..execution import Execution, is_interruption, with_index
+from ..repeats import NO_PLACE
 from .ledger import Ledger, list_files
 from .ledger_line import LedgerLine, LinePosition, read_line, read_part_lines
 
@@ -124,12 +125,14 @@ class ResultCache:
     """The results of earlier runs by keys, first from the run's own ledger and then from all ledgers.
 
     `find_previous_line` returns the line that the ledger had for a key when the run started, or None. It is called once
-    for each execution.
+    for each execution. `latest_keys` has the key of the last line for each execution's number. If another job has run
+    on the ledger since, its outcomes would count, so the result that this run takes is written again.
     """
 
     ledger: Ledger
     find_previous_line: Callable[[str], LedgerLine | None]
     index: ResultIndex | None = None
+    latest_keys: Mapping[int, str] = field(default_factory=dict[int, str])
 
     def find_result(
         self, execution: Execution, should_take: Callable[[Result], bool] = lambda _result: True
@@ -138,6 +141,9 @@ class ResultCache:
         line = self.find_previous_line(execution.key)
         outcome = None if line is None else line.to_outcome()
         if isinstance(outcome, Result) and should_take(outcome):
+            is_latest = self.latest_keys.get(execution.index, execution.key) == execution.key
+            if not is_latest and execution.place == NO_PLACE:
+                self.adopt_result(execution, outcome)
             return outcome
         if line is not None and isinstance(outcome, Failure) and not is_interruption(outcome.error, outcome.meta):
             execution.failed_at = line.written_at
@@ -149,5 +155,5 @@ class ResultCache:
         return None
 
     def adopt_result(self, execution: Execution, result: Result) -> None:
-        """Write a result to this run's own ledger, because the ledger does not have it."""
+        """Write a result to this run's own ledger, because the ledger lacks it or has a later one of another job."""
         self.ledger.write_outcome(execution.key, with_index(result, execution.index, execution.place))

@@ -54,7 +54,7 @@ def test_what_cannot_run_again_is_one_sentence(run_alone: Run, tmp_path: Path) -
     path = find_results(run_alone("batch", "code.py").stdout)
     for words, reason in (
         (["nothing", "0"], "there is no run 'nothing'"),
-        ([path, "7"], "no execution 7 that can run alone"),
+        ([path, "7"], "no execution 7, or it needs others: rlm-batch report"),
         ([path, "-1"], "no execution -1"),
     ):
         done = run_alone("rerun", *words)

@@ -12,7 +12,7 @@ from prefect import get_client
 from prefect.client.schemas.responses import SetStateStatus
 from pydantic import SecretStr
 
-from rlm_batch import DaytonaSandbox, ExecutionsFailed, LocalSandbox, ModalSandbox, batch
+from rlm_batch import DaytonaSandbox, ExecutionsFailed, LocalSandbox, ModalSandbox, batch, load_report
 from rlm_batch.tasks.execution import assign_keys
 
 from ...infra.deployed import Deployed
@@ -114,3 +114,11 @@ async def test_the_image_is_in_the_key_and_the_account_is_not() -> None:
     one = await key(ModalSandbox(image="a", token_id=secret, token_secret=secret))
     assert one == await key(ModalSandbox(image="a", token_id=other, token_secret=other))
     assert one != await key(ModalSandbox(image="b", token_id=secret, token_secret=secret))
+
+
+async def test_the_report_is_of_the_last_run_if_other_jobs_ran_on_its_ledger(tmp_path: Path) -> None:
+    path = str(tmp_path / "job")
+    for inputs in ([{"x": 1}, {"x": 2}], [{"x": 3}, {"x": 4}], [{"x": 1}, {"x": 2}]):
+        results = await batch("SUBMIT(y=x)", inputs=inputs, results_path=path)
+    assert [result["y"] for result in results] == [1, 2]
+    assert [outcome.meta.variables for outcome in load_report(path).results] == [{"x": 1}, {"x": 2}]
