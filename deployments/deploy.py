@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from uuid import UUID
 
 import httpx
 import yaml
+from prefect import Flow
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyLimitConfig
@@ -55,7 +57,7 @@ async def deploy(work_pool: str = WORK_POOL) -> dict[str, str]:
     from prefect.workers.process import ProcessWorker
 
     template = ProcessWorker.get_default_base_job_template()
-    entries = [(load_flow_from_entrypoint(entry["entrypoint"]), entry) for entry in load_entries()]
+    entries = [(_load_flow(entry["entrypoint"]), entry) for entry in load_entries()]
     async with _open_client() as client:
         existing = [await _read_deployment(client, f"{flow.name}/{entry['name']}") for flow, entry in entries]
         for deployment, (flow, entry) in zip(existing, entries, strict=True):
@@ -80,6 +82,16 @@ async def deploy(work_pool: str = WORK_POOL) -> dict[str, str]:
 def load_entries() -> list[dict[str, Any]]:
     """Return the deployments of prefect.yaml."""
     return yaml.safe_load(PREFECT_FILE.read_text(encoding="utf-8"))["deployments"]
+
+
+def _load_flow(entrypoint: str) -> Flow[..., Any]:
+    """Return the flow of an entrypoint such as `rlm_batch.flows.batch.batch`.
+
+    Prefect imports the module with the working directory first on sys.path, where a file may have any module's name. So
+    the module is imported before.
+    """
+    import_module(entrypoint.rpartition(".")[0])
+    return load_flow_from_entrypoint(entrypoint)
 
 
 async def _read_deployment(client: PrefectClient, name: str) -> DeploymentResponse | None:
