@@ -223,16 +223,25 @@ class Chromium:
         )
 
     def edit(self, label: str, text: str) -> None:
-        """Replace the text in the JSON editor below the label that begins with that text, with the keyboard."""
-        focus = (
-            f"(() => {{ const l = [...document.querySelectorAll('label')].find(e => e.innerText.trim().startsWith("
+        """Replace the text in the JSON editor below the label that begins with that text, with the keyboard.
+
+        Retry until the editor has the text: while a page is loading, the editor can miss the key that selects all.
+        """
+        find = (
+            f"const l = [...document.querySelectorAll('label')].find(e => e.innerText.trim().startsWith("
             f"{json.dumps(label)})); let p = l; while (p && !p.querySelector('fieldset')) p = p.parentElement;"
             "const e = p && p.querySelector('fieldset').querySelector('textarea, [contenteditable]');"
-            "if (e) e.focus(); return !!e; })()"
         )
-        self.until(lambda: self.js(focus), f"an editor with the label {label!r}")
-        self.command("Input.dispatchKeyEvent", type="keyDown", key="a", code="KeyA", commands=["selectAll"])
-        self.command("Input.insertText", text=text)
+
+        def try_to_edit() -> bool:
+            if not self.js(f"(() => {{ {find} if (e) e.focus(); return !!e; }})()"):
+                return False
+            self.command("Input.dispatchKeyEvent", type="keyDown", key="a", code="KeyA", commands=["selectAll"])
+            self.command("Input.insertText", text=text)
+            shown = self.js(f"(() => {{ {find} return e ? e.value ?? e.innerText : ''; }})()")
+            return str(shown).split() == text.split()
+
+        self.until(try_to_edit, f"an editor with the label {label!r} and the text {text}")
 
     def screenshot(self, path: Path, *, height: int | None = None) -> Path:
         """Write the page as PNG."""
