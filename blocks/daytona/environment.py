@@ -38,7 +38,7 @@ class Environment:
 
     Attributes:
         name: The snapshot's name.
-        has_snapshot: Whether sandboxes can start from the snapshot; None if nobody has looked.
+        has_snapshot: Whether sandboxes can start from the snapshot; None before the first look.
         is_refused: Whether Daytona could not make the snapshot. This process then does not try again.
         lock: The first sandbox is opened under this lock, so the others wait until its set-up is kept or not.
     """

@@ -125,7 +125,9 @@ async def _begin_immediately(
     the write at once: "database is locked". The server answers 503, and keeps the refused statement's cursor until the
     garbage collector closes it. SQLite lets the collector wait while the same connection's next statement waits for
     the lock. The collector often runs in the thread of the event loop, which then cannot commit the transaction that
-    has the lock. The server stood still for 60 s, until SQLite gave up (Prefect 3.9.1, SQLAlchemy 2.0.58).
+    has the lock. The server stood still for 60 s, until SQLite gave up (Prefect 3.9.1, SQLAlchemy 2.0.58). This is read
+    from stacks of Python alone. It is not the only cause: with these transactions, a request once had no answer for
+    60 s on Debian's Python 3.11.2.
     """
     is_changed = not with_for_update and SQLITE_BEGIN_MODE.get() is None
     async with PREFECT_BEGIN_TRANSACTION(configuration, session, with_for_update or is_changed) as transaction:

@@ -62,7 +62,6 @@ def test_the_server_ends_when_its_parent_is_killed(no_process_left: None, tmp_pa
 
 
 @pytest.mark.anyio
-@pytest.mark.full
 async def test_writes_that_arrive_at_the_same_time_are_all_answered(server: str) -> None:
     async with httpx.AsyncClient(base_url=server, headers=get_csrf_headers(server), timeout=60) as client:
         flow = (await client.post("/flows/", json={"name": str(uuid4())})).json()["id"]
