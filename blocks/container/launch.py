@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...sandbox.driver_bundle import DRIVER_LOADER, compress_driver
+from ...sandbox.driver_bundle import PackedDriver
 from ...sandbox.errors import SandboxStartError
 from ..host_files.cache import make_once, resolve_cache_root
 from ..subprocess_runner import run_command
@@ -37,7 +37,7 @@ class Part:
             self.rest -= len(data[-1])
         return b"".join(data)
 
-code, text = Part({code}).read(), Part({text}).read()
+data = Part({driver}).read()
 os.makedirs({cwd!r}, exist_ok=True)
 if {modules} or {repository}:
     pid = os.fork()
@@ -68,25 +68,24 @@ found["main"]()
 class Payload:
     """The input of a container before the first frame: the driver and archives of modules and of a repository."""
 
+    driver: PackedDriver
     modules: bytes | None = None
     repository: Path | None = None
 
     def build_boot_program(self, seconds: int) -> str:
         """Build the program that reads the payload. The program ends if this takes longer than `seconds`."""
-        code, text = compress_driver()
         return BOOT.format(
             seconds=seconds,
-            code=len(code),
-            text=len(text),
+            driver=len(self.driver.data),
             modules=len(self.modules or b""),
             repository=0 if self.repository is None else self.repository.stat().st_size,
             cwd=CWD,
-            loader=DRIVER_LOADER,
+            loader=self.driver.loader,
         )
 
     def read_pieces(self) -> Iterator[bytes]:
         """Yield the payload in pieces that fit into memory."""
-        yield b"".join((*compress_driver(), self.modules or b""))
+        yield self.driver.data + (self.modules or b"")
         if self.repository is not None:
             with self.repository.open("rb") as file:
                 while piece := file.read(ARCHIVE_PIECE_BYTES):

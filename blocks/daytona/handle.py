@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import daytona
 
+from ...sandbox.driver_bundle import DriverChoice
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import RlmBatchError, SandboxLost, VolumeError
 from ...sandbox.sandbox_api import Sandbox
 from ...sandbox.sessions.files import describe_large_file
 from ..host_files.files import HostFiles
 from .channel import INPUT_LIMIT_BYTES, DaytonaChannel
-from .client import SharedClient
+from .client import SharedClient, get_account_key
 from .deletion import delete_sandbox, warn_of_leftover
 from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, is_turned_away, retry_call, says_gone
 from .launch import name_folder, start_driver
@@ -49,6 +50,7 @@ class DaytonaSandboxHandle(Sandbox):
             files=name_folder(remote.id),
         )
         self._provider_settings = settings
+        self._driver = DriverChoice((get_account_key(settings), settings.snapshot, settings.image, settings.setup))
         self._archive = files.archive
         self._client = client
         self._remote = remote
@@ -113,7 +115,8 @@ class DaytonaSandboxHandle(Sandbox):
         first = b""
         while frames and not self.settings.environment and len(first) + len(frames[0]) <= INPUT_LIMIT_BYTES:
             first += frames.pop(0)
-        command = await start_driver(self._remote, self._directory, first, self._provider_settings.start_timeout)
+        seconds = self._provider_settings.start_timeout
+        command = await start_driver(self._remote, self._driver.packed, self._directory, first, seconds)
         self._keeping_awake = asyncio.create_task(self._keep_awake())
         return command
 
@@ -127,6 +130,9 @@ class DaytonaSandboxHandle(Sandbox):
                 await retry_call(lambda: self._remote.refresh_activity(CALL_SECONDS))
             except daytona.DaytonaError as error:
                 log.debug("sandbox %s could not be kept awake: %s", self.id, get_message(error))
+
+    def note_python(self, version: str) -> None:
+        self._driver.confirm(version)
 
     def read_stderr_tail(self) -> str:
         return self._channel.stderr_tail if self._channel is not None else ""
@@ -187,6 +193,7 @@ class DaytonaSandboxHandle(Sandbox):
         if self._is_removed:
             return
         self._is_removed = True
+        self._driver.end()
         try:
             if self._keeping_awake is not None:
                 self._keeping_awake.cancel()

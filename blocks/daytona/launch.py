@@ -1,12 +1,12 @@
 """The start of the driver in a Daytona sandbox. One command of a session contains the whole driver."""
 
-import binascii
+import base64
 import shlex
 from functools import cache
 
 import daytona
 
-from ...sandbox.driver_bundle import DRIVER_LOADER, compress_driver
+from ...sandbox.driver_bundle import PackedDriver
 from ...sandbox.errors import SandboxStartError
 from .errors import CALL_SECONDS, get_message, get_status, retry_call
 from .setup import open_session
@@ -22,7 +22,7 @@ printf %s {data} > {folder}/start
 {enter}{python} -u -c {boot} {folder}/start
 else (exit {status}); fi"""
 
-BOOT = f"""
+BOOT = """
 import sys
 
 sys.path[:] = [path for path in sys.path if path]  # before a module of the working directory is imported
@@ -30,10 +30,10 @@ import binascii, os
 
 path = sys.argv.pop()
 with open(path, "rb") as file:
-    code, text, first = file.read().split(b"\\n", 2)
+    data, first = file.read().split(b"\\n", 1)
 os.unlink(path)
-code, text = binascii.a2b_base64(code), binascii.a2b_base64(text)
-{DRIVER_LOADER}
+data = binascii.a2b_base64(data)
+{loader}
 found["main"](first=first.decode())
 """
 
@@ -47,14 +47,16 @@ class StartLostError(Exception):
     """An error of a start whose success is unknown."""
 
 
-async def start_driver(remote: daytona.AsyncSandbox, directory: str, first: bytes, seconds: float) -> tuple[str, str]:
+async def start_driver(
+    remote: daytona.AsyncSandbox, driver: PackedDriver, directory: str, first: bytes, seconds: float
+) -> tuple[str, str]:
     """Start the driver in a directory with its first frames; return its session and command.
 
     A refused start is retried for `seconds`. After a lost answer, look for the start command in its session. If it is
     missing, start again in a new session, because in the old session the new command would wait for the end of the
     first command. Raise SandboxStartError or StartLostError.
     """
-    command = _make_command(remote.id, directory, first)
+    command = _make_command(remote.id, driver, directory, first)
     request = daytona.SessionExecuteRequest(command=command, run_async=True, suppress_input_echo=True)
     process, session = remote.process, ""
 
@@ -95,18 +97,18 @@ async def start_driver(remote: daytona.AsyncSandbox, directory: str, first: byte
         raise make_start_error(error) from error
 
 
-def _make_command(sandbox_id: str, directory: str, first: bytes) -> str:
+def _make_command(sandbox_id: str, driver: PackedDriver, directory: str, first: bytes) -> str:
     return COMMAND.format(
         folder=name_folder(sandbox_id),
-        data=_quote_driver() + shlex.quote(first.decode("utf-8")),  # The shell joins adjacent words.
+        data=_quote_driver(driver) + shlex.quote(first.decode("utf-8")),  # The shell joins adjacent words.
         enter=f"cd {shlex.quote(directory)} && " if directory else "",
         python=PYTHON,
-        boot=shlex.quote(BOOT),
+        boot=shlex.quote(BOOT.format(loader=driver.loader)),
         status=LOST_RACE_STATUS,
     )
 
 
 @cache
-def _quote_driver() -> str:
-    """Return the compiled driver and its text as a quoted shell word, one line each."""
-    return shlex.quote("".join(binascii.b2a_base64(part).decode() for part in compress_driver()))
+def _quote_driver(driver: PackedDriver) -> str:
+    """Return the driver as a quoted shell word that ends with a line break."""
+    return shlex.quote(base64.b64encode(driver.data).decode() + "\n")

@@ -12,7 +12,7 @@ from typing import Any
 import modal
 from modal.types import FileType
 
-from ...sandbox.driver_bundle import DRIVER_LOADER, compress_driver
+from ...sandbox.driver_bundle import DriverChoice
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxLost, VolumeError
 from ...sandbox.sandbox_api import Sandbox
@@ -28,8 +28,7 @@ RELOAD_SECONDS = 60
 FILE_SECONDS = 300.0
 
 # A program for `python -c`. It reads the driver from standard input, before the first frame, and becomes the driver. It
-# runs compiled code if this Python matches the host's (which saves some 25 ms), and text otherwise. It ends itself if
-# no driver arrives, because waiting would keep its sandbox from being idle.
+# ends itself if no driver arrives, because waiting would keep its sandbox from being idle.
 BOOT = """
 import sys
 
@@ -38,14 +37,10 @@ import os, signal
 
 signal.alarm(120)
 
-def take(rest):
-    data = []
-    while rest:
-        data.append(os.read(0, rest))
-        rest -= len(data[-1]) or os._exit(0)
-    return b"".join(data)
-
-code, text = take({code}), take({text})
+data, rest = b"", {size}
+while rest > len(data):
+    piece = os.read(0, rest - len(data))
+    data += piece or os._exit(0)
 signal.alarm(0)
 os.makedirs({workdir!r}, exist_ok=True)
 {loader}
@@ -69,21 +64,25 @@ class ModalSandboxHandle(Sandbox):
         modules, python = files.list_uploaded_directories(), files.find_uploaded_python()
         self.settings = replace(make_driver_settings(settings), python_path=modules, executable=python)
         self._provider_settings = settings
+        self._driver = DriverChoice((settings.image, settings.setup))
         self._sandbox = sandbox
         self._channel: ModalChannel | None = None
         self._is_removed = False
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> ModalChannel:
-        lifetime, (code, text) = self._provider_settings.lifetime, compress_driver()
-        program = BOOT.format(code=len(code), text=len(text), workdir=self.settings.cwd, loader=DRIVER_LOADER)
+        lifetime, driver = self._provider_settings.lifetime, self._driver.packed
+        program = BOOT.format(size=len(driver.data), workdir=self.settings.cwd, loader=driver.loader)
         try:
             process: Any = await retry_refused(
                 lambda: self._sandbox.exec.aio("python", "-u", "-c", program, text=False, timeout=lifetime)
             )
         except modal.exception.Error as error:
             raise map_error(error, f"the driver did not start in sandbox {self.id}") from error
-        self._channel = ModalChannel(process, code + text, receive, closed, sandbox_id=self.id, lifetime=lifetime)
+        self._channel = ModalChannel(process, driver.data, receive, closed, sandbox_id=self.id, lifetime=lifetime)
         return self._channel
+
+    def note_python(self, version: str) -> None:
+        self._driver.confirm(version)
 
     def may_run_unheard(self) -> bool:
         return self._channel is not None and not self._channel.is_complete
@@ -143,6 +142,7 @@ class ModalSandboxHandle(Sandbox):
         if self._is_removed:
             return
         self._is_removed = True
+        self._driver.end()
         if self._channel is not None:
             self._channel.close()
         await try_to_terminate(self._sandbox, wait=self._provider_settings.has_sandbox_limit)

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from rlm_batch.sandbox import driver_bundle
+from rlm_batch.sandbox.driver.main import main
 from rlm_batch.sandbox.driver_bundle import (
-    DRIVER_LOADER,
     MODULES,
     ZYGOTE_MODULES,
+    DriverChoice,
     build_driver_code,
     build_driver_text,
-    compress_driver,
+    pack_driver,
 )
 
 FOLDER = Path(driver_bundle.__file__).parent
@@ -66,19 +67,40 @@ print(names["main"].__code__.co_filename, names["main"].__doc__)
     assert printed[0].startswith(b"<driver>/driver/main.py ")
 
 
+@pytest.mark.parametrize("is_code", [True, False])
 @pytest.mark.parametrize("is_own", [True, False])
-def test_a_python_of_another_version_runs_the_source_text(is_own: bool) -> None:
-    code, text = compress_driver()
-    code, text = (code, b"not looked at") if is_own else (b"not looked at", text)
+def test_text_runs_on_every_python_and_code_names_the_python_that_it_needs(*, is_own: bool, is_code: bool) -> None:
+    driver = pack_driver(is_code=is_code)
     program = f"""
 import _frozen_importlib_external, sys
 
 if {not is_own}:
     _frozen_importlib_external.MAGIC_NUMBER = b"other"
 data = sys.stdin.buffer.read()
-code, text = data[:{len(code)}], data[{len(code)}:]
-{DRIVER_LOADER}
-print(found["main"].__code__.co_filename)
+{driver.loader}
+main = found["main"].__code__
+print(main.co_filename, main.co_firstlineno, next(line for *_, line in main.co_lines() if line != main.co_firstlineno))
 """
-    done = subprocess.run([sys.executable, "-ISBc", program], input=code + text, capture_output=True, check=True)
-    assert done.stdout == b"<driver>/driver/main.py\n"
+    done = subprocess.run([sys.executable, "-ISBc", program], input=driver.data, capture_output=True, check=False)
+    if is_code and not is_own:
+        assert done.stderr.decode().startswith("the sandbox's Python is not 3.")
+    else:
+        lines = [line for *_, line in main.__code__.co_lines() if line is not None]
+        first = lines[0]
+        expected = f"<driver>/driver/main.py {first} {next(line for line in lines if line != first)}\n"
+        assert done.stdout.decode() == expected
+
+
+def test_a_sandbox_gets_code_if_the_one_before_it_had_this_python_and_started() -> None:
+    own, text, code = sys.version.split()[0], pack_driver(is_code=False), pack_driver(is_code=True)
+    first = DriverChoice("an image")
+    assert first.packed is text
+    first.confirm(own)
+    second = DriverChoice("an image")
+    assert (second.packed, DriverChoice("another").packed) == (code, text)
+    second.end()  # It did not start.
+    third = DriverChoice("an image")
+    assert third.packed is text
+    third.confirm("3.9.1")
+    third.end()
+    assert DriverChoice("an image").packed is text
