@@ -22,6 +22,8 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -55,7 +57,7 @@ def create_closed_app() -> ASGIApp:
     The server's automations call Prefect's application in the same process, without these checks.
     """
     alembic_commands.alembic_config = _build_alembic_config
-    AioSqliteConfiguration.begin_transaction = _begin_immediately  # type: ignore[method-assign]
+    AioSqliteConfiguration.begin_transaction = _begin_in_turn  # type: ignore[method-assign]
     app = create_app(final=True)
     app.router.lifespan_context = _start_one_at_a_time(app.router.lifespan_context)
     origins = get_current_settings().server.api.cors_allowed_origins.split(",")
@@ -115,27 +117,54 @@ def _take_start_lock(stack: ExitStack) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
+@dataclass
+class Transaction:
+    """A transaction on SQLite that has its turn to write until it ends."""
+
+    is_open: bool = True
+
+
+CURRENT_TRANSACTION: ContextVar[Transaction | None] = ContextVar("CURRENT_TRANSACTION", default=None)
+WRITER_TURN = asyncio.Lock()
+
+
 @asynccontextmanager
-async def _begin_immediately(
+async def _begin_in_turn(
     configuration: AioSqliteConfiguration, session: "AsyncSession", with_for_update: bool = False
 ) -> AsyncGenerator["AsyncSessionTransaction", None]:
-    """Begin a transaction on SQLite that waits for other writers when it begins, as Prefect's own do for an update.
+    """Begin a transaction on SQLite when all earlier transactions of this server have ended.
 
-    Prefect's other transactions read before they write. If another transaction has written meanwhile, SQLite refuses
-    the write at once: "database is locked". The server answers 503, and keeps the refused statement's cursor until the
-    garbage collector closes it. SQLite lets the collector wait while the same connection's next statement waits for
-    the lock. The collector often runs in the thread of the event loop, which then cannot commit the transaction that
-    has the lock. The server stood still for 60 s, until SQLite gave up (Prefect 3.9.1, SQLAlchemy 2.0.58). This is read
-    from stacks of Python alone. It is not the only cause: with these transactions, a request once had no answer for
-    60 s on Debian's Python 3.11.2.
+    SQLite has one writer at a time. Prefect 3.9.1 lets each transaction take a connection and wait within SQLite, which
+    has three effects:
+
+    - A transaction that has read before it writes is refused ("database is locked") if another one wrote meanwhile.
+      The server answers 503.
+    - The garbage collector closes the cursors of refused statements. SQLite lets it wait while the same connection
+      waits to write. If it runs in the thread of the event loop, no transaction can end, and the server stands still
+      for 60 s, until SQLite gives up.
+    - The pool has 15 connections. If all of them wait, the transaction that writes gets no second one: 20 requests to
+      pause a work queue, sent at the same time, were answered after 61 s, 16 of them by errors.
+
+    A transaction that waits here has no connection. A session within a transaction does not wait for it. A task that
+    a transaction has started, and that lives longer, waits like others.
     """
-    is_changed = not with_for_update and SQLITE_BEGIN_MODE.get() is None
-    async with PREFECT_BEGIN_TRANSACTION(configuration, session, with_for_update or is_changed) as transaction:
-        if is_changed:
-            await session.connection()
-            # A session within this transaction must not wait for it.
-            SQLITE_BEGIN_MODE.set("DEFERRED")
-        yield transaction
+    outer = CURRENT_TRANSACTION.get()
+    if outer is not None and outer.is_open:
+        async with PREFECT_BEGIN_TRANSACTION(configuration, session, with_for_update) as transaction:
+            yield transaction
+        return
+    async with WRITER_TURN:
+        current = Transaction()
+        token = CURRENT_TRANSACTION.set(current)
+        try:
+            async with PREFECT_BEGIN_TRANSACTION(configuration, session, True) as transaction:
+                await session.connection()
+                # A session within this transaction must not wait for it.
+                SQLITE_BEGIN_MODE.set("DEFERRED")
+                yield transaction
+        finally:
+            current.is_open = False
+            CURRENT_TRANSACTION.reset(token)
 
 
 def _build_alembic_config() -> "Config":

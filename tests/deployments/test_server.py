@@ -78,12 +78,15 @@ async def test_writes_that_arrive_at_the_same_time_are_all_answered(server: str)
         assert await asyncio.gather(*(run() for _ in range(15))) == [[201, 201, 201]] * 15
 
 
-def test_a_paused_work_queue_is_reported_within_its_own_transaction(server: str) -> None:
-    with httpx.Client(base_url=server, headers=get_csrf_headers(server), timeout=50) as client:
-        queue = client.post("/work_queues/", json={"name": str(uuid4())}).json()["id"]
-        # Prefect reads the queue in a second session before it commits the first one.
-        assert client.patch(f"/work_queues/{queue}", json={"is_paused": True}).status_code == 204
-        assert client.get(f"/work_queues/{queue}").json()["status"] == "PAUSED"
+@pytest.mark.anyio
+async def test_transactions_that_need_a_second_session_are_answered_at_the_same_time(server: str) -> None:
+    async with httpx.AsyncClient(base_url=server, headers=get_csrf_headers(server), timeout=60) as client:
+        created = [await client.post("/work_queues/", json={"name": str(uuid4())}) for _ in range(20)]
+        queues = [f"/work_queues/{answer.json()['id']}" for answer in created]
+        # Prefect reads the queue in a second session before it commits the first one. Its pool has 15 connections.
+        paused = await asyncio.gather(*(client.patch(queue, json={"is_paused": True}) for queue in queues))
+        assert [answer.status_code for answer in paused] == [204] * 20
+        assert (await client.get(queues[-1])).json()["status"] == "PAUSED"
 
 
 FOREIGN_ORIGINS = [
