@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .sandbox.errors import PrepareError as PrepareError
     from .sandbox.errors import QueryError as QueryError
     from .sandbox.errors import QuotaExceeded as QuotaExceeded
+    from .sandbox.errors import RlmBatchError as RlmBatchError
     from .sandbox.errors import SandboxesLeft as SandboxesLeft
     from .sandbox.errors import SandboxLost as SandboxLost
     from .sandbox.errors import SandboxStartError as SandboxStartError

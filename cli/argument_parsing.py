@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from ..blocks.storage.location_parsing import make_absolute
 from ..flows.inputs.cells import JSON, parse_json, read_word
 from ..flows.inputs.conversion import DATA_SUFFIX
+from ..flows.inputs.file_patterns import refuse_json
 from ..flows.inputs.tables import TextFile
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
@@ -70,7 +71,10 @@ def resolve_path(path: str | None) -> str | None:
     """
     if path is not None and not path.strip():
         raise ConfigurationError("a path is empty: check the variable that it comes from")
-    return None if path is None else make_absolute(path)
+    if path is None:
+        return None
+    refuse_json(path)
+    return make_absolute(path)
 
 
 def build_provider(name: str, isolation: str | None) -> str:

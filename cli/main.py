@@ -112,9 +112,14 @@ def _describe_usage_error(error: "CycloptsError") -> str:
                 f"Unknown option: {option}: save a block with your environment variables and pass it with --provider, "
                 "as in docs/cookbook.md"
             )
-    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        words = shlex.join(error.unused_tokens)
-        return f"too many words: {words}; if the shell put them in the place of a pattern such as *.csv, quote it"
+    if isinstance(error, UnusedCliTokensError) and (words := error.unused_tokens):
+        message = f"too many words: {shlex.join(words)}"
+        commands = [name for name in error.app or () if not name.startswith("-")]
+        if commands:
+            return f"unknown command {words[0]}: rlm-batch {shlex.join(error.command_chain or ())} has {', '.join(commands)}"
+        if all(map(os.path.exists, words)):
+            message += "; if the shell put them in the place of a pattern such as *.csv, quote it"
+        return message
     if type(error) is not MissingArgumentError or error.argument is None:
         return str(error).removesuffix(".")
     if error.keyword is not None:

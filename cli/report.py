@@ -192,7 +192,10 @@ def _print_judged(judged: dict[str, Any]) -> None:
 
 def open_run(run: str) -> LedgerReader:
     """Open the ledger of a run, or the ledger at a path or a location. Raises ConfigurationError."""
-    return asyncio.run(_open_below_block(run)) if parse_scheme(run) == "block" else open_run_ledger(run)
+    reader = asyncio.run(_open_below_block(run)) if parse_scheme(run) == "block" else open_run_ledger(run)
+    if reader.note:
+        print(escape_text(reader.note), file=sys.stderr)
+    return reader
 
 
 @contextmanager

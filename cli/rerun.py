@@ -12,10 +12,11 @@ from ..flows.parameters import Options
 from ..flows.plan import Plan
 from ..flows.prefect_server import provide_server
 from ..flows.registry import FLOWS, load_model
-from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
+from ..flows.reporting.ledger_reader import LedgerReader
 from ..sandbox.errors import ConfigurationError
 from ..tasks.repeats import Item
 from .output import OutputFormat
+from .report import open_run
 from .run_flow import run_flow
 
 
@@ -27,7 +28,7 @@ def rerun_execution(run: str, number: int, output: OutputFormat) -> int:
     Raises:
         ConfigurationError: There is no such run or execution, or it cannot run alone.
     """
-    reader = open_run_ledger(run)
+    reader = open_run(run)
     flow = reader.records[-1].flow
     models = map(load_model, FLOWS)
     model = next((model for model in models if flow in (model.prefect_name, model.flow_name)), None)

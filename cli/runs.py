@@ -5,10 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..blocks.storage.location import Location
-from ..blocks.storage.location_parsing import parse_location
 from ..flows.reporting.table import format_cell
-from ..tasks.ledger.ledger import claim_idle_ledger
 from ..tasks.ledger.result_index import get_results_root
 from ..tasks.ledger.run_record import RunRecord, read_known_runs
 from .output import MAX_TABLE_ROWS, print_json, print_table
@@ -28,6 +25,13 @@ def show_runs(*, is_json: bool = False) -> int:
         shown = records[:MAX_TABLE_ROWS]
         print_table([COLUMNS, *(_format_row(record, known.root) for record in shown)], len(records))
         print(f"Results without a path are below {known.root}", file=sys.stderr)
+        if earlier := len(
+            {record.flow_run_id for record in known.records} - {record.flow_run_id for record in records}
+        ):
+            verb = "run is" if earlier == 1 else "runs are"
+            print(
+                f"{earlier:,} earlier {verb} not listed, because later ones wrote to the same results", file=sys.stderr
+            )
     if known.refusals:
         print(f"{len(known.refusals)} not listed: {known.refusals[0]}", file=sys.stderr)
     return 0
@@ -39,7 +43,7 @@ def _describe(record: RunRecord) -> dict[str, Any]:
         "name": record.name,
         "flow": record.flow,
         "flow_run_id": record.flow_run_id,
-        "status": _get_status(record),
+        "status": record.get_status() or "running",
         "began": record.began,
         "ended": record.ended,
         "total": record.total,
@@ -52,20 +56,6 @@ def _describe(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _get_status(record: RunRecord) -> str:
-    """Return "ended", "running", or "killed" if the run's process ended without a word.
-
-    At a location a killed run looks as if it were running.
-    """
-    if record.ended is not None:
-        return "ended"
-    path = parse_location(record.results_path)
-    if isinstance(path, Location):
-        return "running"
-    with claim_idle_ledger(path) as is_idle:
-        return "killed" if is_idle else "running"
-
-
 def _format_row(record: RunRecord, root: Path) -> list[str]:
     began = time.strftime("%Y-%m-%d %H:%M", time.gmtime(record.began)) if record.began else ""
     return [record.name, record.flow, began, _format_counts(record), _format_best(record), _format_path(record, root)]
@@ -73,7 +63,7 @@ def _format_row(record: RunRecord, root: Path) -> list[str]:
 
 def _format_counts(record: RunRecord) -> str:
     if record.succeeded is None:
-        status = _get_status(record)
+        status = record.get_status() or "running"
         return f"of {record.total:,}" if status == "ended" else f"{status}, of {record.total:,}"
     failed = f", {record.failed:,} failed" if record.failed else ""
     return f"{record.succeeded:,} of {record.total:,}{failed}"

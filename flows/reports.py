@@ -10,7 +10,15 @@ from .reporting.export import build_data_frame
 from .reporting.failure_reasons import group_failures
 from .reporting.groups import describe_repeats, group_outcomes, list_hidden_fields
 from .reporting.pass_at_k import PassAtK, pass_at_k
-from .reporting.table import BEST_MARK, MAX_SHOWN_ROWS, PARETO_MARK, align_rows, format_rows, render_outcomes
+from .reporting.table import (
+    BEST_MARK,
+    MAX_SHOWN_ROWS,
+    NO_FEASIBLE_TRIAL,
+    PARETO_MARK,
+    align_rows,
+    format_rows,
+    render_outcomes,
+)
 from .search.plan import parse_objectives
 from .search.study import build_study
 
@@ -208,6 +216,16 @@ class TrialsReport(SequenceOfOutcomes):
     def mark(self) -> str:
         """The table's note on the best trial, or on the trials of the Pareto front."""
         return PARETO_MARK if self.pareto_front else BEST_MARK
+
+    def list_notes(self) -> list[str]:
+        """Return sentences about the outcomes that a person should read."""
+        spec = self.report_spec
+        has_best = bool(self.best_trials) or not spec.constraints
+        trials = () if has_best else self.rows_outcomes
+        if any(isinstance(trial, Result) and not spec.is_feasible(trial.outputs) for trial in trials):
+            note = f"{NO_FEASIBLE_TRIAL}, so none is the best: each has {' or '.join(spec.constraints)} above 0"
+            return [*Report.list_notes(self), note]
+        return Report.list_notes(self)
 
     def study(self, storage: str | None = None, name: str | None = None) -> Any:
         """Return the trials as an Optuna study, for Optuna's own tools.

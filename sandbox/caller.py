@@ -88,7 +88,11 @@ def describe_variable(name: str) -> str:
     option_value, value = VALUES_BY_PARAMETER.get(source, ("", "..."))
     if caller.is_command:
         option = name_parameter(source)
-        return f"{option} {name}{option_value}" if option_value else f"{option} FILE (a file with a column {name})"
+        if option_value:
+            return f"{option} {name}{option_value}"
+        # The shell replaces a pattern of files that has no quotes.
+        files = f", or {option} 'PATTERN' in quotes (for the path of each file)" if name == "path" else ""
+        return f"{option} FILE (a file with a column {name}){files}"
     variables = f'{{"{name}": {value}}}'
     return f"{source}={variables}" if option_value or source == "variables" else f"{source}=[{variables}, ...]"
 

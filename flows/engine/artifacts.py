@@ -7,8 +7,10 @@ written.
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Self
 from uuid import UUID
 
@@ -108,7 +110,8 @@ class ArtifactPublisher:
         summary = self.summary
         if summary.done:
             summary.close_groups()
-            text = render_markdown(build_report(summary, [self._record]))
+            ended = replace(self._record, ended=self._record.ended or time.time())  # An error is no end for the record.
+            text = render_markdown(build_report(summary, [ended]))
             # Prefect's UI renders a description as Markdown, so escape the values of the best trial in it.
             about = escape_markdown(describe_run(self._record, summary))
             records, key = build_table_records(summary, MAX_TABLE_RECORDS), await self._read_key()

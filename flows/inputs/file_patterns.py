@@ -2,6 +2,7 @@
 
 import glob
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from ...blocks.host_files.source_tree import open_source
 from ...blocks.storage.location import PathOrLocation
 from ...blocks.storage.location_parsing import is_remote, parse_location
 from ...blocks.worker_consent import resolve_links
-from ...sandbox.caller import name_parameter
+from ...sandbox.caller import get_caller, name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...tasks.execution import Execution, Upload
 from .host_paths import check_input_path
@@ -20,12 +21,29 @@ from .tables import LARGE_BYTES, Report
 FOLDER = "inputs"  # folder of the files in the sandbox's working folder
 # The host has a file in memory while it sends the file to a sandbox.
 MAX_FILE_BYTES = 256 * 1024 * 1024
+MAX_SHOWN = 60  # characters of JSON in a message
 
 
 def is_pattern(text: str) -> bool:
     """Return whether a text is a pattern: it has *, ? or [, and is neither JSON nor itself the path of a file."""
     is_json = text.lstrip().startswith(("{", "[{", "[["))
     return glob.has_magic(text) and not is_json and not is_remote(text) and not os.path.lexists(_locate(text))
+
+
+def refuse_json(text: str) -> None:
+    """Raise ConfigurationError if a text is a list or an object of JSON in the place of a path."""
+    try:
+        is_json = text.lstrip()[:1] in ("[", "{") and isinstance(json.loads(text), (list, dict))
+    except (ValueError, RecursionError):
+        return
+    if is_json and not os.path.lexists(_locate(text)):
+        remedy = (
+            "write it to a file, such as in.json, and pass the file's name"
+            if get_caller().is_command
+            else "pass the values instead of their JSON"
+        )
+        shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+        raise ConfigurationError(f"{shown} is JSON, and a text is taken as the path of a file: {remedy}")
 
 
 class MatchedFiles:
@@ -87,7 +105,8 @@ class MatchedFiles:
 
 
 def refuse_pattern(text: str) -> None:
-    """Raise ConfigurationError if a text is a pattern, where only a single file is possible."""
+    """Raise ConfigurationError if a text is JSON or a pattern, where only the path of a single file is possible."""
+    refuse_json(text)
     if is_pattern(text):
         raise ConfigurationError(
             f"{text} is a pattern, which only {name_parameter('inputs')} of batch takes: name one file, or a folder of "

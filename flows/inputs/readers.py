@@ -28,6 +28,10 @@ RuleOfTypes = dict[str, Any] | Literal["json"]  # The run's record keeps this.
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 CSV = (".csv", ".tsv")
 PARQUET = ".parquet"
+RENAME = (
+    "rename or convert it. To send the file itself to an execution, pass batch a pattern as its inputs, such as "
+    "'*.png' in quotes"
+)
 OTHER_FILES = dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), SPREADSHEET)
 
 
@@ -62,7 +66,7 @@ class InputFile:
         is_folder = isinstance(self.path, Path) and self.path.is_dir()
         suffix = PARQUET if is_folder else split_suffix(self.path)[0]
         if suffix not in (*JSON_LINES, *CSV, PARQUET):
-            advice = f"it is {OTHER_FILES[suffix]}" if suffix in OTHER_FILES else "rename or convert it"
+            advice = f"it is {OTHER_FILES[suffix]}" if suffix in OTHER_FILES else RENAME
             if isinstance(self.path, Path) and not self.path.exists():
                 advice = "the file does not exist, and a text is taken as a path"
             raise ConfigurationError(

@@ -1,7 +1,9 @@
 """A reader of a flow run's ledger, also while the run is running. It needs no server, and little memory."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from ...blocks.storage.location import Location, PathOrLocation, list_names
 from ...blocks.storage.location_parsing import is_remote, parse_location
@@ -23,6 +25,15 @@ class LedgerReader:
 
     ledger: Ledger
     records: list[RunRecord]  # the latest last; never empty
+    asked_for: str = ""  # the name of the run that the caller named; empty if the caller named a path
+
+    @property
+    def note(self) -> str:
+        """A sentence if the caller named an earlier run than the last one, whose results these are; else empty."""
+        name, last = self.asked_for, self.records[-1].name
+        if name in ("", last):
+            return ""
+        return f"{last} has written to the results of {name} since: these are the results of {last}"
 
     def read_outcomes(self) -> Iterator[Outcome]:
         """Yield the outcome that counts for each execution, in the order of their numbers.
@@ -90,14 +101,14 @@ def open_run_ledger(run: str) -> LedgerReader:
     Raises:
         ConfigurationError: There is no such ledger, or it cannot be read.
     """
-    path: PathOrLocation = _find_ledger(run)
+    path, name = _find_ledger(run)
     try:
         if not list_names(path, "part-*.jsonl") and not list_names(path, "run-*.json"):
             raise ConfigurationError(f"{path} has no results: name a run's results, which the run prints at its end")
         records = list_run_records(path) or [RunRecord("run", str(path), name=path.name)]
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from None
-    return LedgerReader(Ledger(path), records)
+    return LedgerReader(Ledger(path), records, name)
 
 
 def find_last_run() -> RunRecord:
@@ -114,16 +125,16 @@ def find_last_run() -> RunRecord:
     return known.records[0]
 
 
-def _find_ledger(run: str) -> PathOrLocation:
+def _find_ledger(run: str) -> tuple[PathOrLocation, str]:
+    """Return a ledger, and the name of its run if `run` is not a path."""
     path = parse_location(run)
-    if isinstance(path, Location) or is_remote(run):
-        return path
-    if run.strip() and path.is_dir():
-        return path
+    if isinstance(path, Location) or is_remote(run) or (run.strip() and path.is_dir()):
+        return path, ""
     record = find_run_record(get_results_root(), run) if run.strip() else None
     if record is None:
         raise ConfigurationError(
             f"there is no run {run!r} in {get_results_root()}: give a run's id or name, or the path of its results; "
             "rlm-batch runs lists them"
         )
-    return parse_location(record.results_path)
+    is_path = os.sep in run or run == Path(record.results_path).name
+    return parse_location(record.results_path), "" if is_path else record.name

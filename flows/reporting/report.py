@@ -31,6 +31,7 @@ from .groups import describe_repeats
 from .summary import MAX_FULL_TEXTS, MAX_PARTS, MAX_ROWS, Cell, Row, RunSummary
 from .table import (
     BEST_MARK,
+    NO_FEASIBLE_TRIAL,
     PARETO_MARK,
     USAGE_COLUMNS,
     VARIABLES,
@@ -40,6 +41,13 @@ from .table import (
     name_columns,
 )
 
+# Why executions have no result, by the run's status.
+WHY_MISSING = {
+    "running": ", because the run is still running",
+    "killed": ", because the run was killed",
+    "ended": ", because the run ended before them",
+    None: ": the run is still running, or was killed",
+}
 RECORD_COLUMNS = ("number", "seconds", "outcome")  # further columns, in addition to variables and fields
 MAX_VARIABLES = 8  # variables that identify an execution in a line
 # Forms of a display that a page can show: pictures, HTML and text.
@@ -103,12 +111,11 @@ def build_summary_rows(
         rows.append(["Repeats", f"{ran}. {describe_repeats(spec)}"])
     missing = record.total - summary.done
     if missing > 0:
-        rows.append(["Missing", f"{missing:,} have no result, because the run was interrupted or is still running"])
+        rows.append(["Missing", f"{missing:,} have no result{WHY_MISSING[record.get_status()]}"])
     if spec.objective is not None:
-        reason = "none: no trial is feasible" if summary.infeasible else "none"
-        rows.append([f"Best {spec.objective}", _describe_best_trial(summary) or reason])
+        rows.append([f"Best {spec.objective}", _describe_best_trial(summary) or _explain_no_best(summary)])
     if spec.objectives:
-        rows.append(["Pareto front", _describe_front(summary)])
+        rows.append(["Pareto front", _describe_front(summary) or _explain_no_best(summary)])
     if spec.constraints:
         rows.append(
             ["Infeasible", f"{summary.infeasible:,} {spec.noun}s, with {' or '.join(spec.constraints)} above 0"]
@@ -157,8 +164,14 @@ def describe_counts(spec: ReportSpec, total: int, summary: RunSummary) -> str:
     """Return in a line how many of `total` executions succeeded, and the best trial if there is one."""
     noun = spec.noun if spec.repeats is None else "execution"
     text = f"{summary.succeeded:,} of {total:,} {noun}s succeeded"
+    if summary.infeasible and not summary.best.results:
+        return f"{text}; {NO_FEASIBLE_TRIAL}"
     best = _describe_best_trial(summary)
     return f"{text}; best {spec.objective} {best}" if best else text
+
+
+def _explain_no_best(summary: RunSummary) -> str:
+    return f"none: {NO_FEASIBLE_TRIAL}" if summary.infeasible else "none"
 
 
 def _describe_best_trial(summary: RunSummary) -> str:
@@ -173,7 +186,7 @@ def _describe_front(summary: RunSummary) -> str:
     numbers = [str(result.meta.index) for result in summary.best.results]
     more = f" and {len(numbers) - MAX_VARIABLES} more" if len(numbers) > MAX_VARIABLES else ""
     goals = ", ".join(f"{item.direction} {item.name}" for item in summary.spec.objectives)
-    return f"{len(numbers)} trials ({', '.join(numbers[:MAX_VARIABLES])}{more}) by {goals}" if numbers else "none"
+    return f"{len(numbers)} trials ({', '.join(numbers[:MAX_VARIABLES])}{more}) by {goals}" if numbers else ""
 
 
 def describe_usage(usage: Usage | QuerySummary, cached_count: int) -> str:

@@ -15,6 +15,7 @@ USAGE_COLUMNS = ("CPU seconds", "peak MiB")
 EXIT_NOTE = "ended by sys.exit before SUBMIT"  # the note of a result without fields
 BEST_MARK, PARETO_MARK = "best", "Pareto"  # notes of the best trial, and of the trials on a Pareto front
 INFEASIBLE = "infeasible"  # the note of a trial that violates a constraint
+NO_FEASIBLE_TRIAL = "no trial is feasible"
 CELL = 40  # characters of a value that a cell shows
 MAX_SHOWN_ROWS = 100  # rows of a table in a notebook or at a prompt
 

@@ -208,6 +208,10 @@ def _parse_range(name: str, details: dict[str, Any]) -> Range:
         raise ConfigurationError(f"{where} has step {step}, too small for {low} to {high}: leave it out")
     if log and step is not None:
         raise ConfigurationError(f"{where} has both log and step: leave one out")
+    if step is not None and low < high and step > high - low:
+        raise ConfigurationError(
+            f"{where} has step {step}, too large for {low} to {high}: every trial would have {low}; use a smaller step"
+        )
     return Range(low, high, log, step, is_whole, is_whole and kind is None and step is None and low < high)
 
 

@@ -322,14 +322,16 @@ def _get_folder() -> Path:
 
 
 def _get_path() -> Path:
-    """Return the state file for this machine, these versions and these settings."""
+    """Return the state file for this machine, this installation and these settings.
+
+    The way in which Python was started does not matter, such as by a link to it or with PYTHONPATH.
+    """
     settings = get_current_settings().to_environment_variables(exclude_unset=True)
     parts = {
         "machine": platform.node(),
-        "python": sys.executable,
-        "versions": [version("rlm-batch"), prefect.__version__, str(Path(__file__).parent)],
+        "versions": [version("rlm-batch"), prefect.__version__, str(Path(__file__).resolve().parent)],
         "idle": get_idle_seconds(),
-        "home": str(PREFECT_HOME.value().absolute()),
+        "home": str(PREFECT_HOME.value().resolve()),
         "settings": {name: settings[name] for name in sorted(settings) if name.startswith(SERVER_PREFIXES)},
     }
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()

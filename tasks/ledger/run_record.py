@@ -19,7 +19,7 @@ from ...blocks.storage.location_parsing import parse_location
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 from ..repeats import Repeats
-from .ledger import list_files
+from .ledger import claim_idle_ledger, list_files
 from .ledger_line import VERSION, check_types, check_version
 from .result_index import get_results_root
 
@@ -155,6 +155,19 @@ class RunRecord:
             root = get_results_root()
             if Path(self.results_path).parent != root:
                 write_file(root / f"run-{self.id}.json", data)
+
+    def get_status(self) -> Literal["ended", "running", "killed"] | None:
+        """Return "killed" if the run's process ended without a word, and None if this machine cannot know."""
+        if self.ended is not None:
+            return "ended"
+        path = parse_location(self.results_path)
+        if isinstance(path, Location):
+            return None
+        try:
+            with claim_idle_ledger(path) as is_idle:
+                return "killed" if is_idle else "running"
+        except OSError:  # The file system has no locks.
+            return None
 
     def finish(self) -> None:
         """Write the record again, with the time of the end."""

@@ -52,6 +52,14 @@ def test_an_unknown_module_may_be_a_slip_a_module_or_a_package(run, tmp_path):
     )
 
 
+def test_a_pattern_that_the_shell_replaced_by_one_file_is_advised_to_be_quoted(run, tmp_path):
+    (tmp_path / "use.py").write_text("SUBMIT(y=len(open(path).read()))")
+    (tmp_path / "one.csv").write_text("x\n1\n")
+    failed = run("batch", "use.py", "--inputs", "one.csv")
+    assert "or --inputs 'PATTERN' in quotes (for the path of each file)" in failed.stderr
+    assert run("batch", "use.py", "--inputs", "*.csv").returncode == 0
+
+
 def test_errors_of_interpreters_have_the_advice_too():
     with LocalInterpreter() as interpreter:
         with pytest.raises(CodeError) as missing:

@@ -99,6 +99,46 @@ def test_runs_are_listed_the_latest_first_with_counts_and_the_best(root: Path, r
         with_lock.unregister_writer()
 
 
+def test_an_earlier_run_with_the_same_results_is_named(root: Path, run: Run) -> None:
+    make_run(root / "job", "old-owl", [make_trial(0, {"x": 1}, y=1)])
+    make_run(root / "job", "new-newt", [make_trial(0, {"x": 2}, y=2)], began=1.8e9)
+    note = "new-newt has written to the results of old-owl since: these are the results of new-newt\n"
+    for words in (["report", "old-owl"], ["report", "id-of-old"], ["report", "old-owl", "--execution", "0"]):
+        done = run(*words)
+        assert note in done.stderr
+        assert "2" in done.stdout
+    for name in ("new-newt", root / "job", "job"):
+        assert "has written" not in run("report", name).stderr
+    listed = run("runs")
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["name", "new-newt"]
+    assert "1 earlier run is not listed, because later ones wrote to the same results" in listed.stderr
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("running", ", because the run is still running"),
+        ("killed", ", because the run was killed"),
+        ("ended", ", because the run ended before them"),
+    ],
+)
+def test_the_report_says_why_executions_have_no_result(root: Path, run: Run, state: str, reason: str) -> None:
+    ledger = Ledger(root / "job")
+    ledger.create()
+    ledger.write_outcome("one", make_trial(0, {}))
+    record = RunRecord("rlm-batch", str(root / "job"), "id-of-job", "late-lynx", total=3, began=1.7e9)
+    if state == "ended":
+        record.finish()
+    else:
+        record.write()
+    if state == "running":
+        assert ledger.register_writer()
+    try:
+        assert f"Missing: 2 have no result{reason}\n" in run("report", "late-lynx").stderr
+    finally:
+        ledger.unregister_writer()
+
+
 def test_a_list_of_no_runs_is_empty(run: Run, refused: Callable[..., str]) -> None:
     assert run("runs").returncode == 0
     assert run("runs", "--json").stdout == ""

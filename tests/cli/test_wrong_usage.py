@@ -21,9 +21,15 @@ import pytest
         (["sequence", "slow.py", "a.json"], "a.json is a file of data, and not of Python code: pass files of Python"),
         (["batch", "--inputs", "a.csv", "b.csv", "slow.py"], "b.csv? A pattern of several files needs quotes"),
         (
-            ["batch", "slow.py", "--inputs", "a.csv", "b.csv"],
-            "too many words: b.csv; if the shell put them in the place",
+            ["batch", "slow.py", "--inputs", "columns.csv", "odd.jsonl"],
+            "too many words: odd.jsonl; if the shell put them in the place",
         ),
+        (["runs", "nosuch"], "too many words: nosuch (see rlm-batch runs --help)"),
+        (["server", "foo"], "unknown command foo: rlm-batch server has stop (see rlm-batch server --help)"),
+        (["batch", "slow.py", "--inputs", "slow.py"], "pass batch a pattern as its inputs, such as '*.png' in quotes"),
+        (["batch", "slow.py", "--inputs", '[{"x": 1}]'], '[{{"x": 1}}] is JSON, and a text is taken as the path of a'),
+        (["sweep", "slow.py", "--points", '[{"x": 1}]'], "write it to a file, such as in.json, and pass the file's na"),
+        (["sweep", "slow.py", "--space", "x=0..3:10", "--trials", "3", "--minimize", "y"], "step 10, too large for 0"),
         (
             ["batch", "slow.py", "--inputs", "nosuch/*.csv"],
             "no file matches {}/nosuch/*.csv: there is no directory ",

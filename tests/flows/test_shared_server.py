@@ -9,6 +9,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -176,6 +178,25 @@ def test_other_settings_and_versions_have_another_server(
     monkeypatch.undo()
     monkeypatch.setattr("prefect.__version__", "3.0.0")
     assert find_shared_server() is None
+
+
+def test_the_way_in_which_python_was_started_does_not_matter(state: Path, home: Path) -> None:
+    linked_home, environment = home.with_name("linked"), home / "venv"
+    linked_home.symlink_to(home)
+    environment.mkdir()
+    for name in ("bin", "lib", "pyvenv.cfg"):
+        (environment / name).symlink_to(Path(sys.prefix) / name)
+    python = environment / "bin" / Path(sys.executable).resolve().name
+    program = "from rlm_batch.flows.server.shared import _get_path; print(_get_path())"
+    done = subprocess.run(
+        [python, "-X", "utf8", "-c", program],
+        env={**os.environ, "PREFECT_HOME": str(linked_home), "PYTHONPATH": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert Path(done.stdout.strip()).resolve() == state
 
 
 def test_the_command_shows_a_server_and_does_not_stop_one_that_is_used(

@@ -164,7 +164,7 @@ def test_trailing_empty_rows_are_ignored_and_inner_ones_are_executions(tmp_path:
 def test_variable_names_in_a_list_are_checked_and_a_text_is_a_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"inputs: the variable '0' has a name .*: rename it"):
         read_inputs([{"x": 1}, {"0": 1}])
-    for text in ('[{"x":0.5}]', "x=1,2", str(tmp_path / "data.txt")):
+    for text in ("x=1,2", str(tmp_path / "data.txt")):
         with pytest.raises(ConfigurationError, match="the file does not exist, and a text is taken as a path"):
             read_inputs(text)
 

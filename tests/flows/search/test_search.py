@@ -405,13 +405,19 @@ async def test_only_a_feasible_trial_is_the_best_and_the_sampler_learns_the_cons
     assert b"a ring is an infeasible trial" in base64.b64decode(history.data_url.partition(",")[2])
 
 
-async def test_without_a_feasible_trial_there_is_no_best(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("objective", "row"), [("loss", "Best loss"), (["loss", "size"], "Pareto front")])
+async def test_without_a_feasible_trial_there_is_no_best_and_the_report_says_so(
+    objective: str | list[str], row: str, tmp_path: Path
+) -> None:
+    code, constraints = "SUBMIT(loss=x, size=1)", "size"
     report = await run_sweep(
-        "SUBMIT(loss=x, size=1)", {"x": [1, 2]}, objective="loss", constraints="size", results_path=tmp_path, **OPTIONS
+        code, {"x": [1, 2]}, objective=objective, constraints=constraints, results_path=tmp_path, **OPTIONS
     )
     assert report.best is None
+    assert report.list_notes() == ["no trial is feasible, so none is the best: each has size above 0"]
+    assert report.summary() == "2 of 2 trials succeeded; no trial is feasible"
     summary = open_run_ledger(str(tmp_path)).summarize()
-    assert ["Best loss", "none: no trial is feasible"] in build_summary_rows(summary, list_run_records(tmp_path))
+    assert [row, "none: no trial is feasible"] in build_summary_rows(summary, list_run_records(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ CODE = "report(x, 0)\nSUBMIT(y=x)"
         ({"x": {"low": -1.7e308, "high": 1.0}}, "low -1.7e.308: use a finite number of at most 1e.300"),
         ({"x": {"low": 0.0, "high": 1.0, "step": 1e-320}}, "too small for 0.0 to 1.0"),
         ({"x": {"low": 1, "high": 9, "step": 0}}, "step 0: use a step above 0"),
+        ({"x": {"low": 0, "high": 3, "step": 10}}, "step 10, too large for 0 to 3: every trial would have 0; use a sm"),
         ({"x": {"low": 1, "high": 9, "step": 2, "log": True}}, "log and step"),
         ({"x": {"low": 1, "high": 9, "log": 1}}, "log 1: use true or false"),
         ({"x": {"low": 1, "high": 9, "type": "whole"}}, "type 'whole'"),
@@ -45,6 +46,12 @@ def test_an_invalid_space_is_refused_with_one_sentence(space: Any, message: str)
     with pytest.raises(ConfigurationError, match=message) as raised:
         parse_space(space)
     assert "\n" not in str(raised.value)
+
+
+def test_a_start_in_json_text_is_refused_with_one_sentence() -> None:
+    parameters: dict[str, Any] = {"space": SPACE, "trials": 3, "objective": "y"}
+    with pytest.raises(ConfigurationError, match="is JSON, and a text is taken as the path of a file: pass the values"):
+        sweep.sync(CODE, start='[{"x": 0.5}]', **parameters)
 
 
 def test_a_range_is_integer_if_its_bounds_are_or_on_request() -> None:
