@@ -116,7 +116,8 @@ def _describe_usage_error(error: "CycloptsError") -> str:
         message = f"too many words: {shlex.join(words)}"
         commands = [name for name in error.app or () if not name.startswith("-")]
         if commands:
-            return f"unknown command {words[0]}: rlm-batch {shlex.join(error.command_chain or ())} has {', '.join(commands)}"
+            command = " ".join(["rlm-batch", *(error.command_chain or ())])
+            return f"unknown command {words[0]}: {command} has {', '.join(commands)}"
         if all(map(os.path.exists, words)):
             message += "; if the shell put them in the place of a pattern such as *.csv, quote it"
         return message
