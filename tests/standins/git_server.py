@@ -6,10 +6,14 @@ import base64
 import os
 import subprocess
 import threading
+import time
+from collections import Counter
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from .wheels import write_wheel
 
 IDENTITY = ("-c", "user.name=tests", "-c", "user.email=tests@example.com", "-c", "init.defaultBranch=main")
 
@@ -21,11 +25,16 @@ class GitServer:
     continues there with `released` (the tag v2) and `side`. Each commit has its name in `here.txt` and as NAME in a
     module. It also has modules named like those that drivers and installers import; they end a process that imports
     them.
+
+    `add_wheel` adds a package that pip downloads from here. `downloads` counts the clones and the downloads of wheels.
+    Each first waits for its seconds in `delays`.
     """
 
     def __init__(self, folder: Path) -> None:
         self.commits: dict[str, str] = {}
         self.token: str | None = None
+        self.downloads: Counter[str] = Counter()
+        self.delays: dict[str, float] = {}
         self._work = folder / "work"
         self._work.mkdir(parents=True)
         for module in ("binascii", "io", "pip", "signal", "tarfile", "zipfile"):
@@ -39,14 +48,22 @@ class GitServer:
         self._git("tag", "-a", "v2", "-m", "two", self.commits["released"])
         self._add("side")
         self._git("checkout", "-q", "main")
-        served = folder / "served" / "my-repo.git"
+        self._served = folder / "served"
+        served = self._served / "my-repo.git"
         self._git("clone", "-q", "--bare", ".", str(served))
         self._git("--git-dir", str(served), "update-server-info")
         git_server = self
 
         class Handler(SimpleHTTPRequestHandler):
             def do_GET(self) -> None:
-                if git_server.token is None or self.headers.get("Authorization") == f"Basic {git_server.password}":
+                head, name = git_server.commits["main"], self.path.rpartition("/")[2]
+                # A clone reads the object of its commit once.
+                kind = "clone" if name == head[2:] else "wheel" if name.endswith(".whl") else ""
+                if kind:
+                    git_server.downloads[kind] += 1
+                    time.sleep(git_server.delays.get(kind, 0.0))
+                is_open = git_server.token is None or kind == "wheel"
+                if is_open or self.headers.get("Authorization") == f"Basic {git_server.password}":
                     super().do_GET()
                     return
                 self.send_response(401)
@@ -66,6 +83,11 @@ class GitServer:
     def password(self) -> str:
         """Return the password of a client that logs in with the token."""
         return base64.b64encode(f"x-access-token:{self.token}".encode()).decode()
+
+    def add_wheel(self, name: str) -> str:
+        """Serve the wheel of a package; return its requirement."""
+        wheel = write_wheel(self._served, name)
+        return f"{name} @ {self.url.removesuffix('my-repo.git')}{wheel.name}"
 
     def close(self) -> None:
         """Stop serving."""

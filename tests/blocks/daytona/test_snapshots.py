@@ -13,7 +13,6 @@ from rlm_batch.blocks.daytona.provider import DaytonaProvider
 
 from ...infra.waiting import wait_until_async
 from ...standins.git_server import GitServer
-from ...standins.wheels import write_wheel
 
 pytestmark = pytest.mark.anyio
 
@@ -49,13 +48,10 @@ async def run(provider: DaytonaProvider, code: str = "SUBMIT(x=1)", times: int =
 async def test_the_set_up_happens_once_for_all_sandboxes_and_for_the_next_process(
     standin: Any, repository: GitServer
 ) -> None:
-    await run(DaytonaSandbox(volume_name="wheels"), times=1)
-    wheel = write_wheel(Path(standin.state()["volumes"][0]["folder"]), "wheel_one")
     settings: dict[str, Any] = {
-        "volume_name": "wheels",
         "setup": "echo -n done >> $HOME/setup",
         "repo_url": repository.url,
-        "packages": [f"wheel_one @ file:///home/daytona/memory/{wheel.name}"],
+        "packages": [repository.add_wheel("wheel_one")],
         "setup_snapshot": "always",
     }
     results = await run(DaytonaSandbox(**settings), READ_FILES, 6)
@@ -64,7 +60,8 @@ async def test_the_set_up_happens_once_for_all_sandboxes_and_for_the_next_proces
     await run(DaytonaSandbox(**settings), READ_FILES, 2)
     state = standin.state()
     assert (state["counts"][CLONE], state["counts"][CAPTURE], len(state["snapshots"])) == (1, 1, 1)
-    assert state["created"] == 9
+    assert state["created"] == 8
+    assert repository.downloads == {"clone": 1, "wheel": 1}
     environment._environments.clear()
     settings["setup"] = "echo -n other > $HOME/setup"
     await run(DaytonaSandbox(**settings), times=1)

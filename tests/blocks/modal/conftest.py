@@ -29,4 +29,5 @@ def git_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GitServer]:
 def repository(git_server: GitServer) -> GitServer:
     """Return a git server whose repository needs no token."""
     git_server.token = None
+    git_server.downloads.clear()
     return git_server

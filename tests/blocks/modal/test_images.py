@@ -140,13 +140,14 @@ async def test_sandboxes_start_from_an_image_with_the_set_up_and_the_clone(
 ) -> None:
     repository.token = TOKEN
     block = modal_sandbox(
-        repo_url=repository.url, repo_token=TOKEN, setup_snapshot="always", setup="mkdir /made\necho 'a b' > /made/file"
-    )
+        repo_url=repository.url, repo_token=TOKEN, setup_snapshot="always",
+        setup="mkdir /made\necho 'a b' > /made/file", packages=[repository.add_wheel("wheel_of_an_image")],
+    )  # fmt: skip
 
     async def run_one() -> Any:
         async with block.interpreter() as interpreter:
             halves = [[text[:8], text[8:]] for text in (TOKEN, repository.password)]
-            code = SEARCH.replace("SUBMIT(", "SUBMIT(setup=open('/made/file').read(), ")
+            code = SEARCH.replace("SUBMIT(", "import wheel_of_an_image\nSUBMIT(setup=open('/made/file').read(), ")
             return await interpreter.execute(code, {"halves": halves})
 
     for result in await asyncio.gather(*(run_one() for _ in range(4))):
@@ -156,6 +157,7 @@ async def test_sandboxes_start_from_an_image_with_the_set_up_and_the_clone(
     assert len([line for line in lines if "git fetch" in line]) == 1
     assert not any(TOKEN in line or repository.password in line for line in lines)
     assert state["counts"]["SandboxCreateV2"] == 4
+    assert repository.downloads == {"clone": 1, "wheel": 1}
 
 
 async def test_a_clone_that_no_image_can_have_is_made_in_each_sandbox(
