@@ -86,6 +86,7 @@ class SnapshotInfo:
     id: str
     name: str
     size: float
+    created: float
     last_used: float
     expires: float
 
@@ -96,6 +97,7 @@ class SandboxProvider(SandboxSettings, ABC):
     provider_name: ClassVar[str]
     gradual: ClassVar[bool] = True  # Flow runs start with few sandboxes, so that other users get some too.
     uploads_files: ClassVar[bool] = True  # Files of the host are uploaded to its sandboxes.
+    keeps_snapshots: ClassVar[bool] = False  # It makes snapshots of set-ups, which can be listed and deleted.
     binds_mounts: ClassVar[bool] = False  # Mounts are bound from the host, even if other files are uploaded.
     _commit: str | None = PrivateAttr(default=None)
     _files: HostFiles = PrivateAttr(default=HostFiles())

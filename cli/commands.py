@@ -272,6 +272,34 @@ def rm(
     return remove_files(provider, name, path, recursive=recursive)
 
 
+snapshot = App(name="snapshot", help="List and delete the set-ups of sandboxes that a provider keeps.")
+app.command(snapshot)
+SnapshotProvider = Annotated[
+    str, Parameter(help="daytona, or a saved block such as daytona-sandbox/NAME", metavar="PROVIDER")
+]
+
+
+@snapshot.command(name="list")
+def list_snapshots(*, provider: SnapshotProvider = "daytona", json: Json = False) -> int:
+    """List the snapshots of set-ups, with their sizes, ages and last use."""
+    from .snapshot import print_snapshots
+
+    return print_snapshots(provider, is_json=json)
+
+
+@snapshot.command(name="rm")
+def remove_snapshots(name: str, /, *names: str, provider: SnapshotProvider = "daytona") -> int:
+    """Delete snapshots of set-ups. The next run with such a set-up makes it again.
+
+    Args:
+        name: The snapshot
+        names: More snapshots
+    """
+    from .snapshot import remove_snapshots
+
+    return remove_snapshots(provider, [name, *names])
+
+
 @app.command
 def reap(
     *,

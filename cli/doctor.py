@@ -4,6 +4,7 @@ import asyncio
 import os
 import platform
 import sys
+import time
 from pathlib import Path
 
 from prefect.client.orchestration import get_client
@@ -52,13 +53,21 @@ async def _check_provider(entry: ProviderEntry, provider_name: str) -> tuple[boo
     if not provider.has_credentials():
         return False, entry.sign_in
     try:
-        text, snapshots = await provider.check(), await provider.list_snapshots()
-        if snapshots:
-            size = sum(snapshot.size for snapshot in snapshots)
-            text += f"; {len(snapshots)} kept {'set-up' if len(snapshots) == 1 else 'set-ups'} ({size:.1f} GiB)"
-        return True, text
+        text = await provider.check()
     except RlmBatchError as error:
         return False, str(error)
+    try:
+        snapshots = await provider.list_snapshots()
+    except RlmBatchError as error:
+        return True, f"{text}; {error.summary}"
+    if snapshots:
+        size = sum(snapshot.size for snapshot in snapshots)
+        oldest = (time.time() - min(snapshot.last_used for snapshot in snapshots)) / 86_400
+        text += (
+            f"; {len(snapshots)} kept {'set-up' if len(snapshots) == 1 else 'set-ups'} "
+            f"({size:.1f} GiB, unused for up to {oldest:.0f} days; see rlm-batch snapshot list)"
+        )
+    return True, text
 
 
 def _check_directory(name: str, root: Path, variable: str) -> tuple[str, bool, str]:

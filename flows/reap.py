@@ -8,8 +8,9 @@ from prefect import get_run_logger
 from prefect.runtime import flow_run
 from pydantic import Field
 
+from ..blocks.provider import SandboxProvider
 from ..blocks.registry import resolve_provider
-from ..sandbox.errors import SandboxesLeft
+from ..sandbox.errors import RlmBatchError, SandboxesLeft
 from ..sandbox.outcomes.server_message import describe_server_error
 from .listener import FlowListener
 from .lost_slots import return_lost_slots
@@ -76,17 +77,13 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
         listener.on_warning(sentence)
     for orphan in orphans:
         log.info("sandbox %s of run %s: %s", orphan.info.id, orphan.info.run or "(a script)", orphan.reason)
-    for snapshot in await block.list_snapshots():
-        if snapshot.expires < time.time():
-            days = (time.time() - snapshot.last_used) / 86_400
-            verb = "would be deleted" if dry_run else "deleted"
-            if not dry_run:
-                await block.delete_snapshot(snapshot.id)
-            sentence = (
-                f"snapshot {snapshot.name} of a set-up {verb}: unused for {days:.0f} days, {snapshot.size:.1f} GiB"
-            )
-            log.info("%s", sentence)
-            listener.on_warning(sentence)
+    try:
+        sentences = await _delete_expired_snapshots(block, dry_run=dry_run)
+    except RlmBatchError as error:
+        sentences = [f"unused snapshots could not be deleted: {error.summary}"]
+    for sentence in sentences:
+        log.info("%s", sentence)
+        listener.on_warning(sentence)
     if dry_run:
         listener.on_orphans(orphans)
         log.info("%s", describe_removal(orphans, block.provider_name, "would be removed"))
@@ -102,3 +99,18 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
             sandboxes=list(removal.errors),
         )
     return [orphan.info.id for orphan in removal.removed]
+
+
+async def _delete_expired_snapshots(block: SandboxProvider, *, dry_run: bool) -> list[str]:
+    """Delete the snapshots of set-ups that have expired. Return a sentence about each. Raise RlmBatchError."""
+    sentences: list[str] = []
+    for snapshot in await block.list_snapshots():
+        if snapshot.expires < time.time():
+            if not dry_run:
+                await block.delete_snapshot(snapshot.id)
+            days = (time.time() - snapshot.last_used) / 86_400
+            verb = "would be deleted" if dry_run else "deleted"
+            sentences.append(
+                f"snapshot {snapshot.name} of a set-up {verb}: unused for {days:.0f} days, {snapshot.size:.1f} GiB"
+            )
+    return sentences

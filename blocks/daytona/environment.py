@@ -133,8 +133,10 @@ async def list_snapshots(client: SharedClient, ttl: float) -> list[SnapshotInfo]
         pages, page = int(listed.total_pages), page + 1
         for item in listed.items:
             if item.name.startswith(SNAPSHOT_PREFIX):
-                last_used = (item.last_used_at or item.created_at).timestamp()
-                found.append(SnapshotInfo(item.id, item.name, float(item.size or 0), last_used, last_used + ttl))
+                created = item.created_at.timestamp()
+                last_used = created if item.last_used_at is None else item.last_used_at.timestamp()
+                size = float(item.size or 0)
+                found.append(SnapshotInfo(item.id, item.name, size, created, last_used, last_used + ttl))
     return found
 
 

@@ -27,6 +27,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
     """The provider for sandboxes of a Daytona account."""
 
     provider_name: ClassVar[str] = "daytona"
+    keeps_snapshots: ClassVar[bool] = True
 
     async def open(self, labels: dict[str, str]) -> Sandbox:
         """Open a sandbox, clone the repository into it and install the packages; see `SandboxProvider.open`."""

@@ -45,8 +45,9 @@ def test_the_table_of_commands_has_every_command() -> None:
     rows = [cells[0] for cells in table_rows(SECTIONS["Command line"]) if "`rlm-batch " in cells[0]]
     commands = {name for name in app if not name.startswith("-")}
     assert {names(row)[0].split()[1] for row in rows} == commands
-    (row,) = [row for row in rows if "`rlm-batch volume" in row]
-    assert {name.split()[-1] for name in names(row)} == {name for name in app["volume"] if not name.startswith("-")}
+    for group in ("volume", "snapshot"):
+        (row,) = [row for row in rows if f"`rlm-batch {group}" in row]
+        assert {name.split()[-1] for name in names(row)} == {name for name in app[group] if not name.startswith("-")}
 
 
 def test_every_public_name_is_in_the_reference() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,13 @@ class Snapshot:
     state: str = "active"
     reason: str | None = None
     last_used: str | None = None
+    created: str = field(default_factory=now)
 
     def dto(self) -> dict[str, Any]:
         return {
             "id": self.id, "organizationId": "standin", "general": False, "name": self.name, "state": self.state,
             "size": 0.5, "entrypoint": None, "cpu": 1, "gpu": 0, "mem": 1, "disk": 3, "errorReason": self.reason,
-            "createdAt": now(), "updatedAt": now(), "lastUsedAt": self.last_used, "sourceSandboxId": self.source,
+            "createdAt": self.created, "updatedAt": now(), "lastUsedAt": self.last_used, "sourceSandboxId": self.source,
         }  # fmt: skip
 
 
