@@ -10,12 +10,13 @@ import shlex
 import signal
 import sys
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from .standard_streams import open_standard_streams
 
 if TYPE_CHECKING:
     from cyclopts import CycloptsError
+    from rich.console import Console
 
 # The command sets these for itself before it imports Prefect. Prefect's log lines would hide the command's output, and
 # the server still gets them. The server does not get internal lines, which fill a page for each event that reaches no
@@ -50,6 +51,8 @@ def _run_until_interrupted(arguments: list[str] | None) -> int:
     if can_be_interrupted:
         # Only Prefect's work at process exit remains, and a second Ctrl-C skips it.
         signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
+    # At exit Python would look through all objects for garbage several times, for up to 0.5 s of CPU.
+    gc.freeze()
     return status
 
 
@@ -83,7 +86,14 @@ def _run_command(arguments: list[str] | None) -> int:
 
     try:
         with use_options():
-            status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+            status = app(
+                arguments,
+                exit_on_error=False,
+                print_error=False,
+                # `_print_error` prints errors instead. For its own console cyclopts would import rich.
+                error_console=cast("Console", object()),
+                result_action="return_value",
+            )
         sys.stdout.flush()
         if (error := getattr(sys.stdout, "error", None)) is not None:
             _print_error(f"standard output could not be written ({error.strerror}): some or all of it is missing")

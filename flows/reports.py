@@ -19,8 +19,6 @@ from .reporting.table import (
     format_rows,
     render_outcomes,
 )
-from .search.plan import parse_objectives
-from .search.study import build_study
 
 MAX_REASONS = 10  # distinct reasons of failures in a summary
 
@@ -240,6 +238,9 @@ class TrialsReport(SequenceOfOutcomes):
         Raises:
             ConfigurationError: Optuna is not installed.
         """
+        from .search.plan import parse_objectives
+        from .search.study import build_study
+
         objectives = parse_objectives(self.objective, self.direction)
         constraints = self.report_spec.constraints
         return build_study(self.outcomes, objectives, self.space, constraints=constraints, storage=storage, name=name)
