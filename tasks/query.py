@@ -15,6 +15,8 @@ from .engine_log import QUERY_TASK_NAME
 from .task_runs import return_cancelled_state
 
 MAX_TRACKED_QUERIES = 300  # queries of a flow run with task runs; each takes 4 ms here and about 10 ms on the server
+QUIET_SECONDS = 0.005  # time without questions and answers before a task run starts or ends
+MAX_DELAY_SECONDS = 0.05  # Each start and end waits at most this long, even if questions and answers never pause.
 
 
 class _QueryCall:
@@ -59,15 +61,15 @@ class QueryTracker:
     """A tracker that creates a task run for each of the first `MAX_TRACKED_QUERIES` queries of a flow run.
 
     The other queries are only in the ledger. A flat query does not wait for Prefect: its work starts at once. Its task
-    run is created in parallel, one after another, and ends with the work. A recursive query's work runs inside its task
-    run, so the task runs of the queries that it asks are below it. As an async context manager, it waits for all task
-    runs at its end.
+    run starts and ends in the background. A recursive query's work runs inside its task run, so the task runs of the
+    queries that it asks are below it. As an async context manager, it waits for all task runs at its end.
     """
 
     def __init__(self) -> None:
         self._tracked_count = 0
         self._background_runs: set[asyncio.Task[Any]] = set()
-        self._creation = asyncio.Lock()  # Creating many task runs at once would delay the requests to the model.
+        self._turn = asyncio.Lock()  # held by the task run that starts or ends
+        self._active_at = 0.0  # loop time of the last question or answer
 
     async def track_query(self, query: Query, work: Callable[[], Awaitable[str]]) -> str:
         """Return the query's answer from `work`, or raise its error."""
@@ -75,7 +77,9 @@ class QueryTracker:
             return await work()
         self._tracked_count += 1
         if query.kind == "llm_query":
+            self._note_activity()
             answer = asyncio.ensure_future(work())
+            answer.add_done_callback(self._note_activity)
             run = asyncio.ensure_future(self._report(query, answer))
             self._background_runs.add(run)
             run.add_done_callback(self._background_runs.discard)
@@ -89,24 +93,41 @@ class QueryTracker:
         return await state.result()
 
     async def _report(self, query: Query, answer: asyncio.Future[str]) -> None:
-        """Make a task run that ends with the answer."""
-        await self._creation.acquire()
-        is_creating = True
+        """Make a task run that ends with the answer.
 
-        def end_creation() -> None:
-            nonlocal is_creating
-            if is_creating:
-                is_creating = False
-                self._creation.release()
+        The start and the end of a task run each block the event loop for milliseconds. The answers of a batch often
+        arrive together, and the next questions follow them. So one task run after another starts or ends, and each
+        waits until no question was asked and no answer has arrived for a moment.
+        """
+        has_turn = True
 
-        def work() -> Awaitable[str]:
-            end_creation()
-            return asyncio.shield(answer)
+        async def wait_for_answer() -> str:
+            nonlocal has_turn
+            self._turn.release()
+            has_turn = False
+            await asyncio.wait([answer])
+            await self._turn.acquire()
+            has_turn = True
+            await self._wait_until_quiet()
+            return answer.result()
 
+        await self._turn.acquire()
         try:
-            await _make_task_run(_QueryCall(query, work))
+            await self._wait_until_quiet()
+            await _make_task_run(_QueryCall(query, wait_for_answer))
         finally:
-            end_creation()
+            if has_turn:
+                self._turn.release()
+
+    async def _wait_until_quiet(self) -> None:
+        """Wait until there was no question or answer for `QUIET_SECONDS`, but at most `MAX_DELAY_SECONDS`."""
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + MAX_DELAY_SECONDS
+        while (now := loop.time()) < (until := min(self._active_at + QUIET_SECONDS, latest)):  # noqa: ASYNC110 - time
+            await asyncio.sleep(until - now)
+
+    def _note_activity(self, _answer: object = None) -> None:
+        self._active_at = asyncio.get_running_loop().time()
 
     async def __aenter__(self) -> Self:
         return self
