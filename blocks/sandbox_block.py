@@ -5,7 +5,7 @@ import contextvars
 from abc import ABC
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from prefect.blocks.abstract import JobBlock, JobRun
 
@@ -69,6 +69,13 @@ class SandboxRun(JobRun[Result]):
 
 class SandboxBlock(SandboxProvider, JobBlock, ABC):
     """A sandbox provider as a Prefect block."""
+
+    _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
+
+    def get_account_setting(self, name: str) -> Any:
+        """Return a setting of the account: that of this block, or else that of its credentials if it has some."""
+        own, credentials = super().get_account_setting(name), getattr(self, "credentials", None)
+        return own if own is not None or credentials is None else getattr(credentials, name)
 
     async def atrigger(
         self,

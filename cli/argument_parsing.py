@@ -257,7 +257,9 @@ def _print_types(name: str, pieces: list[str], values: list[Any]) -> None:
     if not any(map(_is_unclear, pieces, values)):
         return
     kinds = [TYPE_NAMES.get(type(value), "JSON") for value in values[:MAX_LISTED_VALUES]]
-    texts = map(_format_value, values)
+    texts = [
+        json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else repr(value) for value in values
+    ]
     shown = [text if text == kind else f"{text} ({kind})" for kind, text in zip(kinds, texts, strict=False)]
     more = ["..."] if len(values) > MAX_LISTED_VALUES else []
     print(escape_text(f"{name}: {', '.join(shown + more)}"), file=sys.stderr)
@@ -268,11 +270,6 @@ def _is_unclear(word: str, value: Any) -> bool:
     if isinstance(value, str):
         return word != value or word.lower() in UNCLEAR_WORDS or re.match(r"[-+.]?\d", word) is not None
     return type(value) not in (int, float) or JSON_NUMBER.fullmatch(word) is None
-
-
-def _format_value(value: Any) -> str:
-    """Return the value as Python writes it, or a list or an object as JSON."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else repr(value)
 
 
 def _spell_json(text: str, *, is_alone: bool) -> list[str] | None:

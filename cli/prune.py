@@ -85,13 +85,12 @@ def _confirm(question: str) -> None:
 def _format_row(folder: OldFolder) -> list[str]:
     used = time.strftime("%Y-%m-%d", time.gmtime(folder.used_at))
     kind = _get_kind(folder)
-    name = str(Path(*folder.path.parts[len(folder.root.parts) :])) if folder.record is None else _name_run(folder)
+    name = (
+        str(Path(*folder.path.parts[len(folder.root.parts) :]))
+        if folder.record is None
+        else f"{folder.record.flow} {folder.record.name or folder.path.name}"
+    )
     return [kind, name, used, _format_size(folder.size_bytes)]
-
-
-def _name_run(folder: OldFolder) -> str:
-    assert folder.record is not None
-    return f"{folder.record.flow} {folder.record.name or folder.path.name}"
 
 
 def _get_kind(folder: OldFolder) -> str:

@@ -22,7 +22,8 @@ def show_servers() -> int:
     with _explain():
         for server in list_shared_servers():
             servers += 1
-            age = _format_age(time.time() - server.started)
+            seconds = time.time() - server.started
+            age = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
             use = "in use" if server.is_used() else "not in use"
             state = "" if server.answers() else ", does not answer"
             print(f"running    process {server.pid}, {age}, {_read_memory_mib(server.pid)} MiB, {use}{state}")
@@ -76,10 +77,6 @@ def _explain() -> Iterator[None]:
         yield
     except SharedServerUnusable as error:
         raise ConfigurationError(str(error)) from None
-
-
-def _format_age(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _read_memory_mib(pid: int) -> int:

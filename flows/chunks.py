@@ -88,11 +88,6 @@ class ChunksReport(Report):
         return cls(_ById(places, groups), reduction, overlaps, outcomes.results_path, spec, repeated)
 
     @property
-    def report_spec(self) -> ReportSpec:
-        """The repeats."""
-        return self.spec
-
-    @property
     def rows_outcomes(self) -> Sequence[Outcome]:
         """The outcomes that have a row in the table: one for each chunk."""
         return list(self.results.values())

@@ -1,6 +1,7 @@
 """The base class of the flows' reports, which print as a table, as text and as JSON."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 from ..sandbox.outcomes.outcome_json import get_status, outcome_to_json
@@ -42,6 +43,7 @@ class Report:
     """The outcomes of one flow run, in order: the base class of reports. A notebook shows it as a table."""
 
     results_path: str
+    spec: ReportSpec = ReportSpec()  # the objectives and the repeats
     # True if code without fields gets a note. Steps of a sequence need no fields, because later steps read the state.
     expects_fields: bool = True
 
@@ -54,11 +56,6 @@ class Report:
     def failures(self) -> Sequence[Failure]:
         """The failures among the outcomes, in order."""
         return [outcome for outcome in self.outcomes if isinstance(outcome, Failure)]
-
-    @property
-    def report_spec(self) -> ReportSpec:
-        """The objectives and the repeats."""
-        return ReportSpec()
 
     @property
     def rows_outcomes(self) -> Sequence[Outcome]:
@@ -90,15 +87,15 @@ class Report:
         """
         return format_rows(
             self.rows_outcomes, self.best_trials, limit, mark=self.mark, shows_output=shows_output,
-            hidden=self._list_hidden(), shows_usage=shows_usage, is_feasible=self.report_spec.is_feasible,
+            hidden=self._list_hidden(), shows_usage=shows_usage, is_feasible=self.spec.is_feasible,
         )  # fmt: skip
 
     def _list_hidden(self) -> set[str]:
-        return set() if self.report_spec.repeats is None else list_hidden_fields(self.rows_outcomes, self.report_spec)
+        return set() if self.spec.repeats is None else list_hidden_fields(self.rows_outcomes, self.spec)
 
     def describe(self) -> str:
         """Return the text to print below the table, or instead of it. The text may be empty."""
-        return describe_repeats(self.report_spec)
+        return describe_repeats(self.spec)
 
     def summary(self) -> str:
         """Return a text for people: the number of successes, the best trial if there is one, and why others failed.
@@ -109,12 +106,12 @@ class Report:
         from .reporting.report import describe_counts
         from .reporting.summary import RunSummary
 
-        summary = RunSummary(self.report_spec)
+        summary = RunSummary(self.spec)
         for outcome in self.outcomes:
             summary.add(outcome)
         summary.close_groups()
         reasons = group_failures(self.failures)
-        lines = [describe_counts(self.report_spec, len(self.outcomes), summary)]
+        lines = [describe_counts(self.spec, len(self.outcomes), summary)]
         lines += [reason.describe() for reason in reasons[:MAX_REASONS]]
         if len(reasons) > MAX_REASONS:
             lines.append(f"... and {len(reasons) - MAX_REASONS:,} more reasons")
@@ -172,7 +169,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         return render_outcomes(
-            self.rows_outcomes, self.best_trials, self.mark, self._list_hidden(), self.report_spec.is_feasible
+            self.rows_outcomes, self.best_trials, self.mark, self._list_hidden(), self.spec.is_feasible
         )
 
     def __str__(self) -> str:
@@ -196,14 +193,23 @@ class SequenceOfOutcomes(Report, Sequence[Outcome]):
         return iter(self.outcomes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialsReport(SequenceOfOutcomes):
     """A report on trials, which marks the best of them."""
 
     best: Result | MaybeNone
     objective: str | list[str] | None
     direction: Direction | list[Direction]
-    pareto_front: Sequence[Result]
-    space: Any
+    results_path: str
+    pareto_front: Sequence[Result] = ()
+    space: Any = None
+    groups: Sequence[Outcome] = ()
+    spec: ReportSpec = field(default_factory=ReportSpec)
+
+    @property
+    def rows_outcomes(self) -> Sequence[Outcome]:
+        """The outcomes that have a row in the table: every one, or with repeats one for each group."""
+        return self.groups or self.outcomes
 
     @property
     def best_trials(self) -> Sequence[Result]:
@@ -217,11 +223,9 @@ class TrialsReport(SequenceOfOutcomes):
 
     def list_notes(self) -> list[str]:
         """Return sentences about the outcomes that a person should read."""
-        spec = self.report_spec
-        has_best = bool(self.best_trials) or not spec.constraints
-        trials = () if has_best else self.rows_outcomes
-        if any(isinstance(trial, Result) and not spec.is_feasible(trial.outputs) for trial in trials):
-            note = f"{NO_FEASIBLE_TRIAL}, so none is the best: each has {' or '.join(spec.constraints)} above 0"
+        trials = () if self.best_trials or not self.spec.constraints else self.rows_outcomes
+        if any(isinstance(trial, Result) and not self.spec.is_feasible(trial.outputs) for trial in trials):
+            note = f"{NO_FEASIBLE_TRIAL}, so none is the best: each has {' or '.join(self.spec.constraints)} above 0"
             return [*Report.list_notes(self), note]
         return Report.list_notes(self)
 
@@ -242,7 +246,7 @@ class TrialsReport(SequenceOfOutcomes):
         from .search.study import build_study
 
         objectives = parse_objectives(self.objective, self.direction)
-        constraints = self.report_spec.constraints
+        constraints = self.spec.constraints
         return build_study(self.outcomes, objectives, self.space, constraints=constraints, storage=storage, name=name)
 
 
@@ -258,13 +262,7 @@ class OutcomesReport(SequenceOfOutcomes):
     """
 
     results_path: str = ""
-    spec: ReportSpec = ReportSpec()
     _outcomes: Sequence[Outcome] = ()
-
-    @property
-    def report_spec(self) -> ReportSpec:
-        """The noun for an execution, and the repeats."""
-        return self.spec
 
     @property
     def outcomes(self) -> Sequence[Outcome]:

@@ -61,13 +61,9 @@ class QuestionRows:
         for name in ("context_file", "context_volume_path"):
             if not isinstance(own.get(name, ""), str if name == "context_volume_path" else (str, list)):
                 raise ConfigurationError(f"row {number} of the questions has {name} {own[name]!r}: give a path")
-        question = self.reader.read(query, *_list_context(own or self.shared))
+        question = self.reader.read(query, *map((own or self.shared).get, CONTEXT_COLUMNS))
         others = {name: value for name, value in row.items() if name not in ("query", *CONTEXT_COLUMNS)}
         return Question(question.code, {**others, **question.variables})
-
-
-def _list_context(values: Mapping[str, Any]) -> tuple[Any, Any, str | None]:
-    return values.get("context"), values.get("context_file"), values.get("context_volume_path")
 
 
 @parameter_model(frozen=True, kw_only=True)

@@ -1,11 +1,10 @@
 """The report on a flow run of any kind, read from its ledger."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from ..sandbox.result import MaybeNone, Outcome, Result
-from ..tasks.ledger.run_record import Direction, ReportSpec
+from ..sandbox.result import Outcome, Result
 from .reporting.groups import group_outcomes
 from .reporting.ledger_reader import open_run_ledger
 from .reporting.summary import BestTrials
@@ -13,7 +12,7 @@ from .reporting.table import MAX_SHOWN_ROWS, align_rows
 from .reports import TrialsReport
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport(TrialsReport):
     """A flow run's outcomes in order, and the best of them if it had an objective.
 
@@ -37,24 +36,6 @@ class RunReport(TrialsReport):
     flow: str
     name: str
     results: Sequence[Outcome]
-    best: Result | MaybeNone
-    objective: str | list[str] | None
-    direction: Direction | list[Direction]
-    results_path: str
-    pareto_front: Sequence[Result] = ()
-    space: Any = None
-    groups: Sequence[Outcome] = ()
-    spec: ReportSpec = field(default_factory=ReportSpec)
-
-    @property
-    def report_spec(self) -> ReportSpec:
-        """The objectives and the repeats."""
-        return self.spec
-
-    @property
-    def rows_outcomes(self) -> Sequence[Outcome]:
-        """The outcomes that have a row in the table: every one, or with repeats one for each group."""
-        return self.groups or self.results
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
@@ -87,17 +68,17 @@ def load_report(run: str) -> RunReport:
         if isinstance(outcome, Result):
             best.consider(outcome)
     return RunReport(
-        record.flow,
-        record.name,
-        results,
-        best.result,
-        [item.name for item in spec.objectives] or spec.objective,
-        [item.direction for item in spec.objectives] or spec.direction,
-        str(reader.ledger.path),
-        best.results if spec.objectives else (),
-        spec.space,
-        rows if spec.repeats is not None else (),
-        spec,
+        flow=record.flow,
+        name=record.name,
+        results=results,
+        best=best.result,
+        objective=[item.name for item in spec.objectives] or spec.objective,
+        direction=[item.direction for item in spec.objectives] or spec.direction,
+        results_path=str(reader.ledger.path),
+        pareto_front=best.results if spec.objectives else (),
+        space=spec.space,
+        groups=rows if spec.repeats is not None else (),
+        spec=spec,
     )
 
 

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass as parameter_model
 from ..blocks.storage.location import PathOrLocation
 from ..sandbox.caller import get_caller, name_parameter
 from ..sandbox.errors import ConfigurationError
-from ..sandbox.result import MaybeNone, Outcome, Result
+from ..sandbox.result import Outcome, Result
 from ..tasks.ledger.run_record import Aggregate, Direction, Objective, ReportSpec
 from .inputs.conversion import Code, GridValues, Items, PathText, SpaceValues, Variables
 from .inputs.readers import (
@@ -41,7 +41,7 @@ from .search.study import check_sampler
 KINDS = {str: "text", bool: "a bool", list: "a list", dict: "a dict", int: "an integer too large for a float"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepReport(TrialsReport):
     """A sweep's trials in the order of the space, and the best of them.
 
@@ -63,24 +63,6 @@ class SweepReport(TrialsReport):
     """
 
     trials: Sequence[Outcome]
-    best: Result | MaybeNone
-    objective: str | list[str] | None
-    direction: Direction | list[Direction]
-    results_path: str
-    pareto_front: Sequence[Result] = ()
-    space: Any = None
-    groups: Sequence[Outcome] = ()
-    spec: ReportSpec = field(default_factory=ReportSpec)
-
-    @property
-    def report_spec(self) -> ReportSpec:
-        """The objectives and the repeats."""
-        return self.spec
-
-    @property
-    def rows_outcomes(self) -> Sequence[Outcome]:
-        """The outcomes that have a row in the table: every trial, or with repeats one for each point."""
-        return self.groups or self.trials
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
@@ -358,9 +340,16 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
         if has_succeeded and not has_scores:
             _refuse_objective(objectives, fields, wrong, outcomes.results_path)
         return SweepReport(
-            outcomes.results, best.result, self.objective, self.direction, outcomes.results_path,
-            tuple(best.results) if len(objectives) > 1 else (), self.space, groups, spec,
-        )  # fmt: skip
+            trials=outcomes.results,
+            best=best.result,
+            objective=self.objective,
+            direction=self.direction,
+            results_path=outcomes.results_path,
+            pareto_front=tuple(best.results) if len(objectives) > 1 else (),
+            space=self.space,
+            groups=groups,
+            spec=spec,
+        )
 
 
 def check_fields(

@@ -81,7 +81,8 @@ class PackedDriver:
 @cache
 def pack_driver(*, is_code: bool) -> PackedDriver:
     """Return the driver as code objects, for a Python of the host's version, or as text."""
-    program = _build_small_code() if is_code else build_driver_text()
+    # The columns of the code's positions are a third of its size.
+    program = marshal.dumps(_drop_columns(marshal.loads(build_driver_code()))) if is_code else build_driver_text()
     loader = f"import sys, zlib\n{LOAD_CODE if is_code else LOAD_TEXT}\n{RUN_PROGRAM}"
     return PackedDriver(zlib.compress(program, 9), loader)
 
@@ -149,11 +150,6 @@ def _find_loaders(modules: tuple[str, ...]) -> Iterator[tuple[str, str, Any]]:
 def _rename_file(code: CodeType, file_name: str) -> CodeType:
     constants = tuple(_rename_file(item, file_name) if isinstance(item, CodeType) else item for item in code.co_consts)
     return code.replace(co_filename=file_name, co_consts=constants)
-
-
-def _build_small_code() -> bytes:
-    """Return the code of `build_driver_code` without the columns of its positions, which are a third of its size."""
-    return marshal.dumps(_drop_columns(marshal.loads(build_driver_code())))
 
 
 def _drop_columns(item: Any) -> Any:

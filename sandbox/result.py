@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .outcomes.text_escape import escape_text, render_fields
@@ -45,12 +46,8 @@ class Result:
             if name == "keys":  # A method would hide a field of that name.
                 return self.outputs.keys
             if name == "_repr_html_":
-                return self._render_html
+                return partial(render_fields, self.outputs)
             raise AttributeError(self._describe_missing(name)) from None
-
-    def _render_html(self) -> str:
-        """Return an HTML table, which notebooks show instead of `repr`."""
-        return render_fields(self.outputs)
 
     if TYPE_CHECKING:
 

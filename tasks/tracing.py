@@ -74,7 +74,8 @@ def trace_flow_run() -> Iterator[None]:
     context = FlowRunContext.get()
     run = None if context is None else context.flow_run
     parent = None
-    if run is not None and LABELS_TRACEPARENT_KEY in run.labels and not _has_span():
+    has_span = trace.get_current_span().get_span_context().is_valid  # recorded or not
+    if run is not None and LABELS_TRACEPARENT_KEY in run.labels and not has_span:
         # Prefect's own spans are switched off. Prefect's label names the parent, which is the span of a shard's job.
         parent = W3C.extract({"traceparent": str(run.labels[LABELS_TRACEPARENT_KEY])})
     with _open_span(f"invoke_workflow {name}", attributes, run=run, parent=parent):
@@ -165,11 +166,6 @@ class _TracedModel:
                 output = {**_build_message("assistant", answer.text), "finish_reason": "stop"}
                 span.set_attribute("gen_ai.output.messages", _encode([output]))
             return answer
-
-
-def _has_span() -> bool:
-    """Return whether there is a current span, recorded or not."""
-    return trace.get_current_span().get_span_context().is_valid
 
 
 def _get_task_run() -> TaskRun | None:

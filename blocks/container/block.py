@@ -33,7 +33,6 @@ class ContainerSandbox(ContainerProvider, SandboxBlock):
         "Runs code in containers of Docker or Podman, one of which has to be installed on the worker's machine."
     )
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://docs.podman.io/")  # type: ignore[misc]
-    _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
 
     if TYPE_CHECKING:  # Pydantic's own signature would reject secrets given as text.
 

@@ -1,6 +1,6 @@
 """The Prefect block for sandboxes of Daytona."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from pydantic import Field, HttpUrl
 
@@ -39,7 +39,6 @@ class DaytonaSandbox(DaytonaProvider, SandboxBlock):
         "Runs code in Daytona's sandboxes, with an API key of an account. There is nothing to install beside rlm-batch."
     )
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://www.daytona.io/docs/")  # type: ignore[misc]
-    _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
 
     account_settings: ClassVar[tuple[str, ...]] = ("credentials", *DaytonaProvider.account_settings)
 
@@ -48,11 +47,6 @@ class DaytonaSandbox(DaytonaProvider, SandboxBlock):
         title="Credentials",
         description="Account of the sandboxes. The fields of this block that are set have precedence.",
     )
-
-    def get_account_setting(self, name: str) -> Any:
-        """Return a setting of the account: that of this block, or else that of its credentials."""
-        own = super().get_account_setting(name)
-        return own if own is not None or self.credentials is None else getattr(self.credentials, name)
 
     if TYPE_CHECKING:  # Pydantic's own signature would reject secrets given as text.
 

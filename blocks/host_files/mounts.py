@@ -183,7 +183,11 @@ def _read_mount(target: str, source: Path, text: str, fd: int, budget: _Budget |
     digest, files = listing.hexdigest(), None
     if budget is not None:
         files = dict.fromkeys(directories, b"")
-        files |= _read_files(fd, source) if is_directory else {"": _read_open_file(fd)}
+        if is_directory:
+            files |= _read_files(fd, source)
+        else:
+            with open(fd, "rb", closefd=False) as file:
+                files[""] = file.read(MAX_UPLOADED_BYTES + 1)
         digest = _digest_contents(files)
     return HostMount(target, source, is_directory, status.st_dev, status.st_ino, digest, other_file_system, files)
 
@@ -206,11 +210,6 @@ def _read_files(directory: int, source: Path) -> dict[str, bytes]:
         with open_file() as file:
             files[path] = file.read(MAX_UPLOADED_BYTES + 1)
     return files
-
-
-def _read_open_file(fd: int) -> bytes:
-    with open(fd, "rb", closefd=False) as file:
-        return file.read(MAX_UPLOADED_BYTES + 1)
 
 
 def _digest_contents(files: dict[str, bytes]) -> str:

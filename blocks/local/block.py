@@ -35,7 +35,6 @@ class LocalSandbox(LocalProvider, SandboxBlock):
         "bubblewrap isolates more, and is used where it is installed."
     )
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://github.com/containers/bubblewrap")  # type: ignore[misc]
-    _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
 
     if TYPE_CHECKING:  # Type checkers would otherwise reject text for a secret.
 

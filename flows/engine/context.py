@@ -252,7 +252,7 @@ async def open_run_context(
         preparation=preparation,
         tools=tools,
         files=CollectedFilesStore(ledger.path),
-        check=_read_check(options),
+        check=None if options.check is None else Check(_read_code("check", str(options.check), options)),
     )
     register_own_run(context.run_id)
     return context
@@ -283,11 +283,6 @@ def _read_preparation(options: Options, provider: SandboxProvider) -> Preparatio
             f"raise {name_parameter('lifetime')}"
         )
     return replace(preparation, code=_read_code("prepare", preparation.code, options))
-
-
-def _read_check(options: Options) -> Check | None:
-    """Return the check of each execution, or None. Raises ConfigurationError."""
-    return None if options.check is None else Check(_read_code("check", str(options.check), options))
 
 
 def _read_code(name: str, text: str, options: Options) -> str:

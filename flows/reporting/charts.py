@@ -5,7 +5,7 @@ from typing import Any
 from ...tasks.ledger.run_record import Objective
 from ..search.importances import Importances
 from .document import Part, Picture
-from .summary import ChartPoint, RunSummary
+from .summary import RunSummary
 from .svg import draw_curves, draw_heat_map, draw_importances, draw_parallel_coordinates, draw_pareto_front, draw_series
 from .table import OUTPUTS
 
@@ -18,7 +18,9 @@ def build_charts(summary: RunSummary, importances: Importances | None = None) ->
         return []
     if summary.spec.objective is None and not summary.spec.objectives:
         return [_draw_history(summary)]
-    names = _list_varied_names(summary.points)
+    points = summary.points
+    names = list(dict.fromkeys(name for point in points for name in point.variables))
+    names = [name for name in names if len({repr(point.variables.get(name))[:200] for point in points}) > 1]
     if summary.spec.objectives:
         return [*_draw_fronts(summary), *_draw_parallel(summary, names)]
     parts = [_draw_history(summary), *_draw_heat_map(summary, names), *_draw_curves(summary)]
@@ -119,12 +121,6 @@ def _draw_fronts(summary: RunSummary) -> list[Part]:
 def _name_objective(name: str, summary: RunSummary) -> str:
     """Return the objective's name in charts that also name variables, one of which may have the same name."""
     return f"{OUTPUTS}.{name}" if name in summary.variables else name
-
-
-def _list_varied_names(points: list[ChartPoint]) -> list[str]:
-    """Return the variables that have more than one value."""
-    names = dict.fromkeys(name for point in points for name in point.variables)
-    return [name for name in names if len({repr(point.variables.get(name))[:200] for point in points}) > 1]
 
 
 def _is_short_value(value: Any) -> bool:

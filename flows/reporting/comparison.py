@@ -207,14 +207,11 @@ def _read_numbers(result: Result, spec: ReportSpec) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, value in outputs.items():
         number = read_number(value)
-        if number is not None and name not in statistics and not _equals(result.meta.variables, name, value):
+        variables = result.meta.variables
+        is_variable = name in variables and variables[name] == value  # The field only repeats the variable.
+        if number is not None and name not in statistics and not is_variable:
             numbers[name] = number
     return numbers
-
-
-def _equals(variables: dict[str, Any], name: str, value: Any) -> bool:
-    """Return whether a field only repeats the variable of the same name."""
-    return name in variables and variables[name] == value
 
 
 def _normalize(value: Any) -> Any:

@@ -84,7 +84,9 @@ def pass_at_k(
             f"pass@{k} needs {k} samples of each input, and {small[:200]} has {len(groups[small])}: run more "
             "samples, or name the variables that the samples of an input share, as in by='task'"
         )
-    estimates = [_estimate(len(samples), sum(samples), k) for samples in groups.values()]
+    estimates = [
+        1.0 - math.comb(len(samples) - sum(samples), k) / math.comb(len(samples), k) for samples in groups.values()
+    ]
     value = math.fsum(estimates) / len(estimates)
     low, high = _compute_interval(estimates, value)
     return PassAtK(k, value, low, high, len(groups), sum(map(len, groups.values())), failure_count)
@@ -116,10 +118,6 @@ def _has_passed(outcome: Outcome, field: str) -> bool:
     if not isinstance(value, (bool, int, float)) or value not in (0, 1):
         raise ConfigurationError(f"execution {outcome.meta.index} has {field}={value!r}: it must be true or false")
     return bool(value)
-
-
-def _estimate(n: int, c: int, k: int) -> float:
-    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def _compute_interval(estimates: list[float], value: float) -> tuple[float, float]:

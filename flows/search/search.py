@@ -92,7 +92,8 @@ class Search:
         """Replay the ledger's lines of this search into the study. Raises OSError if a location cannot be read."""
         self._recorded = self._find_recorded_trials()
         numbers = {trial.key: trial.index for trial in self._recorded}
-        places = {execution.key: find_trial(execution) for execution in self._list_recorded_executions()}
+        points = (Point(trial.variables, trial.alternative) for trial in self._recorded)
+        places = {execution.key: find_trial(execution) for _, execution in self._assign_keys(points)}
         for line in self.ledger.read_search_lines():
             if isinstance(line, AskedTrial):
                 if numbers.get(line.key) == self.study.count:
@@ -108,10 +109,6 @@ class Search:
             elif not self.study.has_report(number, line.step):
                 self.study.report(number, line.step, line.value)
                 self._note_report(number, line.step, line.value, is_pruned=line.is_pruned)
-
-    def _list_recorded_executions(self) -> Iterator[Execution]:
-        points = (Point(trial.variables, trial.alternative) for trial in self._recorded)
-        return (execution for _, execution in self._assign_keys(points))
 
     def _assign_keys(self, points: Iterator[Point]) -> Iterator[tuple[Point, Execution]]:
         """Yield each point with its executions: one, or one for each repeat."""

@@ -79,7 +79,9 @@ def continue_settings(
     except OSError as error:
         raise ConfigurationError(f"the results in {ledger} cannot be read: {error.strerror or error}") from None
     for record in reversed(records):
-        is_same = record.space == space and _list_objectives(record) == objectives
+        spec = record.report_spec
+        recorded = spec.objectives or (() if spec.objective is None else (Objective(spec.objective, spec.direction),))
+        is_same = record.space == space and recorded == objectives
         if not is_same or record.search.get("code") != _compute_digest(code):
             continue
         settings, added = given.complete(_read_settings(record))
@@ -104,11 +106,6 @@ def _read_settings(record: RunRecord) -> SearchSettings:
         return TypeAdapter(SearchSettings).validate_python(values)
     except ValidationError:
         return SearchSettings()
-
-
-def _list_objectives(record: RunRecord) -> tuple[Objective, ...]:
-    spec = record.report_spec
-    return spec.objectives or (() if spec.objective is None else (Objective(spec.objective, spec.direction),))
 
 
 def _compute_digest(code: str) -> str:

@@ -20,7 +20,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     for what a check judged.
     """
     meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
-    meta["reports"] = [[step, _encode_number(value)] for step, value in outcome.meta.reports]
+    meta["reports"] = [[step, value if math.isfinite(value) else str(value)] for step, value in outcome.meta.reports]
     # Leave out the fields that are empty in most lines.
     for name in ("reports", "pruned", "displays", "tool_calls", "collected", "not_collected", "exited"):
         if not meta[name]:
@@ -49,10 +49,6 @@ def get_status(outcome: Outcome) -> str:
     if not isinstance(outcome, Result):
         return "failed"
     return "exited" if outcome.meta.exited and not outcome.meta.submitted else "succeeded"
-
-
-def _encode_number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
 
 
 def restore_outcome(data: dict[str, Any]) -> None:

@@ -115,11 +115,6 @@ async def estimate_for_budget(
     return await model.estimate_max_usage(messages, options, is_priced=budget.limits_cost)
 
 
-def _list_set_options(options: RequestOptions) -> dict[str, Any]:
-    """Return the options that differ from the defaults, which change the answer."""
-    return {name: value for name, value in asdict(options).items() if value not in (None, False)}
-
-
 @dataclass(slots=True)
 class Query:
     """The record of one query. `usage` and `cached` exclude the queries below it.
@@ -309,7 +304,8 @@ class QuerySession:
         asked = messages
         if self.cache.ignores_instructions and query.kind != FLAT_KIND:
             asked = [message for message in messages if message["role"] != "system"]
-        question = build_question(model.name, model.fingerprint(), asked, _list_set_options(options))
+        changed = {name: value for name, value in asdict(options).items() if value not in (None, False)}
+        question = build_question(model.name, model.fingerprint(), asked, changed)
         try:
             async with asyncio.timeout_at(self.deadline):
                 text = await self.cache.get_answer(question, request_tracked)

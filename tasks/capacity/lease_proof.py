@@ -40,7 +40,8 @@ async def repair_limit(client: PrefectClient, limit: GlobalConcurrencyLimitRespo
     try:
         proof = await client.read_variable_by_name(variable)
         if proof is None:
-            lease = await _take_proof(client)
+            answer = await client.increment_concurrency_slots_with_lease([PROOF_NAME], 1, "concurrency", PROOF_SECONDS)
+            lease = answer.json()["lease_id"]
             with suppress(ObjectAlreadyExists):  # Another process has created it meanwhile.
                 await client.create_variable(VariableCreate(name=variable, value=lease, tags=["rlm-batch"]))
             return False
@@ -94,8 +95,3 @@ async def renew_lease(client: PrefectClient, lease: UUID, seconds: float) -> boo
             return False
         raise
     return True
-
-
-async def _take_proof(client: PrefectClient) -> str:
-    answer = await client.increment_concurrency_slots_with_lease([PROOF_NAME], 1, "concurrency", PROOF_SECONDS)
-    return answer.json()["lease_id"]

@@ -113,7 +113,8 @@ def _measure_open_files(threads: dict[int, int]) -> tuple[dict[int, int], int]:
     disk, seen = 0, set[tuple[int, int]]()
     for pid, thread in threads.items():
         with suppress(OSError):
-            for path in (*_list_descriptors(thread), *_list_deleted_maps(thread)):
+            descriptors = [f"/proc/{thread}/fd/{name}" for name in os.listdir(f"/proc/{thread}/fd")]
+            for path in (*descriptors, *_list_deleted_maps(thread)):
                 with suppress(OSError):
                     target = os.readlink(path)
                     if not target.endswith(" (deleted)"):
@@ -128,10 +129,6 @@ def _measure_open_files(threads: dict[int, int]) -> tuple[dict[int, int], int]:
                     else:
                         disk += size
     return memory, disk
-
-
-def _list_descriptors(pid: int) -> list[str]:
-    return [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
 
 
 def _list_deleted_maps(pid: int) -> list[str]:

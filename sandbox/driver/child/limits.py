@@ -51,7 +51,13 @@ def _find_own_limit(error: Any) -> str:
         if error.errno == errno.ENOMEM and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
             return "" if _has_started_process(error) else "memory"
         if error.errno == errno.ENOSPC:
-            return "shm" if _is_full("/dev/shm") else "disk" if _is_full(".") or _is_full(_get_temporary()) else ""
+            return (
+                "shm"
+                if _is_full("/dev/shm")
+                else "disk"
+                if _is_full(".") or _is_full(os.environ.get("TMPDIR", "/tmp"))
+                else ""
+            )
     except Exception:  # the code may have made the exception
         pass
     return ""
@@ -89,7 +95,3 @@ def _is_full(path: str) -> bool:
     except OSError:
         return False
     return disk.f_bavail * disk.f_frsize < SMALL_BYTES or (disk.f_files > 0 and disk.f_favail == 0)
-
-
-def _get_temporary() -> str:
-    return os.environ.get("TMPDIR", "/tmp")
