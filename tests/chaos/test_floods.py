@@ -22,11 +22,12 @@ from rlm_batch.blocks.local.launch.driver_process import SpawnedProcess
 from rlm_batch.sandbox.driver_bundle import build_driver_code
 from rlm_batch.sandbox.errors import RlmBatchError
 from rlm_batch.sandbox.interpreter import Interpreter
-from rlm_batch.sandbox.queries.budget import Budget, Estimate, Usage
+from rlm_batch.sandbox.queries.budget import Budget, Usage
 from rlm_batch.sandbox.queries.recursion import Queries
 from rlm_batch.sandbox.queries.session import DEFAULT_OPTIONS, Answer, Message, QuerySession, RequestOptions
 
 from ..infra.isolation_levels import find_strongest_level
+from ..infra.stub_model import StubModel
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_process_left")]
 
@@ -157,24 +158,11 @@ send(frame(op='end', status='submitted', seconds=1.0, body=b'{"x":[' + b'[],' * 
 }  # fmt: skip
 
 
-class QuickModel:
+class QuickModel(StubModel):
     """A model that answers at once."""
-
-    name = "quick"
 
     async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
         return Answer(messages[0]["content"], Usage(1, 1, 1, 0.0))
-
-    async def estimate_max_usage(
-        self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
-    ) -> Estimate:
-        return Estimate(10, 5)
-
-    async def find_prompt_limit(self) -> int | None:
-        return None
-
-    def fingerprint(self) -> dict[str, Any]:
-        return {"model": self.name}
 
 
 async def recurse(*_: object) -> str:

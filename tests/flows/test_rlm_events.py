@@ -27,10 +27,8 @@ TURNS = make_script(
 
 
 @pytest.fixture(autouse=True)
-def credentials(chat: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the address and key that LiteLLM uses by default."""
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
-    monkeypatch.setenv("OPENAI_API_BASE", chat.url)
+def answers(openai: ChatServer, chat: ChatServer) -> None:
+    """Let the model of the environment answer."""
     chat.rule("Which number", "42, I think. " * 50)
     chat.script = TURNS
 

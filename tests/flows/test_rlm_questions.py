@@ -26,16 +26,9 @@ from rlm_batch.sandbox.interpreter import Interpreter
 from ..infra.scripted_turns import MARK, format_turn, make_script
 from ..standins.openai_chat import Reply
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("openai")]
 
 NAME = "openai/gpt-4o-mini"
-
-
-@pytest.fixture(autouse=True)
-def credentials(chat, monkeypatch):
-    """Set the address and key that LiteLLM uses by default."""
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
-    monkeypatch.setenv("OPENAI_API_BASE", chat.url)
 
 
 @pytest.fixture

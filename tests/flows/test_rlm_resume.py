@@ -21,17 +21,10 @@ from ..infra.scripted_turns import MARK, format_turn
 from ..infra.waiting import HANG_SECONDS, wait_until
 from ..standins.openai_chat import ChatServer, Reply, Request
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("openai")]
 
 NAME = "openai/gpt-4o-mini"
 QUESTIONS = 20
-
-
-@pytest.fixture(autouse=True)
-def credentials(chat, monkeypatch):
-    """Set the address and key that LiteLLM uses by default."""
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
-    monkeypatch.setenv("OPENAI_API_BASE", chat.url)
 
 
 PROGRAM = """

@@ -29,6 +29,19 @@ from rlm_batch import LocalInterpreter
 def ready():
     os.write(1, b"ready\\n")  # in one piece, whatever other threads say
 """
+# Code that starts two processes that ignore signals, one of them a daemon.
+START_DAEMONS = """
+import os, signal, time
+for own_session in (False, True):
+    if os.fork() == 0:
+        if own_session:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+        for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_IGN)
+        time.sleep(1000)
+"""
 # Host functions that never return.
 TOOLS = """
 def plain():

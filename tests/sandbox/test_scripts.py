@@ -12,21 +12,12 @@ import pytest
 from rlm_batch import LocalSandbox
 
 from ..infra.waiting import wait_until
-from .conftest import PATIENCE, Run
+from .conftest import PATIENCE, START_DAEMONS, Run
 
 # This code leaves processes that only SIGKILL ends, inside and outside of its session.
-DAEMONS = """
-import os, signal, subprocess, time
-for own_session in (False, True):
-    if os.fork() == 0:
-        if own_session:
-            os.setsid()
-            if os.fork():
-                os._exit(0)
-        for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
-            signal.signal(number, signal.SIG_IGN)
-        time.sleep(1000)
-sleeping = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+DAEMONS = f"""
+import subprocess
+{START_DAEMONS}sleeping = subprocess.Popen(["sleep", "1000"], start_new_session=True)
 ready()
 time.sleep(1000)
 """

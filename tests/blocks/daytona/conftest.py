@@ -1,12 +1,11 @@
-"""Fixtures for tests of Daytona: its local stand-in, and a repository to clone."""
+"""Fixtures for tests of Daytona: its local stand-in."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from ...infra.waiting import wait_until_async
-from ...standins.git_server import GitServer
 
 
 @pytest.fixture(autouse=True)
@@ -23,18 +22,3 @@ def wait_for_call(standin: Any) -> Callable[..., Any]:
         await wait_until_async(lambda: standin.state()["counts"].get(call, 0) >= times, f"{times} times {call}")
 
     return wait
-
-
-@pytest.fixture(scope="session")
-def git_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GitServer]:
-    server = GitServer(tmp_path_factory.mktemp("repositories"))
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def repository(git_server: GitServer) -> GitServer:
-    """Return a git server whose repository needs no token."""
-    git_server.token = None
-    git_server.downloads.clear()
-    return git_server

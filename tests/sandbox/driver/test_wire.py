@@ -17,22 +17,13 @@ from rlm_batch.sandbox.driver_settings import DriverSettings
 from rlm_batch.sandbox.wire.strict_json import loads
 
 from ...infra.waiting import wait_until
+from ..conftest import START_DAEMONS
 
 Launch = Callable[..., Any]
 
 # This code starts two processes that ignore signals, one of them a daemon. The code prints "on" and does not end.
-STAYING = """
-import os, signal, time
-for own_session in (False, True):
-    if os.fork() == 0:
-        if own_session:
-            os.setsid()
-            if os.fork():
-                os._exit(0)
-        for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
-            signal.signal(number, signal.SIG_IGN)
-        time.sleep(1000)
-print("on")
+STAYING = f"""
+{START_DAEMONS}print("on")
 time.sleep(1000)
 """
 

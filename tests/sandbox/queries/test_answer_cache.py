@@ -8,7 +8,7 @@ import pytest
 from rlm_batch import BudgetExceeded, DeadlineExceeded, QueryError
 from rlm_batch.sandbox.queries import session as session_module
 from rlm_batch.sandbox.queries.answer_cache import AnswerCache, MemoryAnswers, build_question
-from rlm_batch.sandbox.queries.budget import Budget, Estimate, Usage
+from rlm_batch.sandbox.queries.budget import Budget, Usage
 from rlm_batch.sandbox.queries.session import (
     DEFAULT_OPTIONS,
     Answer,
@@ -19,10 +19,12 @@ from rlm_batch.sandbox.queries.session import (
     RequestOptions,
 )
 
+from ...infra.stub_model import StubModel
+
 pytestmark = pytest.mark.anyio
 
 
-class GatedModel:
+class GatedModel(StubModel):
     """A model that waits for its gate, and then answers with its number of calls, or fails if `refuses` is set."""
 
     name = "gated"
@@ -39,14 +41,6 @@ class GatedModel:
         if self.refuses:
             raise QueryError("no answer today")
         return Answer(f"answer {self.asked}", Usage(1, 10, 5, 0.25))
-
-    async def estimate_max_usage(
-        self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
-    ) -> Estimate:
-        return Estimate(10, 5)
-
-    async def find_prompt_limit(self) -> int | None:
-        return None
 
     def fingerprint(self) -> dict[str, Any]:
         return self.settings

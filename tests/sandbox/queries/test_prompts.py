@@ -1,38 +1,27 @@
 """Tests of the limit on prompts per query, in the sandbox and on the host, and of how many prompts run at a time."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from rlm_batch import LocalSandbox
-from rlm_batch.sandbox.queries.budget import Budget, Estimate, Usage
+from rlm_batch.sandbox.queries.budget import Budget, Usage
 from rlm_batch.sandbox.queries.recursion import Queries
 from rlm_batch.sandbox.queries.session import DEFAULT_OPTIONS, Answer, Message, QuerySession, RequestOptions
+
+from ...infra.stub_model import StubModel
 
 pytestmark = pytest.mark.anyio
 
 
-class LengthModel:
+class LengthModel(StubModel):
     """A model that answers with the length of the prompt, and counts the tasks of its event loop."""
 
-    name = "length"
     most_tasks = 0
 
     async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
         self.most_tasks = max(self.most_tasks, len(asyncio.all_tasks()))
         return Answer(str(len(messages[0]["content"])), Usage(1, 1, 1, 0.0))
-
-    async def estimate_max_usage(
-        self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
-    ) -> Estimate:
-        return Estimate(10, 5)
-
-    async def find_prompt_limit(self) -> int | None:
-        return None
-
-    def fingerprint(self) -> dict[str, Any]:
-        return {"model": self.name}
 
 
 async def recurse(*_: object) -> str:

@@ -1,0 +1,23 @@
+"""The base of models that tests write: without a limit on prompts, and with one estimate for all of them."""
+
+from typing import Any
+
+from rlm_batch.sandbox.queries.budget import Estimate
+from rlm_batch.sandbox.queries.session import DEFAULT_OPTIONS, Message, RequestOptions
+
+
+class StubModel:
+    """A model without `ask`."""
+
+    name = "stub"
+
+    async def estimate_max_usage(
+        self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
+    ) -> Estimate:
+        return Estimate(10, 5)
+
+    async def find_prompt_limit(self) -> int | None:
+        return None
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"model": self.name}
