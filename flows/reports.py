@@ -1,7 +1,6 @@
 """The base class of the flows' reports, which print as a table, as text and as JSON."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, overload
 
 from ..sandbox.outcomes.outcome_json import get_status, outcome_to_json
@@ -193,18 +192,15 @@ class SequenceOfOutcomes(Report, Sequence[Outcome]):
         return iter(self.outcomes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialsReport(SequenceOfOutcomes):
     """A report on trials, which marks the best of them."""
 
     best: Result | MaybeNone
     objective: str | list[str] | None
     direction: Direction | list[Direction]
-    results_path: str
-    pareto_front: Sequence[Result] = ()
-    space: Any = None
-    groups: Sequence[Outcome] = ()
-    spec: ReportSpec = field(default_factory=ReportSpec)
+    pareto_front: Sequence[Result]
+    space: Any
+    groups: Sequence[Outcome]
 
     @property
     def rows_outcomes(self) -> Sequence[Outcome]:

@@ -1,10 +1,11 @@
 """The report on a flow run of any kind, read from its ledger."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..sandbox.result import Outcome, Result
+from ..sandbox.result import MaybeNone, Outcome, Result
+from ..tasks.ledger.run_record import Direction, ReportSpec
 from .reporting.groups import group_outcomes
 from .reporting.ledger_reader import open_run_ledger
 from .reporting.summary import BestTrials
@@ -12,7 +13,7 @@ from .reporting.table import MAX_SHOWN_ROWS, align_rows
 from .reports import TrialsReport
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RunReport(TrialsReport):
     """A flow run's outcomes in order, and the best of them if it had an objective.
 
@@ -36,6 +37,14 @@ class RunReport(TrialsReport):
     flow: str
     name: str
     results: Sequence[Outcome]
+    best: Result | MaybeNone
+    objective: str | list[str] | None
+    direction: Direction | list[Direction]
+    results_path: str
+    pareto_front: Sequence[Result] = ()
+    space: Any = None
+    groups: Sequence[Outcome] = ()
+    spec: ReportSpec = field(default_factory=ReportSpec)
 
     @property
     def outcomes(self) -> Sequence[Outcome]:

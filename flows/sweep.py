@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass as parameter_model
 from ..blocks.storage.location import PathOrLocation
 from ..sandbox.caller import get_caller, name_parameter
 from ..sandbox.errors import ConfigurationError
-from ..sandbox.result import Outcome, Result
+from ..sandbox.result import MaybeNone, Outcome, Result
 from ..tasks.ledger.run_record import Aggregate, Direction, Objective, ReportSpec
 from .inputs.conversion import Code, GridValues, Items, PathText, SpaceValues, Variables
 from .inputs.readers import (
@@ -41,7 +41,7 @@ from .search.study import check_sampler
 KINDS = {str: "text", bool: "a bool", list: "a list", dict: "a dict", int: "an integer too large for a float"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SweepReport(TrialsReport):
     """A sweep's trials in the order of the space, and the best of them.
 
@@ -63,6 +63,14 @@ class SweepReport(TrialsReport):
     """
 
     trials: Sequence[Outcome]
+    best: Result | MaybeNone
+    objective: str | list[str] | None
+    direction: Direction | list[Direction]
+    results_path: str
+    pareto_front: Sequence[Result] = ()
+    space: Any = None
+    groups: Sequence[Outcome] = ()
+    spec: ReportSpec = field(default_factory=ReportSpec)
 
     @property
     def outcomes(self) -> Sequence[Outcome]:

@@ -61,7 +61,19 @@ class RlmBatchError(Exception):
         return escape_text(shown, keep="\t")
 
 
-class CodeError(RlmBatchError):
+class _CodeDetails:
+    """The attributes of errors that describe a failure of code."""
+
+    details = ("type", "message", "traceback", "stdout", "line", "advice")
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    stdout: str = ""
+    line: int | None = None
+    advice: str = ""
+
+
+class CodeError(_CodeDetails, RlmBatchError):
     """The code raised an exception.
 
     Attributes:
@@ -74,13 +86,6 @@ class CodeError(RlmBatchError):
     """
 
     retry_rule = "if asked"
-    details = ("type", "message", "traceback", "stdout", "line", "advice")
-    type: str = ""
-    message: str = ""
-    traceback: str = ""
-    stdout: str = ""
-    line: int | None = None
-    advice: str = ""
 
 
 class CodeSyntaxError(CodeError):
@@ -118,35 +123,19 @@ class ExecutionTimeout(RlmBatchError):
     stdout: str = ""
 
 
-class PrepareError(RlmBatchError):
+class PrepareError(_CodeDetails, RlmBatchError):
     """The code that prepares a sandbox failed, so no execution ran there. This error ends the flow run.
 
     The attributes describe the failure of this code, as in `CodeError`. `traceback` and `line` are empty if the failure
     has no location.
     """
 
-    details = CodeError.details
-    type: str = ""
-    message: str = ""
-    traceback: str = ""
-    stdout: str = ""
-    line: int | None = None
-    advice: str = ""
 
-
-class CheckError(RlmBatchError):
+class CheckError(_CodeDetails, RlmBatchError):
     """The check of an execution failed, so the execution has no fields. The judged code is not the reason.
 
     The attributes describe the failure of the check's code, as in `CodeError`. They are empty if the check did not run.
     """
-
-    details = CodeError.details
-    type: str = ""
-    message: str = ""
-    traceback: str = ""
-    stdout: str = ""
-    line: int | None = None
-    advice: str = ""
 
 
 class SubmitError(RlmBatchError):
