@@ -125,7 +125,6 @@ class KeyRefusals:
 
 async def retry_call(
     call: Callable[[], Awaitable[T]],
-    tries: int | None = None,
     *,
     seconds: float = 0.0,
     remote: daytona.AsyncSandbox | None = None,
@@ -135,8 +134,7 @@ async def retry_call(
 
     Args:
         call: The call.
-        tries: Minimum number of attempts; by default `TRIES`.
-        seconds: Retry at least for this time.
+        seconds: Retry at least for this time, and at least `TRIES` times.
         remote: The sandbox that the call is for. Retrying stops when it is gone.
         is_passing: Decides which DaytonaErrors are retried. By default transient ones; a refused key is then retried
             only for `KEY_SECONDS`.
@@ -158,7 +156,7 @@ async def retry_call(
         if meaning is Meaning.KEY and is_passing is None:
             return key_refusals.choose_delay()
         delay = get_delay(error, attempt)
-        is_over = attempt + 1 >= (tries or TRIES) and loop.time() + delay > give_up_at
+        is_over = attempt + 1 >= TRIES and loop.time() + delay > give_up_at
         return None if is_over else delay
 
     return await call_with_retries(make_call, choose_delay)

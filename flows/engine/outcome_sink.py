@@ -1,7 +1,7 @@
 """The outcome sink of a flow run, which records every outcome."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -161,7 +161,11 @@ class OutcomeSink:
         if isinstance(outcome, Failure):
             self._log_failure(execution, outcome.error)
         if outcome.meta.not_collected and not cached:
-            self._log_not_collected(execution, outcome.meta.not_collected)
+            self._kind_counts[NOT_COLLECTED] += 1
+            if self._kind_counts[NOT_COLLECTED] <= MAX_LOGGED_FAILURES:
+                first, *others = outcome.meta.not_collected
+                more = f" (and {len(others):,} more)" if others else ""
+                self.warn(f"{self.context.label(execution)}: not collected: {first}{more}")
         if self.artifacts is not None:
             self.artifacts.summary.add(outcome)
         self.listener.on_outcome(outcome, cached=cached)
@@ -189,12 +193,6 @@ class OutcomeSink:
             log.warning("%s failed: %s: %s", self.context.label(execution), type(error).__name__, error.summary)
         if count == limit and limit > 1:
             log.warning("more failures with %s are only counted", kind)
-
-    def _log_not_collected(self, execution: Execution, problems: Sequence[str]) -> None:
-        self._kind_counts[NOT_COLLECTED] += 1
-        if self._kind_counts[NOT_COLLECTED] <= MAX_LOGGED_FAILURES:
-            more = f" (and {len(problems) - 1:,} more)" if len(problems) > 1 else ""
-            self.warn(f"{self.context.label(execution)}: not collected: {problems[0]}{more}")
 
 
 def _get_log_limit(kind: str) -> int:
