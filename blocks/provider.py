@@ -52,6 +52,11 @@ class SandboxInfo:
         return self._read_epoch_seconds("began")
 
     @property
+    def kept_until(self) -> float:
+        """Return until when the sandbox of a failed execution is kept, in epoch seconds, or 0 if it is not kept."""
+        return self._read_epoch_seconds("kept")
+
+    @property
     def run(self) -> str:
         """Return the id of the sandbox's flow run, empty if a script opened the sandbox."""
         return self.labels.get("rlm-batch-run", "")
@@ -102,6 +107,7 @@ class SandboxProvider(SandboxSettings, ABC):
     _commit: str | None = PrivateAttr(default=None)
     _files: HostFiles = PrivateAttr(default=HostFiles())
     _expected_sandboxes: int = PrivateAttr(default=1)
+    _keeps_failed: bool = PrivateAttr(default=False)
 
     @abstractmethod
     async def open(self, labels: dict[str, str]) -> Sandbox:
@@ -120,6 +126,14 @@ class SandboxProvider(SandboxSettings, ABC):
     @abstractmethod
     async def delete_sandbox(self, sandbox_id: str) -> None:
         """Delete a sandbox with all its processes. Deleting a missing sandbox is not an error."""
+
+    @abstractmethod
+    async def open_terminal(self, sandbox_id: str) -> int:
+        """Open a shell in a kept sandbox, in the terminal of this process, and return the shell's exit status.
+
+        Raises:
+            RlmBatchError: The sandbox cannot be reached.
+        """
 
     async def list_snapshots(self) -> list[SnapshotInfo]:
         """Return the snapshots of set-ups that rlm-batch made. This default is for providers without snapshots."""
@@ -252,6 +266,12 @@ class SandboxProvider(SandboxSettings, ABC):
         """Return a copy that will open about this many sandboxes. A provider may keep their set-up."""
         provider = self.model_copy()
         provider._expected_sandboxes = count
+        return provider
+
+    def with_kept_failures(self) -> Self:
+        """Return a copy whose sandboxes can be kept after their execution failed."""
+        provider = self.model_copy()
+        provider._keeps_failed = True
         return provider
 
     def with_secrets(self, secrets: Mapping[str, SecretStr]) -> Self:

@@ -95,6 +95,21 @@ def rerun(
 
 
 @app.command
+def shell(run: str, number: int, /) -> int:
+    """Open a terminal in the sandbox of a failed execution that --keep-failed has kept.
+
+    It has the execution's files. `python3 -i inputs.py` starts Python with its variables; the code is in code.py.
+
+    Args:
+        run: Id or name of a flow run, or the path of its results
+        number: The number of the execution in the run's table
+    """
+    from .shell import open_shell
+
+    return open_shell(run, number)
+
+
+@app.command
 def runs(*, json: Json = False) -> int:
     """List the runs of this machine, the latest first.
 
@@ -305,6 +320,7 @@ def reap(
     *,
     provider: Annotated[str, Parameter(metavar="PROVIDER")] = "local",
     older_than: Annotated[float | None, Parameter(metavar="SECONDS")] = None,
+    kept: Flag = False,
     dry_run: Flag = False,
     json: Json = False,
 ) -> int:
@@ -315,11 +331,12 @@ def reap(
     Args:
         provider: local, container, daytona, modal, or a saved block such as daytona-sandbox/NAME
         older_than: Seconds of silence after which sandboxes of an unfinished flow run are removed, too; at least 360
+        kept: Also remove the sandboxes that --keep-failed keeps, before their hour is over
         dry_run: Show what would be removed, and remove nothing
     """
     from .run_flow import run_reap
 
-    return run_reap(is_json=json, provider=provider, older_than=older_than, dry_run=dry_run)
+    return run_reap(is_json=json, provider=provider, older_than=older_than, dry_run=dry_run, kept=kept)
 
 
 @app.command

@@ -54,12 +54,15 @@ async def _check_provider(entry: ProviderEntry, provider_name: str) -> tuple[boo
         return False, entry.sign_in
     try:
         text = await provider.check()
+        kept = sum(info.kept_until > time.time() for info in await provider.list_sandboxes())
     except RlmBatchError as error:
         return False, str(error)
     try:
         snapshots = await provider.list_snapshots()
     except RlmBatchError as error:
         return True, f"{text}; {error.summary}"
+    if kept:
+        text += f"; {kept} kept {'sandbox' if kept == 1 else 'sandboxes'} of failed executions"
     if snapshots:
         size = sum(snapshot.size for snapshot in snapshots)
         oldest = (time.time() - min(snapshot.last_used for snapshot in snapshots)) / 86_400

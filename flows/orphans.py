@@ -60,9 +60,16 @@ class Findings:
 
 
 async def find_orphans(
-    provider: SandboxProvider, server: str, older_than: float | None = None, now: float | None = None
+    provider: SandboxProvider,
+    server: str,
+    older_than: float | None = None,
+    now: float | None = None,
+    *,
+    takes_kept: bool = False,
 ) -> Findings:
     """Return the sandboxes of a provider that nothing uses any more; see `reap` for the rules.
+
+    With `takes_kept`, sandboxes that `keep_failed` still keeps count as unused.
 
     Raises the errors of `list_sandboxes`.
     """
@@ -74,7 +81,11 @@ async def find_orphans(
     others = defaultdict[tuple[str, str], list[SandboxInfo]](list)  # The keys are owner and process.
     kept: list[str] = []
     for info in ours:
-        if info.abandoned:
+        if info.kept_until > now and not takes_kept:
+            kept.append(f"left: sandbox {info.id} of a failed execution, {describe_kept(provider, info)}")
+        elif info.kept_until:
+            reasons[info.id] = "it was kept for a failed execution"
+        elif info.abandoned:
             reasons[info.id] = "its host has died"
         elif 0 < info.expires <= now:
             reasons[info.id] = "its lifetime is over"
@@ -101,6 +112,12 @@ async def find_orphans(
                     reasons.update((info.id, reason) for info in boxes)
     kept += [_describe_others_kept(owner, boxes, now) for (owner, _), boxes in others.items()]
     return Findings([_make_orphan(info, reasons[info.id], now) for info in ours if info.id in reasons], kept)
+
+
+def describe_kept(provider: SandboxProvider, info: SandboxInfo) -> str:
+    """Return a phrase on how long a sandbox is kept, and on how to remove it sooner."""
+    until = datetime.fromtimestamp(info.kept_until).astimezone()
+    return f"kept until {until:%H:%M %Z}; `rlm-batch reap --kept --provider {provider.provider_name}` removes it sooner"
 
 
 async def remove_orphans(provider: SandboxProvider, orphans: Iterable[OrphanedSandbox]) -> Removal:
@@ -275,7 +292,7 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
         orphans = [
             _make_orphan(info, reason, now)
             for info in sandboxes
-            if info.run == str(flow_run.id) and info.labels.get("managed-by") == "rlm-batch"
+            if info.run == str(flow_run.id) and info.labels.get("managed-by") == "rlm-batch" and info.kept_until <= now
         ]
         removal = await remove_orphans(provider, orphans)
     except RlmBatchError as error:

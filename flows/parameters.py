@@ -229,6 +229,13 @@ class CommonParameters:
             "have run in it."
         ),
     ] = False
+    keep_failed: Annotated[
+        bool,
+        Field(
+            description="Keep the sandboxes of the first three failed executions for an hour. rlm-batch shell opens a "
+            "terminal in one."
+        ),
+    ] = False
     collect: Annotated[
         list[str] | None,
         Field(
@@ -404,7 +411,7 @@ GROUPS = {
         *("prepare", "prepare_timeout", "prepare_seed", "tools"),
     ),
     LIMITS: ("max_workers", "timeout", "deadline", "reuse_sandboxes", "executions_per_task", "shards"),
-    FAILURES: ("retries", "retry_code_errors", "idempotent", "on_failure", "max_failures"),
+    FAILURES: ("retries", "retry_code_errors", "idempotent", "on_failure", "max_failures", "keep_failed"),
     RESULTS: ("results_path", "cache_results", "collect", "check", "log_output", "record", "on_turn"),
     MODEL: (
         *("language_model", "sub_model", "models", "batch_concurrency", "max_depth"),

@@ -30,8 +30,15 @@ OlderThan = Annotated[
 DryRun = Annotated[bool, Field(description="Show what would be removed, and remove nothing.")]
 
 
+Kept = Annotated[
+    bool, Field(description="Also remove the sandboxes that keep_failed keeps, before their hour is over.")
+]
+
+
 @define_function_flow("rlm-reap")
-async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_run: DryRun = False) -> list[str]:
+async def reap(
+    provider: Provider = "local", older_than: OlderThan = None, dry_run: DryRun = False, kept: Kept = False
+) -> list[str]:
     """Remove the provider's unused sandboxes.
 
     Only sandboxes with rlm-batch's labels (`managed-by=rlm-batch`) are removed, in these cases:
@@ -41,6 +48,7 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
       process has ended.
     - A process of this machine opened the sandbox and has ended or was killed (`rlm-batch-process`). For local
       sandboxes this applies only to this user's.
+    - `keep_failed` kept the sandbox, and its hour is over. With `kept` it may not be over.
 
     Snapshots of sandboxes' set-ups that have been unused for the block's `snapshot_ttl` are deleted too.
 
@@ -66,7 +74,7 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
     """
     log, listener = get_run_logger(), get_run_state(flow_run.id).listener or FlowListener()
     block = await resolve_provider(provider)
-    findings = await find_orphans(block, await get_server_id(), older_than)
+    findings = await find_orphans(block, await get_server_id(), older_than, takes_kept=kept)
     orphans = findings.orphans
     try:
         slots = await return_lost_slots(dry_run=dry_run)

@@ -34,7 +34,7 @@ MODULES = (
     "driver.child.open_files", "driver.child.runner", "driver.child.forking.fork_service",
     "driver.child.fresh_python", "driver.output_stream",
     "driver.child_process", "driver.collection", "driver.collectors", "driver.fork_server", "driver.shared_folders",
-    "driver.supervisor",
+    "driver.supervisor", "driver.terminal",
     "driver.main",
 )  # fmt: skip
 # Modules used only on this machine, so remote sandboxes do not receive them.

@@ -8,6 +8,8 @@ from typing import Any
 from .errors import ConfigurationError
 
 PREPARE_TIMEOUT_SECONDS: float = 300  # seconds; imports and loading models take long
+KEEP_SECONDS = 3600.0  # seconds for which `keep_failed` keeps a sandbox
+STAY_SIGNAL = "USR1"  # tells a driver with `stay_seconds` to stay
 OUTPUT_CAP_CHARACTERS = 100_000  # characters kept of each stream: some 2,000 lines, small enough for a log or a ledger
 
 
@@ -28,6 +30,8 @@ class DriverSettings:
             end of the connection.
         silence: Seconds without a frame after which a side considers the other side dead.
         lifetime: Seconds after which the driver ends on its own.
+        stay_seconds: Seconds for which the driver stays without a host after `STAY_SIGNAL`, whatever its lifetime. None
+            to ignore the signal.
         confinement: Restrictions that each child applies to itself.
         commit: Command that makes a volume keep saved files. It runs after each execution, before the result is sent.
             Empty if the volume needs none.
@@ -45,6 +49,7 @@ class DriverSettings:
     heartbeat: float | None = 15.0
     silence: float = 90.0
     lifetime: float | None = None
+    stay_seconds: float | None = None
     confinement: dict[str, Any] = field(default_factory=dict[str, Any])
     commit: list[str] = field(default_factory=list[str])
     output_cap: int = OUTPUT_CAP_CHARACTERS

@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import inspect
 import itertools
+import logging
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .sandbox_api import Channel, Sandbox
 
 
+log = logging.getLogger("rlm_batch.sandbox")
 REFUSED_GRACE_SECONDS = 3.0  # seconds to send the cancellation of a refused execution
 
 # The interpreters and contexts that wait for the tool running in this task or thread.
@@ -212,14 +214,30 @@ class Interpreter:
 
     async def shutdown(self) -> None:
         """Remove the sandbox. Running executions fail. A second call does nothing."""
+        sandbox = self._disconnect()
+        if sandbox is not None:
+            await run_shielded(sandbox.remove())
+
+    async def keep(self, until: float) -> None:
+        """Shut down as `shutdown` does, but leave the sandbox open until a time, in epoch seconds."""
+        sandbox = self._disconnect()
+        if sandbox is None:
+            return
+        try:
+            await run_shielded(sandbox.keep(until))
+        except RlmBatchError as error:
+            log.warning("sandbox %s could not be kept, and is removed: %s", sandbox.id, error.summary)
+            await run_shielded(sandbox.remove())
+
+    def _disconnect(self) -> Sandbox | None:
+        """Forget the sandbox and return it; None if no sandbox is open."""
         self._is_shut_down = True
         self._close("it was shut down")
         self._threads.close()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         protocol, self._protocol = self._protocol, None
-        if protocol is not None:
-            await run_shielded(protocol.sandbox.remove())
+        return None if protocol is None else protocol.sandbox
 
     async def __aenter__(self) -> Interpreter:
         await self.start()

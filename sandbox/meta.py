@@ -70,6 +70,7 @@ class Meta:
             check's own `check_seconds`, `check_stdout` and `check_stderr`. None without a check.
         group: Number of the input, point or chunk, from 0, in a run with `repeats`; otherwise None.
         repeat: Number of the repeat, from 0, in a run with `repeats`; otherwise None.
+        kept_until: Time until which `keep_failed` keeps the sandbox, in epoch seconds; None if it was not kept.
     """
 
     index: int | None = None
@@ -100,3 +101,4 @@ class Meta:
     exited: bool = False
     cpu_seconds: float | None = None
     peak_mib: float | None = None
+    kept_until: float | None = None

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from .driver_settings import DriverSettings
+from .errors import RlmBatchError
 
 
 class Channel(Protocol):
@@ -106,6 +107,14 @@ class Sandbox(ABC):
             VolumeError: The path is not a readable file, or the file is larger than `max_bytes`.
             SandboxLost: The sandbox is gone.
         """
+
+    async def keep(self, until: float) -> None:
+        """End the driver, and leave the sandbox with its files open until a time, in epoch seconds.
+
+        The sandbox is marked as kept first, so that `list_sandboxes` shows it as kept even if this process is killed.
+        `remove` still works after an error. Raise RlmBatchError.
+        """
+        raise RlmBatchError(f"the provider {self.provider} keeps no sandboxes")
 
     @abstractmethod
     async def remove(self) -> None:

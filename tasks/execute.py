@@ -183,7 +183,9 @@ async def _run_code(lane: Lane, batch: TaskBatch, execution: Execution) -> Resul
 
     async def run() -> Result:
         await lane.acquire_for_work()
-        return await lane.execute(execution, on_output)
+        return await lane.execute(
+            execution, on_output, lambda error: batch.policy.should_retry(error, execution.attempt)
+        )
 
     with batch.open_output_log(execution) as on_output:
         return await _attempt(lane, batch, run)

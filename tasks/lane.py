@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -13,7 +15,7 @@ from typing import Any
 from ..blocks.language_model.model_access import ModelAccess
 from ..blocks.provider import SandboxProvider
 from ..sandbox.caller import name_parameter
-from ..sandbox.driver_settings import Preparation
+from ..sandbox.driver_settings import KEEP_SECONDS, Preparation
 from ..sandbox.errors import (
     ConfigurationError,
     PrepareError,
@@ -32,11 +34,13 @@ from .capacity.slots import Slot, Slots
 from .check import ARCHIVE_NAME, UNPACK, Check, build_archive, combine, explain
 from .execution import Execution, FindUploads, build_pruned_result
 from .host_tools import Tool
+from .kept_sandboxes import KeptSandboxes, build_input_files
 from .ledger.collected_files import CollectedFilesStore, open_temporary_folder
 from .ledger.transcript_ledger import TranscriptLedger
 from .task_log import OutputLog
 from .tracing import trace_execution
 
+log = logging.getLogger("rlm_batch.tasks")
 ALL_FILES = ["**"]  # the files that a check gets if `collect` names none
 
 
@@ -69,6 +73,7 @@ class LaneSettings:
         collect: Patterns of the files to collect from each execution.
         files: The store of collected files.
         check: Judges each execution in another sandbox. None without a check.
+        kept: Counts the kept sandboxes of failed executions. None to keep none.
     """
 
     provider: SandboxProvider
@@ -88,6 +93,7 @@ class LaneSettings:
     collect: list[str] | None = None
     files: CollectedFilesStore | None = None
     check: Check | None = None
+    kept: KeptSandboxes | None = None
 
     def build_check_settings(self) -> "LaneSettings":
         """Return the settings of a lane for checks: the same sandboxes, without what else the code has."""
@@ -126,6 +132,7 @@ class Lane:
         self._uploaded = set[str]()  # paths of files that the open sandbox has for all executions
         self._own_files = set[str]()  # paths of files that it has for one execution
         self._expires_at = 0.0
+        self._keep_until: float | None = None  # epoch seconds until which the open sandbox is kept after its end here
         self._opened_at: float | None = None  # the event loop's time when the open sandbox was requested
         self._check_lane: CheckLane | None = None
         if settings.check is not None:
@@ -185,13 +192,20 @@ class Lane:
             if slot is not None:
                 await self._slots.release(slot)
 
-    async def execute(self, execution: Execution, on_output: Callable[[str, str], None] | None = None) -> Result:
+    async def execute(
+        self,
+        execution: Execution,
+        on_output: Callable[[str, str], None] | None = None,
+        should_retry: Callable[[RlmBatchError], bool] = lambda _error: False,
+    ) -> Result:
         """Return the result of one attempt at an execution, and trace it in a span.
+
+        If the attempt fails and `should_retry` returns False, the flow run may keep the sandbox.
 
         Raises the errors of `Interpreter.execute`, with complete `meta`. Raises ProviderUnusable if the provider says
         that its configuration is wrong.
         """
-        run = partial(self._execute, execution, on_output)
+        run = partial(self._execute, execution, on_output, should_retry)
         return await trace_execution(execution, self.provider.provider_name, run)
 
     def has_check(self, execution: Execution) -> bool:
@@ -258,7 +272,12 @@ class Lane:
         self.open_seconds += other.open_seconds
         other.opened_count, other.open_seconds = 0, 0.0
 
-    async def _execute(self, execution: Execution, on_output: Callable[[str, str], None] | None) -> Result:
+    async def _execute(
+        self,
+        execution: Execution,
+        on_output: Callable[[str, str], None] | None,
+        should_retry: Callable[[RlmBatchError], bool],
+    ) -> Result:
         self._tool_calls.clear()
         objective = None if execution.pruning is None else execution.pruning.objective
         try:
@@ -283,6 +302,8 @@ class Lane:
             error.meta = self._complete_meta(meta, execution)
             if objective is not None and error.meta.pruned:  # The trial is pruned, even if its code failed.
                 return build_pruned_result(error.meta, objective)
+            if not should_retry(error):
+                await self._mark_as_kept(execution, error)
             raise
         finally:
             if not self._settings.is_reused and self._settings.state_context is None:
@@ -291,6 +312,28 @@ class Lane:
         if objective is not None and result.meta.pruned:
             return build_pruned_result(result.meta, objective, result.outputs)
         return result
+
+    async def _mark_as_kept(self, execution: Execution, error: RlmBatchError) -> None:
+        """Keep the open sandbox of a failed execution, with its inputs in files, if the run may keep another one.
+
+        A sandbox with state is kept when it is closed, because later steps may need it.
+        """
+        interpreter, kept = self._interpreter, self._settings.kept
+        if kept is None or interpreter is None or not interpreter.is_alive or error.meta is None or not kept.reserve():
+            return
+        try:
+            files = await asyncio.to_thread(build_input_files, execution)
+            for path, data in files.items():
+                await interpreter.upload(path, data)
+        except RlmBatchError as failure:
+            log.warning("execution %d: its inputs are not in its kept sandbox: %s", execution.index, failure.summary)
+        if not interpreter.is_alive:
+            kept.give_back()
+            return
+        self._keep_until = time.time() + KEEP_SECONDS
+        error.meta = replace(error.meta, kept_until=self._keep_until)
+        if self._settings.state_context is None:
+            await self.close_sandbox()
 
     async def _execute_and_collect(
         self, interpreter: Interpreter, execution: Execution, on_output: Callable[[str, str], None] | None
@@ -475,12 +518,15 @@ class Lane:
             await self.release()
 
     async def close_sandbox(self) -> None:
-        """Remove the sandbox, if one is open."""
+        """Remove the sandbox, if one is open, or leave it open if it is kept."""
         interpreter, self._interpreter = self._interpreter, None
+        keep_until, self._keep_until = self._keep_until, None
         self._uploaded.clear()
         self._own_files.clear()
         try:
-            if interpreter is not None:
+            if interpreter is not None and keep_until is not None:
+                await interpreter.keep(keep_until)
+            elif interpreter is not None:
                 await interpreter.shutdown()
         finally:
             if self._opened_at is not None:

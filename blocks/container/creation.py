@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ...sandbox.confinement.policy import LATEST_ABI, MACHINES, Policy
 from ...sandbox.driver_bundle import is_own_python, pack_driver
-from ...sandbox.driver_settings import DriverSettings
+from ...sandbox.driver_settings import KEEP_SECONDS, DriverSettings
 from ...sandbox.errors import ConfigurationError
 from ..host_files.cache import check_out_repository
 from ..host_files.files import HostFiles
@@ -27,9 +27,18 @@ CODE_POLICY = Policy(readable=(), writable=(), network=True, own_mounts=True, ow
 
 
 async def create_container(
-    settings: ContainerSettings, engine: Engine, labels: dict[str, str], commit: str | None, files: HostFiles
+    settings: ContainerSettings,
+    engine: Engine,
+    labels: dict[str, str],
+    commit: str | None,
+    files: HostFiles,
+    *,
+    can_stay: bool = False,
 ) -> ContainerHandle:
-    """Create a container. It starts when its driver is connected. Raise ConfigurationError or SandboxStartError."""
+    """Create a container. It starts when its driver is connected. Raise ConfigurationError or SandboxStartError.
+
+    If it `can_stay`, a signal to its driver keeps it open without a connection.
+    """
     check_consent(settings)
     check_mounts(files.mounts, engine)
     volume, bind, gid = None, None, None
@@ -81,6 +90,7 @@ async def create_container(
         python_path=files.list_uploaded_directories(),
         executable=files.find_uploaded_python(),
         lifetime=settings.lifetime,
+        stay_seconds=KEEP_SECONDS if can_stay else None,
         confinement={
             "limits": limits,
             **({} if gid is None else {"umask": UMASK}),

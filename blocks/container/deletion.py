@@ -10,6 +10,7 @@ from .engine import Engine, get_last_line
 
 NAME_PREFIX = "rlm-batch-"
 NAME = re.compile(NAME_PREFIX + "[0-9a-f]{16}")
+KEPT_SUFFIX = ".kept-"  # between the name of a kept container and the epoch seconds until which it is kept
 REMOVE_SECONDS = 60.0
 ((LABEL, LABEL_VALUE),) = MANAGED_LABELS.items()
 
@@ -25,7 +26,29 @@ async def list_containers(engine: Engine) -> list[SandboxInfo]:
     if done.returncode:
         raise RlmBatchError(f"the containers of {engine.name} could not be listed: {get_last_line(done.stderr)}")
     ids = done.stdout.split()
-    return [SandboxInfo(name, labels) for _, name, labels in (await _inspect(engine, ids) if ids else ())]
+    containers = await _inspect(engine, ids) if ids else []
+    return [SandboxInfo(name.partition(KEPT_SUFFIX)[0], _add_kept(name, labels)) for _, name, labels in containers]
+
+
+def _add_kept(name: str, labels: dict[str, str]) -> dict[str, str]:
+    """Return the labels with the time until which the container is kept. Only the name of a container can change."""
+    _, is_kept, until = name.partition(KEPT_SUFFIX)
+    return {**labels, "rlm-batch-kept": until} if is_kept else labels
+
+
+async def mark_as_kept(engine: Engine, name: str, until: float) -> None:
+    """Rename a container so that `list_containers` shows it as kept. Raise RlmBatchError."""
+    done = await engine.run("rename", name, f"{name}{KEPT_SUFFIX}{until:.0f}")
+    if done.returncode:
+        raise RlmBatchError(f"the container {name} could not be renamed: {get_last_line(done.stderr)}")
+
+
+async def find_container(engine: Engine, sandbox_id: str) -> str | None:
+    """Return the container's id at the engine; None if it is gone or has not this package's label."""
+    done = await engine.run("ps", "--all", "--quiet", "--no-trunc", "--filter", f"name={sandbox_id}")
+    ids = done.stdout.split()
+    containers = await _inspect(engine, ids) if ids else []
+    return next((found for found, name, _ in containers if name.partition(KEPT_SUFFIX)[0] == sandbox_id), None)
 
 
 async def delete_container(engines: list[Engine], sandbox_id: str) -> None:
@@ -37,9 +60,9 @@ async def delete_container(engines: list[Engine], sandbox_id: str) -> None:
     if NAME.fullmatch(sandbox_id) is None:
         raise ConfigurationError(f"{sandbox_id!r} is not a container of rlm-batch: their ids begin with {NAME_PREFIX}")
     for engine in engines:
-        for container_id, name, _labels in await _inspect(engine, [sandbox_id]):
-            if name == sandbox_id:
-                await remove_container(engine, container_id, sandbox_id)
+        container = await find_container(engine, sandbox_id)
+        if container is not None:
+            await remove_container(engine, container, sandbox_id)
 
 
 async def remove_container(engine: Engine, container: str, sandbox_id: str) -> None:

@@ -5,13 +5,13 @@ import logging
 from collections.abc import Callable
 from pathlib import PurePosixPath
 
-from ...sandbox.driver_settings import DriverSettings
+from ...sandbox.driver_settings import STAY_SIGNAL, DriverSettings
 from ...sandbox.errors import RlmBatchError, SandboxLost, VolumeError
 from ...sandbox.sandbox_api import Sandbox
 from ..storage.local_volume import LocalVolume
 from ..storage.safe_paths import split_path
 from .channel import ContainerChannel
-from .deletion import remove_container
+from .deletion import find_container, mark_as_kept, remove_container
 from .engine import CLIENT_DIRECTORY, ENGINE_STATUSES, Engine, get_last_line, make_start_error
 from .launch import Payload
 
@@ -159,6 +159,26 @@ class ContainerHandle(Sandbox):
         if process.returncode:
             raise SandboxLost(f"{failure}: container {self.id} was lost: {words}")
         return stdout
+
+    async def keep(self, until: float) -> None:
+        """Rename the container, tell the driver to stay, and kill the engine's client."""
+        process = self._process
+        if process is None:
+            return
+        await mark_as_kept(self._engine, self.id, until)
+        container = await find_container(self._engine, self.id)
+        done = await self._engine.run("kill", "--signal", STAY_SIGNAL, container or self.id)
+        if done.returncode:
+            await remove_container(self._engine, container or self.id, self.id)
+            raise RlmBatchError(f"its driver could not be told to stay: {get_last_line(done.stderr)}")
+        self._process = None
+        if self._channel is not None:
+            await self._channel.close()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        if self._channel is not None:
+            await self._channel.wait_closed()
 
     async def remove(self) -> None:
         """Close the connection, which makes the driver end all processes. Remove a container that does not end."""

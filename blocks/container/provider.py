@@ -11,6 +11,7 @@ from .handle import ContainerHandle
 from .image import find_image
 from .probe import ensure_ready
 from .settings import ContainerSettings
+from .shell import open_shell
 
 
 class ContainerProvider(ContainerSettings, SandboxProvider):
@@ -22,7 +23,8 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
 
     async def open(self, labels: dict[str, str]) -> ContainerHandle:
         """Open a sandbox. Raise ConfigurationError if no engine answers, or the first one cannot run the image."""
-        return await create_container(self, await find_engine(self.engine), labels, await self.commit(), self._files)
+        engine, commit = await find_engine(self.engine), await self.commit()
+        return await create_container(self, engine, labels, commit, self._files, can_stay=self._keeps_failed)
 
     async def check(self) -> str:
         """Describe the engine. If the image is already here, run it and describe its limits too."""
@@ -49,6 +51,10 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
         await delete_container(await list_engines(self.engine), sandbox_id)
+
+    async def open_terminal(self, sandbox_id: str) -> int:
+        """Open a shell with the engine's `exec`. Raise RlmBatchError."""
+        return await open_shell(await list_engines(self.engine), sandbox_id, self.environment)
 
     async def list_volumes(self) -> list[str]:
         """List the directories below the root that can be volumes."""

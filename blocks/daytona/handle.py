@@ -2,7 +2,10 @@
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import daytona
 
@@ -15,7 +18,16 @@ from ..host_files.files import HostFiles
 from .channel import INPUT_LIMIT_BYTES, DaytonaChannel
 from .client import SharedClient, get_account_key
 from .deletion import delete_sandbox, warn_of_leftover
-from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, is_turned_away, retry_call, says_gone
+from .errors import (
+    CALL_SECONDS,
+    SETUP_SECONDS,
+    get_message,
+    is_transient,
+    is_turned_away,
+    map_error,
+    retry_call,
+    says_gone,
+)
 from .launch import name_folder, start_driver
 from .settings import DaytonaSettings
 from .setup import clone_repository, install_packages, name_clone, run_setup, unpack_files
@@ -188,6 +200,24 @@ class DaytonaSandboxHandle(Sandbox):
         if says_gone(error) or is_transient(error):
             return SandboxLost(f"{path} could not be {action}, for sandbox {self.id} does not answer: {message}")
         return VolumeError(f"{path} could not be {action}: {message}")
+
+    async def keep(self, until: float) -> None:
+        """Label the sandbox as kept, and make Daytona destroy it then. An idle one may be destroyed a minute later."""
+        minutes = max(1, math.ceil((until - time.time()) / 60))
+        labels, remote = {**self._remote.labels, "rlm-batch-kept": f"{until:.0f}"}, self._remote
+        try:
+            await retry_call(lambda: remote.set_labels(labels, CALL_SECONDS))
+            await retry_call(lambda: remote.set_autostop_interval(minutes, CALL_SECONDS))
+            with suppress(daytona.DaytonaNotFoundError):  # An old Daytona. An idle sandbox is stopped, and so deleted.
+                await retry_call(lambda: remote.set_ttl(minutes, CALL_SECONDS))
+        except daytona.DaytonaError as error:
+            raise map_error(error, "it could not be kept") from error
+        self._is_removed = True
+        if self._keeping_awake is not None:
+            self._keeping_awake.cancel()
+        if self._channel is not None:
+            await self._channel.close()
+        self._client.release()
 
     async def remove(self) -> None:
         if self._is_removed:

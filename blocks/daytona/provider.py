@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from ...sandbox.errors import ConfigurationError, RlmBatchError
+from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxLost
 from ...sandbox.sandbox_api import Sandbox
 from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider, SnapshotInfo
 from .settings import DaytonaSettings
@@ -65,6 +65,19 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
             remote = await find_sandbox(client, sandbox_id, seconds=DELETE_SECONDS)
             if remote is not None:
                 await delete_sandbox(remote)
+
+    async def open_terminal(self, sandbox_id: str) -> int:
+        """Open a shell in a pseudo-terminal of Daytona's. Raise RlmBatchError."""
+        await _import_sdk()
+        from .client import use_client
+        from .deletion import find_sandbox
+        from .shell import open_shell
+
+        async with use_client(self, f"no shell could be opened in sandbox {sandbox_id}") as client:
+            remote = await find_sandbox(client, sandbox_id)
+            if remote is None:
+                raise SandboxLost(f"the sandbox {sandbox_id} is gone")
+            return await open_shell(self, remote)
 
     async def list_snapshots(self) -> list[SnapshotInfo]:
         await _import_sdk()

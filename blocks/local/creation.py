@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import ConfigurationError, SandboxStartError
-from ...sandbox.wire.python_directory import write_python_directory
+from ...sandbox.wire.python_directory import remove_python_directory, write_python_directory
 from ..host_files.mounts import HostMount
 from ..host_files.python_path import PythonPath
 from ..storage.local_volume import UMASK, find_volume
@@ -51,8 +51,12 @@ def create_sandbox(
     labels: dict[str, str],
     libraries: Libraries = NO_LIBRARIES,
     host_mounts: tuple[HostMount, ...] = (),
+    kept: Path | None = None,
 ) -> LocalSandboxHandle:
-    """Create a sandbox whose driver does not run yet. Raises ConfigurationError, SandboxStartError."""
+    """Create a sandbox whose driver does not run yet. `kept` is a kept sandbox's folder to use instead of a new one.
+
+    Raises ConfigurationError, SandboxStartError.
+    """
     is_bubblewrap = level == "bubblewrap"
     for mount in host_mounts:
         mount.check_source()
@@ -68,13 +72,17 @@ def create_sandbox(
         _check_open_to_others(libraries.packages)
         for mount in host_mounts:
             mount.check_open_to_others()
-    folder = pick_folder()
+    folder = kept or pick_folder()
     plan = plan_totals(settings, level)
     group = build_group(folder.name, plan.grouped)
     uid = FIRST_UID + int.from_bytes(os.urandom(3), "big") if has_own_user else None
+    if kept is not None:
+        uid = (kept / "work").stat().st_uid if has_own_user else None
+        remove_python_directory(str(kept / "python"), [USERS_FILE])
     try:
-        folder.mkdir(mode=0o700)
-        for path in (folder / "work", folder / "tmp"):
+        if kept is None:
+            folder.mkdir(mode=0o700)
+        for path in () if kept is not None else (folder / "work", folder / "tmp"):
             path.mkdir()
             path.chmod(0o755)  # Override a strict umask: a root host's supervisor enters without root's rights.
             if uid is not None:
@@ -85,7 +93,8 @@ def create_sandbox(
             folder.chmod(0o710)
         module_directories = [*libraries.modules]
         if libraries.copied_modules is not None:
-            libraries.copied_modules.write(folder / "python-path")
+            if kept is None:
+                libraries.copied_modules.write(folder / "python-path")
             copies = libraries.copied_modules.list_directories(str(folder / "python-path"))
             module_directories += map(Path, copies)
         shared = [
@@ -108,7 +117,8 @@ def create_sandbox(
         group.create()
     except OSError as error:
         try_remove_groups([str(path) for path in group.directories])
-        remove_folder(folder)
+        if kept is None:
+            remove_folder(folder)
         raise SandboxStartError(
             f"a sandbox's folder or control group could not be created ({error.filename or folder.parent}): "
             f"{error.strerror}"
@@ -150,7 +160,7 @@ def create_sandbox(
     folders = (folder / "work", folder / "tmp")
     watched = WatchedSandbox(folders, plan.watched, has_own_shm=is_bubblewrap) if plan.watched else None
     layers = (*list_layers(level), *plan.layers)
-    handle = LocalSandboxHandle(folder, level, layers, driver_settings, launch.start, volume, lock, group, watched)
+    handle = LocalSandboxHandle(folder, level, layers, driver_settings, launch, volume, lock, group, watched)
     handle.disk_mib = settings.disk_mib
     handle.limits = list_limits(settings, level)
     return handle

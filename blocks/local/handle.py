@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -19,7 +19,9 @@ from ..subprocess_runner import run_command
 from .channel import LocalChannel
 from .deletion import END_GRACE_SECONDS, kill_processes, remove_empty_folder, remove_folder
 from .isolation import IsolationLevel
+from .keeper import leave_folder
 from .launch.driver_process import DriverProcess
+from .launch.launcher import Launch
 from .totals.cgroups import SandboxGroup, remove_groups, try_remove_groups
 from .totals.watcher import WatchedSandbox, watcher
 
@@ -36,7 +38,7 @@ class LocalSandboxHandle(Sandbox):
     level: IsolationLevel
     layers: tuple[str, ...]
     settings: DriverSettings
-    launch: Callable[[], Awaitable[DriverProcess]]
+    launch: Launch
     volume: LocalVolume | None
     lock: int  # descriptor of the locked labels file
     group: SandboxGroup
@@ -99,7 +101,7 @@ class LocalSandboxHandle(Sandbox):
     async def _start(self) -> tuple[int, int]:
         if self._process is not None:  # An earlier start failed.
             self._process.close_pipes()
-        process = self._process = await self.launch()
+        process = self._process = await self.launch.start()
         try:
             await self._hold_to_totals(process)
             await LocalChannel(process.stdin.fileno()).send(process.boot)
@@ -166,8 +168,30 @@ class LocalSandboxHandle(Sandbox):
             raise VolumeError(f"{path!r} is outside the directories that code may write: {', '.join(own)}")
         return self.folder / "work", path
 
+    async def keep(self, until: float) -> None:
+        """End the processes, and leave the folder until then.
+
+        A failed execution has no process left, and a driver ends with its host. `open_terminal` opens a new sandbox
+        over the folder.
+        """
+        if await self._end_processes() and self._finalizer.detach():
+            try_remove_groups(self._list_groups())
+            try:
+                await asyncio.to_thread(leave_folder, self.folder, until)
+            finally:
+                os.close(self.lock)
+
     async def remove(self) -> None:
         """Close the wire, which makes the driver end all processes, and remove the folder. Kill a driver that hangs."""
+        if not await self._end_processes():
+            return
+        if try_remove_groups(self._list_groups()) and remove_empty_folder(self.folder):
+            self._unlock()
+        else:
+            await asyncio.to_thread(self._finalizer)
+
+    async def _end_processes(self) -> bool:
+        """End the driver and all processes. Return False, and leave the folder to `reap`, if some survive."""
         process, self._process = self._process, None
         if self.watched is not None:
             watcher.remove(self.watched)
@@ -186,11 +210,8 @@ class LocalSandboxHandle(Sandbox):
             if process.exit_code != 0 and (left := await kill_processes(self.folder)):
                 log.warning("these processes of sandbox %s could not be ended, and reap will retry: %s", self.id, left)
                 self._unlock()  # `reap` finds an unlocked folder.
-                return
-        if try_remove_groups(self._list_groups()) and remove_empty_folder(self.folder):
-            self._unlock()
-        else:
-            await asyncio.to_thread(self._finalizer)
+                return False
+        return True
 
     def _unlock(self) -> None:
         """Release the lock, and leave the folder as it is."""

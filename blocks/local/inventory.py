@@ -65,6 +65,11 @@ def _read_info(folder: Path) -> SandboxInfo | None:
     return None
 
 
+def read_labels(folder: Path) -> dict[str, str]:
+    """Return a sandbox's labels. Raises OSError, ValueError or KeyError if its labels file is damaged."""
+    return dict(json.loads((folder / LABELS_FILE).read_text(encoding="utf-8"))["labels"])
+
+
 def read_groups(folder: Path) -> list[str]:
     """Return the directories of a sandbox's control groups, which have its id as their name."""
     try:

@@ -23,9 +23,10 @@ from ..settings import SandboxSettings
 from ..storage.local_volume import LocalVolume, find_volume, find_volumes_root, list_volumes
 from .creation import Libraries, create_sandbox
 from .deletion import delete_sandbox
-from .inventory import FOLDER_PATTERN, list_sandboxes, pick_folder
+from .inventory import FOLDER_PATTERN, list_sandboxes, pick_folder, read_labels
 from .isolation import NONE_HINT, IsolationLevel, check_mount_places, list_layers
 from .isolation_level import find_strongest_level, resolve_level
+from .keeper import find_kept_folder, read_kept_until
 from .launch.launcher import Launch, zygotes
 from .packages import (
     SCRIPTS,
@@ -35,6 +36,7 @@ from .packages import (
     install_packages,
 )
 from .settings import LocalSettings
+from .terminal import run_terminal
 from .totals.plan import describe_totals, plan_totals
 
 PREPARED_PROCESSES = 3  # the prepared process, an execution, and the process that forks it
@@ -164,6 +166,24 @@ class LocalProvider(LocalSettings, SandboxProvider):
             await stand_in.delete_sandbox(sandbox_id)
         else:
             await delete_sandbox(sandbox_id)
+
+    async def open_terminal(self, sandbox_id: str) -> int:
+        """Open a shell in a new sandbox over the folder of a kept one. Its limits and walls are those of the code.
+
+        Raises:
+            RlmBatchError: The folder is gone, another terminal is open in it, or the shell does not start.
+        """
+        level = await self._choose_isolation()
+        if isinstance(level, SandboxProvider):
+            return await level.open_terminal(sandbox_id)
+        folder = find_kept_folder(sandbox_id)
+        labels, until = read_labels(folder), read_kept_until(folder)
+        check_mount_places(self._files.mounts, level)
+        handle = create_sandbox(self, level, labels, await self._find_libraries(level), self._files.mounts, kept=folder)
+        try:
+            return await run_terminal(handle, until)
+        finally:
+            await run_shielded(handle.keep(until))
 
     async def _find_stand_in(self) -> SandboxProvider | None:
         with suppress(ConfigurationError):

@@ -18,21 +18,29 @@ from .image import MIN_SANDBOXES, add_clone_to_image, build_image
 from .settings import ModalSettings
 
 CLONE_SECONDS = 600
+MAX_LIFETIME = 86_400  # seconds; Modal's limit
 UNPACK_SECONDS = 300
 
 
 async def open_sandbox(
-    settings: ModalSettings, labels: dict[str, str], commit: str | None, files: HostFiles, expected: int = 1
+    settings: ModalSettings,
+    labels: dict[str, str],
+    commit: str | None,
+    files: HostFiles,
+    expected: int = 1,
+    *,
+    keep_seconds: int = 0,
 ) -> ModalSandboxHandle:
     """Create a sandbox. If several are `expected`, the repository is part of its image.
 
+    Modal ends it `keep_seconds` after its lifetime, in which it may be kept.
     On an error or a cancellation, leave no sandbox. Raise the errors of `SandboxProvider.open`.
     """
     account, image, volume = await open_account(settings), await build_image(settings), await get_volume(settings)
     is_kept = settings.setup_snapshot == "always" or (settings.setup_snapshot == "auto" and expected >= MIN_SANDBOXES)
     if commit is not None and is_kept and (clone := await add_clone_to_image(settings, image, commit)) is not None:
         image, commit = clone, None
-    creating = asyncio.ensure_future(_create(settings, account, image, volume, labels))
+    creating = asyncio.ensure_future(_create(settings, account, image, volume, labels, keep_seconds))
     try:
         sandbox = await asyncio.shield(creating)
     except asyncio.CancelledError:
@@ -51,12 +59,17 @@ async def open_sandbox(
 
 
 async def _create(
-    settings: ModalSettings, account: Account, image: modal.Image, volume: modal.Volume | None, labels: dict[str, str]
+    settings: ModalSettings,
+    account: Account,
+    image: modal.Image,
+    volume: modal.Volume | None,
+    labels: dict[str, str],
+    keep_seconds: int,
 ) -> modal.Sandbox:
     name = f"rlm-batch-{uuid.uuid4().hex[:20]}"
     try:
         async with asyncio.timeout(settings.start_timeout):
-            return await _ask_for_sandbox(settings, account, image, volume, labels, name)
+            return await _ask_for_sandbox(settings, account, image, volume, labels, name, keep_seconds)
     except TimeoutError as error:
         failure: Exception = error
         reason = SandboxStartError(
@@ -91,15 +104,16 @@ async def _ask_for_sandbox(
     volume: modal.Volume | None,
     labels: dict[str, str],
     name: str,
+    keep_seconds: int,
 ) -> modal.Sandbox:
-    memory = settings.memory_mib
+    memory, seconds = settings.memory_mib, min(settings.lifetime + keep_seconds, MAX_LIFETIME)
     return await modal.Sandbox.create.aio(
-        *("sleep", str(settings.lifetime)),
+        *("sleep", str(seconds)),
         app=account.app,
         name=name,
         tags={key: value for key, value in labels.items() if value},
         image=image,
-        timeout=settings.lifetime,
+        timeout=seconds,
         idle_timeout=settings.idle_timeout,
         cpu=settings.cpu,
         memory=None if memory is None else (memory, memory),

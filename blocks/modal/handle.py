@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import stat
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -137,6 +138,21 @@ class ModalSandboxHandle(Sandbox):
         if path.startswith("/"):
             return path
         return str(PurePosixPath(self.settings.cwd, *split_path(path)))
+
+    async def keep(self, until: float) -> None:
+        """Tag the sandbox as kept, and leave it with a `sleep` in it, without which Modal would end it as idle."""
+        try:
+            tags = await retry_refused(self._sandbox.get_tags.aio)
+            await retry_refused(lambda: self._sandbox.set_tags.aio({**tags, "rlm-batch-kept": f"{until:.0f}"}))
+            seconds = max(1, int(until - time.time()))
+            await retry_refused(lambda: self._sandbox.exec.aio("sleep", str(seconds), timeout=seconds))
+        except modal.exception.Error as error:
+            raise map_error(error, "it could not be kept") from error
+        self._is_removed = True
+        if self._channel is not None:
+            self._channel.close()
+        with suppress(Exception):
+            await self._sandbox.detach.aio()  # Without `detach` its socket stays open for half a minute.
 
     async def remove(self) -> None:
         if self._is_removed:

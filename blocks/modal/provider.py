@@ -11,6 +11,7 @@ import os
 from contextlib import suppress
 from typing import Any, ClassVar
 
+from ...sandbox.driver_settings import KEEP_SECONDS
 from ...sandbox.sandbox_api import Sandbox
 from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider
 from .settings import PYTHON, ModalSettings
@@ -34,7 +35,10 @@ class ModalProvider(ModalSettings, SandboxProvider):
         """Open a sandbox with the repository in it; see `SandboxProvider.open`."""
         from .creation import open_sandbox
 
-        return await open_sandbox(self, labels, await self.commit(), self._files, self._expected_sandboxes)
+        keep_seconds = int(KEEP_SECONDS) if self._keeps_failed else 0
+        return await open_sandbox(
+            *(self, labels, await self.commit(), self._files, self._expected_sandboxes), keep_seconds=keep_seconds
+        )
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """List the app's sandboxes that carry this package's labels."""
@@ -68,6 +72,20 @@ class ModalProvider(ModalSettings, SandboxProvider):
                 await terminate_sandbox(await modal.Sandbox.from_id.aio(sandbox_id, client=account.client))
         except modal.exception.Error as error:
             raise map_error(error, f"sandbox {sandbox_id} could not be removed") from error
+
+    async def open_terminal(self, sandbox_id: str) -> int:
+        """Open a shell in a pseudo-terminal of Modal's. Raise RlmBatchError."""
+        import modal
+
+        from .account import open_account
+        from .errors import map_error
+        from .shell import open_shell
+
+        account = await open_account(self)
+        try:
+            return await open_shell(self, await modal.Sandbox.from_id.aio(sandbox_id, client=account.client))
+        except modal.exception.Error as error:
+            raise map_error(error, f"no shell could be opened in sandbox {sandbox_id}") from error
 
     async def list_volumes(self) -> list[str]:
         import modal

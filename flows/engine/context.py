@@ -26,6 +26,7 @@ from ...tasks.capacity.slots import Slots, open_slots
 from ...tasks.check import Check
 from ...tasks.execution import Execution, FindUploads
 from ...tasks.host_tools import Tool, load_tools
+from ...tasks.kept_sandboxes import KeptSandboxes
 from ...tasks.lane import Lane, LaneSettings
 from ...tasks.ledger.answer_ledger import AnswerLedger
 from ...tasks.ledger.collected_files import CollectedFilesStore
@@ -89,6 +90,7 @@ class RunContext:
     tools: dict[str, Tool]
     files: CollectedFilesStore
     check: Check | None = None  # judges each execution
+    kept: KeptSandboxes | None = None  # None without `keep_failed`
     prepare_lines: LineBudget = field(default_factory=LineBudget)
 
     def make_lane(
@@ -130,6 +132,7 @@ class RunContext:
             collect=self.options.collect,
             files=self.files,
             check=self.check,
+            kept=self.kept,
         )
         return Lane(settings, slots)
 
@@ -233,8 +236,9 @@ async def open_run_context(
     tools = await asyncio.to_thread(load_tools, named)
     deadline = Deadline.start(options.deadline)
     expected = total if not options.reuse_sandboxes else min(total, options.max_workers)
+    provider = provider.with_expected_sandboxes(expected)
     context = RunContext(
-        provider=provider.with_expected_sandboxes(expected),
+        provider=provider.with_kept_failures() if options.keep_failed else provider,
         options=options,
         label=label,
         ledger=ledger,
@@ -253,6 +257,7 @@ async def open_run_context(
         tools=tools,
         files=CollectedFilesStore(ledger.path),
         check=None if options.check is None else Check(_read_code("check", str(options.check), options)),
+        kept=KeptSandboxes() if options.keep_failed else None,
     )
     register_own_run(context.run_id)
     return context

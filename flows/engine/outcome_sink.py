@@ -1,8 +1,10 @@
 """The outcome sink of a flow run, which records every outcome."""
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol
 
 from ...sandbox.errors import ConfigurationError, NotRun, RlmBatchError
@@ -160,6 +162,8 @@ class OutcomeSink:
     def _publish(self, execution: Execution, outcome: Outcome, *, cached: bool = False) -> None:
         if isinstance(outcome, Failure):
             self._log_failure(execution, outcome.error)
+            if outcome.meta.kept_until is not None and not cached:
+                self._tell_kept(execution, outcome.meta)
         if outcome.meta.not_collected and not cached:
             self._kind_counts[NOT_COLLECTED] += 1
             if self._kind_counts[NOT_COLLECTED] <= MAX_LOGGED_FAILURES:
@@ -171,6 +175,14 @@ class OutcomeSink:
         self.listener.on_outcome(outcome, cached=cached)
         if isinstance(outcome, Result) and outcome.outputs and not outcome.meta.pruned:
             self._check_first_result(outcome)
+
+    def _tell_kept(self, execution: Execution, meta: Meta) -> None:
+        until = datetime.fromtimestamp(meta.kept_until or 0.0).astimezone()
+        hours = max(0.0, (meta.kept_until or 0.0) - time.time()) / 3600
+        self.warn(
+            f"{self.context.label(execution)}: its sandbox is kept until {until:%H:%M %Z}, for up to {hours:.1f} "
+            f"sandbox hours: rlm-batch shell {self.context.ledger.path} {execution.index}"
+        )
 
     def _check_first_result(self, result: Result) -> None:
         if self.check_first is None:

@@ -313,7 +313,7 @@ def fork_process(run: Callable[[int, list[int], list[int]], None]) -> tuple[int,
 def leave_supervisor(ends: list[int], supervisor_fds: list[int]) -> int:
     """Detach the calling child from the supervisor; return the highest descriptor that is not the child's own."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
     close_all(supervisor_fds)  # This comes first, so that descriptors are free for the next steps.

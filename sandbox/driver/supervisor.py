@@ -75,7 +75,7 @@ class Supervisor:
         if child is not None:
             self._spare = build_child(*child, self._loop)
             self._add_child(self._spare)
-        self._is_done = False
+        self._is_done = self._is_staying = False
         self._executions = self._memory_kills = 0
 
     def run(self, first: bytes = b"") -> None:
@@ -92,7 +92,7 @@ class Supervisor:
         self._loop.watch(wake_reads, self._on_signal)
         self._loop.watch(self._wire.reads, lambda: self._take_frames(self._wire.read()))
         self._take_frames(self._wire.parse(first))
-        while not (self._is_done or self._wire.is_closed):
+        while not (self._is_done or (self._wire.is_closed and not self._is_staying)):
             has_events = self._loop.run_once(self._find_wait())
             self._end_overdue()
             if not has_events and not self._is_warm and not self._processes:
@@ -187,6 +187,8 @@ class Supervisor:
             self._beat_seconds, self._silence_seconds = settings["heartbeat"], settings["silence"]
         if settings["lifetime"] is not None:
             self._expires_at = time.monotonic() + settings["lifetime"]
+        if settings.get("stay_seconds") is not None:
+            signal.signal(signal.SIGUSR1, self._stay)
         self._wire.files_folder = settings.get("files")
         self._commits = VolumeCommits(settings["commit"], self._wire.send)
         enter_environment(settings)  # done once here, because children inherit it
@@ -200,6 +202,13 @@ class Supervisor:
         if not self._is_warm:
             # The first compilation in a process creates a hundred types. Children inherit them and save a millisecond.
             compile("0", CODE_NAME, "exec")
+
+    def _stay(self, _number: object, _frame: object) -> None:
+        """Stay open without a host for a time, so that a person can look into the sandbox. No code runs any more."""
+        self._is_staying = True
+        self._loop.unwatch(self._wire.reads)
+        self._beat_seconds = self._silence_seconds = NEVER
+        self._expires_at = time.monotonic() + self._settings["stay_seconds"]
 
     def _op_beat(self, _header: dict[str, Any], _body: bytes | None) -> None:
         pass  # reading the frame has already updated the wire's `last_heard`

@@ -26,7 +26,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
         if not meta[name]:
             del meta[name]
     # Keep empty strings, zero and False.
-    for name in ("value", "value_repr", "judged", "group", "repeat", "cpu_seconds", "peak_mib"):
+    for name in ("value", "value_repr", "judged", "group", "repeat", "cpu_seconds", "peak_mib", "kept_until"):
         if meta[name] is None:
             del meta[name]
     for name in ("value", "judged"):

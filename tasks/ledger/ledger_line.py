@@ -48,6 +48,7 @@ META_TYPES: dict[str, Any] = {
     "repeat": int,
     "cpu_seconds": (int, float),
     "peak_mib": (int, float),
+    "kept_until": (int, float),
     "nonfinite": dict,
     "value_nonfinite": dict,
     "judged": dict,

@@ -43,11 +43,20 @@ class Launch:
 
     def spawn(self) -> DriverProcess:
         """Start the driver as a separate program, without a zygote. Raises SandboxStartError."""
-        program = build_boot_program("a local sandbox", len(build_driver_code()), f"watched={not self.is_bubblewrap}")
-        command = build_python_command(program)
+        return SpawnedProcess(self.build_command("a local sandbox"), self.directory)
+
+    def build_command(self, what: str, arguments: str = "") -> list[str]:
+        """Return the command of a driver that is a separate program; `arguments` are more arguments of its `main`."""
+        call = f"watched={not self.is_bubblewrap}{arguments}"
+        command = build_python_command(build_boot_program(what, len(build_driver_code()), call))
         if self.is_bubblewrap:
             command = [*build_bubblewrap_command(self.folder, self.mounts, self.shm_bytes), *command]
-        return SpawnedProcess(command, "/" if self.is_bubblewrap else str(self.folder / "work"))
+        return command
+
+    @property
+    def directory(self) -> str:
+        """Return the directory in which the driver's command starts."""
+        return "/" if self.is_bubblewrap else str(self.folder / "work")
 
     def build_zygote_command(self) -> list[str]:
         """Return bubblewrap's command line up to the zygote's program; empty without bubblewrap."""

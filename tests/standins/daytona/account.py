@@ -143,7 +143,7 @@ class Account:
             moment, minute = time.monotonic(), self.settings.minute
             for box in list(self.boxes.values()):
                 ttl, idle = box.body.get("ttlMinutes"), box.body.get("autoStopInterval", 15)
-                if ttl and moment >= box.created + ttl * minute:
+                if ttl and moment >= box.ttl_began + ttl * minute:
                     await self.destroy(box)
                 elif idle and box.state == "started" and moment >= box.active + idle * minute:
                     await self.stopped(box)

@@ -87,7 +87,7 @@ class Box:
         self.processes: set[asyncio.subprocess.Process] = set()
         self.has_namespaces = not find_refusal()
         self.outside: set[Path] = set()  # files outside the folder, written without namespaces
-        self.created = self.active = time.monotonic()
+        self.ttl_began = self.active = time.monotonic()
         self.memory_kib = body["memory"] * 1024 * 1024 if body.get("memory") else None
 
     def dto(self) -> dict[str, Any]:

@@ -27,6 +27,8 @@ class SandboxCalls:
             ("POST", "/api/sandbox/{box}/last-activity", self.refresh),
             ("POST", "/api/sandbox/{box}/autostop/{minutes}", self.set_auto_stop),
             ("POST", "/api/sandbox/{box}/autodelete/{minutes}", self.set_auto_delete),
+            ("POST", "/api/sandbox/{box}/ttl/{minutes}", self.set_ttl),
+            ("PUT", "/api/sandbox/{box}/labels", self.replace_labels),
         ]
 
     async def create(self, request: Any) -> Any:
@@ -112,6 +114,15 @@ class SandboxCalls:
 
     async def set_auto_delete(self, request: Any) -> Any:
         return self.set_interval(request, "autoDeleteInterval")
+
+    async def set_ttl(self, request: Any) -> Any:
+        self.account.box(request).ttl_began = time.monotonic()
+        return self.set_interval(request, "ttlMinutes")
+
+    async def replace_labels(self, request: Any) -> Any:
+        box = self.account.box(request)
+        box.labels = (await request.json())["labels"]
+        return {"labels": box.labels}
 
     def set_interval(self, request: Any, name: str) -> Any:
         box = self.account.box(request)

@@ -22,6 +22,7 @@ from .session_calls import LOGS, SessionCalls
 from .sessions import CHUNK
 from .settings import Settings
 from .snapshots import SnapshotCalls
+from .terminal_calls import CONNECT, TerminalCalls
 from .toolbox import ToolboxCalls
 from .volumes import VolumeCalls
 
@@ -39,13 +40,18 @@ class Server:
         self.faults: Counter[str] = Counter()
         self.random = random.Random(account.settings.seed)
         sessions = SessionCalls(account)
-        calls = (SandboxCalls(account), SnapshotCalls(account), VolumeCalls(account), ToolboxCalls(account), sessions)
+        terminals = TerminalCalls(account)
+        calls = (
+            *(SandboxCalls(account), SnapshotCalls(account), VolumeCalls(account), ToolboxCalls(account)),
+            *(sessions, terminals),
+        )
         table: list[Any] = [
             Route(path, self.answering(handler), methods=[method])
             for group in calls
             for method, path, handler in group.routes
         ]
         table += [Route("/standin", self.standin, methods=["GET", "POST"]), WebSocketRoute(LOGS, sessions.follow)]
+        table.append(WebSocketRoute(CONNECT, terminals.connect))
         self.app = socketio.ASGIApp(account.events, Starlette(routes=table), socketio_path="api/socket.io")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

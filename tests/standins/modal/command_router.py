@@ -100,7 +100,7 @@ class CommandRouter(TaskCommandRouterBase):
             if offset > command.written:
                 raise GRPCError(Status.FAILED_PRECONDITION, f"offset {offset}, and {command.written} were written")
             fresh = data[command.written - offset :]
-            writer = command.process.stdin
+            writer = command.stdin
             assert writer is not None
             if command.ended.is_set():
                 raise GRPCError(Status.FAILED_PRECONDITION, "the process has ended")
@@ -123,7 +123,7 @@ class CommandRouter(TaskCommandRouterBase):
     @unary
     async def TaskExecStdinStatus(self, request: Any) -> Any:
         _, command = self._command(request)
-        writer = command.process.stdin
+        writer = command.stdin
         closed = writer is None or writer.is_closing()
         return router_pb2.TaskExecStdinStatusResponse(num_bytes_written=command.written, closed=closed)
 

@@ -9,6 +9,7 @@ import math
 import secrets
 from typing import Any
 
+from google.protobuf import empty_pb2
 from grpclib import GRPCError, Status
 from grpclib.server import Stream
 from modal_proto import api_pb2
@@ -192,6 +193,20 @@ class ControlPlane(ModalClientBase):
     @unary
     async def SandboxTagsGetV2(self, request: Any) -> Any:
         return await self._tags(request)
+
+    async def _set_tags(self, request: Any) -> Any:
+        box = self.standin.of_id(request.sandbox_id)
+        box.tags = {tag.tag_name: tag.tag_value for tag in request.tags}
+
+    @unary
+    async def SandboxTagsSet(self, request: Any) -> Any:
+        await self._set_tags(request)
+        return empty_pb2.Empty()
+
+    @unary
+    async def SandboxTagsSetV2(self, request: Any) -> Any:
+        await self._set_tags(request)
+        return empty_pb2.Empty()
 
     @unary
     async def SandboxListV2(self, request: Any) -> Any:

@@ -1,0 +1,37 @@
+"""An earlier run: its ledger, and its parameters from the Prefect server."""
+
+import asyncio
+import uuid
+from typing import Any
+
+from ..flows.parameters import FlowParameters
+from ..flows.prefect_server import provide_server
+from ..flows.registry import FLOWS, load_model
+from ..flows.reporting.ledger_reader import LedgerReader
+from ..sandbox.errors import ConfigurationError
+
+
+def find_model(reader: LedgerReader) -> type[FlowParameters[Any]] | None:
+    """Return the parameter model of the flow that ran last on a ledger; None if it is not a flow of rlm-batch."""
+    flow = reader.records[-1].flow
+    return next((model for model in map(load_model, FLOWS) if flow in (model.prefect_name, model.flow_name)), None)
+
+
+def read_parameters(reader: LedgerReader) -> dict[str, Any]:
+    """Return the parameters of a ledger's last run, from the Prefect server. Raises ConfigurationError."""
+    return asyncio.run(_read_parameters(reader))
+
+
+async def _read_parameters(reader: LedgerReader) -> dict[str, Any]:
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    record = reader.records[-1]
+    async with provide_server(), get_client() as client:
+        try:
+            return (await client.read_flow_run(uuid.UUID(record.flow_run_id))).parameters
+        except (ObjectNotFound, ValueError):
+            raise ConfigurationError(
+                f"the Prefect server has no flow run {record.name or record.flow_run_id}, and this needs its "
+                "parameters: set PREFECT_API_URL to the run's server, or start the flow again with its --results-path"
+            ) from None

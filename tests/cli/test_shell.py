@@ -1,0 +1,129 @@
+"""The option `--keep-failed`, and the command `shell`: a person looks into the sandbox of a failed execution."""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ..infra.pseudo_terminal import TerminalCommand
+from .conftest import COMMAND, Run, environment
+
+CODE = "open('mine.txt', 'w').write('of the code')\nif x > 1:\n    raise ValueError('too large')\nSUBMIT(y=x)"
+PROMPT = r"[$#] $"
+PROVIDERS = [
+    "local",
+    pytest.param("daytona", marks=pytest.mark.full),
+    pytest.param("modal", marks=pytest.mark.full),
+    pytest.param("container:podman", marks=[pytest.mark.requires("podman"), pytest.mark.full]),
+]
+
+
+def start_run(run_alone: Run, folder: Path, provider: str, count: int = 2) -> tuple[str, str]:
+    """Run a batch of which all executions but the first fail, and return the results' path and the messages."""
+    (folder / "code.py").write_text(CODE)
+    (folder / "in.jsonl").write_text("".join(json.dumps({"x": x}) + "\n" for x in range(1, count + 1)))
+    options = ("--inputs", "in.jsonl", "--keep-failed", "--provider", provider, "--max-workers", "1")
+    done = run_alone("batch", "code.py", *options)
+    assert done.returncode == 1, done.stderr
+    return done.stdout.splitlines()[-1].rpartition(": ")[2], done.stderr
+
+
+def open_shell(folder: Path, path: str, number: int) -> TerminalCommand:
+    return TerminalCommand([COMMAND, "shell", path, str(number)], cwd=folder, env=environment(folder))
+
+
+def reap(run_alone: Run, provider: str, *options: str) -> subprocess.CompletedProcess[str]:
+    done = run_alone("reap", "--provider", provider, *options)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_person_looks_into_the_sandbox_of_a_failed_execution(
+    run_alone: Run, tmp_path: Path, account: Callable[..., None], provider: str
+) -> None:
+    account(provider)
+    path, messages = start_run(run_alone, tmp_path, provider)
+    assert re.search(
+        rf"its sandbox is kept until \S+ \S+, for up to 1.0 sandbox hours: rlm-batch shell {path} 1", messages
+    )
+    with open_shell(tmp_path, path, 1) as terminal:
+        terminal.wait_for(PROMPT)
+        terminal.send("cat mine.txt\n")
+        terminal.wait_for("of the code")
+        terminal.wait_for(PROMPT)
+        terminal.send("python3 -i .rlm-batch/inputs.py\n")
+        terminal.wait_for(">>> ")
+        terminal.send("import os; x * 21, tuple(os.get_terminal_size())\n")
+        terminal.wait_for(r"\(42, \(100, 24\)\)")
+        terminal.send("while os.get_terminal_size().lines == 24: pass\n\n")
+        terminal.resize(31, 47)
+        terminal.wait_for(">>> ")
+        terminal.send("while True: print('busy')\n\n")
+        terminal.wait_for("busy\r\nbusy")
+        terminal.send("\x03")
+        terminal.wait_for("KeyboardInterrupt")
+        terminal.wait_for(">>> ")
+        terminal.send("\x04")
+        terminal.wait_for(PROMPT)
+        terminal.send("echo changed >mine.txt; exit 7\n")
+        assert terminal.wait() == 7
+        assert "The sandbox is kept until" in terminal.output
+        assert f"rlm-batch reap --kept --provider {provider.partition(':')[0]}" in terminal.output
+    kept = reap(run_alone, provider)
+    assert "no unused sandboxes" in kept.stdout
+    assert "of a failed execution, kept until" in kept.stderr
+    with open_shell(tmp_path, path, 1) as terminal:
+        terminal.wait_for(PROMPT)
+        terminal.send("cat mine.txt\n")
+        terminal.wait_for("changed")
+        terminal.wait_for(PROMPT)
+        terminal.send("\x04")
+        assert terminal.wait() == 0
+    assert "kept for a failed execution" in reap(run_alone, provider, "--kept").stdout
+    with open_shell(tmp_path, path, 1) as terminal:
+        assert terminal.wait() == 2
+        assert f"is gone, because it was removed or its hour is over: rlm-batch rerun {path} 1" in terminal.output
+        assert terminal.output.count("\n") == 1
+    again = TerminalCommand([COMMAND, "rerun", path, "1"], cwd=tmp_path, env=environment(tmp_path))
+    with again as terminal:
+        terminal.wait_for("too large")
+        assert terminal.wait() == 1
+    reap(run_alone, provider, "--kept")
+
+
+def test_the_first_three_failures_of_a_run_are_kept(run_alone: Run, tmp_path: Path) -> None:
+    path, messages = start_run(run_alone, tmp_path, "local:none", 6)
+    assert messages.count("its sandbox is kept") == 3
+    wrong = {
+        "0": "the sandbox of execution 0 was not kept: --keep-failed keeps those of a run's first three failures",
+        "5": "the sandbox of execution 5 was not kept",
+        "9": "the run has no execution 9: rlm-batch report",
+        "1": "shell needs a terminal",
+    }
+    for number, reason in wrong.items():
+        done = run_alone("shell", path, number, stdin=subprocess.DEVNULL)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+        assert reason in done.stderr
+    assert "there is no run 'nothing'" in run_alone("shell", "nothing", "0").stderr
+    assert "3 sandboxes" in reap(run_alone, "local", "--kept").stdout
+
+
+def test_only_one_terminal_is_open_in_a_local_sandbox(run_alone: Run, tmp_path: Path) -> None:
+    path, _ = start_run(run_alone, tmp_path, "local")
+    with open_shell(tmp_path, path, 1) as first:
+        first.wait_for(PROMPT)
+        with open_shell(tmp_path, path, 1) as second:
+            assert second.wait() == 2
+            assert "another terminal is open in the sandbox" in second.output
+        os.kill(first.process.pid, 9)
+        first.wait()
+    with open_shell(tmp_path, path, 1) as third:  # A killed command loses no files.
+        third.wait_for(PROMPT)
+        third.send("exit\n")
+        assert third.wait() == 0
+    reap(run_alone, "local", "--kept")
