@@ -34,8 +34,8 @@ def leave_folder(folder: Path, until: float) -> None:
         with open(lock, "rb"):  # The lock ends with the block.
             words = [find_python(), "-I", "-S", "-c", KEEPER, str(compute_mark(folder))]
             words += [f"{max(0.0, until - time.time()):.0f}", str(folder)]
-            options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            subprocess.run(words, check=True, cwd="/", env={}, **options)
+            null = subprocess.DEVNULL
+            subprocess.run(words, check=True, cwd="/", env={}, stdin=null, stdout=null, stderr=null)
     except (OSError, ValueError, KeyError, subprocess.CalledProcessError) as error:
         raise RlmBatchError(f"the folder {folder} could not be kept: {error}") from error
 

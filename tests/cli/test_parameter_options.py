@@ -35,8 +35,8 @@ WORDS = {"code", "steps", "query", "grid", "space", "objective", "direction", "o
 OPTIONS_ALONE = {"env", "isolation", "minimize", "maximize", "grid", "space", "show_output", "json", "usage"}
 SETTINGS = {name for entry in PROVIDERS.values() for name in entry.load_settings().list_run_settings()}
 COMMANDS = [
-    *("batch", "sweep", "chunks", "sequence", "rlm", "report", "rerun", "runs", "prune"),
-    *("deploy", "up", "server", "volume", "reap", "doctor"),
+    *("batch", "sweep", "chunks", "sequence", "rlm", "report", "rerun", "shell", "runs", "prune"),
+    *("deploy", "up", "server", "volume", "snapshot", "reap", "doctor"),
 ]
 NEEDED = {"rlm": ["--language-model", "m"]}
 
