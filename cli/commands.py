@@ -96,9 +96,9 @@ def rerun(
 
 @app.command
 def shell(run: str, number: int, /) -> int:
-    """Open a terminal in the sandbox of a failed execution that --keep-failed has kept.
+    """Open a terminal in a sandbox that --keep-failed has kept.
 
-    It has the execution's files. `python3 -i inputs.py` starts Python with its variables; the code is in code.py.
+    It has the files of the failed execution. `python3 -i .rlm-batch/inputs.py` starts Python with its variables.
 
     Args:
         run: Id or name of a flow run, or the path of its results
