@@ -16,8 +16,8 @@ import random
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -33,6 +33,8 @@ from prefect.settings import (
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
 
+T = TypeVar("T")
+
 CREATION_WAITS_SECONDS = (0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2)  # waits between quick tries, on average
 
 
@@ -41,6 +43,7 @@ class _SharedClient:
     key: object  # the server and the credentials
     client: PrefectClient
     users: int = 0
+    answers: dict[str, "asyncio.Task[Any]"] = field(default_factory=dict)
 
 
 _shared_clients: "WeakKeyDictionary[asyncio.AbstractEventLoop, _SharedClient]" = WeakKeyDictionary()
@@ -68,8 +71,34 @@ async def open_clients() -> AsyncIterator[None]:
                 yield
     finally:
         shared.users -= 1
-        if not shared.users and _shared_clients.get(loop) is shared:  # The client is closed.
-            del _shared_clients[loop]
+        if not shared.users:  # The client is closed.
+            for answer in shared.answers.values():
+                answer.cancel()
+            if _shared_clients.get(loop) is shared:
+                del _shared_clients[loop]
+
+
+async def ask_once(question: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Return the server's answer, for which the runs that share a client ask once.
+
+    A server spends 10 ms of CPU on each request, and its CPU limits how many runs can start at the same time.
+
+    Args:
+        question: The question's name. Its answer must not change while a run uses the server.
+        ask: Asks the server. If it raises, this run and those that wait with it fail, and the next run asks again.
+    """
+    shared = _shared_clients.get(asyncio.get_running_loop())
+    if shared is None:
+        return await ask()
+    answer = shared.answers.get(question)
+    if answer is None:
+        answer = shared.answers[question] = asyncio.create_task(ask())
+    try:
+        return await asyncio.shield(answer)  # Other runs wait for it too.
+    except Exception:
+        if shared.answers.get(question) is answer:
+            del shared.answers[question]
+        raise
 
 
 def make_client() -> PrefectClient:

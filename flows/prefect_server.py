@@ -91,19 +91,22 @@ async def provide_server(
         ConfigurationError: The configured server does not answer or refuses, or another server failed. If the process
             of a shared or embedded server ends, the code in the context is cancelled.
     """
+    from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
     from pydantic import SecretStr
 
-    from .prefect_client import change_settings, make_client
+    from .prefect_client import ask_once, change_settings, open_clients
 
     check_proxies()
     on_prefect_start = FlowListener().on_prefect_start if listener is None else listener.on_prefect_start
     url = PREFECT_API_URL.value()
     if url:
         on_prefect_start()
-        async with make_client() as client:
-            await check_server(client, url, "unset PREFECT_API_URL to run without")
-    if url or not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
+        async with open_clients(), get_client() as client:
+            await ask_once("check", lambda: check_server(client, url, "unset PREFECT_API_URL to run without"))
+            yield None
+        return
+    if not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
         yield None
         return
     shared = await _get_shared_server(listener)

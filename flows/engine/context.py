@@ -43,6 +43,7 @@ from ..inputs.spilling import PARAMETER_LIMIT, read_text_reference
 from ..orphans import get_server_id, register_own_run
 from ..parameters import Options
 from ..plan import Label
+from ..prefect_client import ask_once
 from ..reporting.report import describe_usage
 from .failures import Deadline
 
@@ -245,7 +246,7 @@ async def open_run_context(
         total=total,
         log=get_run_logger(),
         run_id=flow_run.id,
-        server_id=await get_server_id(),
+        server_id=await ask_once("id", get_server_id),
         deadline=deadline,
         policy=RetryPolicy(options.retries, options.retry_code_errors, options.idempotent, deadline.at),
         model_access=model_access,

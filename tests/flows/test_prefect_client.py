@@ -14,7 +14,9 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from rlm_batch import ConfigurationError
 from rlm_batch.flows.prefect_client import CREATION_WAITS_SECONDS, open_clients
+from rlm_batch.flows.prefect_server import provide_server
 
 pytestmark = pytest.mark.anyio
 FLOW_ID = str(uuid.uuid4())
@@ -33,10 +35,15 @@ class BusyServer(ThreadingHTTPServer):
         self.refusals = refusals
         self.creations = 0
         self.overlapping_creations = 0
+        self.checks = 0
+        self.is_healthy = True
         self.is_creating = threading.Lock()
 
     def answer(self, path: str) -> tuple[int, Any]:
         """Return the status and the content for a path."""
+        if path == "/api/health":
+            self.checks += 1
+            return (200, True) if self.is_healthy else (404, {})
         if path == "/api/admin/version":
             return 200, prefect.__version__
         if path == "/api/flows/":
@@ -128,3 +135,33 @@ async def test_runs_of_one_event_loop_share_a_client_until_the_last_one_ends() -
             assert (await first.create_flow_run(nothing)).name == "a-run"
         async with open_clients():
             assert get_client() is not first
+
+
+async def use_server(until: asyncio.Event) -> None:
+    """Use the configured server as a run does."""
+    async with provide_server():
+        await until.wait()
+
+
+async def test_runs_at_the_same_time_check_the_server_once_and_a_later_run_checks_it_again() -> None:
+    end = asyncio.Event()
+    with serve(refusals=0) as server:
+        runs = [asyncio.create_task(use_server(end)) for _ in range(5)]
+        async with provide_server():  # It asks after the others.
+            assert server.checks == 1
+        end.set()
+        await asyncio.gather(*runs)
+        server.is_healthy = False
+        with pytest.raises(ConfigurationError, match="is not a Prefect API"):
+            await use_server(end)
+
+
+async def test_a_run_that_is_cancelled_leaves_the_check_to_the_others() -> None:
+    end = asyncio.Event()
+    end.set()
+    with serve(refusals=0) as server:
+        first, second = asyncio.create_task(use_server(end)), asyncio.create_task(use_server(end))
+        await asyncio.sleep(0)  # Both wait for the first one's check.
+        first.cancel()
+        await asyncio.wait([first, second])
+    assert (first.cancelled(), second.exception(), server.checks) == (True, None, 1)
