@@ -102,6 +102,8 @@ class SandboxProvider(SandboxSettings, ABC):
     provider_name: ClassVar[str]
     gradual: ClassVar[bool] = True  # Flow runs start with few sandboxes, so that other users get some too.
     uploads_files: ClassVar[bool] = True  # Files of the host are uploaded to its sandboxes.
+    # What to do instead of a setting that only other providers have, by its name.
+    advice_for_missing: ClassVar[Mapping[str, str]] = {}
     keeps_snapshots: ClassVar[bool] = False  # It makes snapshots of set-ups, which can be listed and deleted.
     binds_mounts: ClassVar[bool] = False  # Mounts are bound from the host, even if other files are uploaded.
     _commit: str | None = PrivateAttr(default=None)
@@ -245,7 +247,9 @@ class SandboxProvider(SandboxSettings, ABC):
                 close = difflib.get_close_matches(str(name), known, 1)
                 advice = f"did you mean {name_parameter(close[0])}?" if close else f"it has {', '.join(known)}"
                 if not close and (others := list_providers_with_setting(str(name))):
-                    advice = f"{' and '.join(others)} have it"
+                    advice = f"{', '.join(others)} have it"
+                    if name in self.advice_for_missing:
+                        advice = f"{self.advice_for_missing[name]}; {advice}"
                 raise ConfigurationError(
                     f"the provider {self.provider_name} has no setting {name_parameter(str(name))}: {advice}"
                 )

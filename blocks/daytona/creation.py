@@ -16,7 +16,17 @@ from .client import NAME_PREFIX, SharedClient, borrow_client
 from .deletion import delete_leftover, find_sandbox
 from .environment import Environment, find_environment, lock_other_processes
 from .error_table import Meaning
-from .errors import KeyRefusals, find_row, get_delay, get_status, is_transient, is_unreachable, map_error, retry_call
+from .errors import (
+    KeyRefusals,
+    find_row,
+    get_delay,
+    get_status,
+    is_transient,
+    is_unreachable,
+    map_error,
+    retry_call,
+    says_gone,
+)
 from .handle import IDLE_MINUTES, DaytonaSandboxHandle
 from .settings import DaytonaSettings
 
@@ -77,8 +87,10 @@ async def _open_first(
     """Open a sandbox while the others wait, and keep its set-up if that is worth it."""
     try:
         return await _open(settings, labels, commit, files, environment, is_first=True)
-    except RlmBatchError:
-        environment.is_refused = True  # Otherwise the others would fail one after another.
+    except RlmBatchError as error:
+        # The others wait, and would fail one after another.
+        environment.failures += 1
+        environment.is_refused = isinstance(error, ConfigurationError) or environment.failures == MAX_SETUPS
         raise
 
 
@@ -127,7 +139,8 @@ async def _open(
                 raise
             failure = map_error(error, "the sandbox could not be set up")
             delay = get_delay(error, attempt + 1, LONGEST_DELAY_SECONDS)
-            if not is_transient(error) or attempt == MAX_SETUPS or loop.time() + delay > start_by:
+            is_passing = is_transient(error) or says_gone(error)
+            if not is_passing or attempt == MAX_SETUPS or loop.time() + delay > start_by:
                 raise failure from error
             await asyncio.sleep(delay)
 

@@ -40,6 +40,7 @@ class Environment:
         name: The snapshot's name.
         has_snapshot: Whether sandboxes can start from the snapshot; None before the first look.
         is_refused: Whether Daytona could not make the snapshot. This process then does not try again.
+        failures: Failed set-ups. After some, this process tries no more to keep one.
         lock: The first sandbox is opened under this lock, so the others wait until its set-up is kept or not.
     """
 
@@ -47,6 +48,7 @@ class Environment:
         self.name = name
         self.has_snapshot: bool | None = None
         self.is_refused = False
+        self.failures = 0
         self.lock = asyncio.Lock()
 
     def should_be_kept(self, settings: DaytonaSettings, expected: int) -> bool:

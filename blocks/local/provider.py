@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -50,6 +51,10 @@ class LocalProvider(LocalSettings, SandboxProvider):
     gradual: ClassVar[bool] = False
     uploads_files: ClassVar[bool] = False
     binds_mounts: ClassVar[bool] = True
+    advice_for_missing: ClassVar[Mapping[str, str]] = {
+        "setup": "commands get neither root nor the network there. Install programs on this machine, and Python "
+        "packages with packages"
+    }
 
     async def open(self, labels: dict[str, str]) -> Sandbox:
         """Open a sandbox, or a container if this machine cannot isolate sandboxes but has a container engine.

@@ -254,7 +254,10 @@ async def test_provider_options_apply_without_a_saved_block():
     ("options", "message"),
     [
         ({"memory": 300}, "the provider local has no setting memory: did you mean memory_mib?"),
-        ({"setup": "true"}, "the provider local has no setting setup: container and daytona and modal have it"),
+        (
+            {"setup": "true"},
+            "commands get neither root nor the network there. Install programs on this machine, and Python packages",
+        ),
         ({"memory_mib": 3}, "memory_mib is 3: it should be greater than or equal to 64"),
         ({"memory_mib": 10**19}, "MiB is too much: use at most"),
         ({"packages": ["git+https://host/x"]}, "packages"),

@@ -123,9 +123,10 @@ async def test_without_a_snapshot_every_sandbox_is_set_up_and_one_line_says_why(
     assert standin.state()["counts"][CLONE] == 4
 
 
+@pytest.mark.parametrize("is_new_process", [False, True])
 @pytest.mark.parametrize("change", [None, "inactive"])
-async def test_a_snapshot_that_was_deleted_or_deactivated_during_a_run_costs_only_a_set_up(
-    standin: Any, repository: GitServer, change: str | None
+async def test_a_snapshot_that_was_deleted_or_deactivated_costs_only_a_set_up(
+    standin: Any, repository: GitServer, change: str | None, *, is_new_process: bool
 ) -> None:
     provider = DaytonaSandbox(repo_url=repository.url, setup_snapshot="always")
     await run(provider, times=2)
@@ -134,9 +135,14 @@ async def test_a_snapshot_that_was_deleted_or_deactivated_during_a_run_costs_onl
         await provider.delete_snapshot(snapshot["id"])
     else:
         standin.set(snapshot_changes={snapshot["name"]: {"state": change}})
+    if is_new_process:
+        environment._environments.clear()
     await run(provider, times=1)
     await run(provider, times=2)
-    assert standin.state()["counts"][CLONE] == (3 if change is None else 2)
+    expected = 1 if change == "inactive" else 2
+    if not is_new_process:  # The first sandbox after the change was set up by itself.
+        expected += 1
+    assert standin.state()["counts"][CLONE] == expected
     assert [snapshot["state"] for snapshot in standin.state()["snapshots"]] == ["active"]
 
 
@@ -145,6 +151,22 @@ async def test_a_failed_set_up_is_not_kept_and_says_why(standin: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"setup failed with status 3: correct it\n.*the reason"):
         await run(provider, times=1)
     assert (standin.state()["snapshots"], standin.state()["sandboxes"]) == ([], [])
+
+
+async def test_a_sandbox_that_dies_during_its_set_up_is_replaced_and_leaves_nothing(
+    standin: Any, repository: GitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(repository.delays, "clone", 3600.0)
+    provider = DaytonaSandbox(repo_url=repository.url, setup_snapshot="always")
+    running = asyncio.create_task(run(provider))
+    await wait_until_async(lambda: repository.downloads["clone"], "the clone has begun")
+    repository.delays.clear()
+    (sandbox,) = standin.state()["sandboxes"]
+    await provider.delete_sandbox(sandbox["id"])
+    assert [result.x for result in await running] == [1] * 4
+    state = standin.state()
+    assert (state["counts"][CAPTURE], len(state["snapshots"]), state["created"]) == (1, 1, 5)
+    await wait_until_async(lambda: not standin.state()["sandboxes"], "no sandbox is left")
 
 
 async def test_two_processes_that_need_the_same_set_up_make_it_once(standin: Any, repository: GitServer) -> None:

@@ -110,6 +110,7 @@ class ToolboxCalls:
             options = f"--branch {branch} "
         command += f"git clone --quiet --single-branch --no-tags {options}-- {url} {path}"
         code, out = await box.run(command, None, envs, 300)
+        self.account.box(request, started=True)  # It may have ended meanwhile.
         if code == 42 and "fatal" not in out:
             raise daemon(404, f"reference not found: {body['branch']}", "GIT_BRANCH_NOT_FOUND")
         if code:
