@@ -49,6 +49,18 @@ with ThreadPoolExecutor(20) as pool:
 """
 
 
+# Code that asks until a limit is reached.
+COUNT = """
+count = 0
+try:
+    while True:
+        llm_query("question")
+        count += 1
+except BudgetExceeded as error:
+    SUBMIT(count=count, said=str(error))
+"""
+
+
 @pytest.fixture(autouse=True)
 def credentials(chat, monkeypatch):
     """Set the address and key that LiteLLM uses by default."""
@@ -97,16 +109,7 @@ async def test_a_tree_of_depth_three_in_one_sandbox_with_one_worker_finishes(cha
 async def test_max_cost_holds_for_the_whole_flow_run(chat):
     """The first call reserves 124 tokens at $0.001 and uses 4, so each further call reserves about 4."""
     model = await save_model(chat, max_tokens=100, input_cost_per_token=0.001, output_cost_per_token=0.001)
-    code = """
-count = 0
-try:
-    while True:
-        llm_query("question")
-        count += 1
-except BudgetExceeded as error:
-    SUBMIT(count=count, said=str(error))
-"""
-    first, second = await batch([code, code], language_model=model, max_cost=0.2, max_llm_calls=None, max_workers=1)
+    first, second = await batch([COUNT, COUNT], language_model=model, max_cost=0.2, max_llm_calls=None, max_workers=1)
     assert (first.count, second.count) == (50, 0)
     assert "of $0.2 $0.000000 are left" in first.said
     assert first.meta.queries.cost == pytest.approx(0.2)
@@ -123,16 +126,7 @@ except BudgetExceeded as error:
 )
 async def test_total_limits_on_calls_and_tokens_hold_for_the_whole_flow_run(chat, limits, counts, message):
     model = await save_model(chat, max_tokens=100)
-    code = """
-count = 0
-try:
-    while True:
-        llm_query("question")
-        count += 1
-except BudgetExceeded as error:
-    SUBMIT(count=count, said=str(error))
-"""
-    first, second = await batch([code, code], language_model=model, max_llm_calls=None, max_workers=1, **limits)
+    first, second = await batch([COUNT, COUNT], language_model=model, max_llm_calls=None, max_workers=1, **limits)
     assert (first.count, second.count) == counts
     assert re.search(message, first.said)
     assert re.search(message, second.said)
