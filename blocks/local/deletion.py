@@ -147,14 +147,22 @@ def _count_ancestors(pid: int, pids: Collection[int]) -> int:
     return count
 
 
+def remove_programs(folder: Path) -> None:
+    """Remove the directory of the sandbox's Python. If that fails, only `remove_folder` can remove the folder."""
+    with suppress(OSError):
+        remove_python_directory(str(folder / "python"), [USERS_FILE])
+
+
 def remove_empty_folder(folder: Path) -> bool:
-    """Remove a folder in which code left no files, and return whether the folder is gone. This needs no thread."""
+    """Remove a folder in which code left no files, after `remove_programs`; return whether the folder is gone.
+
+    Both functions are fast enough to need no thread.
+    """
     try:
         for name in ("work", "tmp"):
-            (folder / name).rmdir()
-        remove_python_directory(str(folder / "python"), [USERS_FILE])
-        (folder / LABELS_FILE).unlink()
-        folder.rmdir()
+            os.rmdir(f"{folder}/{name}")
+        os.unlink(f"{folder}/{LABELS_FILE}")
+        os.rmdir(folder)
     except OSError:
         return not folder.exists()
     return True

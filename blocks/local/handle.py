@@ -17,7 +17,7 @@ from ..storage.local_volume import LocalVolume
 from ..storage.safe_paths import read_file_below, write_file_below
 from ..subprocess_runner import run_command
 from .channel import LocalChannel
-from .deletion import END_GRACE_SECONDS, kill_processes, remove_empty_folder, remove_folder
+from .deletion import END_GRACE_SECONDS, kill_processes, remove_empty_folder, remove_folder, remove_programs
 from .isolation import IsolationLevel
 from .keeper import leave_folder
 from .launch.driver_process import DriverProcess
@@ -174,7 +174,7 @@ class LocalSandboxHandle(Sandbox):
         A failed execution has no process left, and a driver ends with its host. `open_terminal` opens a new sandbox
         over the folder.
         """
-        if await self._end_processes() and self._finalizer.detach():
+        if await self._end_processes(keeps_folder=True) and self._finalizer.detach():
             try_remove_groups(self._list_groups())
             try:
                 await asyncio.to_thread(leave_folder, self.folder, until)
@@ -182,16 +182,20 @@ class LocalSandboxHandle(Sandbox):
                 os.close(self.lock)
 
     async def remove(self) -> None:
-        """Close the wire, which makes the driver end all processes, and remove the folder. Kill a driver that hangs."""
-        if not await self._end_processes():
+        """End all processes and remove the folder."""
+        if not await self._end_processes(keeps_folder=False):
             return
         if try_remove_groups(self._list_groups()) and remove_empty_folder(self.folder):
             self._unlock()
         else:
             await asyncio.to_thread(self._finalizer)
 
-    async def _end_processes(self) -> bool:
-        """End the driver and all processes. Return False, and leave the folder to `reap`, if some survive."""
+    async def _end_processes(self, *, keeps_folder: bool) -> bool:
+        """End the driver and all processes. Return False, and leave the folder to `reap`, if some survive.
+
+        The end of a process namespace ends all processes in it. Any other driver ends them itself when the wire closes,
+        and is killed if it hangs.
+        """
         process, self._process = self._process, None
         if self.watched is not None:
             watcher.remove(self.watched)
@@ -199,15 +203,18 @@ class LocalSandboxHandle(Sandbox):
             self._channel.close()
         if process is not None:
             asyncio.get_running_loop().remove_reader(process.stdout.fileno())
+            process.kill_namespace()
             process.close_pipes()
+        if not keeps_folder:
+            remove_programs(self.folder)  # This takes about as long as the end of the processes.
+        if process is not None:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if await process.wait(END_GRACE_SECONDS):
                     break
                 process.send_signal(number)
             else:
                 await process.wait(END_GRACE_SECONDS)
-            # Exit status 0 means that the driver ended all processes.
-            if process.exit_code != 0 and (left := await kill_processes(self.folder)):
+            if not process.has_ended_all and (left := await kill_processes(self.folder)):
                 log.warning("these processes of sandbox %s could not be ended, and reap will retry: %s", self.id, left)
                 self._unlock()  # `reap` finds an unlocked folder.
                 return False

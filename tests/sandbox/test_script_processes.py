@@ -1,12 +1,19 @@
 """Tests of scripts in unusual processes: a fork, blocked signals, a closed umask, no PATH, few descriptors."""
 
+import asyncio
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from rlm_batch import LocalSandbox
+from rlm_batch.blocks.local.inventory import list_sandboxes
 
+from ..conftest import list_children
 from ..infra.isolation_levels import find_strongest_level
+from ..infra.machine import is_alive
+from ..infra.waiting import wait_until
 from .conftest import PATIENCE, Run
 
 
@@ -114,3 +121,53 @@ def test_a_script_without_free_descriptors_gets_an_error_and_no_weaker_isolation
     assert "Too many open files" in sentence
     assert "ulimit -n" in sentence
     assert level == find_strongest_level()
+
+
+def list_descendants(pid: int) -> dict[int, str]:
+    """Return the command lines of a process's living descendants by id."""
+    children, commands = list_children(), dict[int, str]()
+    below = list(children.get(pid, ()))
+    for child in below:
+        below += children.get(child, ())
+        with suppress(OSError):
+            if is_alive(child):
+                commands[child] = Path(f"/proc/{child}/cmdline").read_text()
+    return commands
+
+
+@pytest.mark.strongest_first
+@pytest.mark.parametrize("end", ["closes", "exits", "is killed"])
+def test_a_burst_of_interpreters_leaves_no_process_and_no_folder(
+    script: Run, local: LocalSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    process = script(f"""
+        os.environ["TMPDIR"] = os.getcwd()
+        import glob
+        stay = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)"
+        for _ in range(10):
+            with LocalInterpreter(isolation={local.isolation!r}) as interpreter:
+                interpreter.execute(stay)
+            assert not glob.glob("rlm-batch-*")
+        interpreter.start().execute(stay)
+        if {end == "closes"}:
+            interpreter.shutdown()
+            assert not glob.glob("rlm-batch-*")
+        ready()
+        while not os.path.exists("may-end"):
+            time.sleep(0.01)
+        """)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n", process.communicate(timeout=PATIENCE)
+    known = list_descendants(process.pid)
+    assert sum(command.startswith("sleep") for command in known.values()) == (end != "closes")
+    if end == "is killed":
+        process.kill()
+    (tmp_path / "may-end").touch()
+    process.communicate(timeout=PATIENCE)
+    wait_until(lambda: not any(map(is_alive, known)), "the end of the script's processes")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = list_sandboxes()
+    assert [sandbox.abandoned for sandbox in left] == [True] * (end == "is killed")
+    for sandbox in left:
+        asyncio.run(local.delete_sandbox(sandbox.id))
+    assert not list(tmp_path.glob("rlm-batch-*"))

@@ -48,6 +48,15 @@ class DriverProcess(ABC):
     def exit_code(self) -> int | None:
         """Return the exit status, a negative signal number after a signal, or None while the process runs."""
 
+    @property
+    def has_ended_all(self) -> bool:
+        """Return whether the process has ended together with all processes of the sandbox."""
+        return self.exit_code == 0  # The driver exits with another status if it could not end them.
+
+    def kill_namespace(self) -> None:
+        """Kill the process if the kernel then kills all processes of the sandbox; otherwise do nothing."""
+        return
+
     @abstractmethod
     async def wait(self, seconds: float) -> bool:
         """Return whether the process ends within `seconds`."""

@@ -66,6 +66,7 @@ class Zygote:
                 raise ZygoteError(str(error), is_lasting=not is_shortage(error)) from error
         self._control = control
         self.processes = weakref.WeakSet[ForkedProcess]()
+        self.has_namespaces = folders is not None  # Each sandbox has a process namespace.
         self.has_forked = False  # True after the first sandbox was ready
         self.used_at = time.monotonic()
         self._handles: list[int] = []  # pidfd of the forking process, which may be a child of bubblewrap
@@ -193,6 +194,7 @@ class ForkedProcess(DriverProcess):
         self._failure = ""  # reason why the sandbox did not become ready
         self.is_refused = False  # True if the system would refuse every time
         self._was_cut_off = False  # True if the zygote reported no exit status
+        self._has_killed_namespace = False
         self._exit_code: int | None = None
         status.setblocking(False)
         zygote.processes.add(self)
@@ -246,6 +248,18 @@ class ForkedProcess(DriverProcess):
     def exit_code(self) -> int | None:
         self._read_status()
         return self._exit_code
+
+    @property
+    def has_ended_all(self) -> bool:
+        # The kernel reports the end of a namespace's first process after the ends of all others.
+        is_killed = self._has_killed_namespace and self.exit_code == -signal.SIGKILL and not self._was_cut_off
+        return is_killed or super().has_ended_all
+
+    def kill_namespace(self) -> None:
+        self._read_status()
+        if self._zygote.has_namespaces and self._handle >= 0:
+            self._has_killed_namespace = True
+            self.send_signal(signal.SIGKILL)
 
     async def wait(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds

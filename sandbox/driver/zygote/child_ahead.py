@@ -30,11 +30,11 @@ STOPPED_MILLISECONDS = 1000  # A child that rehearses for longer may have been s
 
 
 class ChildAhead:
-    """A child of a future supervisor; it waits for the settings and then for an execution.
+    """A child of a future supervisor; it rehearses, and waits for the settings and then for an execution.
 
     `handle` is its id and our ends of its pipes. The child closes `waiting`, a descriptor of the caller. With
-    `has_namespaces` the child is already in a user namespace, with the ids of `user`. If the child cannot start, this
-    raises OSError and leaves no process; the sandbox works without the child.
+    `has_namespaces` the child enters a user namespace, with the ids of `user`. If the child cannot start, this and
+    `wait_until_rehearsed` raise OSError and leave no process; the sandbox works without the child.
     """
 
     def __init__(self, runner: CodeRunner, waiting: int, user: tuple[int, int] | None, *, has_namespaces: bool) -> None:
@@ -43,10 +43,15 @@ class ChildAhead:
                 Confinement({}).open_own_proc()  # closed again when the child is confined
                 enter_user_namespace(user)
 
-        self.handle = pid, ours = fork_process(
+        self.handle = fork_process(
             lambda supervisor, ends, ours: _run_child(runner, supervisor, ends, [waiting, *ours], enter)
         )
         self._namespace = -1
+        self._has_own_namespace = has_namespaces and user is not None
+
+    def wait_until_rehearsed(self) -> None:
+        """Wait until the child has rehearsed. Raises OSError if it has ended."""
+        pid, ours = self.handle
         try:
             os.set_blocking(ours[1], True)
             poll = select.poll()
@@ -56,7 +61,7 @@ class ChildAhead:
             if not os.read(ours[1], READ_BYTES):  # The child ended during its rehearsal.
                 raise OSError(errno.ECHILD, "a sandbox's first child could not start")
             os.set_blocking(ours[1], False)
-            if has_namespaces and user is not None:
+            if self._has_own_namespace:
                 self._namespace = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             close_all(ours)  # the child ends when its pipes close

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_BYTES = 64 * 1024  # the host refuses a longer request
 DESCRIPTORS = 4  # descriptors in a request
-# The zygote forks a spare process after this idle time. A fork right after a request would slow down the new sandbox.
-# The spare process also waits for this time before it forks its first child, because the fork blocks it for 3 ms.
-IDLE_MILLISECONDS = 10
+# The zygote forks a spare process after this idle time, or when a sandbox ends. A fork right after a request would slow
+# down the new sandbox. With a longer time, a host that opens sandboxes one after another would wait for each fork.
+IDLE_MILLISECONDS = 3
 FAILED = 71  # EX_OSERR: the sandbox's walls could not be set up
 
 
@@ -93,6 +93,7 @@ class _Zygote:
         self._sandboxes: dict[int, socket.socket] = {}  # keys: ids of the sandboxes' first processes
         self._wake, self._wake_writes = os.pipe()
         self._spare: tuple[int, socket.socket] | None = None
+        self._is_spare_due = False
         self._orphans = OrphanKiller()  # for sandboxes without a process namespace
         self._own_namespace = -1 if folders is None else os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         for fd in (self._wake, self._wake_writes):
@@ -104,21 +105,17 @@ class _Zygote:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
-        is_spare_due = False
         while True:
-            events = poll.poll(self._find_wait(is_spare_due))
+            events = poll.poll(self._find_wait())
             if time.monotonic() >= self._orphans.next_at:
                 self._kill_orphans()
-            if not events and is_spare_due:
-                is_spare_due = False  # A spare process that ends is not replaced: the next one would fail too.
-                try:
-                    self._spare = self._fork_spare()
-                except OSError:
-                    pass  # the next request for a sandbox reports the error if it persists
+            if not events:
+                self._fork_due_spare()
             for fd, _ in events:
                 if fd == self._wake:
                     os.read(self._wake, 4096)
                     self._tell_ends()
+                    self._fork_due_spare()
                     continue
                 data, fds, _, _ = socket.recv_fds(
                     self._control, MAX_REQUEST_BYTES, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
@@ -130,11 +127,18 @@ class _Zygote:
                         os.close(cut)
                     continue
                 self._open_sandbox(data, fds)
-                is_spare_due = True
+                self._is_spare_due = True
 
-    def _find_wait(self, is_spare_due: bool) -> float | None:
+    def _fork_due_spare(self) -> None:
+        """Fork a spare process if a request has come since the last one was forked."""
+        if self._is_spare_due:
+            self._is_spare_due = False  # A spare process that ends is not replaced: the next one would fail too.
+            with suppress(OSError):  # the next request for a sandbox reports the error if it persists
+                self._spare = self._fork_spare()
+
+    def _find_wait(self) -> float | None:
         """Return the milliseconds until the next timer, or None without a timer."""
-        waits: list[float] = [IDLE_MILLISECONDS] if is_spare_due else []
+        waits: list[float] = [IDLE_MILLISECONDS] if self._is_spare_due else []
         if self._orphans.next_at != NEVER:
             waits.append(max(0.0, self._orphans.next_at - time.monotonic()) * 1000)
         return min(waits, default=None)
@@ -210,14 +214,10 @@ class _Zygote:
                 os.close(self._own_namespace)
                 enter_namespaces()
             if has_time:
-                rehearse_start(self._runner)
+                child = self._rehearse(waiting)
         except OSError as error:
             failure = error
             waiting.shutdown(socket.SHUT_RD)  # a request already sent gets the error; later ones get a new process
-        if has_time and failure is None and not _is_asked_within(IDLE_MILLISECONDS, waiting):
-            with suppress(OSError):
-                child = ChildAhead(self._runner, waiting.fileno(), self._user, has_namespaces=self._folders is not None)
-                rehearse_start(self._runner)  # The fork has made all pages shared again.
         data, fds, _, _ = socket.recv_fds(waiting, MAX_REQUEST_BYTES, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         waiting.close()
         if not data or len(fds) != DESCRIPTORS:
@@ -235,6 +235,22 @@ class _Zygote:
         # Wait for the host's first frame: before it, the host may still act on this process.
         _is_asked_within(None, 0)
         run_driver(runner=self._runner, child=None if child is None else child.handle)
+
+    def _rehearse(self, waiting: socket.socket) -> ChildAhead | None:
+        """Fork the first child and rehearse, both at the same time. Return the child, or None if it could not start.
+
+        The fork comes first: it makes all pages shared, so that a rehearsal before it would copy its pages twice.
+        """
+        child: ChildAhead | None = None
+        with suppress(OSError):
+            child = ChildAhead(self._runner, waiting.fileno(), self._user, has_namespaces=self._folders is not None)
+        rehearse_start(self._runner)
+        if child is not None:
+            try:
+                child.wait_until_rehearsed()
+            except OSError:
+                child = None
+        return child
 
     def _stand(self, request: dict[str, Any], wire: list[int], status: socket.socket, child: ChildAhead | None) -> None:
         """Set up what is specific to this sandbox and report success. Raises OSError."""
