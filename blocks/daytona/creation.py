@@ -25,7 +25,6 @@ from .errors import (
     is_unreachable,
     map_error,
     retry_call,
-    says_gone,
 )
 from .handle import IDLE_MINUTES, DaytonaSandboxHandle
 from .settings import DaytonaSettings
@@ -139,8 +138,7 @@ async def _open(
                 raise
             failure = map_error(error, "the sandbox could not be set up")
             delay = get_delay(error, attempt + 1, LONGEST_DELAY_SECONDS)
-            is_passing = is_transient(error) or says_gone(error)
-            if not is_passing or attempt == MAX_SETUPS or loop.time() + delay > start_by:
+            if not is_transient(error) or attempt == MAX_SETUPS or loop.time() + delay > start_by:
                 raise failure from error
             await asyncio.sleep(delay)
 

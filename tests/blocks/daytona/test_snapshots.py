@@ -153,17 +153,18 @@ async def test_a_failed_set_up_is_not_kept_and_says_why(standin: Any) -> None:
     assert (standin.state()["snapshots"], standin.state()["sandboxes"]) == ([], [])
 
 
-async def test_a_sandbox_that_dies_during_its_set_up_is_replaced_and_leaves_nothing(
-    standin: Any, repository: GitServer, monkeypatch: pytest.MonkeyPatch
+async def test_if_a_sandbox_dies_during_its_set_up_the_next_one_is_set_up_and_kept(
+    standin: Any, repository: GitServer, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(repository.delays, "clone", 3600.0)
-    provider = DaytonaSandbox(repo_url=repository.url, setup_snapshot="always")
-    running = asyncio.create_task(run(provider))
+    options = {"repo_url": repository.url, "setup_snapshot": "always"}
+    codes = [f"SUBMIT(x={number})" for number in range(4)]
+    running = asyncio.create_task(batch(codes, provider="daytona", provider_options=options))
     await wait_until_async(lambda: repository.downloads["clone"], "the clone has begun")
     repository.delays.clear()
     (sandbox,) = standin.state()["sandboxes"]
-    await provider.delete_sandbox(sandbox["id"])
-    assert [result.x for result in await running] == [1] * 4
+    await DaytonaSandbox().delete_sandbox(sandbox["id"])
+    assert [result.x for result in await running] == [0, 1, 2, 3]
     state = standin.state()
     assert (state["counts"][CAPTURE], len(state["snapshots"]), state["created"]) == (1, 1, 5)
     await wait_until_async(lambda: not standin.state()["sandboxes"], "no sandbox is left")
