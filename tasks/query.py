@@ -123,7 +123,8 @@ class QueryTracker:
         """Wait until there was no question or answer for `QUIET_SECONDS`, but at most `MAX_DELAY_SECONDS`."""
         loop = asyncio.get_running_loop()
         latest = loop.time() + MAX_DELAY_SECONDS
-        while (now := loop.time()) < (until := min(self._active_at + QUIET_SECONDS, latest)):  # noqa: ASYNC110 - time
+        # Each question and answer moves the moment.
+        while (now := loop.time()) < (until := min(self._active_at + QUIET_SECONDS, latest)):  # noqa: ASYNC110
             await asyncio.sleep(until - now)
 
     def _note_activity(self, _answer: object = None) -> None:
