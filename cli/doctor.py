@@ -54,10 +54,10 @@ async def _check_provider(entry: ProviderEntry, provider_name: str) -> tuple[boo
         return False, entry.sign_in
     try:
         text = await provider.check()
-        kept = sum(info.kept_until > time.time() for info in await provider.list_sandboxes())
     except RlmBatchError as error:
         return False, str(error)
     try:
+        kept = sum(info.kept_until > time.time() for info in await provider.list_sandboxes())
         snapshots = await provider.list_snapshots()
     except RlmBatchError as error:
         return True, f"{text}; {error.summary}"

@@ -110,6 +110,7 @@ def test_the_first_three_failures_of_a_run_are_kept(run_alone: Run, tmp_path: Pa
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
         assert reason in done.stderr
     assert "there is no run 'nothing'" in run_alone("shell", "nothing", "0").stderr
+    assert "3 kept sandboxes of failed executions" in run_alone("doctor", "--json").stdout
     assert "3 sandboxes" in reap(run_alone, "local", "--kept").stdout
 
 
