@@ -158,7 +158,8 @@ def measure(way: Way, server: PrefectServer) -> Sample:
 
 def build_ways(count: int, workers: int, isolation: str) -> dict[str, Way]:
     """Return the ways by name; the ratios are to the first."""
-    bare = [sys.executable, "-I", "-S", "-c", BARE_CODE]
+    # bubblewrap does not find a path through a directory that its /tmp covers.
+    bare = [os.path.normpath(sys.executable), "-I", "-S", "-c", BARE_CODE]
     ways = {"bare pool": Way(lambda: run_processes(bare, count, workers))}
     if bubblewrap := shutil.which("bwrap"):
         walls = [bubblewrap, *WALLS]

@@ -5,9 +5,9 @@
 Each variant is a separate process, and the variants take turns. An uncounted first round fills the caches of their
 shared home directory. `from rlm_batch import LocalInterpreter`, alone and with a first answer, is compared with a bare
 Python. `rlm-batch batch hello.py`, from start to end, is compared with a script whose flow does nothing. Prefect starts
-a server for that script too. With the shared server, the first command starts it and the next one finds it. Processor
-seconds are those of the command and of its own server. At last, a script on the shared server calls `batch` many times
-in a row and as often at once.
+a server for that script too. With the shared server, the first command starts it and the next one finds it. A wrong
+option is refused. Processor seconds are those of the command and of its own server. At last, a script on the shared
+server calls `batch` many times in a row and as often at once.
 """
 
 from __future__ import annotations
@@ -59,10 +59,12 @@ asyncio.run(measure())
 EMBEDDED = "rlm-batch batch hello.py, embedded server"
 FIRST = "rlm-batch batch hello.py, first on the shared server"
 NEXT = "rlm-batch batch hello.py, next on the shared server"
+WRONG = "rlm-batch batch hello.py --wrong"
 TARGETS = {
     EMBEDDED: "the target is 1.2 times",
     FIRST: "the target is 8 s",
     NEXT: "the target is 2 s and 2 processor seconds",
+    WRONG: "the target is 0.3 s",
 }
 
 
@@ -83,6 +85,7 @@ def main() -> None:
         EMBEDDED: [command, "batch", "hello.py"],
         FIRST: [command, "batch", "hello.py"],
         NEXT: [command, "batch", "hello.py"],
+        WRONG: [command, "batch", "hello.py", "--wrong"],
     }
     processor_seconds: dict[str, list[float]] = {name: [] for name in ways}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -95,7 +98,8 @@ def main() -> None:
             for name, command_line in ways.items():
                 settings = environment | ({"RLM_BATCH_SERVER_IDLE": "0"} if name == EMBEDDED else {})
                 begun, used = time.perf_counter(), measure_children()
-                subprocess.run(command_line, cwd=home, env=settings, capture_output=True, check=True)
+                done = subprocess.run(command_line, cwd=home, env=settings, capture_output=True, text=True, check=False)
+                assert done.returncode == (2 if name == WRONG else 0), done.stderr
                 if number:  # The first round makes the database and compiles the modules.
                     seconds[name].append(time.perf_counter() - begun)
                     processor_seconds[name].append(measure_children() - used)
