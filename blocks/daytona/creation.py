@@ -16,16 +16,7 @@ from .client import NAME_PREFIX, SharedClient, borrow_client
 from .deletion import delete_leftover, find_sandbox
 from .environment import Environment, find_environment, lock_other_processes
 from .error_table import Meaning
-from .errors import (
-    KeyRefusals,
-    find_row,
-    get_delay,
-    get_status,
-    is_transient,
-    is_unreachable,
-    map_error,
-    retry_call,
-)
+from .errors import KeyRefusals, find_row, get_delay, get_status, is_transient, is_unreachable, map_error, retry_call
 from .handle import IDLE_MINUTES, DaytonaSandboxHandle
 from .settings import DaytonaSettings
 
