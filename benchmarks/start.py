@@ -94,6 +94,8 @@ def main() -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         environment |= {"HOME": home, "DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
         environment["RLM_BATCH_SERVER"] = "shared"
+        # On a busy machine, Prefect's own server does not start within its default of 20 s.
+        environment["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "120"
         for number in range(rounds + 1):
             for name, command_line in ways.items():
                 settings = environment | ({"RLM_BATCH_SERVER_IDLE": "0"} if name == EMBEDDED else {})
