@@ -62,7 +62,7 @@ def build_sign_in_environment(token: SecretStr | None, number: int = 0) -> dict[
     }
 
 
-async def run_git(*arguments: str, token: SecretStr | None = None) -> str:
+async def run_git(*arguments: str, token: SecretStr | None = None, timeout: float = ANSWER_TIMEOUT_SECONDS) -> str:
     """Run git on the host and return its output.
 
     Git runs in `/`. In the working directory it would obey the configuration of a repository there, which can start
@@ -75,11 +75,10 @@ async def run_git(*arguments: str, token: SecretStr | None = None) -> str:
         raise ConfigurationError("repo_url needs git, which is not on the PATH: install git on this machine")
     action = arguments[2] if arguments[0] == "-C" else arguments[0]
     try:
-        environment = build_environment(token)
-        done = await run_command("git", *arguments, timeout=ANSWER_TIMEOUT_SECONDS, environment=environment, cwd="/")
+        done = await run_command("git", *arguments, timeout=timeout, environment=build_environment(token), cwd="/")
     except TimeoutError:
         raise ConfigurationError(
-            f"git {action} did not end within {ANSWER_TIMEOUT_SECONDS:.0f} s: check the repository's server"
+            f"git {action} did not end within {timeout:.0f} s: check the repository's server"
         ) from None
     if done.returncode:
         raise ConfigurationError(f"git {action} failed: {hide_credentials(done.stderr.strip())[-1000:]}")
