@@ -19,6 +19,7 @@ import pytest
 from rlm_batch import LocalSandbox
 from rlm_batch.blocks.local.creation import create_sandbox
 from rlm_batch.blocks.local.launch.driver_process import SpawnedProcess
+from rlm_batch.blocks.local.launch.launcher import Launch
 from rlm_batch.sandbox.driver_bundle import build_driver_code
 from rlm_batch.sandbox.errors import RlmBatchError
 from rlm_batch.sandbox.interpreter import Interpreter
@@ -192,10 +193,11 @@ def make_interpreter(name: str, block: LocalSandbox) -> Interpreter:
         skip = f"import os\nrest = {len(build_driver_code())}\nwhile rest: rest -= len(os.read(0, rest))\n"
         command = [sys.executable, "-I", "-S", "-c", skip + program]
 
-        async def launch() -> SpawnedProcess:
-            return SpawnedProcess(command, str(sandbox.folder))
+        class FloodLaunch(Launch):
+            async def start(self) -> SpawnedProcess:
+                return SpawnedProcess(command, str(self.folder))
 
-        sandbox.launch = launch
+        sandbox.launch = FloodLaunch(sandbox.folder, is_bubblewrap=False)
         return sandbox
 
     return Interpreter(open_sandbox, timeout=FLOOD_SECONDS, tools=tools)
