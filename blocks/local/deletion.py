@@ -66,6 +66,7 @@ async def delete_sandbox(sandbox_id: str) -> None:
     await asyncio.to_thread(remove_groups, read_groups(folder))
     if not await asyncio.to_thread(remove_folder, folder):
         raise RlmBatchError(describe_rest(folder))
+    await kill_processes(folder)  # A terminal whose shell was killed above may have started a keeper.
 
 
 async def kill_processes(folder: Path) -> str:

@@ -1,13 +1,16 @@
 """The folder of a kept local sandbox: its labels, and the process that removes it when its hour is over."""
 
+import fcntl
+import os
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...sandbox.errors import RlmBatchError, SandboxLost
-from .inventory import compute_mark, list_sandboxes, read_labels, write_locked_labels
+from .inventory import LABELS_FILE, compute_mark, list_sandboxes, read_labels, write_locked_labels
 from .launch.driver_process import find_python
 
 # A program for `python -c`. Its arguments are the sandbox's mark, the seconds to wait, and the folder. It has the mark,
@@ -40,14 +43,25 @@ def leave_folder(folder: Path, until: float) -> None:
         raise RlmBatchError(f"the folder {folder} could not be kept: {error}") from error
 
 
-def find_kept_folder(sandbox_id: str) -> Path:
-    """Return the folder of a kept sandbox that no terminal uses. Raises SandboxLost or RlmBatchError."""
-    info = next((info for info in list_sandboxes() if info.id == sandbox_id and info.kept_until), None)
-    if info is None:
+@contextmanager
+def lock_kept_folder(sandbox_id: str) -> Iterator[Path]:
+    """Yield the folder of a kept sandbox that no terminal uses, and lock it until the block ends.
+
+    In the block, `create_sandbox` replaces the labels file by one that it locks. Raises SandboxLost or RlmBatchError.
+    """
+    folder = Path(tempfile.gettempdir()) / sandbox_id
+    if not any(info.id == sandbox_id and info.kept_until for info in list_sandboxes()):
         raise SandboxLost(f"the sandbox {sandbox_id} is gone")
-    if not info.abandoned:
-        raise RlmBatchError(f"another terminal is open in the sandbox {sandbox_id}: close it first")
-    return Path(tempfile.gettempdir()) / sandbox_id
+    with open(folder / LABELS_FILE, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another terminal may have replaced the file after it was opened here.
+            is_free = os.path.samestat(os.fstat(file.fileno()), os.stat(folder / LABELS_FILE))
+        except BlockingIOError:
+            is_free = False
+        if not is_free:
+            raise RlmBatchError(f"another terminal is open in the sandbox {sandbox_id}: close it first")
+        yield folder
 
 
 def read_kept_until(folder: Path) -> float:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +28,7 @@ from .deletion import delete_sandbox
 from .inventory import FOLDER_PATTERN, list_sandboxes, pick_folder, read_labels
 from .isolation import NONE_HINT, IsolationLevel, check_mount_places, list_layers
 from .isolation_level import find_strongest_level, resolve_level
-from .keeper import find_kept_folder, read_kept_until
+from .keeper import lock_kept_folder, read_kept_until
 from .launch.launcher import Launch, zygotes
 from .packages import (
     SCRIPTS,
@@ -176,19 +177,22 @@ class LocalProvider(LocalSettings, SandboxProvider):
         """Open a shell in a new sandbox over the folder of a kept one. Its limits and walls are those of the code.
 
         Raises:
-            RlmBatchError: The folder is gone, another terminal is open in it, or the shell does not start.
+            RlmBatchError: The folder is gone, another terminal is open in it, or the shell does not start or is killed.
         """
         level = await self._choose_isolation()
         if isinstance(level, SandboxProvider):
             return await level.open_terminal(sandbox_id)
-        folder = find_kept_folder(sandbox_id)
-        labels, until = read_labels(folder), read_kept_until(folder)
         check_mount_places(self._files.mounts, level)
-        handle = create_sandbox(self, level, labels, await self._find_libraries(level), self._files.mounts, kept=folder)
+        libraries = await self._find_libraries(level)
+        with lock_kept_folder(sandbox_id) as folder:
+            labels, until = read_labels(folder), read_kept_until(folder)
+            handle = create_sandbox(self, level, labels, libraries, self._files.mounts, kept=folder)
         try:
             return await run_terminal(handle, until)
         finally:
-            await run_shielded(handle.keep(until))
+            # `reap`, or the keeper after the hour, may be removing the files, and then none may stay.
+            is_kept = read_kept_until(folder) > time.time()
+            await run_shielded(handle.keep(until) if is_kept else handle.remove())
 
     async def _find_stand_in(self) -> SandboxProvider | None:
         with suppress(ConfigurationError):

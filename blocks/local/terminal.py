@@ -9,23 +9,27 @@ import json
 import os
 import pty
 import struct
+import sys
 import termios
 import time
 from dataclasses import asdict
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.driver_bundle import build_driver_code
-from ...sandbox.errors import SandboxStartError
+from ...sandbox.errors import SandboxLost, SandboxStartError
 from ...sandbox.wire.pipes import READ_BYTES
 from ..host_terminal import build_shell_command, get_terminal_size, relay_terminal
 from .deletion import kill_processes
 from .handle import LocalSandboxHandle
 from .launch.driver_process import START_ENVIRONMENT
+from .totals.usage import measure_folders
+from .totals.watcher import MIB, WatchedSandbox, watcher
 
 
 async def run_terminal(handle: LocalSandboxHandle, until: float) -> int:
     """Run a shell in a sandbox without a driver, at most until then, in epoch seconds, and return its exit status.
 
-    Raises SandboxStartError.
+    Raises SandboxStartError, or SandboxLost if the shell was killed from outside.
     """
     settings = asdict(handle.settings)
     settings["environment"]["TERM"] = os.environ.get("TERM", "dumb")
@@ -51,7 +55,15 @@ async def run_terminal(handle: LocalSandboxHandle, until: float) -> int:
         try:
             if handle.group.directories:
                 await asyncio.to_thread(handle.group.add, process.pid)
-            return await _relay(process, ours, build_driver_code() + request, until)
+            if handle.watched is not None:  # The handle's `keep` and `remove` end this.
+                await _raise_disk_limit(handle.watched)
+                handle.watched.pid = process.pid
+                handle.expect_execution()
+                watcher.add(handle.watched)
+            status = await _relay(process, ours, build_driver_code() + request, until)
+            if limit := handle.find_exceeded_limit():
+                print(f"Processes were killed, because the sandbox exceeded {name_parameter(limit)}.", file=sys.stderr)
+            return status
         finally:
             if process.returncode is None:
                 process.kill()
@@ -62,8 +74,15 @@ async def run_terminal(handle: LocalSandboxHandle, until: float) -> int:
         os.close(ours)
 
 
+async def _raise_disk_limit(watched: WatchedSandbox) -> None:
+    """Add the files that are there to the limit on disk: a shell must open even if the code filled the disk."""
+    if "disk_mib" in watched.limits:
+        watched.limits["disk_mib"] += await asyncio.to_thread(measure_folders, watched.folders) // MIB + 1
+
+
 async def _relay(process: asyncio.subprocess.Process, terminal: int, start: bytes, until: float) -> int:
     loop = asyncio.get_running_loop()
+    has_shown = False
 
     async def send(data: bytes) -> None:
         while data:
@@ -79,6 +98,7 @@ async def _relay(process: asyncio.subprocess.Process, terminal: int, start: byte
 
         def show() -> bool:
             """Show what the shell has written, and return whether there was something."""
+            nonlocal has_shown
             try:
                 write(os.read(terminal, READ_BYTES))
             except BlockingIOError:
@@ -86,6 +106,7 @@ async def _relay(process: asyncio.subprocess.Process, terminal: int, start: byte
             except OSError:  # No process has the terminal open.
                 loop.remove_reader(terminal)
                 return False
+            has_shown = True
             return True
 
         loop.add_reader(terminal, show)
@@ -100,6 +121,8 @@ async def _relay(process: asyncio.subprocess.Process, terminal: int, start: byte
         while show():
             pass
     if not status and process.returncode is not None:
+        if has_shown:
+            raise SandboxLost("the shell was killed from outside, as by rlm-batch reap --kept")
         raise SandboxStartError(f"the shell did not start: {errors.decode('utf-8', 'replace').strip()[-500:]}")
     return int(status or 1)
 

@@ -1,0 +1,89 @@
+"""A terminal in a kept local sandbox: its end with the sandbox's, and the limit on disk."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlm_batch import LocalSandbox
+from rlm_batch.blocks.local.keeper import lock_kept_folder
+from rlm_batch.sandbox.errors import RlmBatchError
+
+from ...infra.pseudo_terminal import TerminalCommand
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = r"[$#] $"
+OPEN = """
+import asyncio, sys
+from rlm_batch import LocalSandbox
+
+asyncio.run(LocalSandbox(disk_mib=int(sys.argv[1])).open_terminal(sys.argv[2]))
+"""
+
+
+async def keep_sandbox(seconds: float) -> Path:
+    """Keep a sandbox in which code has written 8 MiB, and return its folder."""
+    interpreter = LocalSandbox().interpreter()
+    await interpreter.execute("open('large', 'w').write('x' * (8 << 20))")
+    folder = Path(interpreter.sandbox.folder)  # type: ignore[attr-defined]
+    await interpreter.keep(time.time() + seconds)
+    return folder
+
+
+def open_terminal(folder: Path, disk_mib: int = 1000) -> TerminalCommand:
+    return TerminalCommand([sys.executable, "-c", OPEN, str(disk_mib), folder.name])
+
+
+async def test_two_terminals_cannot_take_a_kept_sandbox_at_the_same_time(no_process_left: None) -> None:
+    folder = await keep_sandbox(600)
+    with lock_kept_folder(folder.name) as locked:
+        assert locked == folder
+        with pytest.raises(RlmBatchError, match="another terminal is open"), lock_kept_folder(folder.name):
+            pass
+    with lock_kept_folder(folder.name):
+        pass
+    await LocalSandbox().delete_sandbox(folder.name)
+
+
+@pytest.mark.full
+async def test_nothing_is_left_if_the_hour_ends_while_a_terminal_is_open(no_process_left: None) -> None:
+    folder = await keep_sandbox(6)
+    with open_terminal(folder) as terminal:
+        terminal.wait_for("Ctrl-D ends the shell")
+        terminal.send("n=0; while :; do n=$((n+1)); mkdir -p $n; echo x >$n/file; done\n")
+        terminal.wait_for("The hour of this sandbox is over")
+        assert terminal.wait() == 0
+        assert "Error" not in terminal.output
+    assert not folder.exists()
+
+
+@pytest.mark.full
+async def test_a_terminal_says_that_its_sandbox_was_removed() -> None:
+    folder = await keep_sandbox(600)
+    with open_terminal(folder) as terminal:
+        terminal.wait_for(PROMPT)
+        await LocalSandbox().delete_sandbox(folder.name)
+        terminal.wait_for("SandboxLost: the shell was killed from outside")
+        terminal.wait()
+    await LocalSandbox().delete_sandbox(folder.name)
+    assert not folder.exists()
+
+
+@pytest.mark.full
+async def test_a_terminal_may_add_as_many_files_as_the_limit_on_disk(no_process_left: None) -> None:
+    folder = await keep_sandbox(600)
+    with open_terminal(folder, disk_mib=4) as terminal:
+        terminal.wait_for(PROMPT)
+        terminal.send("head -c 20M /dev/zero >more; sleep 1000\n")
+        terminal.wait_for("Processes were killed, because the sandbox exceeded disk_mib")
+        assert terminal.wait() == 0
+    with open_terminal(folder, disk_mib=4) as terminal:  # The files are over the limit, and can be deleted.
+        terminal.wait_for(PROMPT)
+        terminal.send("rm more large; echo deleted $?\n")
+        terminal.wait_for("deleted 0")
+        terminal.send("\x04")
+        assert terminal.wait() == 0
+    assert not (folder / "work/large").exists()
+    await LocalSandbox().delete_sandbox(folder.name)
