@@ -50,11 +50,14 @@ _shared_clients: "WeakKeyDictionary[asyncio.AbstractEventLoop, _SharedClient]" =
 
 
 @asynccontextmanager
-async def open_clients() -> AsyncIterator[None]:
+async def open_clients(check: Callable[[], Coroutine[Any, Any, None]] | None = None) -> AsyncIterator[None]:
     """Make Prefect's engine and our own code use one client in the context.
 
     All runs of an event loop that use a server at the same time share the client, and create their flow runs one at a
     time.
+
+    Args:
+        check: Checks the server before the client does, whose errors do not say what to do. It runs once for all runs.
     """
     loop, client = asyncio.get_running_loop(), make_client()
     key = (client.api_url, PREFECT_API_AUTH_STRING.value(), PREFECT_API_KEY.value())
@@ -64,6 +67,8 @@ async def open_clients() -> AsyncIterator[None]:
         shared = _shared_clients[loop] = _SharedClient(key, client)
     shared.users += 1
     try:
+        if check is not None:
+            await ask_once("check", check)
         # Prefect's own constructors would make other clients. `get_client()` returns a context's client.
         async with AsyncClientContext.model_construct(client=shared.client):
             sync_client = get_client(sync_client=True, httpx_settings=_build_settings())

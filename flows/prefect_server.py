@@ -91,19 +91,17 @@ async def provide_server(
         ConfigurationError: The configured server does not answer or refuses, or another server failed. If the process
             of a shared or embedded server ends, the code in the context is cancelled.
     """
-    from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
     from pydantic import SecretStr
 
-    from .prefect_client import ask_once, change_settings, open_clients
+    from .prefect_client import change_settings, open_clients
 
     check_proxies()
     on_prefect_start = FlowListener().on_prefect_start if listener is None else listener.on_prefect_start
     url = PREFECT_API_URL.value()
     if url:
         on_prefect_start()
-        async with open_clients(), get_client() as client:
-            await ask_once("check", lambda: check_server(client, url, "unset PREFECT_API_URL to run without"))
+        async with open_clients(lambda: _check_configured_server(url)):
             yield None
         return
     if not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
@@ -220,6 +218,13 @@ def _describe_failure(server: _UsedServer, status: int | str | None, error: Exce
         f"far are in {results_path}: run again with the same results_path (--results-path, or --resume) to run only "
         "the rest"
     )
+
+
+async def _check_configured_server(url: str) -> None:
+    from .prefect_client import make_client
+
+    async with make_client() as client:
+        await check_server(client, url, "unset PREFECT_API_URL to run without")
 
 
 async def check_server(client: "PrefectClient", url: str, alternative: str) -> None:
