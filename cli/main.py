@@ -51,8 +51,9 @@ def _run_until_interrupted(arguments: list[str] | None) -> int:
     if can_be_interrupted:
         # Only Prefect's work at process exit remains, and a second Ctrl-C skips it.
         signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
-    # At exit Python would look through all objects for garbage several times, for up to 0.5 s of CPU.
-    gc.freeze()
+    if arguments is None:  # The process ends now.
+        # Python would look through all objects for garbage several times, for up to 0.5 s of CPU.
+        gc.freeze()
     return status
 
 
