@@ -86,7 +86,8 @@ async def open_clients(check: Callable[[], Coroutine[Any, Any, None]] | None = N
 async def ask_once(question: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Return the server's answer, for which the runs that share a client ask once.
 
-    A server spends 10 ms of CPU on each request, and its CPU limits how many runs can start at the same time.
+    The server's CPU limits how many runs can start at the same time. A run of one execution took 116 to 172 ms of it
+    when it sent 11 requests (Prefect 3.9.1 on SQLite).
 
     Args:
         question: The question's name. Its answer must not change while a run uses the server.
