@@ -6,7 +6,8 @@ A Prefect server with the shipped settings runs as a separate process. Each vari
 starts when the server is idle. Two times are measured: until the variant returns, and until the server shows all its
 task runs as completed. The peers are pools of as many threads. Their executions are a new Python, a new Python in
 bubblewrap, and an rlm-batch sandbox. Ratios are to the Python in bubblewrap, or without bubblewrap to the plain Python.
-Task runs that do nothing, with the same concurrency, show Prefect's own cost. CPU is per execution: the time of the
+Task runs with the same concurrency that do nothing, or start the Python of the first line, show Prefect's own cost: a
+batch with a task run for each execution cannot have a lower ratio than these. CPU is per execution: the time of the
 program, of the server, and of the rest of the machine, which counts as the sandboxes' time. The last line is one long
 batch in reused sandboxes, with the growth of the process's memory.
 """
@@ -72,15 +73,17 @@ class Way:
     task_runs: int = 0
 
 
+def run_process(command: list[str], x: int) -> int:
+    """Run a process with the number as its argument, and return the number that it prints."""
+    done = subprocess.run([*command, str(x)], stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    return int(done.stdout)
+
+
 def run_processes(command: list[str], executions: int, workers: int) -> None:
-    """Run a peer: a thread pool, and a process for each execution, with its number as the argument."""
-
-    def run_one(x: int) -> int:
-        done = subprocess.run([*command, str(x)], stdin=subprocess.DEVNULL, capture_output=True, check=True)
-        return int(done.stdout)
-
+    """Run a peer: a thread pool, and a process for each execution."""
     with ThreadPoolExecutor(workers) as threads:
-        assert list(threads.map(run_one, range(executions))) == list(range(1, executions + 1))
+        answers = list(threads.map(functools.partial(run_process, command), range(executions)))
+    assert answers == list(range(1, executions + 1))
 
 
 def run_sandboxes(executions: int, workers: int, isolation: Any) -> None:
@@ -94,13 +97,13 @@ def run_sandboxes(executions: int, workers: int, isolation: Any) -> None:
         assert list(threads.map(run_one, range(executions))) == list(range(1, executions + 1))
 
 
-def run_empty_tasks(executions: int, workers: int) -> None:
-    """Run a flow with task runs that do nothing but add one."""
+def run_tasks(executions: int, workers: int, command: list[str] | None = None) -> None:
+    """Run a flow with task runs that add one, themselves or by running a process."""
     from prefect import flow, task
 
     @task
     async def add_one(x: int) -> int:
-        return x + 1
+        return x + 1 if command is None else await asyncio.to_thread(run_process, command, x)
 
     @flow
     async def add_ones() -> list[int]:
@@ -161,13 +164,15 @@ def build_ways(count: int, workers: int, isolation: str) -> dict[str, Way]:
     # bubblewrap does not find a path through a directory that its /tmp covers.
     bare = [os.path.normpath(sys.executable), "-I", "-S", "-c", BARE_CODE]
     ways = {"bare pool": Way(lambda: run_processes(bare, count, workers))}
+    command = bare
     if bubblewrap := shutil.which("bwrap"):
-        walls = [bubblewrap, *WALLS]
-        ways = {"bare pool in bubblewrap": Way(lambda: run_processes([*walls, *bare], count, workers)), **ways}
+        command = [bubblewrap, *WALLS, *bare]
+        ways = {"bare pool in bubblewrap": Way(lambda: run_processes(command, count, workers)), **ways}
     return {
         **ways,
         "thread pool, a sandbox each": Way(lambda: run_sandboxes(count, workers, isolation)),
-        "task runs that do nothing": Way(lambda: run_empty_tasks(count, workers), count),
+        "task runs that do nothing": Way(lambda: run_tasks(count, workers), count),
+        f"task runs, {next(iter(ways))}": Way(lambda: run_tasks(count, workers, command), count),
         "batch, a sandbox each": Way(lambda: run_batch(count, workers, isolation, executions_per_task=1), count),
         "batch, reused, 50 a task": Way(lambda: run_batch(count, workers, isolation, **REUSED), -(-count // 50)),
     }

@@ -1,11 +1,12 @@
 """The plan of one flow run. It is made and checked without Prefect, before anything runs."""
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..sandbox.outcomes.text_escape import escape_text
-from ..sandbox.queries.recursive_model import RecursionSettings
 from ..sandbox.result import Failure, Outcome, Result
 from ..tasks.execution import Execution, FindUploads
 from ..tasks.ledger.run_record import ReportSpec
@@ -16,6 +17,7 @@ from .parameters import Options
 from .reporting.table import format_variables
 
 if TYPE_CHECKING:
+    from ..sandbox.queries.recursive_model import RecursionSettings
     from .engine.job import Job
 
 
@@ -118,7 +120,7 @@ class Plan:
     options: Options
     total: int
     items: Iterable[Item] = ()
-    execute: "Callable[[Job], Awaitable[None]] | None" = None
+    execute: Callable[[Job], Awaitable[None]] | None = None
     label: Label = execution_label
     noun: str = "executions"
     rerun_effect: str = "run only those that failed"

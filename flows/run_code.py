@@ -19,8 +19,8 @@ from ..blocks.provider import SandboxProvider
 from ..blocks.registry import find_provider_name, resolve_provider
 from ..sandbox.caller import use_flow
 from ..sandbox.errors import ConfigurationError, RlmBatchError
-from ..sandbox.intake.collected_files import check_patterns
 from ..sandbox.meta import Meta
+from ..sandbox.requests.execution_request import check_patterns
 from ..sandbox.requests.function_code import convert_code
 from ..sandbox.result import Failure, Outcome, Result
 from ..sandbox.wire.strict_json import NotJsonError, convert_fields

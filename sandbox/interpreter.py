@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .cancellation import run_shielded
 from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
 from .intake.calls import CALLS_AT_ONCE, Call, CallLimit, CallQueue, running_call
-from .intake.collected_files import FilesInThread, check_patterns
+from .intake.collected_files import FilesInThread
 from .intake.large_json import QUICK_BYTES, finish_in_turns
 from .protocol import (
     START_TIMEOUT_SECONDS,
@@ -30,7 +30,7 @@ from .protocol import (
     encode_value,
     resolve_timeout,
 )
-from .requests.execution_request import convert_variables, encode_request
+from .requests.execution_request import check_patterns, convert_variables, encode_request
 from .requests.function_code import convert_code
 from .thread_pool import ThreadPool
 from .wire.names import OWN_FILE_PREFIX

@@ -7,6 +7,8 @@ from typing import Protocol
 from .driver_settings import DriverSettings
 from .errors import RlmBatchError
 
+LARGE_FILE_REMEDY = "save larger data to a volume, or split it"
+
 
 class Channel(Protocol):
     """A duplex stream of bytes to the driver."""
@@ -119,3 +121,11 @@ class Sandbox(ABC):
     @abstractmethod
     async def remove(self) -> None:
         """Remove the sandbox and everything in it. Removing a missing sandbox is not an error."""
+
+
+def describe_large_file(path: str, size: int, max_bytes: int) -> str:
+    """Return the message for a file of `size` bytes or more that is too large to download."""
+    return (
+        f"{path!r} could not be read: it has {size:,} bytes or more, and at most {max_bytes:,} are allowed; "
+        f"{LARGE_FILE_REMEDY}"
+    )

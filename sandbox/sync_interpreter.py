@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from .cancellation import run_shielded
 from .errors import ConfigurationError, SandboxLost, SandboxStartError
-from .intake.collected_files import CollectedFiles, check_patterns
+from .intake.collected_files import CollectedFiles
 from .pipe_transport import PipeTransport
 from .protocol import DriverProtocol, resolve_timeout
-from .requests.execution_request import convert_variables, encode_request
+from .requests.execution_request import check_patterns, convert_variables, encode_request
 from .requests.function_code import convert_code
 from .sessions.async_interpreter import BUSY, CONTEXT, AsyncInterpreter
 from .sessions.files import download_file, upload_file

@@ -12,8 +12,7 @@ import daytona
 from ...sandbox.driver_bundle import DriverChoice
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import RlmBatchError, SandboxLost, VolumeError
-from ...sandbox.sandbox_api import Sandbox
-from ...sandbox.sessions.files import describe_large_file
+from ...sandbox.sandbox_api import Sandbox, describe_large_file
 from ..host_files.files import HostFiles
 from .channel import INPUT_LIMIT_BYTES, DaytonaChannel
 from .client import SharedClient, get_account_key

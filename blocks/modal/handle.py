@@ -16,8 +16,7 @@ from modal.types import FileType
 from ...sandbox.driver_bundle import DriverChoice
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxLost, VolumeError
-from ...sandbox.sandbox_api import Sandbox
-from ...sandbox.sessions.files import describe_large_file
+from ...sandbox.sandbox_api import Sandbox, describe_large_file
 from ..host_files.files import HostFiles
 from ..storage.safe_paths import split_path
 from .channel import ModalChannel

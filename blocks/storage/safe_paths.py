@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from ...sandbox.errors import VolumeError
-from ...sandbox.sessions.files import describe_large_file
+from ...sandbox.sandbox_api import describe_large_file
 from ...sandbox.wire.names import OWN_FILE_PREFIX
 
 

@@ -17,12 +17,11 @@ from ...blocks.host_files.python_path import locate_directories
 from ...blocks.registry import name_provider
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.intake.collected_files import check_patterns
 from ...sandbox.outcomes.text_escape import escape_text
+from ...sandbox.requests.execution_request import check_patterns
 from ...sandbox.requests.function_code import convert_code
 from ...sandbox.wire.names import add_article
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
-from ...tasks.host_tools import name_function, name_tools
 from ..search.space import check_pairs
 from .data_frames import list_table_rows
 from .readers import normalize_chunk_ids
@@ -157,8 +156,12 @@ def convert_parameters(parameters: dict[str, Any], contents: Mapping[str, Conten
     if isinstance(mounts := converted.get("mounts"), Mapping):
         converted["mounts"] = {target: str(source) for target, source in locate_mounts(mounts).items()}
     if isinstance(tools := converted.get("tools"), Mapping):
+        from ...tasks.host_tools import name_tools
+
         converted["tools"] = tools = name_tools(tools)  # type: ignore[reportUnknownArgumentType]
     if (on_turn := converted.get("on_turn")) is not None:
+        from ...tasks.host_tools import name_function
+
         converted["on_turn"] = name_function("on_turn", on_turn)
     if isinstance(collect := converted.get("collect"), (list, tuple)):
         converted["collect"] = check_patterns(collect)  # type: ignore[reportUnknownArgumentType]

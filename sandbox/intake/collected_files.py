@@ -14,19 +14,16 @@ import tempfile
 import threading
 import uuid
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..cancellation import run_shielded
-from ..errors import ConfigurationError
 from ..outcomes.text_escape import escape_text
 from ..wire.collection import (
     MAX_COLLECTED_BYTES,
     MAX_COLLECTED_DIRECTORIES,
     MAX_COLLECTED_FILES,
-    MAX_PATTERN_CHARACTERS,
     MAX_REFUSALS,
     find_path_problem,
     list_directories,
@@ -43,25 +40,6 @@ FOREIGN = "the sandbox sent invalid data of its files, and only the files before
 LOST = "the sandbox was lost while its files were collected"
 FOLDER_PREFIX = "rlm-batch-files-"
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def check_patterns(collect: Sequence[str] | None) -> list[str]:
-    """Return the patterns as a list. Raises ConfigurationError for a pattern that is invalid or leaves the folder."""
-    if collect is None:
-        return []
-    if not isinstance(collect, (list, tuple)) or any(type(pattern) is not str for pattern in collect):
-        raise ConfigurationError("collect must be a list of patterns, such as ['*.png', 'out/model.bin']")
-    for pattern in collect:
-        try:
-            parse_pattern(pattern)
-        except ValueError as error:
-            raise ConfigurationError(f"collect has the pattern {pattern!r}, and {error}") from None
-    if sum(map(len, collect)) > MAX_PATTERN_CHARACTERS:
-        raise ConfigurationError(
-            f"the patterns of collect have more than {MAX_PATTERN_CHARACTERS:,} characters together: use "
-            "a directory, as in out/**"
-        )
-    return list(collect)
 
 
 class CollectedFiles:

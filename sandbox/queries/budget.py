@@ -1,6 +1,5 @@
 """Limits on the model calls, tokens and cost of a query tree or a whole flow run."""
 
-import asyncio
 import concurrent.futures
 import itertools
 import math
@@ -170,6 +169,8 @@ class Budget:
                     if place.budget is None:
                         queue.append(place)
                     place.budget, place.woken = full[0], concurrent.futures.Future()
+                import asyncio  # It takes 20 ms, and whoever only checks options does not need it.
+
                 await asyncio.wrap_future(place.woken)
         finally:
             if place.budget is not None:

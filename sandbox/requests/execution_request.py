@@ -6,11 +6,12 @@ import hashlib
 import keyword
 import re
 import unicodedata
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigurationError
+from ..wire.collection import MAX_PATTERN_CHARACTERS, parse_pattern
 from ..wire.names import QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES, add_article
 from ..wire.nonfinite import encode_values, encode_values_in_parts
 from ..wire.strict_json import NotJsonError, convert_fields, encode_fields
@@ -132,3 +133,22 @@ def encode_request(
     more = b",".join(encode_fields({name: None})[1:-5] + value.json for name, value in (encoded or {}).items())
     comma = b"," if variables and more else b""
     return [rest[:-1] + b',"variables":', *values[:-1], values[-1][:-1] + comma, more, b"}}"]
+
+
+def check_patterns(collect: Sequence[str] | None) -> list[str]:
+    """Return the patterns as a list. Raises ConfigurationError for a pattern that is invalid or leaves the folder."""
+    if collect is None:
+        return []
+    if not isinstance(collect, (list, tuple)) or any(type(pattern) is not str for pattern in collect):
+        raise ConfigurationError("collect must be a list of patterns, such as ['*.png', 'out/model.bin']")
+    for pattern in collect:
+        try:
+            parse_pattern(pattern)
+        except ValueError as error:
+            raise ConfigurationError(f"collect has the pattern {pattern!r}, and {error}") from None
+    if sum(map(len, collect)) > MAX_PATTERN_CHARACTERS:
+        raise ConfigurationError(
+            f"the patterns of collect have more than {MAX_PATTERN_CHARACTERS:,} characters together: use "
+            "a directory, as in out/**"
+        )
+    return list(collect)

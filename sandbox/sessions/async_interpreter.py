@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import ConfigurationError, SandboxLost
-from ..intake.collected_files import check_patterns
 from ..interpreter import Interpreter
+from ..requests.execution_request import check_patterns
 from .files import download_file, upload_file
 from .output_listener import OutputListener
 

@@ -9,13 +9,13 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, VolumeError
+from ..sandbox_api import LARGE_FILE_REMEDY
 from ..wire.names import add_article
 
 if TYPE_CHECKING:
     from ..sandbox_api import Sandbox
 
 MAX_FILE_BYTES = 256 * 1024 * 1024  # the whole file is in memory, with some providers twice
-REMEDY = "save larger data to a volume, or split it"
 
 FileData = bytes | str | os.PathLike[str]
 
@@ -34,11 +34,6 @@ async def download_file(sandbox: Sandbox, path: str) -> bytes:
     _check_path(path)
     limit = MAX_FILE_BYTES if sandbox.disk_mib is None else min(MAX_FILE_BYTES, sandbox.disk_mib * 1024 * 1024)
     return await sandbox.download(path, max_bytes=limit)  # limited: sparse files can exceed the sandbox's disk size
-
-
-def describe_large_file(path: str, size: int, max_bytes: int) -> str:
-    """Return the message for a file of `size` bytes or more that is too large to download."""
-    return f"{path!r} could not be read: it has {size:,} bytes or more, and at most {max_bytes:,} are allowed; {REMEDY}"
 
 
 def _check_path(path: str) -> None:
@@ -62,5 +57,5 @@ def _read_data(path: str, data: Any) -> bytes:
         kind = add_article(type(data).__name__)
         raise ConfigurationError(f"the data of {path!r} is {kind}: pass bytes, text, or the pathlib.Path of a file")
     if len(data) > MAX_FILE_BYTES:
-        raise VolumeError(f"{path} could not be sent: it has more than {MAX_FILE_BYTES:,} bytes; {REMEDY}")
+        raise VolumeError(f"{path} could not be sent: it has more than {MAX_FILE_BYTES:,} bytes; {LARGE_FILE_REMEDY}")
     return bytes(data)
