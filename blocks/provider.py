@@ -40,6 +40,7 @@ class SandboxInfo:
     id: str
     labels: dict[str, str]
     abandoned: bool = False  # True if its host process is dead; only the local provider knows
+    snapshot: str = ""  # the name of the snapshot that it was started from; only Daytona has it
 
     @property
     def expires(self) -> float:
@@ -96,6 +97,22 @@ class SnapshotInfo:
     expires: float
 
 
+@dataclass(frozen=True, slots=True)
+class WarmPoolInfo:
+    """Sandboxes that a provider keeps started for a snapshot of ours: `ready` of `wanted`. `error` says why not all."""
+
+    id: str
+    snapshot: str
+    region: str
+    ready: int
+    wanted: int
+    error: str | None
+
+    def describe_size(self) -> str:
+        """Return how many sandboxes are ready, and why not all."""
+        return f"{self.ready} of {self.wanted}{f' ({self.error})' if self.error else ''}"
+
+
 class SandboxProvider(SandboxSettings, ABC):
     """A provider: opens sandboxes, lists those with rlm-batch's labels, and deletes one by its id."""
 
@@ -144,6 +161,22 @@ class SandboxProvider(SandboxSettings, ABC):
     async def delete_snapshot(self, snapshot_id: str) -> None:
         """Delete a snapshot of a set-up. Deleting a missing one is not an error."""
         raise NotImplementedError
+
+    async def list_warm_pools(self) -> list[WarmPoolInfo]:
+        """Return the warm pools of snapshots that rlm-batch made. This default is for providers without pools."""
+        return []
+
+    async def delete_warm_pool(self, pool_id: str) -> None:
+        """Delete a warm pool with its sandboxes. Deleting a missing one is not an error."""
+        raise NotImplementedError
+
+    async def end_run(self, run: str) -> None:
+        """Delete what the provider keeps for one flow run, after its sandboxes. Only log what fails.
+
+        Args:
+            run: The flow run's id.
+        """
+        return
 
     @abstractmethod
     async def list_volumes(self) -> list[str]:

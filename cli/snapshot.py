@@ -4,21 +4,23 @@ import asyncio
 import sys
 import time
 
-from ..blocks.provider import SandboxProvider, SnapshotInfo
+from ..blocks.provider import SandboxProvider, SnapshotInfo, WarmPoolInfo
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError
 from .output import print_json, print_table
 
-COLUMNS = ["name", "GiB", "created (UTC)", "last used (UTC)", "expires (UTC)"]
+COLUMNS = ["name", "GiB", "created (UTC)", "last used (UTC)", "expires (UTC)", "warm"]
 
 
 def print_snapshots(provider: str, *, is_json: bool = False) -> int:
     """Print a row for each snapshot, the latest used first."""
 
-    async def list_all() -> list[SnapshotInfo]:
-        return await (await _resolve(provider)).list_snapshots()
+    async def list_all() -> tuple[list[SnapshotInfo], list[WarmPoolInfo]]:
+        block = await _resolve(provider)
+        return await block.list_snapshots(), await block.list_warm_pools()
 
-    found = sorted(asyncio.run(list_all()), key=lambda snapshot: snapshot.last_used, reverse=True)
+    snapshots, pools = asyncio.run(list_all())
+    found = sorted(snapshots, key=lambda snapshot: snapshot.last_used, reverse=True)
     if is_json:
         for snapshot in found:
             print_json(
@@ -29,10 +31,15 @@ def print_snapshots(provider: str, *, is_json: bool = False) -> int:
                     "created": snapshot.created,
                     "last_used": snapshot.last_used,
                     "expires": snapshot.expires,
+                    "warm_pools": [
+                        {"region": pool.region, "ready": pool.ready, "wanted": pool.wanted, "error": pool.error}
+                        for pool in pools
+                        if pool.snapshot == snapshot.name
+                    ],
                 }
             )
     elif found:
-        print_table([COLUMNS, *map(_format_row, found)], len(found))
+        print_table([COLUMNS, *(_format_row(snapshot, pools) for snapshot in found)], len(found))
     else:
         print(f"{provider} keeps no set-up", file=sys.stderr)
     return 0
@@ -66,6 +73,8 @@ async def _resolve(provider: str) -> SandboxProvider:
     return block
 
 
-def _format_row(snapshot: SnapshotInfo) -> list[str]:
+def _format_row(snapshot: SnapshotInfo, pools: list[WarmPoolInfo]) -> list[str]:
     times = (snapshot.created, snapshot.last_used, snapshot.expires)
-    return [snapshot.name, f"{snapshot.size:.1f}", *(time.strftime("%Y-%m-%d %H:%M", time.gmtime(at)) for at in times)]
+    dates = [time.strftime("%Y-%m-%d %H:%M", time.gmtime(at)) for at in times]
+    warm = [f"{pool.describe_size()} in {pool.region}" for pool in pools if pool.snapshot == snapshot.name]
+    return [snapshot.name, f"{snapshot.size:.1f}", *dates, ", ".join(warm)]

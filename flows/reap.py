@@ -14,7 +14,7 @@ from ..sandbox.errors import RlmBatchError, SandboxesLeft
 from ..sandbox.outcomes.server_message import describe_server_error
 from .listener import FlowListener
 from .lost_slots import return_lost_slots
-from .orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, get_server_id, remove_orphans
+from .orphans import MIN_SILENCE_SECONDS, Removal, describe_removal, find_orphans, get_server_id, remove_orphans
 from .parameters import Provider
 from .prefect_flow import define_function_flow
 from .run_state import get_run_state
@@ -50,7 +50,8 @@ async def reap(
       sandboxes this applies only to this user's.
     - `keep_failed` kept the sandbox, and its hour is over. With `kept` it may not be over.
 
-    Snapshots of sandboxes' set-ups that have been unused for the block's `snapshot_ttl` are deleted too.
+    Snapshots of sandboxes' set-ups that have been unused for the block's `snapshot_ttl` are deleted too, and the warm
+    pools of such snapshots if no sandbox uses them.
 
     Slots of concurrency limits that no living run holds are given back, too: those of blocks' limits whose leases the
     Prefect server has lost, and those of our deployments whose runs have ended, or have been silent for 360 s.
@@ -80,25 +81,27 @@ async def reap(
         slots = await return_lost_slots(dry_run=dry_run)
     except httpx.HTTPError as error:
         slots = [f"lost slots could not be looked for: {describe_server_error(error)}"]
-    for sentence in [*findings.kept, *slots]:
-        log.info("%s", sentence)
-        listener.on_warning(sentence)
+
+    def report(sentences: list[str]) -> None:
+        for sentence in sentences:
+            log.info("%s", sentence)
+            listener.on_warning(sentence)
+
+    report([*findings.kept, *slots])
     for orphan in orphans:
         log.info("sandbox %s of run %s: %s", orphan.info.id, orphan.info.run or "(a script)", orphan.reason)
     try:
-        sentences = await _delete_expired_snapshots(block, dry_run=dry_run)
+        report(await _delete_expired_snapshots(block, dry_run=dry_run))
     except RlmBatchError as error:
-        sentences = [f"unused snapshots could not be deleted: {error.summary}"]
-    for sentence in sentences:
-        log.info("%s", sentence)
-        listener.on_warning(sentence)
-    if dry_run:
-        listener.on_orphans(orphans)
-        log.info("%s", describe_removal(orphans, block.provider_name, "would be removed"))
-        return [orphan.info.id for orphan in orphans]
-    removal = await remove_orphans(block, orphans)
+        report([f"unused snapshots could not be deleted: {error.summary}"])
+    removal = Removal(orphans, {}) if dry_run else await remove_orphans(block, orphans)
+    try:
+        report(await _delete_unused_pools(block, {orphan.info.id for orphan in removal.removed}, dry_run=dry_run))
+    except RlmBatchError as error:
+        report([f"unused warm pools could not be deleted: {error.summary}"])
     listener.on_orphans(removal.removed)
-    log.info("%s", describe_removal(removal.removed, block.provider_name, "removed"))
+    verb = "would be removed" if dry_run else "removed"
+    log.info("%s", describe_removal(removal.removed, block.provider_name, verb))
     if removal.errors:
         sandbox, error = next(iter(removal.errors.items()))
         raise SandboxesLeft(
@@ -120,5 +123,21 @@ async def _delete_expired_snapshots(block: SandboxProvider, *, dry_run: bool) ->
             verb = "would be deleted" if dry_run else "deleted"
             sentences.append(
                 f"snapshot {snapshot.name} of a set-up {verb}: unused for {days:.0f} days, {snapshot.size:.1f} GiB"
+            )
+    return sentences
+
+
+async def _delete_unused_pools(block: SandboxProvider, removed: set[str], *, dry_run: bool) -> list[str]:
+    """Delete the warm pools whose snapshots no sandbox uses, beside `removed` ones. Return a sentence about each."""
+    pools, sentences = await block.list_warm_pools(), list[str]()
+    sandboxes = await block.list_sandboxes() if pools else []
+    used = {info.snapshot for info in sandboxes if info.id not in removed and not info.kept_until}
+    for pool in pools:
+        if pool.snapshot not in used:
+            if not dry_run:
+                await block.delete_warm_pool(pool.id)
+            verb = "would be deleted" if dry_run else "deleted"
+            sentences.append(
+                f"warm pool of snapshot {pool.snapshot} {verb}: no run uses it, {pool.ready} of {pool.wanted} sandboxes"
             )
     return sentences

@@ -16,6 +16,7 @@ from ...blocks.provider import SandboxProvider
 from ...blocks.registry import resolve_provider
 from ...blocks.volume import check_volume_name
 from ...sandbox.caller import name_parameter
+from ...sandbox.cancellation import run_shielded
 from ...sandbox.driver_settings import Preparation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries.answer_cache import AnswerCache
@@ -174,7 +175,7 @@ async def resolve_provider_with_volume(options: Options, volume_name: str | None
                 f"the volume is named twice: pass either {name_parameter('volume_name')} or volume_name in "
                 "provider_options"
             )
-        provider = provider.model_copy(update={"volume_name": check_volume_name(volume_name)})
+        provider = provider.with_options({"volume_name": check_volume_name(volume_name)})
     if options.secrets:
         provider = provider.with_secrets(read_secrets(options))
     if options.python_path is not None or options.mounts:
@@ -237,7 +238,8 @@ async def open_run_context(
     tools = await asyncio.to_thread(load_tools, named)
     deadline = Deadline.start(options.deadline)
     expected = total if not options.reuse_sandboxes else min(total, options.max_workers)
-    provider = provider.with_expected_sandboxes(expected)
+    # Each check has another sandbox.
+    provider = provider.with_expected_sandboxes(expected if options.check is None else 2 * expected)
     context = RunContext(
         provider=provider.with_kept_failures() if options.keep_failed else provider,
         options=options,
@@ -305,16 +307,29 @@ def _read_code(name: str, text: str, options: Options) -> str:
 
 
 @asynccontextmanager
+async def _end_provider(context: RunContext) -> AsyncIterator[None]:
+    """Tell the provider at the end of the block that the run has no more sandboxes."""
+    try:
+        yield
+    finally:
+        await run_shielded(context.provider.end_run(context.run_id))
+
+
+@asynccontextmanager
 async def open_capacity(context: RunContext) -> AsyncIterator[Slots]:
     """Yield the slots of the provider's limit. Track queries within the block, and log their usage at its end.
 
-    Raises OSError if the answers of earlier runs cannot be read.
+    The provider then deletes what it keeps for the run. Raises OSError if the answers of earlier runs cannot be read.
     """
     answers, access = context.answers, context.model_access
     if answers is not None:
         await asyncio.to_thread(answers.load)
     try:
-        async with context.tracker, open_slots(context.provider, context.run_id, context.log) as slots:
+        async with (
+            _end_provider(context),
+            context.tracker,
+            open_slots(context.provider, context.run_id, context.log) as slots,
+        ):
             yield slots
     finally:
         for writer in filter(None, (answers, context.transcripts)):

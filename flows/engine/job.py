@@ -9,8 +9,8 @@ A run opens these parts in order, and closes them in reverse order:
 6. the executor, whose lanes open sandboxes
 
 When a run is closed, its lanes delete their sandboxes and return their slots. The run waits for queries that are still
-being recorded. The ledger is complete before the report is built, and the record gets its end time. Each step runs even
-if an earlier step failed, and cancellation interrupts no step.
+being recorded, and the provider deletes what it keeps for the run. The ledger is complete before the report is built,
+and the record gets its end time. Each step runs even if an earlier step failed, and cancellation interrupts no step.
 """
 
 import asyncio

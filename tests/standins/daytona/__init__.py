@@ -13,10 +13,11 @@ The stand-in follows the daemon's published source and the observed service in t
 - a sandbox's life with its events, and no removal while its state changes;
 - sequential session commands, each read from a file of the daemon, with input through a pipe, and with logs that can be
   followed and replayed from their beginning;
+- snapshots of sandboxes, and warm pools of sandboxes that start from them;
 - unique names, volumes that become ready after a delay, pages of lists, lifetimes, rate limits and quotas;
 - errors for Python programs that rename, chmod, append to, lock or randomly write files of a volume.
 
-Snapshots, PTYs, previews, archives and image builds are not modelled.
+Previews, archives and image builds are not modelled.
 
 `Settings` can be changed at the start or while the server runs (`POST /standin`). `GET /standin` returns the state and
 the count of each call. Tests use `running.Running`.

@@ -49,6 +49,10 @@ class SandboxCalls:
             raise Refused(400, f"Snapshot {snapshot} is {copied.state}")
         if snapshot and copied is None and snapshot not in settings.snapshots + settings.broken_snapshots:
             raise Refused(400, f"Snapshot {snapshot} not found. Did you add it through the Daytona Dashboard?")
+        claimed = self.account.claim(body)
+        if claimed is not None:
+            self.account.creates.append(moment)
+            return claimed.dto()
         if settings.max_sandboxes is not None and len(self.account.boxes) >= settings.max_sandboxes:
             raise Refused(400, f"Total disk limit exceeded. Maximum allowed: {3 * settings.max_sandboxes}GiB.")
         if any(box.name == body.get("name") for box in self.account.boxes.values()):
@@ -67,29 +71,18 @@ class SandboxCalls:
         box = Box(body, self.account.root, mounts, self.account.base, None if copied is None else copied.folder)
         if copied is not None:
             copied.last_used = now()
-        self.account.boxes[box.id] = box
-        self.account.created += 1
-        self.account.peak = max(self.account.peak, len(self.account.boxes))
-        self.account.history.append((moment, len(self.account.boxes)))
-        if settings.boot_s > 0 or snapshot in settings.broken_snapshots:
-            self.account.later(self.boot(box))
-        else:
-            box.make()
-            box.state = "started"
+        self.account.add(box)
         return box.dto()
-
-    async def boot(self, box: Box) -> None:
-        await self.account.pass_seconds("boot_s")
-        if box.state == "creating":
-            box.make()
-            broken = box.body.get("snapshot") in self.account.settings.broken_snapshots
-            box.reason = "the runner could not start it" if broken else None
-            await self.account.move(box, "error" if broken else "started")
 
     async def list(self, request: Any) -> Any:
         query = request.query_params
         wanted = json.loads(query.get("labels") or "{}")
-        boxes = [box for box in self.account.boxes.values() if wanted.items() <= box.labels.items()]
+        has_warm = query.get("includeWarm") == "true"
+        boxes = [
+            box
+            for box in self.account.boxes.values()
+            if wanted.items() <= box.labels.items() and (has_warm or box.pool is None)
+        ]
         size = min(int(query.get("limit") or self.account.settings.page), self.account.settings.page)
         begin = int(query.get("cursor") or 0)
         cursor = str(begin + size) if begin + size < len(boxes) else None
