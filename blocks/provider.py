@@ -305,6 +305,10 @@ class SandboxProvider(SandboxSettings, ABC):
         provider._expected_sandboxes = count
         return provider
 
+    def expect_one_less(self) -> None:
+        """Note that an execution needs no sandbox, because an earlier run has its result."""
+        self._expected_sandboxes -= 1
+
     def with_kept_failures(self) -> Self:
         """Return a copy whose sandboxes can be kept after their execution failed."""
         provider = self.model_copy()

@@ -237,9 +237,10 @@ async def open_run_context(
             )
     tools = await asyncio.to_thread(load_tools, named)
     deadline = Deadline.start(options.deadline)
-    expected = total if not options.reuse_sandboxes else min(total, options.max_workers)
-    # Each check has another sandbox.
-    provider = provider.with_expected_sandboxes(expected if options.check is None else 2 * expected)
+    expected = total if options.check is None else 2 * total  # Each check has another sandbox.
+    provider = provider.with_expected_sandboxes(
+        min(total, options.max_workers) if options.reuse_sandboxes else expected
+    )
     context = RunContext(
         provider=provider.with_kept_failures() if options.keep_failed else provider,
         options=options,

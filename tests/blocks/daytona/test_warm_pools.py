@@ -74,13 +74,26 @@ async def test_a_run_claims_warm_sandboxes_and_keeps_no_more_than_it_has_to_open
     assert state["claimed"] >= 2
 
 
-@pytest.mark.parametrize("end", ["failed", "cancelled", "deadline"])
+async def test_a_resumed_run_keeps_none_warm_for_results_that_it_has(standin: Any, tmp_path: Path) -> None:
+    async def look(number: int) -> None:
+        if number >= 2:
+            await wait_until_async(lambda: find_sizes(standin) == [[1], [0]][number - 2], "the pool has the right size")
+
+    for count in (2, 4):
+        await batch(
+            "look(number=number); SUBMIT()", inputs=[{"number": number} for number in range(count)], max_workers=1,
+            tools={"look": look}, provider="daytona", provider_options=OPTIONS, results_path=str(tmp_path / "ledger"),
+        )  # fmt: skip
+    assert standin.state()["counts"][CREATE] == 4
+
+
+@pytest.mark.parametrize("end", ["failed", "cancelled", pytest.param("deadline", marks=pytest.mark.full)])
 async def test_a_run_that_does_not_succeed_deletes_its_pool_too(standin: Any, end: str) -> None:
     code = "raise ValueError" if end == "failed" else "import time; time.sleep(3600 if number else 0)"
     running = asyncio.create_task(
         batch(
             code, inputs=[{"number": number} for number in range(4)], provider="daytona", provider_options=OPTIONS,
-            max_workers=1, deadline=3 if end == "deadline" else None, timeout=3600,
+            max_workers=1, deadline=20 if end == "deadline" else None, timeout=3600,
         )
     )  # fmt: skip
     if end == "cancelled":
@@ -218,7 +231,9 @@ async def test_a_pool_that_cannot_work_is_one_sentence_before_any_call(
     with pytest.raises(ConfigurationError, match=words):
         await batch(["SUBMIT()"], provider="daytona", provider_options=options)
     with pytest.raises(ConfigurationError, match="its sandboxes have no volume: leave volume_name out, or warm_pool"):
-        await chunks("SUBMIT()", data=[1], chunk_size=1, provider="daytona", provider_options=OPTIONS, volume_name="results")
+        await chunks(
+            "SUBMIT()", data=[1], chunk_size=1, provider="daytona", provider_options=OPTIONS, volume_name="results"
+        )
     assert standin.state()["counts"] == {}
 
 
