@@ -58,6 +58,12 @@ class SandboxInfo:
         return self._read_epoch_seconds("kept")
 
     @property
+    def execution(self) -> int | None:
+        """Return the number of the failed execution for which the sandbox is kept; None if unknown."""
+        text = self.labels.get("rlm-batch-execution", "")
+        return int(text) if text.isdecimal() else None
+
+    @property
     def run(self) -> str:
         """Return the id of the sandbox's flow run, empty if a script opened the sandbox."""
         return self.labels.get("rlm-batch-run", "")
@@ -83,6 +89,12 @@ class SandboxInfo:
         except (KeyError, ValueError):
             return 0.0
         return seconds if math.isfinite(seconds) else 0.0
+
+
+def build_kept_labels(until: float, execution: int | None) -> dict[str, str]:
+    """Return the labels of a kept sandbox, which `SandboxInfo` reads."""
+    labels = {"rlm-batch-kept": f"{until:.0f}"}
+    return labels if execution is None else {**labels, "rlm-batch-execution": str(execution)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,27 +163,15 @@ async def _start_reap(parameters: dict[str, Any], display: ProgressDisplay) -> N
 
 
 def _run_with_display(flow: Coroutine[Any, Any, T], display: ProgressDisplay, values: dict[str, Any]) -> T:
-    """Run a flow with its display, and return its result.
-
-    SIGTERM and the end of the terminal (SIGHUP) cancel the flow as Ctrl-C does. Under nohup, SIGHUP does nothing.
-    """
-
-    async def run() -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:
-                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        return await flow
-
+    """Run a flow with its display, and return its result."""
     if (advice := describe_missing_bytecode()) is not None:
         print(advice, file=sys.stderr, flush=True)
     with display:
         from prefect.exceptions import TerminationSignal
 
         try:
-            return asyncio.run(run())
-        except (asyncio.CancelledError, TerminationSignal, KeyboardInterrupt):
+            return run_until_interrupted(flow)
+        except (TerminationSignal, KeyboardInterrupt):
             raise KeyboardInterrupt(_describe_interrupt(display, values)) from None
         except (httpx.HTTPError, RuntimeError) as error:
             # Prefect's client raises a plain RuntimeError if a server does not report its version.
@@ -196,6 +184,29 @@ def _run_with_display(flow: Coroutine[Any, Any, T], display: ProgressDisplay, va
                 f"the Prefect server failed during the run ({reason}){where}: check the server, then run again with "
                 "--results-path or --resume to run only the rest"
             ) from error
+
+
+def run_until_interrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in an event loop, and return its result.
+
+    SIGTERM and the end of the terminal (SIGHUP) cancel it as Ctrl-C does. Under nohup, SIGHUP does nothing.
+
+    Raises:
+        KeyboardInterrupt: The coroutine was cancelled.
+    """
+
+    async def run() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(run())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 def _describe_interrupt(display: ProgressDisplay, values: dict[str, Any]) -> str:

@@ -82,7 +82,9 @@ async def find_orphans(
     kept: list[str] = []
     for info in ours:
         if info.kept_until > now and not takes_kept:
-            kept.append(f"left: sandbox {info.id} of a failed execution, {describe_kept(provider, info)}")
+            execution = "a failed execution" if info.execution is None else f"the failed execution {info.execution}"
+            run = f" of flow run {info.run}" if info.run else ""
+            kept.append(f"left: sandbox {info.id} of {execution}{run}, {describe_kept(provider, info)}")
         elif info.kept_until:
             reasons[info.id] = "it was kept for a failed execution"
         elif info.abandoned:

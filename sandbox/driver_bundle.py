@@ -34,13 +34,14 @@ MODULES = (
     "driver.child.open_files", "driver.child.runner", "driver.child.forking.fork_service",
     "driver.child.fresh_python", "driver.output_stream",
     "driver.child_process", "driver.collection", "driver.collectors", "driver.fork_server", "driver.shared_folders",
-    "driver.supervisor", "driver.terminal",
+    "driver.supervisor",
     "driver.main",
 )  # fmt: skip
-# Modules used only on this machine, so remote sandboxes do not receive them.
+# Programs that run only on this machine, so remote sandboxes do not receive them.
 ZYGOTE_MODULES = (
     *MODULES, "driver.zygote.rehearsal", "driver.zygote.namespaces", "driver.zygote.child_ahead", "driver.zygote.main",
 )  # fmt: skip
+TERMINAL_MODULES = (*MODULES, "driver.terminal")
 NO_COLUMNS, NO_LINE = 13, 15  # kinds of entries in a code object's table of positions
 PARTS = "the driver's modules"  # the program's placeholder for pairs of a module's name and its text or code
 

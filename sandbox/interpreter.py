@@ -218,13 +218,16 @@ class Interpreter:
         if sandbox is not None:
             await run_shielded(sandbox.remove())
 
-    async def keep(self, until: float) -> None:
-        """Shut down as `shutdown` does, but leave the sandbox open until a time, in epoch seconds."""
+    async def keep(self, until: float, execution: int | None = None) -> None:
+        """Shut down as `shutdown` does, but leave the sandbox open until a time, in epoch seconds.
+
+        The provider lists the sandbox with the number of its failed `execution`.
+        """
         sandbox = self._disconnect()
         if sandbox is None:
             return
         try:
-            await run_shielded(sandbox.keep(until))
+            await run_shielded(sandbox.keep(until, execution))
         except RlmBatchError as error:
             log.warning("sandbox %s could not be kept, and is removed: %s", sandbox.id, error.summary)
             await run_shielded(sandbox.remove())

@@ -110,10 +110,11 @@ class Sandbox(ABC):
             SandboxLost: The sandbox is gone.
         """
 
-    async def keep(self, until: float) -> None:
+    async def keep(self, until: float, execution: int | None = None) -> None:
         """End the driver, and leave the sandbox with its files open until a time, in epoch seconds.
 
-        The sandbox is marked as kept first, so that `list_sandboxes` shows it as kept even if this process is killed.
+        The sandbox is marked as kept first, with the number of its failed execution, so that `list_sandboxes` shows
+        both even if this process is killed.
         `remove` still works after an error. Raise RlmBatchError.
         """
         raise RlmBatchError(f"the provider {self.provider} keeps no sandboxes")

@@ -55,6 +55,7 @@ class Execution:
     summarize_queries: Callable[[], QuerySummary] = QuerySummary  # Returns the queries of the last attempt so far.
     get_usage: Callable[[], Usage] = Usage  # Returns the usage of the last attempt so far.
     recorded_usage: Usage = field(default_factory=Usage)  # the usage in the ledger's last line of it
+    inputs_failure: str = ""  # the reason if its kept sandbox has no files with its variables
     failed_at: float = 0.0  # the time of an earlier run's failure that is not an interruption
 
     @property

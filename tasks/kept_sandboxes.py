@@ -6,7 +6,8 @@ from typing import Any
 from ..sandbox.wire.nonfinite import restore_numbers
 from .execution import Execution
 
-MAX_KEPT = 3  # sandboxes of a flow run, because each one counts against the account's limit and costs money
+# sandboxes of a flow run, and of each shard, because each one counts against the account's limit and costs money
+MAX_KEPT, MAX_KEPT_OF_SHARD = 3, 1
 INPUTS_FOLDER = ".rlm-batch"  # in the sandbox's working directory
 INPUTS = """# Defines the variables of the execution. Start it with python3 -i.
 import json, os
@@ -19,8 +20,8 @@ with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "inputs.json"
 class KeptSandboxes:
     """The number of sandboxes that a flow run may still keep: those of the first failures."""
 
-    def __init__(self) -> None:
-        self._rest = MAX_KEPT
+    def __init__(self, *, is_shard: bool) -> None:
+        self._rest = MAX_KEPT_OF_SHARD if is_shard else MAX_KEPT
 
     def reserve(self) -> bool:
         """Return whether another sandbox may be kept. If so, count it."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -40,7 +39,6 @@ from .ledger.transcript_ledger import TranscriptLedger
 from .task_log import OutputLog
 from .tracing import trace_execution
 
-log = logging.getLogger("rlm_batch.tasks")
 ALL_FILES = ["**"]  # the files that a check gets if `collect` names none
 
 
@@ -132,7 +130,8 @@ class Lane:
         self._uploaded = set[str]()  # paths of files that the open sandbox has for all executions
         self._own_files = set[str]()  # paths of files that it has for one execution
         self._expires_at = 0.0
-        self._keep_until: float | None = None  # epoch seconds until which the open sandbox is kept after its end here
+        # Epoch seconds until which the open sandbox is kept after its end here, and the failed execution's number.
+        self._kept: tuple[float, int] | None = None
         self._opened_at: float | None = None  # the event loop's time when the open sandbox was requested
         self._check_lane: CheckLane | None = None
         if settings.check is not None:
@@ -326,12 +325,13 @@ class Lane:
             for path, data in files.items():
                 await interpreter.upload(path, data)
         except RlmBatchError as failure:
-            log.warning("execution %d: its inputs are not in its kept sandbox: %s", execution.index, failure.summary)
+            execution.inputs_failure = failure.summary
         if not interpreter.is_alive:
             kept.give_back()
             return
-        self._keep_until = time.time() + KEEP_SECONDS
-        error.meta = replace(error.meta, kept_until=self._keep_until)
+        until = time.time() + KEEP_SECONDS
+        self._kept = until, execution.index
+        error.meta = replace(error.meta, kept_until=until)
         if self._settings.state_context is None:
             await self.close_sandbox()
 
@@ -520,12 +520,12 @@ class Lane:
     async def close_sandbox(self) -> None:
         """Remove the sandbox, if one is open, or leave it open if it is kept."""
         interpreter, self._interpreter = self._interpreter, None
-        keep_until, self._keep_until = self._keep_until, None
+        kept, self._kept = self._kept, None
         self._uploaded.clear()
         self._own_files.clear()
         try:
-            if interpreter is not None and keep_until is not None:
-                await interpreter.keep(keep_until)
+            if interpreter is not None and kept is not None:
+                await interpreter.keep(*kept)
             elif interpreter is not None:
                 await interpreter.shutdown()
         finally:

@@ -11,6 +11,7 @@ from .engine import Engine, get_last_line
 NAME_PREFIX = "rlm-batch-"
 NAME = re.compile(NAME_PREFIX + "[0-9a-f]{16}")
 KEPT_SUFFIX = ".kept-"  # between the name of a kept container and the epoch seconds until which it is kept
+EXECUTION_SUFFIX = ".execution-"  # between these seconds and the number of its failed execution
 REMOVE_SECONDS = 60.0
 ((LABEL, LABEL_VALUE),) = MANAGED_LABELS.items()
 
@@ -31,14 +32,16 @@ async def list_containers(engine: Engine) -> list[SandboxInfo]:
 
 
 def _add_kept(name: str, labels: dict[str, str]) -> dict[str, str]:
-    """Return the labels with the time until which the container is kept. Only the name of a container can change."""
-    _, is_kept, until = name.partition(KEPT_SUFFIX)
-    return {**labels, "rlm-batch-kept": until} if is_kept else labels
+    """Return the labels with those of a kept container. Only the name of a container can change."""
+    _, is_kept, rest = name.partition(KEPT_SUFFIX)
+    until, _, execution = rest.partition(EXECUTION_SUFFIX)
+    return {**labels, "rlm-batch-kept": until, "rlm-batch-execution": execution} if is_kept else labels
 
 
-async def mark_as_kept(engine: Engine, name: str, until: float) -> None:
+async def mark_as_kept(engine: Engine, name: str, until: float, execution: int | None) -> None:
     """Rename a container so that `list_containers` shows it as kept. Raise RlmBatchError."""
-    done = await engine.run("rename", name, f"{name}{KEPT_SUFFIX}{until:.0f}")
+    number = "" if execution is None else f"{EXECUTION_SUFFIX}{execution}"
+    done = await engine.run("rename", name, f"{name}{KEPT_SUFFIX}{until:.0f}{number}")
     if done.returncode:
         raise RlmBatchError(f"the container {name} could not be renamed: {get_last_line(done.stderr)}")
 

@@ -160,12 +160,12 @@ class ContainerHandle(Sandbox):
             raise SandboxLost(f"{failure}: container {self.id} was lost: {words}")
         return stdout
 
-    async def keep(self, until: float) -> None:
+    async def keep(self, until: float, execution: int | None = None) -> None:
         """Rename the container, tell the driver to stay, and kill the engine's client."""
         process = self._process
         if process is None:
             return
-        await mark_as_kept(self._engine, self.id, until)
+        await mark_as_kept(self._engine, self.id, until, execution)
         container = await find_container(self._engine, self.id)
         done = await self._engine.run("kill", "--signal", STAY_SIGNAL, container or self.id)
         if done.returncode:

@@ -14,6 +14,7 @@ from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import RlmBatchError, SandboxLost, VolumeError
 from ...sandbox.sandbox_api import Sandbox, describe_large_file
 from ..host_files.files import HostFiles
+from ..provider import build_kept_labels
 from .channel import INPUT_LIMIT_BYTES, DaytonaChannel
 from .client import SharedClient, get_account_key
 from .deletion import delete_sandbox, warn_of_leftover
@@ -200,10 +201,10 @@ class DaytonaSandboxHandle(Sandbox):
             return SandboxLost(f"{path} could not be {action}, for sandbox {self.id} does not answer: {message}")
         return VolumeError(f"{path} could not be {action}: {message}")
 
-    async def keep(self, until: float) -> None:
+    async def keep(self, until: float, execution: int | None = None) -> None:
         """Label the sandbox as kept, and make Daytona destroy it then. An idle one may be destroyed a minute later."""
         minutes = max(1, math.ceil((until - time.time()) / 60))
-        labels, remote = {**self._remote.labels, "rlm-batch-kept": f"{until:.0f}"}, self._remote
+        labels, remote = {**self._remote.labels, **build_kept_labels(until, execution)}, self._remote
         try:
             await retry_call(lambda: remote.set_labels(labels, CALL_SECONDS))
             await retry_call(lambda: remote.set_autostop_interval(minutes, CALL_SECONDS))

@@ -10,6 +10,7 @@ import daytona
 from daytona.common.pty import PtySize
 from daytona.handle.async_pty_handle import AsyncPtyHandle
 
+from ...sandbox.cancellation import run_shielded
 from ..host_terminal import INPUTS_HINT, get_terminal_size, relay_terminal
 from .settings import DaytonaSettings
 from .setup import name_clone
@@ -28,22 +29,31 @@ async def open_shell(settings: DaytonaSettings, remote: daytona.AsyncSandbox) ->
             await (await handle).resize(PtySize(rows=rows, cols=columns))
 
     environment = {name: value.get_secret_value() for name, value in settings.environment.items()}
-    rows, columns = get_terminal_size()
+    session, (rows, columns) = f"rlm-batch-{uuid.uuid4().hex[:12]}", get_terminal_size()
+
+    async def end() -> None:
+        with suppress(daytona.DaytonaError):
+            await remote.process.kill_pty_session(session)
+
     async with relay_terminal(send, resize) as write:
         write(f"{INPUTS_HINT}. Ctrl-D ends the shell.\r\n".encode())
-        shell = await remote.process.create_pty_session(
-            f"rlm-batch-{uuid.uuid4().hex[:12]}",
-            write,
-            envs={"TERM": os.environ.get("TERM", "dumb"), **environment},
-            pty_size=PtySize(rows=rows, cols=columns),
-        )
-        handle.set_result(shell)
         try:
-            if settings.repo_url is not None:
-                await shell.send_input(f" cd {shlex.quote(name_clone(settings))}\n")
-            result = await shell.wait()
-        finally:
-            await shell.disconnect()
+            shell = await remote.process.create_pty_session(
+                session,
+                write,
+                envs={"TERM": os.environ.get("TERM", "dumb"), **environment},
+                pty_size=PtySize(rows=rows, cols=columns),
+            )
+            handle.set_result(shell)
+            try:
+                if settings.repo_url is not None:
+                    await shell.send_input(f" cd {shlex.quote(name_clone(settings))}\n")
+                result = await shell.wait()
+            finally:
+                await shell.disconnect()
+        except BaseException:
+            await run_shielded(end())
+            raise
     if result.exit_code is None:
         raise daytona.DaytonaError(f"the terminal was lost: {result.error or 'its connection ended'}")
     return result.exit_code

@@ -168,7 +168,7 @@ class LocalSandboxHandle(Sandbox):
             raise VolumeError(f"{path!r} is outside the directories that code may write: {', '.join(own)}")
         return self.folder / "work", path
 
-    async def keep(self, until: float) -> None:
+    async def keep(self, until: float, execution: int | None = None) -> None:
         """End the processes, and leave the folder until then.
 
         A failed execution has no process left, and a driver ends with its host. `open_terminal` opens a new sandbox
@@ -177,7 +177,7 @@ class LocalSandboxHandle(Sandbox):
         if await self._end_processes(keeps_folder=True) and self._finalizer.detach():
             try_remove_groups(self._list_groups())
             try:
-                await asyncio.to_thread(leave_folder, self.folder, until)
+                await asyncio.to_thread(leave_folder, self.folder, until, execution)
             finally:
                 os.close(self.lock)
 

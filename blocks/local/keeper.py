@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...sandbox.errors import RlmBatchError, SandboxLost
+from ..provider import build_kept_labels
 from .inventory import LABELS_FILE, compute_mark, list_sandboxes, read_labels, write_locked_labels
 from .launch.driver_process import find_python
 
@@ -26,14 +27,13 @@ remove = 'rm -rf -- "$2" || { chmod -R u+rwX -- "$2"; rm -rf -- "$2"; }'
 wait = 'sleep "$1" & trap "kill $!; exit 1" TERM; wait $!; '
 os.execv("/bin/sh", ["sh", "-c", wait + remove, "rlm-batch-keeper", seconds, folder])
 """
-KEPT_LABEL = "rlm-batch-kept"
 
 
-def leave_folder(folder: Path, until: float) -> None:
+def leave_folder(folder: Path, until: float, execution: int | None) -> None:
     """Mark a folder as kept until then, in epoch seconds, and start its keeper. Raises RlmBatchError."""
     try:
         labels = read_labels(folder)
-        lock = write_locked_labels(folder, {**labels, KEPT_LABEL: f"{until:.0f}"}, [])
+        lock = write_locked_labels(folder, {**labels, **build_kept_labels(until, execution)}, [])
         with open(lock, "rb"):  # The lock ends with the block.
             words = [find_python(), "-I", "-S", "-c", KEEPER, str(compute_mark(folder))]
             words += [f"{max(0.0, until - time.time()):.0f}", str(folder)]
@@ -67,5 +67,5 @@ def lock_kept_folder(sandbox_id: str) -> Iterator[Path]:
 def read_kept_until(folder: Path) -> float:
     """Return until when a folder is kept, in epoch seconds."""
     with suppress(OSError, ValueError, KeyError):
-        return float(read_labels(folder)[KEPT_LABEL])
+        return float(read_labels(folder)["rlm-batch-kept"])
     return 0.0

@@ -15,7 +15,8 @@ import time
 from dataclasses import asdict
 
 from ...sandbox.caller import name_parameter
-from ...sandbox.driver_bundle import build_driver_code
+from ...sandbox.cancellation import run_shielded
+from ...sandbox.driver_bundle import TERMINAL_MODULES, build_driver_code
 from ...sandbox.errors import SandboxLost, SandboxStartError
 from ...sandbox.wire.pipes import READ_BYTES
 from ..host_terminal import build_shell_command, get_terminal_size, relay_terminal
@@ -41,7 +42,7 @@ async def run_terminal(handle: LocalSandboxHandle, until: float) -> int:
         _resize(ours, *get_terminal_size())
         try:
             process = await asyncio.create_subprocess_exec(
-                *handle.launch.build_command("a shell in a local sandbox", f", terminal={its}"),
+                *handle.launch.build_command("a shell in a local sandbox", TERMINAL_MODULES, f", terminal={its}"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -60,18 +61,22 @@ async def run_terminal(handle: LocalSandboxHandle, until: float) -> int:
                 handle.watched.pid = process.pid
                 handle.expect_execution()
                 watcher.add(handle.watched)
-            status = await _relay(process, ours, build_driver_code() + request, until)
+            status = await _relay(process, ours, build_driver_code(TERMINAL_MODULES) + request, until)
             if limit := handle.find_exceeded_limit():
                 print(f"Processes were killed, because the sandbox exceeded {name_parameter(limit)}.", file=sys.stderr)
             return status
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-            # A program may have left the shell's session. This ends the keeper, too, which `keep` starts again.
-            await kill_processes(handle.folder)
+            await run_shielded(_end(process, handle))
     finally:
         os.close(ours)
+
+
+async def _end(process: asyncio.subprocess.Process, handle: LocalSandboxHandle) -> None:
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+    # A program may have left the shell's session. This ends the keeper, too, which the handle's `keep` starts again.
+    await kill_processes(handle.folder)
 
 
 async def _raise_disk_limit(watched: WatchedSandbox) -> None:

@@ -18,6 +18,7 @@ from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxLost, VolumeError
 from ...sandbox.sandbox_api import Sandbox, describe_large_file
 from ..host_files.files import HostFiles
+from ..provider import build_kept_labels
 from ..storage.safe_paths import split_path
 from .channel import ModalChannel
 from .deletion import try_to_terminate
@@ -138,11 +139,11 @@ class ModalSandboxHandle(Sandbox):
             return path
         return str(PurePosixPath(self.settings.cwd, *split_path(path)))
 
-    async def keep(self, until: float) -> None:
+    async def keep(self, until: float, execution: int | None = None) -> None:
         """Tag the sandbox as kept, and leave it with a `sleep` in it, without which Modal would end it as idle."""
         try:
             tags = await retry_refused(self._sandbox.get_tags.aio)
-            await retry_refused(lambda: self._sandbox.set_tags.aio({**tags, "rlm-batch-kept": f"{until:.0f}"}))
+            await retry_refused(lambda: self._sandbox.set_tags.aio({**tags, **build_kept_labels(until, execution)}))
             seconds = max(1, int(until - time.time()))
             await retry_refused(lambda: self._sandbox.exec.aio("sleep", str(seconds), timeout=seconds))
         except modal.exception.Error as error:

@@ -261,7 +261,7 @@ async def open_run_context(
         tools=tools,
         files=CollectedFilesStore(ledger.path),
         check=None if options.check is None else Check(_read_code("check", str(options.check), options)),
-        kept=KeptSandboxes() if options.keep_failed else None,
+        kept=KeptSandboxes(is_shard=bool(part_prefix)) if options.keep_failed else None,
     )
     register_own_run(context.run_id)
     return context

@@ -179,9 +179,10 @@ class OutcomeSink:
     def _tell_kept(self, execution: Execution, meta: Meta) -> None:
         until = datetime.fromtimestamp(meta.kept_until or 0.0).astimezone()
         hours = max(0.0, (meta.kept_until or 0.0) - time.time()) / 3600
+        lack = f", without the execution's variables ({execution.inputs_failure})" if execution.inputs_failure else ""
         self.warn(
             f"{self.context.label(execution)}: its sandbox is kept until {until:%H:%M %Z}, for up to {hours:.1f} "
-            f"sandbox hours: rlm-batch shell {self.context.ledger.path} {execution.index}"
+            f"sandbox hours{lack}: rlm-batch shell {self.context.ledger.path} {execution.index}"
         )
 
     def _check_first_result(self, result: Result) -> None:

@@ -9,7 +9,6 @@ from .confinement import Confinement
 from .orphans import kill_all_children
 from .processes import send_signal, signal
 from .supervisor import Supervisor
-from .terminal import run_terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ def main(
     first: str = "",
     runner: CodeRunner | None = None,
     child: tuple[int, list[int]] | None = None,
-    terminal: int | None = None,
 ) -> None:
     """Run the driver on descriptors 0 and 1.
 
@@ -32,16 +30,8 @@ def main(
         first: Frames that arrived with the start of the driver.
         runner: A runner made by the zygote, which has imported the common modules.
         child: A child forked ahead, which waits for the settings: its id and our ends of its pipes.
-        terminal: Descriptor of a pseudo-terminal, on which to run a shell instead of a supervisor.
     """
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # The host may have blocked signals, which this process inherits.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host handles Ctrl-C in its terminal
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    if watched:
-        fork_supervisor()
-    if terminal is not None:
-        run_terminal(terminal)
-        _end("" if os.getpid() == 1 else kill_all_children())
+    become_driver(watched)
     # Any later read or write on descriptors 0 and 1 reaches /dev/null.
     reads, writes = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (0, 1))
     _close_wire(os.open(os.devnull, os.O_RDWR))
@@ -52,10 +42,19 @@ def main(
     finally:
         # The kernel kills all other processes of a namespace with its first one.
         left = "" if os.getpid() == 1 else kill_all_children()
-    _end(left)
+    end_driver(left)
 
 
-def _end(left: str) -> None:
+def become_driver(watched: bool) -> None:
+    """Set this process's signals, and fork if the driver is `watched`; see `main`."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # The host may have blocked signals, which this process inherits.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host handles Ctrl-C in its terminal
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    if watched:
+        fork_supervisor()
+
+
+def end_driver(left: str) -> None:
     """Exit with a status that says whether processes of the sandbox are left."""
     if left:
         os.write(2, f"these processes could not be ended: {left}\n".encode())
@@ -90,4 +89,4 @@ def fork_supervisor() -> None:
     while os.waitpid(-1, 0)[0] != pid:
         pass
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the supervisor's id may belong to another process from now on
-    _end(kill_all_children())
+    end_driver(kill_all_children())

@@ -1,4 +1,4 @@
-"""A confined shell on a pseudo-terminal, for a person who looks into a sandbox of this machine."""
+"""A program that runs a confined shell on a pseudo-terminal: a person looks into a sandbox of this machine."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ import os
 from ..wire.strict_json import loads
 from .child.environment import enter_environment
 from .confinement import Confinement
+from .main import become_driver, end_driver
+from .orphans import kill_all_children
 from .processes import signal
 
 TIOCSCTTY = 0x540E  # request that makes a terminal the controlling one; `termios` is an import more
 READ_BYTES = 65536
+SIGNAL_STATUS = 128  # added to a signal's number
 
 
-def run_terminal(terminal: int) -> None:
-    """Run a shell on the terminal until it ends, and write its exit status to descriptor 1.
+def main(watched: bool, terminal: int) -> None:
+    """Run a shell until it ends, write its exit status to descriptor 1, and exit.
 
     Descriptor 0 has JSON until its end: the settings, and the command of the shell.
+
+    Args:
+        watched: Fork, so that the parent process cleans up if this process dies.
+        terminal: Descriptor of the shell's pseudo-terminal.
     """
+    become_driver(watched)
     data = b""
     while piece := os.read(0, READ_BYTES):
         data += piece
@@ -40,7 +48,10 @@ def run_terminal(terminal: int) -> None:
     ended = 0
     while ended != pid:
         ended, status = os.waitpid(-1, 0)  # The first process of a namespace also gets its orphans.
-    os.write(1, str(os.waitstatus_to_exitcode(status)).encode())
+    code = os.waitstatus_to_exitcode(status)
+    # A killed shell has the status that a person's own shell would show, such as 137.
+    os.write(1, str(code if code >= 0 else SIGNAL_STATUS - code).encode())
+    end_driver("" if os.getpid() == 1 else kill_all_children())
 
 
 def _become_shell(terminal: int, confinement: Confinement, supervisor: int, command: list[str]) -> None:

@@ -3,17 +3,42 @@
 import json
 import os
 import re
+import signal
 import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from ..infra.pseudo_terminal import TerminalCommand
+from ..infra.requirements import mark_level
+from ..infra.waiting import HANG_SECONDS, wait_until
 from .conftest import COMMAND, Run, environment
 
 CODE = "open('mine.txt', 'w').write('of the code')\nif x > 1:\n    raise ValueError('too large')\nSUBMIT(y=x)"
 PROMPT = r"[$#] $"
+# A program that runs the command in its arguments, and kills itself when it has kept a sandbox.
+KILLED = """
+import os, signal, sys
+from rlm_batch.cli.main import main
+from rlm_batch.sandbox.interpreter import Interpreter
+
+keep = Interpreter.keep
+
+async def keep_and_die(*arguments):
+    await keep(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Interpreter.keep = keep_and_die
+main(sys.argv[1:])
+"""
+LEVELS = [
+    pytest.param("bubblewrap", marks=[*mark_level("bubblewrap"), pytest.mark.full]),
+    pytest.param("landlock", marks=mark_level("landlock")),
+    pytest.param("none", marks=pytest.mark.full),
+]
 PROVIDERS = [
     "local",
     pytest.param("daytona", marks=pytest.mark.full),
@@ -34,6 +59,13 @@ def start_run(run_alone: Run, folder: Path, provider: str, count: int = 2) -> tu
 
 def open_shell(folder: Path, path: str, number: int) -> TerminalCommand:
     return TerminalCommand([COMMAND, "shell", path, str(number)], cwd=folder, env=environment(folder))
+
+
+def run_shell(folder: Path, path: str, number: int) -> str:
+    """Return the output of the command `shell`, which opens no terminal."""
+    with open_shell(folder, path, number) as terminal:
+        assert terminal.wait() == 2
+        return terminal.output
 
 
 def reap(run_alone: Run, provider: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -76,7 +108,7 @@ def test_a_person_looks_into_the_sandbox_of_a_failed_execution(
         assert f"rlm-batch reap --kept --provider {provider.partition(':')[0]}" in terminal.output
     kept = reap(run_alone, provider)
     assert "no unused sandboxes" in kept.stdout
-    assert "of a failed execution, kept until" in kept.stderr
+    assert re.search(r"of the failed execution 1 of flow run \S+, kept until", kept.stderr)
     with open_shell(tmp_path, path, 1) as terminal:
         terminal.wait_for(PROMPT)
         terminal.send("cat mine.txt\n")
@@ -96,11 +128,96 @@ def test_a_person_looks_into_the_sandbox_of_a_failed_execution(
     reap(run_alone, provider, "--kept")
 
 
+def list_sleepers(seconds: str) -> list[str]:
+    """Return the processes of this machine that run `sleep` with that argument."""
+    found: list[str] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if path.read_bytes() == f"sleep\0{seconds}\0".encode():
+                found.append(str(path))
+    return found
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_terminated_shell_restores_the_terminal_and_ends_its_programs(
+    run_alone: Run, tmp_path: Path, account: Callable[..., None], provider: str
+) -> None:
+    account(provider)
+    path, _ = start_run(run_alone, tmp_path, provider)
+    sleep = f"{os.getpid()}.{len(provider)}"
+    with open_shell(tmp_path, path, 1) as terminal:
+        settings = terminal.read_settings()
+        terminal.wait_for(PROMPT)
+        terminal.send(f"sleep {sleep}\n")
+        wait_until(lambda: list_sleepers(sleep))
+        assert terminal.read_settings() != settings
+        os.kill(terminal.process.pid, signal.SIGTERM)
+        assert terminal.wait() == 130
+        assert terminal.read_settings() == settings
+        assert "rlm-batch: interrupted\r\n" in terminal.output
+    if provider != "modal":  # Commands of the stand-in have process namespaces of their own, and cannot signal others.
+        wait_until(lambda: not list_sleepers(sleep))
+    with open_shell(tmp_path, path, 1) as terminal:
+        terminal.wait_for(PROMPT)
+        terminal.send("cat mine.txt\n")
+        terminal.wait_for("of the code")
+        terminal.wait_for(PROMPT)
+        terminal.close()
+        assert terminal.process.wait(HANG_SECONDS) == 130
+    reap(run_alone, provider, "--kept")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_shell_shows_no_error_and_its_end_by_a_signal(run_alone: Run, tmp_path: Path, level: str) -> None:
+    path, _ = start_run(run_alone, tmp_path, f"local:{level}")
+    with open_shell(tmp_path, path, 1) as terminal:
+        terminal.wait_for("Ctrl-D ends the shell\\.\r\n")
+        assert "\n" not in terminal.wait_for(PROMPT).string
+        terminal.send("kill -9 $$\n")
+        assert terminal.wait() == 137
+    reap(run_alone, "local", "--kept")
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_sandbox_that_a_killed_run_kept_is_found_by_its_execution(
+    run_alone: Run, tmp_path: Path, account: Callable[..., None], provider: str
+) -> None:
+    """The run is killed when it has kept the sandbox, and has not written the outcome."""
+    account(provider)
+    (tmp_path / "code.py").write_text(CODE)
+    (tmp_path / "in.jsonl").write_text('{"x": 1}\n{"x": 2}\n{"x": 3}\n')
+    words = ["batch", "code.py", "--inputs", "in.jsonl", "--keep-failed", "--provider", provider, "--max-workers", "1"]
+    done = subprocess.run([sys.executable, "-c", KILLED, *words], cwd=tmp_path, env=environment(tmp_path), check=False)
+    assert done.returncode == -signal.SIGKILL
+    (path,) = (str(record.parent) for record in tmp_path.glob("results/*/run-*.json"))
+    assert "the run has no outcome of execution 2, and no kept sandbox of it: rlm-batch rerun" in run_shell(
+        tmp_path, path, 2
+    )
+    with open_shell(tmp_path, path, 1) as terminal:
+        terminal.wait_for(PROMPT)
+        terminal.send("cat mine.txt\n")
+        terminal.wait_for("of the code")
+        terminal.wait_for(PROMPT)
+        terminal.send("\x04")
+        assert terminal.wait() == 0
+        assert "The sandbox is kept until" in terminal.output
+    assert re.search(r"of the failed execution 1 of flow run \S+, kept until", reap(run_alone, provider).stderr)
+    assert "kept for a failed execution" in reap(run_alone, provider, "--kept").stdout
+
+
+def test_a_run_says_if_a_kept_sandbox_has_no_variables(run_alone: Run, tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("open('.rlm-batch', 'w').close()\nraise ValueError")
+    done = run_alone("batch", "code.py", "--keep-failed", "--provider", "local:none")
+    assert re.search(r"its sandbox is kept .*, without the execution's variables \(.+\): rlm-batch shell", done.stderr)
+    reap(run_alone, "local", "--kept")
+
+
 def test_the_first_three_failures_of_a_run_are_kept(run_alone: Run, tmp_path: Path) -> None:
     path, messages = start_run(run_alone, tmp_path, "local:none", 6)
     assert messages.count("its sandbox is kept") == 3
     wrong = {
-        "0": "the sandbox of execution 0 was not kept: --keep-failed keeps those of a run's first three failures",
+        "0": "the sandbox of execution 0 was not kept: --keep-failed keeps those of a run's first three "
+        "failures, and with shards that of each shard's first",
         "5": "the sandbox of execution 5 was not kept",
         "9": "the run has no execution 9: rlm-batch report",
         "1": "shell needs a terminal",

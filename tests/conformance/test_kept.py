@@ -28,11 +28,12 @@ async def find_sandbox(provider: SandboxProvider, sandbox_id: str) -> SandboxInf
 async def test_a_kept_sandbox_is_an_orphan_only_after_its_time(provider: SandboxProvider) -> None:
     interpreter = await open_sandbox(provider)
     sandbox_id, until = interpreter.sandbox.id, time.time() + 600
-    await interpreter.keep(until)
+    await interpreter.keep(until, 7)
     try:
         info = await find_sandbox(provider, sandbox_id)
         assert info is not None
         assert info.kept_until == pytest.approx(until, abs=1)
+        assert info.execution == 7
         findings = await find_orphans(provider, "")
         assert sandbox_id not in [orphan.info.id for orphan in findings.orphans]
         assert any(sandbox_id in sentence and "kept until" in sentence for sentence in findings.kept)

@@ -38,6 +38,15 @@ class TerminalCommand:
         """Change the size of the terminal, as a person who drags the window does."""
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
+    def read_settings(self) -> list[Any]:
+        """Return the settings of the terminal, which a command may have changed."""
+        return termios.tcgetattr(self._ours)
+
+    def close(self) -> None:
+        """Close the terminal, as a person who closes the window does."""
+        os.close(self._ours)
+        self._ours = os.open(os.devnull, os.O_RDWR)
+
     def send(self, text: str) -> None:
         """Type the text."""
         os.write(self._ours, text.encode())

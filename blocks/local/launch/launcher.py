@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ....sandbox.driver_bundle import build_driver_code
+from ....sandbox.driver_bundle import MODULES, build_driver_code
 from .. import isolation
 from ..inventory import compute_mark
 from .bubblewrap import FOLDERS_MOUNT, Mount, build_bubblewrap_command, build_zygote_command, list_covered_mounts
@@ -45,10 +45,10 @@ class Launch:
         """Start the driver as a separate program, without a zygote. Raises SandboxStartError."""
         return SpawnedProcess(self.build_command("a local sandbox"), self.directory)
 
-    def build_command(self, what: str, arguments: str = "") -> list[str]:
+    def build_command(self, what: str, modules: tuple[str, ...] = MODULES, arguments: str = "") -> list[str]:
         """Return the command of a driver that is a separate program; `arguments` are more arguments of its `main`."""
         call = f"watched={not self.is_bubblewrap}{arguments}"
-        command = build_python_command(build_boot_program(what, len(build_driver_code()), call))
+        command = build_python_command(build_boot_program(what, len(build_driver_code(modules)), call))
         if self.is_bubblewrap:
             command = [*build_bubblewrap_command(self.folder, self.mounts, self.shm_bytes), *command]
         return command

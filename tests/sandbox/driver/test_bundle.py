@@ -11,6 +11,7 @@ from rlm_batch.sandbox import driver_bundle
 from rlm_batch.sandbox.driver.main import main
 from rlm_batch.sandbox.driver_bundle import (
     MODULES,
+    TERMINAL_MODULES,
     ZYGOTE_MODULES,
     DriverChoice,
     build_driver_code,
@@ -28,8 +29,9 @@ SOURCES = {
 
 
 def test_every_module_is_sent() -> None:
-    assert sorted(ZYGOTE_MODULES) == sorted(SOURCES)
-    assert ZYGOTE_MODULES[: len(MODULES)] == MODULES
+    assert {*ZYGOTE_MODULES, *TERMINAL_MODULES} == SOURCES.keys()
+    for modules in (ZYGOTE_MODULES, TERMINAL_MODULES):
+        assert modules[: len(MODULES)] == MODULES
 
 
 def test_the_driver_compiles_as_python_3_9_and_imports_only_the_standard_library() -> None:

@@ -29,7 +29,12 @@ class TerminalCalls:
     def __init__(self, account: Account) -> None:
         self.account = account
         self.terminals: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {}  # keys: box and session
-        self.routes: list[tuple[str, str, Any]] = [("POST", f"{PTY}/{{session}}/resize", self.resize)]
+        self.processes: dict[tuple[str, str], asyncio.subprocess.Process] = {}  # keys: box and session
+        self.tasks = set[asyncio.Task[None]]()
+        self.routes: list[tuple[str, str, Any]] = [
+            ("POST", f"{PTY}/{{session}}/resize", self.resize),
+            ("DELETE", f"{PTY}/{{session}}", self.delete),
+        ]
 
     async def resize(self, request: Any) -> Any:
         key = self.account.box(request, started=True).id, request.path_params["session"]
@@ -40,8 +45,16 @@ class TerminalCalls:
         set_size(fd, info)
         return info
 
+    async def delete(self, request: Any) -> Any:
+        box = self.account.box(request, started=True)
+        process = self.processes.get((box.id, request.path_params["session"]))
+        if process is None:
+            raise daemon(404, "PTY session not found")
+        box.end(process)
+        return {"message": "PTY session deleted"}
+
     async def connect(self, socket: Any) -> None:
-        """Start a shell and serve its terminal until it ends or the client leaves, which ends it."""
+        """Start a shell and serve its terminal until it ends, or the client leaves, which does not end it."""
         query, envs = socket.query_params, dict[str, str]()
         try:
             if socket.headers.get("authorization") != f"Bearer {self.account.settings.key}":
@@ -60,7 +73,7 @@ class TerminalCalls:
         size = {"rows": int(query["rows"]), "cols": int(query["cols"])}
         info = {"id": query["id"], "active": True, "cwd": box.home, "createdAt": now(), "lazyStart": False, "envs": {}}
         ours, process = await start_shell(box, query.get("cwd"), envs, size)
-        self.terminals[key] = ours, {**info, **size}
+        self.terminals[key], self.processes[key] = (ours, {**info, **size}), process
         await socket.accept(EXIT_CONTROL)
         await socket.send_text(json.dumps({"type": "control", "status": "connected"}))
         output = asyncio.ensure_future(pass_output(ours, socket))
@@ -70,16 +83,22 @@ class TerminalCalls:
             await asyncio.wait((ending, typing), return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
                 await output
-                code = {"exitCode": ending.result()}
+                code = {"exitCode": max(-1, ending.result())}  # Go's ExitCode returns -1 for a killed process.
                 await socket.send_text(json.dumps({"type": "control", "status": "exited", **code}))
                 await socket.close(1000, json.dumps(code))
         finally:
-            for task in (output, typing, ending):
-                task.cancel()
-            box.end(process)
-            await process.wait()
-            del self.terminals[key]
-            os.close(ours)
+            output.cancel()
+            typing.cancel()
+            self.tasks.add(task := asyncio.create_task(self.forget(key, box)))
+            task.add_done_callback(self.tasks.discard)
+
+    async def forget(self, key: tuple[str, str], box: Box) -> None:
+        """Close a session's terminal when its shell has ended."""
+        process, (ours, _) = self.processes[key], self.terminals[key]
+        await process.wait()
+        box.end(process)
+        del self.terminals[key], self.processes[key]
+        os.close(ours)
 
     async def pass_input(self, fd: int, socket: Any, box: Box) -> None:
         while (message := await socket.receive())["type"] == "websocket.receive":
