@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from ..infra.pseudo_terminal import TerminalCommand
-from ..infra.requirements import mark_level
 from ..infra.waiting import HANG_SECONDS, wait_until
 from .conftest import COMMAND, Run, environment
 
@@ -34,11 +33,6 @@ async def keep_and_die(*arguments):
 Interpreter.keep = keep_and_die
 main(sys.argv[1:])
 """
-LEVELS = [
-    pytest.param("bubblewrap", marks=[*mark_level("bubblewrap"), pytest.mark.full]),
-    pytest.param("landlock", marks=mark_level("landlock")),
-    pytest.param("none", marks=pytest.mark.full),
-]
 PROVIDERS = [
     "local",
     pytest.param("daytona", marks=pytest.mark.full),
@@ -167,17 +161,7 @@ def test_a_terminated_shell_restores_the_terminal_and_ends_its_programs(
     reap(run_alone, provider, "--kept")
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_shell_shows_no_error_and_its_end_by_a_signal(run_alone: Run, tmp_path: Path, level: str) -> None:
-    path, _ = start_run(run_alone, tmp_path, f"local:{level}")
-    with open_shell(tmp_path, path, 1) as terminal:
-        terminal.wait_for("Ctrl-D ends the shell\\.\r\n")
-        assert "\n" not in terminal.wait_for(PROMPT).string
-        terminal.send("kill -9 $$\n")
-        assert terminal.wait() == 137
-    reap(run_alone, "local", "--kept")
-
-
+@pytest.mark.full
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_sandbox_that_a_killed_run_kept_is_found_by_its_execution(
     run_alone: Run, tmp_path: Path, account: Callable[..., None], provider: str

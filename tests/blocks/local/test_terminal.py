@@ -11,29 +11,43 @@ from rlm_batch.blocks.local.keeper import lock_kept_folder
 from rlm_batch.sandbox.errors import RlmBatchError
 
 from ...infra.pseudo_terminal import TerminalCommand
+from ...infra.requirements import mark_level
 
 pytestmark = pytest.mark.anyio
 
 PROMPT = r"[$#] $"
+LEVELS = ("bubblewrap", "landlock", "none")
 OPEN = """
 import asyncio, sys
 from rlm_batch import LocalSandbox
 
-asyncio.run(LocalSandbox(disk_mib=int(sys.argv[1])).open_terminal(sys.argv[2]))
+sandbox = LocalSandbox(disk_mib=int(sys.argv[1]), isolation=sys.argv[3])
+sys.exit(asyncio.run(sandbox.open_terminal(sys.argv[2])))
 """
 
 
-async def keep_sandbox(seconds: float) -> Path:
+async def keep_sandbox(seconds: float, level: str = "auto") -> Path:
     """Keep a sandbox in which code has written 8 MiB, and return its folder."""
-    interpreter = LocalSandbox().interpreter()
+    interpreter = LocalSandbox(isolation=level).interpreter()  # type: ignore[arg-type]
     await interpreter.execute("open('large', 'w').write('x' * (8 << 20))")
     folder = Path(interpreter.sandbox.folder)  # type: ignore[attr-defined]
     await interpreter.keep(time.time() + seconds)
     return folder
 
 
-def open_terminal(folder: Path, disk_mib: int = 1000) -> TerminalCommand:
-    return TerminalCommand([sys.executable, "-c", OPEN, str(disk_mib), folder.name])
+def open_terminal(folder: Path, disk_mib: int = 1000, level: str = "auto") -> TerminalCommand:
+    return TerminalCommand([sys.executable, "-c", OPEN, str(disk_mib), folder.name, level])
+
+
+@pytest.mark.parametrize("level", [pytest.param(level, marks=mark_level(level)) for level in LEVELS])
+async def test_a_shell_shows_no_error_and_its_end_by_a_signal(no_process_left: None, level: str) -> None:
+    folder = await keep_sandbox(600, level)
+    with open_terminal(folder, level=level) as terminal:
+        terminal.wait_for(r"Ctrl-D ends the shell\.\r\n")
+        assert "\n" not in terminal.wait_for(PROMPT).string
+        terminal.send("kill -9 $$\n")
+        assert terminal.wait() == 137
+    await LocalSandbox().delete_sandbox(folder.name)
 
 
 async def test_two_terminals_cannot_take_a_kept_sandbox_at_the_same_time(no_process_left: None) -> None:
@@ -54,7 +68,7 @@ async def test_nothing_is_left_if_the_hour_ends_while_a_terminal_is_open(no_proc
         terminal.wait_for("Ctrl-D ends the shell")
         terminal.send("n=0; while :; do n=$((n+1)); mkdir -p $n; echo x >$n/file; done\n")
         terminal.wait_for("The hour of this sandbox is over")
-        assert terminal.wait() == 0
+        assert terminal.wait() == 1
         assert "Error" not in terminal.output
     assert not folder.exists()
 
@@ -78,7 +92,7 @@ async def test_a_terminal_may_add_as_many_files_as_the_limit_on_disk(no_process_
         terminal.wait_for(PROMPT)
         terminal.send("head -c 20M /dev/zero >more; sleep 1000\n")
         terminal.wait_for("Processes were killed, because the sandbox exceeded disk_mib")
-        assert terminal.wait() == 0
+        assert terminal.wait() == 137
     with open_terminal(folder, disk_mib=4) as terminal:  # The files are over the limit, and can be deleted.
         terminal.wait_for(PROMPT)
         terminal.send("rm more large; echo deleted $?\n")
