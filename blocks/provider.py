@@ -292,7 +292,7 @@ class SandboxProvider(SandboxSettings, ABC):
                 close = difflib.get_close_matches(str(name), known, 1)
                 advice = f"did you mean {name_parameter(close[0])}?" if close else f"it has {', '.join(known)}"
                 if not close and (others := list_providers_with_setting(str(name))):
-                    advice = f"{', '.join(others)} have it"
+                    advice = f"{', '.join(others)} {'has' if len(others) == 1 else 'have'} it"
                     if name in self.advice_for_missing:
                         advice = f"{self.advice_for_missing[name]}; {advice}"
                 raise ConfigurationError(

@@ -134,7 +134,10 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
     async def _delete_unused_pool(self, run: str) -> None:
         from .environment import find_environment
 
-        environment = find_environment(self, await self.commit())
+        try:
+            environment = find_environment(self, await self.commit())
+        except ConfigurationError:  # Without the repository, the run has opened no sandbox.
+            return
         name = environment.name if environment is not None else ""
         pools = [pool for pool in await self.list_warm_pools() if pool.snapshot == name]
         sandboxes = await self.list_sandboxes() if pools else []

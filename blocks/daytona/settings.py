@@ -74,8 +74,8 @@ class DaytonaSettings(DaytonaAccountSettings, SnapshotSettings):
         default=None,
         ge=1,
         title="Warm pool",
-        description="Sandboxes that Daytona keeps started for the next executions of a flow run, from the snapshot of "
-        "its set-up. They cost money and count against the quota. The run deletes them at its end.",
+        description="Sandboxes that Daytona keeps started for a flow run with a set-up, which cost money. They count "
+        "against the quota, and the run deletes them at its end.",
     )
     start_timeout: int = Field(
         default=120,

@@ -15,6 +15,7 @@ from typing import TypeVar
 import daytona
 from daytona._utils.errors import intercept_errors
 
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import QuotaExceeded, RlmBatchError
 from ..provider import WarmPoolInfo
 from .client import SharedClient, use_client
@@ -25,7 +26,6 @@ from .settings import DaytonaSettings
 
 T = TypeVar("T")
 
-NAME = "warm_pool"
 log = logging.getLogger("rlm_batch.daytona")
 
 
@@ -56,8 +56,9 @@ class RunPool:
         except BaseException as error:
             self._unrequested += 1
             cause = error.__cause__ if isinstance(error, QuotaExceeded) else None
+            setting = name_parameter("warm_pool")
             if cause is not None and find_row(cause).meaning is Meaning.QUOTA and self._size and self._limit:
-                log.warning("the account's quota is used up, so the run empties its warm pool: lower %s", NAME)
+                log.warning("the account's quota is used up, so the run empties its warm pool: lower %s", setting)
                 self._limit = 0
                 self._start_task()
             raise
@@ -89,10 +90,8 @@ class RunPool:
     async def _adjust(self, settings: DaytonaSettings, snapshot: str) -> None:
         try:
             async with use_client(settings, "it could not be made, or changed") as client:
-                pools, region = (
-                    client.sdk.warm_pool,
-                    getattr(client.sdk, "_target", None),
-                )  # the region of its sandboxes
+                pools = client.sdk.warm_pool
+                region = getattr(client.sdk, "_target", None)  # the region of the SDK's sandboxes
                 while not self._is_over and (size := self._choose_size()) != self._size:
                     if self._id is not None:
                         await _call(partial(pools.update, self._id, size))
@@ -103,7 +102,7 @@ class RunPool:
         except RlmBatchError as error:
             self._is_over = True
             if self._id is None and isinstance(error.__cause__, daytona.DaytonaConflictError):
-                return  # Another run has made the pool, or an earlier call whose answer was lost.
+                return  # Another run has made the pool, or a call of this one whose answer was lost.
             self.is_refused = self._id is None and get_status(error.__cause__ or error) in range(400, 500)
             log.warning("the run goes on without a warm pool: %s", error.summary)
 

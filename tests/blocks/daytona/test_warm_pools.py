@@ -5,18 +5,22 @@ import logging
 import os
 import signal
 import subprocess
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import daytona as sdk
 import pytest
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Crashed
 
 from rlm_batch import ConfigurationError, DaytonaSandbox, ExecutionsFailed, batch, chunks, reap
 from rlm_batch.blocks.daytona import environment
 from rlm_batch.cli.doctor import run_doctor
 from rlm_batch.cli.snapshot import print_snapshots
 from rlm_batch.flows.child_process import build_module_command
+from rlm_batch.flows.orphans import remove_sandboxes
 
 from ...infra.waiting import wait_until, wait_until_async
 
@@ -160,11 +164,28 @@ async def test_a_pool_stays_while_another_run_uses_it(standin: Any, caplog: pyte
     assert standin.state()["counts"][MAKE] == 2  # The other call was refused, without a line in the log.
 
 
-async def test_the_parent_of_shards_deletes_the_pool_that_they_made(standin: Any) -> None:
+@pytest.mark.parametrize("process", ["the parent of shards", "the worker of a killed run"])
+async def test_another_process_deletes_the_pool_that_a_run_has_left(standin: Any, process: str) -> None:
     await make_pool(standin)
     await DaytonaSandbox(setup="false", warm_pool=1).end_run("with another set-up")
     assert find_sizes(standin) == [2]
+    if process == "the parent of shards":
+        await DaytonaSandbox(setup="true", warm_pool=1).end_run("the job")
+    else:
+        parameters = {"provider": "daytona", "provider_options": OPTIONS}
+        await remove_sandboxes(batch, FlowRun(flow_id=uuid.uuid4(), parameters=parameters), Crashed())
+    assert find_sizes(standin) == []
+
+
+async def test_a_pool_that_could_not_be_deleted_is_named(standin: Any, caplog: pytest.LogCaptureFixture) -> None:
+    await make_pool(standin)
+    standin.set(fault_rate=1.0, faults=["400"], fault_where="DELETE /api/warm-pools", fault_message="not now")
     await DaytonaSandbox(setup="true", warm_pool=1).end_run("the job")
+    (line,) = read_warnings(caplog)
+    assert "a warm pool may be left, which costs money: run rlm-batch reap --provider daytona" in line
+    assert "not now" in line
+    standin.set(fault_rate=0.0)
+    await reap("daytona")
 
 
 FORBIDDEN = {"fault_rate": 1.0, "faults": ["403"], "fault_where": "/api/warm-pools", "fault_message": "no right"}
