@@ -6,7 +6,6 @@ import base64
 import os
 import subprocess
 import threading
-import time
 from collections import Counter
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +26,7 @@ class GitServer:
     them.
 
     `add_wheel` adds a package that pip downloads from here. `downloads` counts the clones and the downloads of wheels.
-    Each first waits for its seconds in `delays`.
+    Each first waits for its seconds in `delays`, or until `end_delays`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,6 +34,7 @@ class GitServer:
         self.token: str | None = None
         self.downloads: Counter[str] = Counter()
         self.delays: dict[str, float] = {}
+        self._no_delay = threading.Event()
         self._work = folder / "work"
         self._work.mkdir(parents=True)
         for module in ("binascii", "io", "pip", "signal", "tarfile", "zipfile"):
@@ -61,7 +61,7 @@ class GitServer:
                 kind = "clone" if name == head[2:] else "wheel" if name.endswith(".whl") else ""
                 if kind:
                     git_server.downloads[kind] += 1
-                    time.sleep(git_server.delays.get(kind, 0.0))
+                    git_server._no_delay.wait(git_server.delays.get(kind, 0.0))
                 is_open = git_server.token is None or kind == "wheel"
                 if is_open or self.headers.get("Authorization") == f"Basic {git_server.password}":
                     super().do_GET()
@@ -88,6 +88,11 @@ class GitServer:
         """Serve the wheel of a package; return its requirement."""
         wheel = write_wheel(self._served, name)
         return f"{name} @ {self.url.removesuffix('my-repo.git')}{wheel.name}"
+
+    def end_delays(self) -> None:
+        """Answer all requests, also those that wait."""
+        self.delays.clear()
+        self._no_delay.set()
 
     def close(self) -> None:
         """Stop serving."""

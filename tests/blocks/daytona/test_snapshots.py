@@ -182,16 +182,32 @@ async def test_two_processes_that_need_the_same_set_up_make_it_once(standin: Any
     assert standin.state()["counts"][CLONE] == 1
 
 
-async def test_a_run_that_is_cancelled_during_the_capture_leaves_no_sandbox(
-    standin: Any, repository: GitServer, wait_for_call: Any
+@pytest.mark.requires("pip")
+@pytest.mark.parametrize("moment", ["clone", "wheel", "capture"])
+async def test_a_set_up_that_is_cancelled_leaves_no_sandbox_and_is_made_again(
+    standin: Any, repository: GitServer, wait_for_call: Any, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    standin.set(capture_s=3600.0, keeps_pending=False)
-    opening = asyncio.create_task(run(DaytonaSandbox(repo_url=repository.url, setup_snapshot="always"), times=2))
-    await wait_for_call(CAPTURE)
+    packages = [repository.add_wheel("wheel_one")]
+    provider = DaytonaSandbox(repo_url=repository.url, packages=packages, setup_snapshot="always")
+    if moment == "capture":
+        standin.set(capture_s=3600.0, keeps_pending=False)
+    else:
+        monkeypatch.setitem(repository.delays, moment, 3600.0)
+    opening = asyncio.create_task(run(provider, times=2))
+    if moment == "capture":
+        await wait_for_call(CAPTURE)
+    else:
+        await wait_until_async(lambda: repository.downloads[moment], "the download has begun")
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
     await wait_until_async(lambda: not standin.state()["sandboxes"], "no sandbox is left")
+    if moment == "capture":
+        return  # The stand-in goes on with the capture, as Daytona does.
+    assert standin.state()["snapshots"] == []
+    repository.delays.clear()
+    await run(provider, times=2)
+    assert [snapshot["state"] for snapshot in standin.state()["snapshots"]] == ["active"]
 
 
 async def test_an_unused_snapshot_is_deleted_when_the_next_one_is_made(standin: Any) -> None:

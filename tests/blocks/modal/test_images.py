@@ -181,6 +181,21 @@ async def test_a_failed_set_up_says_why(modal_sandbox: Make, modal_standin: Any)
     assert not modal_standin.ask("state")["sandboxes"]
 
 
+async def test_a_clone_that_is_cancelled_leaves_no_sandbox_and_is_made_again(
+    modal_sandbox: Make, modal_standin: Any, repository: GitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = modal_sandbox(repo_url=repository.url)
+    monkeypatch.setitem(repository.delays, "clone", 3600.0)
+    opening = asyncio.create_task(block.open(block.labels("")))
+    await wait_until_async(lambda: repository.downloads["clone"], "the clone has begun")
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await wait_until_async(lambda: not modal_standin.ask("state")["sandboxes"], "no sandbox is left")
+    repository.delays.clear()
+    await (await block.open(block.labels(""))).remove()
+
+
 async def test_a_repository_that_cannot_be_cloned_leaves_no_sandbox(
     modal_sandbox: Make, modal_standin: Any, repository: GitServer
 ) -> None:

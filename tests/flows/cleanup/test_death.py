@@ -29,6 +29,7 @@ from ...infra.listening import run_with_listener
 from ...infra.logged_process import run_logged_process
 from ...infra.prefect_database import make_prefect_home
 from ...infra.waiting import wait_until, wait_until_async
+from ...standins.git_server import GitServer
 from ..conftest import OutputListener
 
 pytestmark = pytest.mark.anyio
@@ -124,8 +125,8 @@ async def test_cancelled_or_killed_deployment_runs_leave_no_sandbox(
         id_ = await made if asyncio.iscoroutine(made) else made
         local, remote = LocalSandbox(), DaytonaSandbox()
 
-        async def begin(provider: str, code: str) -> FlowRun:
-            parameters = {"code": [code] * 2, "provider": provider, "timeout": 1000}
+        async def begin(provider: str, code: str, **options: str) -> FlowRun:
+            parameters = {"code": [code] * 2, "provider": provider, "timeout": 1000, "provider_options": options}
             return await client.create_flow_run_from_deployment(id_, parameters=parameters)
 
         async def ids(block: SandboxProvider, run: FlowRun) -> set[str]:
@@ -155,6 +156,15 @@ async def test_cancelled_or_killed_deployment_runs_leave_no_sandbox(
         (engine,) = list_engine_pids(processes(), killed)
         os.kill(engine, signal.SIGKILL)
         await ended(remote, killed, "Crashed")
+
+        repository = GitServer(tmp_path / "served")
+        repository.delays["clone"] = 3600.0
+        cloning = await begin("daytona", forever, repo_url=repository.url, setup_snapshot="always")
+        await wait_until_async(lambda: repository.downloads["clone"], "the clone has begun", timeout=200)
+        await client.set_flow_run_state(cloning.id, Cancelling())
+        await ended(remote, cloning, "Cancelled")
+        assert daytona.state()["snapshots"] == []
+        repository.close()
 
         # The worker's flow run continues without it, and `reap` does not remove sandboxes of a live process.
         orphan = await begin("local:none", forever)
