@@ -40,7 +40,6 @@ class SandboxInfo:
     id: str
     labels: dict[str, str]
     abandoned: bool = False  # True if its host process is dead; only the local provider knows
-    snapshot: str = ""  # the name of the snapshot that it was started from; only Daytona has it
 
     @property
     def expires(self) -> float:
@@ -82,6 +81,11 @@ class SandboxInfo:
     def process(self) -> str:
         """Return the identity of the process that opened the sandbox, empty if unknown. See `process_identity`."""
         return self.labels.get("rlm-batch-process", "")
+
+    @property
+    def warm_pool(self) -> str:
+        """Return the snapshot whose warm pool the sandbox's run uses, empty if it uses none or keeps the sandbox."""
+        return "" if self.kept_until else self.labels.get("rlm-batch-warm-pool", "")
 
     def _read_epoch_seconds(self, name: str) -> float:
         try:

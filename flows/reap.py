@@ -50,8 +50,8 @@ async def reap(
       sandboxes this applies only to this user's.
     - `keep_failed` kept the sandbox, and its hour is over. With `kept` it may not be over.
 
-    Snapshots of sandboxes' set-ups that have been unused for the block's `snapshot_ttl` are deleted too, and the warm
-    pools of such snapshots if no sandbox uses them.
+    Snapshots of sandboxes' set-ups that have been unused for the block's `snapshot_ttl` are deleted too, and warm
+    pools that no run with open sandboxes uses.
 
     Slots of concurrency limits that no living run holds are given back, too: those of blocks' limits whose leases the
     Prefect server has lost, and those of our deployments whose runs have ended, or have been silent for 360 s.
@@ -128,10 +128,10 @@ async def _delete_expired_snapshots(block: SandboxProvider, *, dry_run: bool) ->
 
 
 async def _delete_unused_pools(block: SandboxProvider, removed: set[str], *, dry_run: bool) -> list[str]:
-    """Delete the warm pools whose snapshots no sandbox uses, beside `removed` ones. Return a sentence about each."""
+    """Delete each warm pool that no sandbox uses, beside the `removed` ones, and return a sentence about it."""
     pools, sentences = await block.list_warm_pools(), list[str]()
     sandboxes = await block.list_sandboxes() if pools else []
-    used = {info.snapshot for info in sandboxes if info.id not in removed and not info.kept_until}
+    used = {info.warm_pool for info in sandboxes if info.id not in removed}
     for pool in pools:
         if pool.snapshot not in used:
             if not dry_run:

@@ -50,6 +50,8 @@ async def open_sandbox(
     environment = find_environment(settings, commit)
     if environment is None:
         return await _open(settings, labels, commit, files)
+    if settings.warm_pool is not None:
+        labels = {**labels, "rlm-batch-warm-pool": environment.name}
     pool = find_run_pool(settings, labels["rlm-batch-run"], expected)
     with pool.count_opening():
         return await _open_with_environment(settings, labels, commit, files, expected, environment, pool)

@@ -49,7 +49,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
             # The query's `states` would need every state, including those that Daytona adds later.
             query = daytona.ListSandboxesQuery(labels=MANAGED_LABELS)
             return [
-                SandboxInfo(item.id, dict(item.labels), snapshot=item.snapshot or "")
+                SandboxInfo(item.id, dict(item.labels))
                 async for item in client.sdk.list(query, CALL_SECONDS)
                 if item.state not in (daytona.SandboxState.DESTROYING, daytona.SandboxState.DESTROYED)
             ]
@@ -113,7 +113,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
             await delete_pool(client, pool_id)
 
     async def end_run(self, run: str) -> None:
-        """Delete the warm pool of a flow run, unless sandboxes of another run have started from the same snapshot."""
+        """Delete the warm pool of a flow run, unless sandboxes of another run that uses it are open."""
         if self.warm_pool is None:
             return
         await _import_sdk()
@@ -141,7 +141,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         name = environment.name if environment is not None else ""
         pools = [pool for pool in await self.list_warm_pools() if pool.snapshot == name]
         sandboxes = await self.list_sandboxes() if pools else []
-        if any(info.snapshot == name and info.run != run and not info.kept_until for info in sandboxes):
+        if any(info.warm_pool == name and info.run != run for info in sandboxes):
             log.info("the warm pool of snapshot %s stays, because another run uses it", name)
             return
         for pool in pools:

@@ -169,11 +169,12 @@ async def test_another_process_deletes_the_pool_that_a_run_has_left(standin: Any
     await make_pool(standin)
     await DaytonaSandbox(setup="false", warm_pool=1).end_run("with another set-up")
     assert find_sizes(standin) == [2]
-    if process == "the parent of shards":
-        await DaytonaSandbox(setup="true", warm_pool=1).end_run("the job")
-    else:
-        parameters = {"provider": "daytona", "provider_options": OPTIONS}
-        await remove_sandboxes(batch, FlowRun(flow_id=uuid.uuid4(), parameters=parameters), Crashed())
+    async with DaytonaSandbox(setup="true").interpreter():  # It does not use the pool, and so would not delete it.
+        if process == "the parent of shards":
+            await DaytonaSandbox(setup="true", warm_pool=1).end_run("the job")
+        else:
+            parameters = {"provider": "daytona", "provider_options": OPTIONS}
+            await remove_sandboxes(batch, FlowRun(flow_id=uuid.uuid4(), parameters=parameters), Crashed())
     assert find_sizes(standin) == []
 
 
