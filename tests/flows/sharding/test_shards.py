@@ -111,6 +111,14 @@ raise ValueError(x)
 
 
 @pytest.mark.full
+async def test_each_shard_keeps_the_sandbox_of_its_first_failure(shared):
+    inputs = [{"x": x} for x in range(6)]
+    parameters: dict[str, Any] = {"keep_failed": True, "shards": 2, "on_failure": "return", "provider": "local:none"}
+    outcomes = await batch("raise ValueError(x)", inputs=inputs, results_path=str(shared), max_workers=1, **parameters)
+    assert [outcome.meta.index for outcome in outcomes if outcome.meta.kept_until is not None] == [0, 3]
+
+
+@pytest.mark.full
 async def test_results_keep_their_order_and_a_resumed_job_runs_only_failures(shared, tmp_path):
     inputs: list[dict[str, Any]] = [{"x": x} for x in range(12)]
     code = f"""
