@@ -115,7 +115,7 @@ class SnapshotInfo:
 
 @dataclass(frozen=True, slots=True)
 class WarmPoolInfo:
-    """Sandboxes that a provider keeps started for a snapshot of ours: `ready` of `wanted`. `error` says why not all."""
+    """Sandboxes that a provider keeps started: `ready` of `wanted`. `error` says why some are missing."""
 
     id: str
     snapshot: str

@@ -104,10 +104,10 @@ class RunPool:
             if self._id is None and isinstance(error.__cause__, daytona.DaytonaConflictError):
                 return  # Another run has made the pool, or a call of this one whose answer was lost.
             self.is_refused = self._id is None and get_status(error.__cause__ or error) in range(400, 500)
-            log.warning("the run goes on without a warm pool: %s", error.summary)
+            log.warning("the run continues without a warm pool: %s", error.summary)
 
 
-_pools: dict[str, RunPool] = {}  # by flow run
+_pools: dict[str, RunPool] = {}  # The keys are flow runs.
 
 
 def find_run_pool(settings: DaytonaSettings, run: str, expected: int) -> RunPool:
@@ -118,7 +118,7 @@ def find_run_pool(settings: DaytonaSettings, run: str, expected: int) -> RunPool
 
 
 async def close_run_pool(run: str) -> RunPool | None:
-    """Let a flow run change its pool no more, and return the pool; None if the run has none in this process."""
+    """Stop the changes of a flow run's pool, and return the pool, or None if this process made no pool for the run."""
     pool = _pools.pop(run, None)
     if pool is not None:
         await pool.close()

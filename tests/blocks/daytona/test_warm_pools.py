@@ -209,7 +209,7 @@ async def test_a_run_without_a_pool_says_so_in_one_line(
     results = await batch(codes, provider="daytona", provider_options=OPTIONS, max_workers=1)
     assert [result.x for result in results] == [0, 1, 2, 3, 4, 5]
     (line,) = [line for line in read_warnings(caplog) if "warm pool" in line]
-    assert "goes on without a warm pool: " in line
+    assert "continues without a warm pool: " in line
     assert reason in line
     assert standin.state()["counts"][MAKE] == 1
 
