@@ -3,6 +3,7 @@
 0: success. 1: some executions failed. 2: wrong usage or setup. 130: interrupted. 141: closed standard output.
 """
 
+import atexit
 import gc
 import logging
 import os
@@ -10,6 +11,7 @@ import shlex
 import signal
 import sys
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from .standard_streams import open_standard_streams
@@ -32,8 +34,26 @@ QUIET_PREFECT = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command in `arguments`, by default those of the process, and exit with the command's status."""
+    status: list[int] = []
+    if arguments is None:
+        atexit.register(_end_process, status)  # The first function that is registered is called last.
     with open_standard_streams():
-        sys.exit(_run_until_interrupted(arguments))
+        status.append(_run_until_interrupted(arguments))
+    sys.exit(status[0])
+
+
+def _end_process(status: list[int]) -> None:
+    """End the process without the end of Python.
+
+    That would look through all objects for garbage several times, for up to 0.5 s of CPU. It would also abort the
+    process if a thread that waits for a server is then in pydantic's compiled code.
+    """
+    logging.shutdown()  # Its own registration is earlier, so Python would call it only now.
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # The reader has gone, or the stream is closed.
+            stream.flush()
+    if status:
+        os._exit(status[0])
 
 
 def _run_until_interrupted(arguments: list[str] | None) -> int:
@@ -51,9 +71,6 @@ def _run_until_interrupted(arguments: list[str] | None) -> int:
     if can_be_interrupted:
         # Only Prefect's work at process exit remains, and a second Ctrl-C skips it.
         signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
-    if arguments is None:  # The process ends now.
-        # Python would look through all objects for garbage several times, for up to 0.5 s of CPU.
-        gc.freeze()
     return status
 
 

@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,26 @@ def test_an_interrupted_script_shows_its_results_path_and_can_resume(
     results = runpy.run_path(str(script))["results"]
     assert [result.x for result in results] == [0, 1, 2]
     assert results[0].drawn < results[1].drawn, "the first was there"
+
+
+def test_the_process_ends_while_a_thread_is_in_compiled_code():
+    # Such a thread waits for a server when a command is interrupted early. The end of Python would abort the process.
+    program = """
+import sys, threading
+from typing import Annotated
+from pydantic import BeforeValidator, TypeAdapter
+from rlm_batch.cli.main import main
+
+adapter = TypeAdapter(list[Annotated[int, BeforeValidator(int)]])
+
+def validate():
+    while True:
+        adapter.validate_python(range(1000))
+
+threading.Thread(target=validate, daemon=True).start()
+sys.argv = ["rlm-batch", "--version"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() == version("rlm-batch")
