@@ -18,11 +18,13 @@ TIMEOUT = 20  # seconds; only the attempts that wait for it take so long
 
 
 async def judge_forgeries(provider: str, names: Iterable[str] = FORGERIES, **options: Any) -> None:
-    """Run an honest solution, which alone passes, and the attempts of these names."""
-    code = [HONEST, *(FORGERIES[name] for name in names)]
-    honest, *results = await batch(
-        code, check=CHECK, provider=provider, timeout=TIMEOUT, max_workers=4, on_failure="return", **options
-    )
+    """Run an honest solution, which alone passes, and the attempts of these names.
+
+    The solution knows the secret, and an attempt in the same sandbox could find it in memory. So each has its own run.
+    """
+    options |= {"check": CHECK, "provider": provider, "timeout": TIMEOUT, "max_workers": 4}
+    (honest,) = await batch([HONEST], **options)
+    results = await batch([FORGERIES[name] for name in names], on_failure="return", **options)
     wrong = {
         name: getattr(result, "outputs", result)
         for name, result in zip(names, results, strict=True)
