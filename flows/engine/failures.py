@@ -81,8 +81,10 @@ class FailureWatch:
         are_alike = self.count == FIRST_FAILURES < self.total and not self._has_success and len(self._first_kinds) == 1
         if not are_alike or self.is_limit_reached:
             return None
-        return f"the first {FIRST_FAILURES} executions all failed with {describe_kind(outcome.error)}" + (
-            f"; {name_parameter('max_failures')} ends such a run early" if self.max_failures is None else ""
+        return (
+            f"the first {FIRST_FAILURES} executions all failed with {describe_kind(outcome.error)} (the last: "
+            f"{outcome.error.summary})"
+            + (f"; {name_parameter('max_failures')} ends such a run early" if self.max_failures is None else "")
         )
 
     def build_error(self, execution: Execution) -> NotRun:

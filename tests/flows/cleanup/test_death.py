@@ -185,10 +185,9 @@ async def test_cancelled_or_killed_deployment_runs_leave_no_sandbox(
 
 @pytest.mark.full
 async def test_a_batch_survives_some_seconds_without_the_server(
-    server: str, processes: Callable[[], dict[int, str]], results: Path
+    processes: Callable[[], dict[int, str]], results: Path
 ) -> None:
-    port = server.split(":")[2].partition("/")[0]
-    (pid,) = [pid for pid, command in processes().items() if "uvicorn" in command and f"--port {port}" in command]
+    (pid,) = [pid for pid, command in processes().items() if "rlm_batch.flows.server.app" in command]
     ledger, go = results / "here", results / "go"
     code = f"import os, time\nwhile x >= 4 and not os.path.exists({str(go)!r}): time.sleep(0.05)\nSUBMIT(x=x)"
     inputs = [{"x": x} for x in range(24)]

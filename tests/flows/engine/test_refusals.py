@@ -57,7 +57,8 @@ def check_kept_results(results: Sequence[Any], counter: ExecutionCounter, ledger
     assert [result.y for result in results[:WORKERS]] == [0, 1, 4]
     assert counter.counts == {str(x): 1 for x in range(WORKERS)}
     assert [type(outcome.error) for outcome in results[WORKERS:]] == [error] * (TOTAL - WORKERS)
-    assert all("not begun" in str(outcome.error) for outcome in results[2 * WORKERS :])  # each worker tried one more
+    # Each worker tried one more execution.
+    assert all(str(outcome.error).startswith("not started: ") for outcome in results[2 * WORKERS :])
     lines = list(Ledger(ledger).read_lines())
     assert len({line.key for line in lines if line.is_success}) == WORKERS
     assert len(lines) == TOTAL
@@ -96,5 +97,5 @@ async def test_an_unreachable_provider_costs_one_start_timeout(daytona: Any, cou
     provider, inputs = await save_block(5), [{"x": x, "address": counter.address} for x in range(40)]
     results = await batch(SQUARE, inputs, provider=provider, max_workers=8, retries=1, on_failure="return")
     assert {type(outcome.error) for outcome in results} == {SandboxStartError}
-    assert sum("not begun" in str(outcome.error) for outcome in results) >= 40 - 2 * 8
+    assert sum(str(outcome.error).startswith("not started: ") for outcome in results) >= 40 - 2 * 8
     assert counter.counts == {}
