@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from ...sandbox.driver_settings import STAY_SIGNAL, DriverSettings
 from ...sandbox.errors import RlmBatchError, SandboxLost, VolumeError
-from ...sandbox.sandbox_api import Sandbox
+from ...sandbox.sandbox_api import Sandbox, describe_large_file
 from ..storage.local_volume import LocalVolume
 from ..storage.safe_paths import split_path
 from .channel import ContainerChannel
@@ -17,7 +17,10 @@ from .launch import Payload
 
 END_GRACE_SECONDS = 8.0  # seconds for the driver to end all processes and for the engine to remove the container
 FILE_SECONDS = 300.0
+# Exit statuses of the programs below
 FILE_ERROR_STATUS = 3
+NOT_A_FILE_STATUS = 4
+LARGE_FILE_STATUS = 5
 WRITE_FILE = f"""
 import os, sys
 path = sys.argv[1]
@@ -38,12 +41,13 @@ try:
     with open(os.open(sys.argv[1], os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         status, size = os.fstat(file.fileno()), 0
         if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is no file that could be read")
+            os._exit({NOT_A_FILE_STATUS})
         while status.st_size <= limit and size <= limit and (data := file.read(1 << 20)):
             size += len(data)
             sys.stdout.buffer.write(data)
         if max(status.st_size, size) > limit:
-            raise OSError(f"it has {{max(status.st_size, size):,}} bytes or more, and {{limit:,}} are the most")
+            print(max(status.st_size, size), file=sys.stderr, flush=True)
+            os._exit({LARGE_FILE_STATUS})
     sys.stdout.flush()
 except (OSError, ValueError) as error:
     print(error, file=sys.stderr)
@@ -116,14 +120,13 @@ class ContainerHandle(Sandbox):
         if self._volume is not None and isinstance(place, str):
             await self._volume.put(place, data)
         else:
-            await self._run_on_file(WRITE_FILE, str(place), f"{path} could not be written", data)
+            await self._run_on_file(WRITE_FILE, str(place), path, "written", data)
 
     async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
         place = self._locate(path)
         if self._volume is not None and isinstance(place, str):
             return await self._volume.get(place)
-        limit = "" if max_bytes is None else str(max_bytes)
-        return await self._run_on_file(READ_FILE, str(place), f"{path} could not be read", limit=limit)
+        return await self._run_on_file(READ_FILE, str(place), path, "read", max_bytes=max_bytes)
 
     def _locate(self, path: str) -> str | PurePosixPath:
         """Return the path relative to the volume, or else the path in the container. Raise VolumeError."""
@@ -133,11 +136,18 @@ class ContainerHandle(Sandbox):
             return str(PurePosixPath(path).relative_to(self.settings.volume))
         return PurePosixPath(path) if path.startswith("/") else PurePosixPath(self.settings.cwd, *split_path(path))
 
-    async def _run_on_file(self, program: str, path: str, failure: str, data: bytes = b"", limit: str = "") -> bytes:
-        """Run a program on a file in the container and return its output. Engines cannot copy to or from a tmpfs."""
-        words = [self._engine.program, "exec", "--interactive", self.id, "python3", "-I", "-c", program, path, limit]
+    async def _run_on_file(
+        self, program: str, place: str, path: str, action: str, data: bytes = b"", max_bytes: int | None = None
+    ) -> bytes:
+        """Run a program on a file in the container and return its output. Engines cannot copy to or from a tmpfs.
+
+        Errors name the file by `path`, and what failed by `action`, such as "read".
+        """
+        failure = f"{path} could not be {action}"
+        limit = "" if max_bytes is None else str(max_bytes)
         process = await asyncio.create_subprocess_exec(
-            *words,
+            *(self._engine.program, "exec", "--interactive", self.id),
+            *("python3", "-I", "-c", program, place, limit),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -156,6 +166,10 @@ class ContainerHandle(Sandbox):
         words = get_last_line(stderr.decode("utf-8", "replace"))
         if process.returncode == FILE_ERROR_STATUS:
             raise VolumeError(f"{failure}: {words}")
+        if process.returncode == NOT_A_FILE_STATUS:
+            raise VolumeError(f"{path!r} is not a readable file")
+        if process.returncode == LARGE_FILE_STATUS and max_bytes is not None and words.isdecimal():
+            raise VolumeError(describe_large_file(path, int(words), max_bytes))
         if process.returncode:
             raise SandboxLost(f"{failure}: container {self.id} was lost: {words}")
         return stdout

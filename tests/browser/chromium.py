@@ -81,7 +81,8 @@ class Chromium:
     def __init__(self, width: int = 1280, height: int = 900, flags: Sequence[str] = ()) -> None:
         self._size = width, height
         self._flags = flags
-        self._folder = tempfile.mkdtemp(prefix="browser-of-rlm-batch-")
+        # Chromium aborts if the path of its socket, which is below TMPDIR, has more than 107 bytes.
+        self._folder = tempfile.mkdtemp(prefix="browser-of-rlm-batch-", dir="/tmp")
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: ClientConnection | None = None
         self._numbers = itertools.count(1)
@@ -98,6 +99,7 @@ class Chromium:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": self._folder},
         )
         try:
             page = wait_until(self._find_page, "chromium", timeout=PATIENCE)
@@ -114,7 +116,9 @@ class Chromium:
         self._end()
 
     def _find_page(self) -> str | None:
-        """Return the address of the page's protocol, once the browser has one."""
+        """Return the address of the page's protocol, once the browser has one. Raise AssertionError if it has ended."""
+        assert self._process is not None
+        assert self._process.poll() is None, f"chromium ended with status {self._process.returncode}"
         with suppress(OSError, ValueError, IndexError, httpx.HTTPError):
             port = int((Path(self._folder) / "DevToolsActivePort").read_text().splitlines()[0])
             pages = httpx.get(f"http://127.0.0.1:{port}/json/list", timeout=60).json()

@@ -418,8 +418,7 @@ async def test_processes_of_prepare_survive_the_end_of_their_parents(provider: S
 async def test_a_seed_repeats_the_random_numbers_of_recursive_queries(
     provider: SandboxProvider, chat: ChatServer
 ) -> None:
-    for name in ("litellm", "rlm_batch.blocks.language_model.dspy_rlm"):
-        importlib.import_module(name)  # imported before a time-out starts
+    importlib.import_module("litellm")  # imported before a time-out starts
     deeper = "' '.join(rlm_query_batched(['level two'] * 2))"
     chat.script = make_script(
         ("level two", "SUBMIT(answer=str(random.random()))"),

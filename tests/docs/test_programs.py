@@ -5,7 +5,7 @@ import pkgutil
 import re
 import shlex
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from ..infra.scripted_turns import make_script
+from ..standins.git_server import GitServer
 from ..standins.openai_chat import ChatServer
 from .pages import PAGES, ROOT, Block, blocks, commands, read_page
 
@@ -49,6 +50,8 @@ FILES = {
     "fetch.py": "import os; SUBMIT(y=os.environ['STAGE'] + os.environ['API_TOKEN'])",
     "check.py": "SUBMIT(passed=submitted['y'] == x * x)",
     "model.py": "SUBMIT(loss=1 / units, size=units)",
+    "score.py": "SUBMIT(score=n / 1000)",
+    "rows.csv": "n\n1\n2\n",
     "space.json": '[{"units": {"low": 1, "high": 9}}, {"units": [16, 32]}]',
     "prepare.py": "import random",
     "inputs.jsonl": '{"x": 1}\n{"x": 2}\n',
@@ -106,9 +109,9 @@ def test_code_for_a_sandbox_runs_in_one() -> None:
             assert interpreter.execute(code.text, {"lr": 0.01, "batch_size": 64}).loss > 0
 
 
-# `test_cookbook.py`, `tests/deployments` and `tests/flows/sharding` run commands that need a port or workers, or change
-# the server.
-ELSEWHERE = re.compile("rlm-batch (up|deploy)|.* --shards ")
+# `test_cookbook.py`, `tests/deployments`, `tests/flows/sharding`, `tests/flows/test_shared_server_process.py` and
+# `tests/cli/test_shell.py` run commands that need a port, workers, a shared server or a terminal, or change the server.
+ELSEWHERE = re.compile("rlm-batch (up|deploy|server|shell)|.* --shards ")
 OURS = {page: [line for line in commands(page) if line.startswith("rlm-batch ")] for page in PAGES}
 RUN_HERE = {page: [line for line in lines if not ELSEWHERE.match(line)] for page, lines in OURS.items()}
 
@@ -120,11 +123,20 @@ RUN_PAGES = [
         marks=[
             *([] if page in FIRST_PAGES else [pytest.mark.full]),
             *([pytest.mark.requires("bubblewrap")] if page in MOUNTING_PAGES else []),
+            *([pytest.mark.requires("pip")] if any("--packages" in line for line in lines) else []),
         ],
     )
     for page, lines in RUN_HERE.items()
     if lines
 ]
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Return set-ups that need no network, by the pages' set-ups that they replace."""
+    server = GitServer(tmp_path_factory.mktemp("served"))
+    yield {"apt-get install -y graphviz": "true", "numpy": server.add_wheel("numpy")}
+    server.close()
 
 
 @pytest.mark.parametrize("page", RUN_PAGES)
@@ -133,6 +145,7 @@ def test_the_commands_of_a_page_run_in_order(
     server: str,
     account: Callable[..., None],
     openai: ChatServer,
+    offline: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -151,7 +164,7 @@ def test_the_commands_of_a_page_run_in_order(
     write_files(tmp_path)
     openai.script = make_script(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
     for command in RUN_HERE[page]:
-        words = shlex.split(command)[1:]
+        words = [offline.get(word, word) for word in shlex.split(command)[1:]]
         if "RUN" in words:
             runs = [path for path in results.iterdir() if path.is_dir()]
             newest = str(max(runs, key=lambda path: path.stat().st_mtime))

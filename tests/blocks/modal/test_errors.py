@@ -74,7 +74,7 @@ async def test_a_failed_image_build_shows_pips_error(modal_sandbox: Make, modal_
     block = modal_sandbox(packages=[NO_PACKAGE])
     text = await refuse(block)
     assert "No such file or directory: '/nowhere/there_is_none-1.0-py3-none-any.whl'" in text
-    assert "correct `image` or `packages`" in text
+    assert "correct `image`, `setup` or `packages`" in text
     assert "modal image logs im-" in text
     await refuse(block)  # The block retries, because the user may have fixed the cause.
     assert not modal_standin.ask("state")["counts"].get("SandboxCreateV2")
