@@ -34,26 +34,26 @@ QUIET_PREFECT = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command in `arguments`, by default those of the process, and exit with the command's status."""
-    status: list[int] = []
-    if arguments is None:
-        atexit.register(_end_process, status)  # The first function that is registered is called last.
     with open_standard_streams():
-        status.append(_run_until_interrupted(arguments))
-    sys.exit(status[0])
+        status = _run_until_interrupted(arguments)
+    if arguments is None:
+        atexit.register(_end_process, status)  # The last function that is registered is called first.
+    sys.exit(status)
 
 
-def _end_process(status: list[int]) -> None:
-    """End the process without the end of Python.
+def _end_process(status: int) -> None:
+    """Call the other functions registered with `atexit`, then end the process without the end of Python.
 
-    That would look through all objects for garbage several times, for up to 0.5 s of CPU. It would also abort the
-    process if a thread that waits for a server is then in pydantic's compiled code.
+    The end of Python would look through all objects for garbage several times, for up to 0.5 s of CPU. It would also
+    abort the process if a thread that waits for a server is then in pydantic's compiled code.
     """
-    logging.shutdown()  # Its own registration is earlier, so Python would call it only now.
+    atexit.unregister(_end_process)
+    # A function that was registered before the command began is called too: OpenTelemetry's exports the last spans.
+    atexit._run_exitfuncs()  # type: ignore[reportPrivateUsage]
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # The reader has gone, or the stream is closed.
             stream.flush()
-    if status:
-        os._exit(status[0])
+    os._exit(status)
 
 
 def _run_until_interrupted(arguments: list[str] | None) -> int:

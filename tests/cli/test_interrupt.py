@@ -150,3 +150,18 @@ main()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() == version("rlm-batch")
+
+
+def test_functions_registered_before_the_command_run_when_it_ends():
+    # `opentelemetry-instrument` registers such a function, which exports the last spans.
+    program = """
+import atexit, sys
+from rlm_batch.cli.main import main
+
+atexit.register(print, "exported")
+sys.argv = ["rlm-batch", "--version"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [version("rlm-batch"), "exported"]
