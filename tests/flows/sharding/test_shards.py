@@ -23,6 +23,7 @@ from rlm_batch import (
     ConfigurationError,
     ExecutionsFailed,
     Failure,
+    LocalSandbox,
     NotRun,
     PrepareError,
     batch,
@@ -111,11 +112,17 @@ raise ValueError(x)
 
 
 @pytest.mark.full
-async def test_each_shard_keeps_the_sandbox_of_its_first_failure(shared):
+async def test_each_shard_keeps_the_sandbox_of_its_first_failure(shared, worker, monkeypatch):
     inputs = [{"x": x} for x in range(6)]
     parameters: dict[str, Any] = {"keep_failed": True, "shards": 2, "on_failure": "return", "provider": "local:none"}
     outcomes = await batch("raise ValueError(x)", inputs=inputs, results_path=str(shared), max_workers=1, **parameters)
-    assert [outcome.meta.index for outcome in outcomes if outcome.meta.kept_until is not None] == [0, 3]
+    kept = [outcome.meta for outcome in outcomes if outcome.meta.kept_until is not None]
+    assert [meta.index for meta in kept] == [0, 3]
+    monkeypatch.setattr("tempfile.tempdir", str(worker.folder / "tmp"))  # the worker's machine has the sandboxes
+    sandboxes = [info.id for info in await LocalSandbox().list_sandboxes() if info.kept_until]
+    assert len(sandboxes) == 2
+    for sandbox in sandboxes:
+        await LocalSandbox().delete_sandbox(sandbox)
 
 
 @pytest.mark.full
