@@ -46,7 +46,7 @@ class Execution:
         self.started_at = 0.0  # monotonic seconds, as in `due_at`
         self.due_at = NEVER  # end of the timeout; once `is_ending`, time of the kill
         self.is_ending = False
-        self.has_second_interrupt = False  # The child gets another interrupt before the kill.
+        self.interrupts_left = 0  # further interrupts that the child gets before the kill
         self.end_cause = ""  # why the supervisor ended it: timeout, cancelled, channel, replies
         self.submitted: bytes | None = None
         self.status = ""  # the status that the child reported
@@ -70,13 +70,13 @@ class Execution:
         self.is_ending, self.due_at = True, time.monotonic() + grace
 
     def set_interrupted_end(self, grace: float, process: ChildProcess) -> None:
-        """Schedule the kill of an execution that was just interrupted. In a context a second interrupt comes first.
+        """Schedule the kill of an execution that was just interrupted. In a context two more interrupts come first.
 
-        The first interrupt can be lost: Python drops exceptions raised in a finalizer, and keeps sleeping if the signal
-        came just before the sleep. The state of a context is worth a second try.
+        The state of a context is worth them: code that awaits can catch the first interrupt, and one can be lost.
+        Python drops exceptions raised in a finalizer, and keeps sleeping if the signal came just before the sleep.
         """
         self.set_end(grace)
-        self.has_second_interrupt = process.context is not None
+        self.interrupts_left = 0 if process.context is None else 2
 
     def encode_end(self, code: int | None, number: int | None) -> tuple[dict[str, Any], bytes]:
         """Return the end frame; `code` and `number` are the exit status and signal of an ended process."""

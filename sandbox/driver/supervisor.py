@@ -148,11 +148,12 @@ class Supervisor:
                 if process.execution is execution and not execution.is_ending:
                     self._stop(process, execution, "timeout")
                 continue
-            execution.set_end(KILL_GRACE_SECONDS)
-            if execution.has_second_interrupt:
-                execution.has_second_interrupt = False
+            if execution.interrupts_left:
+                execution.interrupts_left -= 1
+                execution.set_end(KILL_GRACE_SECONDS / 2 if execution.interrupts_left else KILL_GRACE_SECONDS)
                 send_signal(process.pid, signal.SIGINT)
             else:
+                execution.set_end(KILL_GRACE_SECONDS)
                 kill_session(process.pid)
         self._commits.kill_late(now)
         if now >= self._orphans.next_at:

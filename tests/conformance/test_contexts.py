@@ -81,6 +81,15 @@ async def main():
     await asyncio.sleep(1000)
 asyncio.run(main())
 """,
+    "asleep again after two interrupts": """
+import time
+for _ in range(2):
+    try:
+        time.sleep(1000)
+    except KeyboardInterrupt:
+        pass
+time.sleep(1000)
+""",
     "waiting for the host": "forever()",
     "printing": "while True: print('x' * 1000)",
     "calling the host": "while True: quick()",
