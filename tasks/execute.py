@@ -18,7 +18,7 @@ from .execution import Execution, make_meta
 from .lane import Lane, ProviderUnusable
 from .retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, compute_backoff, get_requested_wait
 from .task_log import LineBudget, OutputLog
-from .task_runs import ShownTagsTask, add_shown_tags, build_tags, has_tag_limit, return_cancelled_state
+from .task_runs import ShownTagsTask, add_shown_tags, return_cancelled_state
 
 P = ParamSpec("P")
 
@@ -203,13 +203,16 @@ async def _attempt(lane: Lane, batch: TaskBatch, run: Callable[[], Awaitable[Res
                 await lane.release_while_waiting()
 
 
-async def configure_task(base: Task[P, Any], policy: RetryPolicy, provider: str, per_task: int = 1) -> Task[P, Any]:
-    """Return the task with a flow's retries, and with tags. If the server has a limit on one of them, it holds.
+def configure_task(
+    base: Task[P, Any], policy: RetryPolicy, tags: set[str], is_limited: bool, per_task: int = 1
+) -> Task[P, Any]:
+    """Return the task with a flow's retries, and with tags.
 
     Args:
         base: The task.
         policy: The flow's retries.
-        provider: The provider's name.
+        tags: The tags.
+        is_limited: Whether the task's runs request slots of the tags' limits. Otherwise they only show the tags.
         per_task: The most executions in a task run. Each execution has its own retries.
     """
 
@@ -224,8 +227,6 @@ async def configure_task(base: Task[P, Any], policy: RetryPolicy, provider: str,
         )  # Lanes that were refused together should not return together.
         return True
 
-    tags = build_tags(provider)
-    is_limited = await has_tag_limit(tags)
     configured = base.with_options(
         tags=tags if is_limited else set(),
         retries=policy.retries * per_task,

@@ -17,7 +17,9 @@ from ...tasks.execute import TaskBatch, configure_task, execute
 from ...tasks.execution import Execution, FindUploads, with_index
 from ...tasks.lane import Lane, ProviderUnusable
 from ...tasks.task_log import LineBudget
+from ...tasks.task_runs import build_tags, has_tag_limit
 from ..parameters import MAX_TASK_RUNS
+from ..prefect_client import ask_once
 from .context import RunContext
 from .failures import describe_rerun, find_first_error
 from .outcome_sink import OutcomeSink
@@ -79,7 +81,9 @@ class LaneExecutor:
         options, admission = self.context.options, self.slots.admission
         per_task = options.executions_per_task or max(1, math.ceil(self.context.total / MAX_TASK_RUNS))
         self._batches = self._make_batches(executions, find_result, per_task)
-        task = await configure_task(execute, self.context.policy, self.context.provider.provider_name, per_task)
+        tags = build_tags(self.context.provider.provider_name)
+        is_limited = await ask_once(f"limits of {sorted(tags)}", partial(has_tag_limit, tags))
+        task = configure_task(execute, self.context.policy, tags, is_limited, per_task)
         self._creation_lock = asyncio.Lock()
         try:
             async with (

@@ -37,8 +37,6 @@ MODES = ("shared", "embedded")
 IDLE_SECONDS = 900.0  # seconds
 ANSWER_SECONDS = 20.0  # seconds; on a machine with many more processes than processors, a server took six
 LOCK_ATTEMPTS = 5
-# The environment variables of settings that concern a server.
-SERVER_PREFIXES = ("PREFECT_SERVER_", "PREFECT_UI_")
 SETTINGS = {
     "PREFECT__SERVER_FINAL": "1",
     # Only a server with a worker schedules runs. Without one, the runs would wait for the next worker, all at once.
@@ -326,13 +324,13 @@ def _get_path() -> Path:
 
     The way in which Python was started does not matter, such as by a link to it or with PYTHONPATH.
     """
-    settings = get_current_settings().to_environment_variables(exclude_unset=True)
+    settings = get_current_settings().server.to_environment_variables(exclude_unset=True)
     parts = {
         "machine": platform.node(),
         "versions": [version("rlm-batch"), prefect.__version__, str(Path(__file__).resolve().parent)],
         "idle": get_idle_seconds(),
         "home": str(PREFECT_HOME.value().resolve()),
-        "settings": {name: settings[name] for name in sorted(settings) if name.startswith(SERVER_PREFIXES)},
+        "settings": dict(sorted(settings.items())),
     }
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return _get_folder() / f"{digest[:16]}.json"

@@ -33,7 +33,7 @@ class BusyServer(ThreadingHTTPServer):
     def __init__(self, refusals: int) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.refusals = refusals
-        self.creations = 0
+        self.creations = self.registrations = 0
         self.overlapping_creations = 0
         self.checks = 0
         self.is_healthy = True
@@ -47,6 +47,7 @@ class BusyServer(ThreadingHTTPServer):
         if path == "/api/admin/version":
             return 200, prefect.__version__
         if path == "/api/flows/":
+            self.registrations += 1
             return 201, {"id": FLOW_ID, "name": "nothing"}
         if path != "/api/flow_runs/":
             return 404, {}
@@ -103,9 +104,11 @@ def serve(refusals: int) -> Iterator[BusyServer]:
                 server.shutdown()
 
 
-async def create() -> str:
+async def create(may_create: asyncio.Barrier | None = None) -> str:
     """Create a flow run as Prefect's engine does, and return its name."""
     async with open_clients():
+        if may_create is not None:
+            await may_create.wait()
         return (await get_client().create_flow_run(nothing)).name
 
 
@@ -113,6 +116,16 @@ async def test_flow_runs_that_start_at_the_same_time_are_created_one_after_anoth
     with serve(refusals=0) as server:
         assert await asyncio.gather(*(create() for _ in range(5))) == ["a-run"] * 5
     assert (server.creations, server.overlapping_creations) == (5, 0)
+
+
+async def test_runs_that_start_at_the_same_time_register_their_flow_once_and_a_later_run_does_it_again() -> None:
+    with serve(refusals=0) as server:
+        async with open_clients():
+            all_started = asyncio.Barrier(5)
+            await asyncio.gather(*(create(all_started) for _ in range(5)))
+            assert server.registrations == 1
+            await create()
+    assert server.registrations == 2
 
 
 async def test_a_creation_that_a_busy_server_refuses_is_tried_again() -> None:
