@@ -130,3 +130,8 @@ def describe_large_file(path: str, size: int, max_bytes: int) -> str:
         f"{path!r} could not be read: it has {size:,} bytes or more, and at most {max_bytes:,} are allowed; "
         f"{LARGE_FILE_REMEDY}"
     )
+
+
+def describe_special_file(path: str, *, is_link: bool = False) -> str:
+    """Return the message for a path that is not downloaded because it is not a regular file."""
+    return f"{path!r} is a symbolic link, which is not followed" if is_link else f"{path!r} is not a readable file"

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from ...sandbox.driver_settings import STAY_SIGNAL, DriverSettings
 from ...sandbox.errors import RlmBatchError, SandboxLost, VolumeError
-from ...sandbox.sandbox_api import Sandbox, describe_large_file
+from ...sandbox.sandbox_api import Sandbox, describe_large_file, describe_special_file
 from ..storage.local_volume import LocalVolume
 from ..storage.safe_paths import split_path
 from .channel import ContainerChannel
@@ -125,7 +125,7 @@ class ContainerHandle(Sandbox):
     async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
         place = self._locate(path)
         if self._volume is not None and isinstance(place, str):
-            return await self._volume.get(place)
+            return await self._volume.get(place, max_bytes)
         return await self._run_on_file(READ_FILE, str(place), path, "read", max_bytes=max_bytes)
 
     def _locate(self, path: str) -> str | PurePosixPath:
@@ -167,7 +167,7 @@ class ContainerHandle(Sandbox):
         if process.returncode == FILE_ERROR_STATUS:
             raise VolumeError(f"{failure}: {words}")
         if process.returncode == NOT_A_FILE_STATUS:
-            raise VolumeError(f"{path!r} is not a readable file")
+            raise VolumeError(describe_special_file(path))
         if process.returncode == LARGE_FILE_STATUS and max_bytes is not None and words.isdecimal():
             raise VolumeError(describe_large_file(path, int(words), max_bytes))
         if process.returncode:

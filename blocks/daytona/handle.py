@@ -12,7 +12,7 @@ import daytona
 from ...sandbox.driver_bundle import DriverChoice
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import RlmBatchError, SandboxLost, VolumeError
-from ...sandbox.sandbox_api import Sandbox, describe_large_file
+from ...sandbox.sandbox_api import Sandbox, describe_large_file, describe_special_file
 from ..host_files.files import HostFiles
 from ..provider import build_kept_labels
 from .channel import INPUT_LIMIT_BYTES, DaytonaChannel
@@ -179,7 +179,7 @@ class DaytonaSandboxHandle(Sandbox):
         """Read a file. Raise VolumeError if it is not a regular file or is larger than `max_bytes`."""
         info = await self._remote.fs.get_file_info(remote_path, CALL_SECONDS)
         if not info.mode.startswith("-"):  # A pipe would never end.
-            raise VolumeError(f"{path!r} is not a readable file")
+            raise VolumeError(describe_special_file(path))
         data, size = bytearray(), info.size
         if size <= max_bytes:
             async for piece in await self._remote.fs.download_file_stream(remote_path, int(SETUP_SECONDS)):

@@ -153,7 +153,7 @@ class LocalSandboxHandle(Sandbox):
     async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
         directory, name = self._locate(path)
         if isinstance(directory, LocalVolume):
-            return await directory.get(name)
+            return await directory.get(name, max_bytes)
         return await asyncio.to_thread(read_file_below, directory, name, max_bytes)
 
     def _locate(self, path: str) -> tuple[LocalVolume | Path, str]:

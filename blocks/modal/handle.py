@@ -16,7 +16,7 @@ from modal.types import FileType
 from ...sandbox.driver_bundle import DriverChoice
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxLost, VolumeError
-from ...sandbox.sandbox_api import Sandbox, describe_large_file
+from ...sandbox.sandbox_api import Sandbox, describe_large_file, describe_special_file
 from ..host_files.files import HostFiles
 from ..provider import build_kept_labels
 from ..storage.safe_paths import split_path
@@ -116,7 +116,7 @@ class ModalSandboxHandle(Sandbox):
             if max_bytes is not None:
                 info = await retry_refused(lambda: files.stat.aio(remote_path))
                 if info.type is not FileType.FILE or (stat.S_IFMT(info.mode) and not stat.S_ISREG(info.mode)):
-                    raise VolumeError(f"{path!r} is not a readable file, and links are not followed")
+                    raise VolumeError(describe_special_file(path, is_link=info.type is FileType.SYMLINK))
                 if info.size > max_bytes:
                     raise VolumeError(describe_large_file(path, info.size, max_bytes))
             # Code may replace the file by a pipe, which never ends.

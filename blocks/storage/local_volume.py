@@ -112,9 +112,10 @@ class LocalVolume(VolumeStore):
         """List the files as `VolumeStore.ls` does, without links, which `get` refuses."""
         return await asyncio.to_thread(self._ls, path)
 
-    async def get(self, path: str) -> bytes:
+    async def get(self, path: str, max_bytes: int | None = None) -> bytes:
+        """Return a file's bytes as `VolumeStore.get` does. Raises VolumeError for a file of more than `max_bytes`."""
         await asyncio.to_thread(self._require_directory)
-        return await asyncio.to_thread(read_file_below, self.path, _check_file_path(path))
+        return await asyncio.to_thread(read_file_below, self.path, _check_file_path(path), max_bytes)
 
     async def put(self, path: str, data: bytes) -> None:
         """Write the file as `VolumeStore.put` does. The file gets its name when it is complete."""

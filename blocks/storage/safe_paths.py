@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from ...sandbox.errors import VolumeError
-from ...sandbox.sandbox_api import describe_large_file
+from ...sandbox.sandbox_api import describe_large_file, describe_special_file
 from ...sandbox.wire.names import OWN_FILE_PREFIX
 
 
@@ -114,7 +114,7 @@ def read_file_below(root: Path, path: str, max_bytes: int | None = None) -> byte
         with enter_directory_below(root, names[:-1]) as at, open(os.open(names[-1], flags, dir_fd=at), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise VolumeError(f"{path!r} is not a readable file")
+                raise VolumeError(describe_special_file(path))
             if max_bytes is None:
                 return file.read()
             # Code may extend the file meanwhile. `read(n)` allocates n bytes at once, so the first read is not larger
@@ -126,5 +126,6 @@ def read_file_below(root: Path, path: str, max_bytes: int | None = None) -> byte
                 raise VolumeError(describe_large_file(path, max(status.st_size, len(data)), max_bytes))
             return data
     except OSError as error:
-        what = "is a symbolic link, which is not followed" if error.errno == errno.ELOOP else error.strerror or error
-        raise VolumeError(f"{path} could not be read: {what}") from error
+        if error.errno == errno.ELOOP:
+            raise VolumeError(describe_special_file(path, is_link=True)) from error
+        raise VolumeError(f"{path} could not be read: {error.strerror or error}") from error

@@ -77,7 +77,12 @@ async def test_files_written_by_code_and_host_are_on_the_volume(sandbox: Sandbox
         loaded = await first.execute("SUBMIT(list(load_from_volume('in/data.bin', binary=True)))")
         assert loaded.output == [0, 1]
         await first.execute("save_to_volume('out.txt', 'home')")
-        assert await first.sandbox.download(os.path.join(mount, "out.txt")) == b"home"
+        out = os.path.join(mount, "out.txt")
+        assert await first.sandbox.download(out) == await first.sandbox.download(out, max_bytes=4) == b"home"
+        with pytest.raises(
+            VolumeError, match=r"out\.txt' could not be read: it has 4 bytes or more, and at most 3 are"
+        ):
+            await first.sandbox.download(out, max_bytes=3)
     async with sandbox() as second:
         assert (await second.execute("SUBMIT(open(VOLUME + '/artifacts/chunk.txt').read())")).output == "direct"
 
