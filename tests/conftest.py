@@ -48,6 +48,7 @@ os.environ["PREFECT_HOME"] = f"{HOME}/prefect"
 os.environ["XDG_DATA_HOME"] = f"{HOME}/data"
 os.environ["RLM_BATCH_SERVER"] = "embedded"  # no test leaves a shared server running
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise importing LiteLLM waits for the network
+os.environ["DSPY_CACHEDIR"] = f"{HOME}/dspy"  # otherwise DSPy repeats the answers that earlier tests got
 # No test uses TLS. A client takes 25 ms of CPU time to read all authorities' certificates, so tests give it only the
 # first one.
 os.environ["SSL_CERT_FILE"] = f"{HOME}/certificate.pem"

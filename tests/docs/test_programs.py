@@ -94,7 +94,10 @@ def test_a_program_runs(
     monkeypatch.chdir(tmp_path)
     write_files(tmp_path)
     script = make_script(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
-    openai.script = lambda request: REVIEW if "response_format" in request.body else script(request)
+    dspy_script = make_script(("", "SUBMIT(answer=str(sum(map(population, context.split(', ')))))"), is_dspy=True)
+    openai.script = lambda request: (
+        REVIEW if "response_format" in request.body else script(request) or dspy_script(request)
+    )
     name = f"<{program.page}>"
     # The cache lets tracebacks show the program's lines.
     linecache.cache[name] = (len(program.text), None, program.text.splitlines(keepends=True), name)
