@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, get_type_hints
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -441,6 +442,14 @@ def find_contents(model: type[FlowParameters[Any]]) -> dict[str, Content]:
     return {name: content for name, content in contents.items() if content is not None}
 
 
+class ShownParameter(inspect.Parameter):
+    """A parameter of a flow. `help` and notebooks show its type without the bounds, which Prefect reads."""
+
+    def __str__(self) -> str:
+        hints = get_type_hints(SimpleNamespace(__annotations__={"type": self.annotation}))  # without Annotated
+        return str(inspect.Parameter(self.name, self.kind, default=self.default, annotation=hints["type"]))
+
+
 def build_signature(model: type[FlowParameters[Any]]) -> inspect.Signature:
     """Return the signature of the model's flow: its own parameters first, and then the shared ones."""
     hints = get_type_hints(model, include_extras=True)
@@ -450,7 +459,7 @@ def build_signature(model: type[FlowParameters[Any]]) -> inspect.Signature:
         default = inspect.Parameter.empty if item.default is MISSING else item.default
         if item.default_factory is not MISSING:
             default = item.default_factory()
-        parameters.append(inspect.Parameter(item.name, kind, default=default, annotation=hints[item.name]))
+        parameters.append(ShownParameter(item.name, kind, default=default, annotation=hints[item.name]))
     order = {name: number for number, name in enumerate(GROUP_OF, 2)}
     order |= dict.fromkeys(vars(model).get("__annotations__", {}).keys() - order.keys(), 0)
     by_name = inspect.Parameter.KEYWORD_ONLY

@@ -16,6 +16,7 @@ import pytest
 from prefect import flow, task
 from prefect.client.orchestration import get_client
 from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
+from prefect.utilities.callables import parameter_schema
 
 from rlm_batch import (
     CodeError,
@@ -52,6 +53,15 @@ def test_sync_flows_and_tasks_get_the_report():
 async def test_sync_in_a_running_loop_is_refused_with_a_hint_to_await():
     with pytest.raises(ConfigurationError, match=r"write `await sweep\(\.\.\.\)`"):
         sweep.sync(LOSS, GRID)
+
+
+def test_help_shows_types_without_the_bounds_of_prefects_form(capsys: pytest.CaptureFixture[str]):
+    help(batch)
+    text = capsys.readouterr().out
+    assert "max_workers: int = 4" in text
+    assert "inputs: list[dict[str, typing.Any]] | str | None = None" in text
+    assert "Annotated" not in text
+    assert parameter_schema(batch).properties["max_workers"]["minimum"] == 1
 
 
 def test_an_unawaited_call_warns_and_names_await_and_sync():
