@@ -19,7 +19,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.deployments.runner import RunnerDeployment
 from prefect.states import Cancelling
 
-from rlm_batch import DaytonaSandbox, Failure, LocalSandbox, batch, reap
+from rlm_batch import DaytonaSandbox, Failure, LocalSandbox, ModalSandbox, batch, reap
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.deployments.server import PrefectServer
 from rlm_batch.flows.child_process import build_module_command
@@ -83,8 +83,9 @@ async def test_a_deadline_leaves_no_sandbox(daytona: Any) -> None:
 
 
 @pytest.fixture
-def worker(server: str, daytona: Any, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process worker with a separate work pool."""
+def worker(server: str, account: Callable[..., None], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process worker with a separate work pool, signed in to Daytona and Modal."""
+    account("daytona", "modal")
     pool = f"pool-{uuid.uuid4().hex[:8]}"
     command = build_module_command("prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", pool)
     environment = os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "1", "RLM_BATCH_ALLOW_NO_ISOLATION": "1"}
@@ -110,6 +111,7 @@ def list_engine_pids(processes: dict[int, str], run: FlowRun) -> list[int]:
 async def test_cancelled_or_killed_deployment_runs_leave_no_sandbox(
     worker: Any,
     daytona: Any,
+    modal_standin: Any,
     processes: Callable[[], dict[int, str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -125,7 +127,7 @@ async def test_cancelled_or_killed_deployment_runs_leave_no_sandbox(
         id_ = await made if asyncio.iscoroutine(made) else made
         local, remote = LocalSandbox(), DaytonaSandbox()
 
-        async def begin(provider: str, code: str, **options: str) -> FlowRun:
+        async def begin(provider: str, code: str, **options: Any) -> FlowRun:
             parameters = {"code": [code] * 2, "provider": provider, "timeout": 1000, "provider_options": options}
             return await client.create_flow_run_from_deployment(id_, parameters=parameters)
 
@@ -157,14 +159,22 @@ async def test_cancelled_or_killed_deployment_runs_leave_no_sandbox(
         os.kill(engine, signal.SIGKILL)
         await ended(remote, killed, "Crashed")
 
-        repository = GitServer(tmp_path / "served")
-        repository.delays["clone"] = 3600.0
-        cloning = await begin("daytona", forever, repo_url=repository.url, setup_snapshot="always")
-        await wait_until_async(lambda: repository.downloads["clone"], "the clone has begun", timeout=200)
-        await client.set_flow_run_state(cloning.id, Cancelling())
-        await ended(remote, cloning, "Cancelled")
+        async def cancel_set_up(provider: str, block: SandboxProvider, part: str) -> None:
+            repository = GitServer(tmp_path / f"served-{provider}-{part}")
+            packages = [repository.add_wheel("wheel_of_a_set_up")]
+            repository.delays[part] = 3600.0
+            run = await begin(provider, forever, repo_url=repository.url, packages=packages, setup_snapshot="always")
+            await wait_until_async(lambda: repository.downloads[part], f"{part} on {provider}", timeout=200)
+            await client.set_flow_run_state(run.id, Cancelling())
+            await ended(block, run, "Cancelled")
+            repository.end_delays()  # Modal goes on with the build of an image.
+            repository.close()
+
+        for part in ("clone", "wheel"):
+            await cancel_set_up("daytona", remote, part)
+            await cancel_set_up("modal", ModalSandbox(), part)
         assert daytona.state()["snapshots"] == []
-        repository.close()
+        assert not modal_standin.ask("state")["sandboxes"]
 
         # The worker's flow run continues without it, and `reap` does not remove sandboxes of a live process.
         orphan = await begin("local:none", forever)
