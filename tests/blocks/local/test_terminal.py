@@ -21,8 +21,8 @@ OPEN = """
 import asyncio, sys
 from rlm_batch import LocalSandbox
 
-sandbox = LocalSandbox(disk_mib=int(sys.argv[1]), isolation=sys.argv[3])
-sys.exit(asyncio.run(sandbox.open_terminal(sys.argv[2])))
+sandbox = LocalSandbox(disk_mib=int(sys.argv[1]), isolation=sys.argv[2])
+sys.exit(asyncio.run(sandbox.open_terminal(input("sandbox: "))))
 """
 
 
@@ -35,8 +35,15 @@ async def keep_sandbox(seconds: float, level: str = "auto") -> Path:
     return folder
 
 
+def start_program(disk_mib: int = 1000, level: str = "auto") -> TerminalCommand:
+    """Start a program that asks for the name of a kept sandbox and opens a terminal in it."""
+    return TerminalCommand([sys.executable, "-c", OPEN, str(disk_mib), level])
+
+
 def open_terminal(folder: Path, disk_mib: int = 1000, level: str = "auto") -> TerminalCommand:
-    return TerminalCommand([sys.executable, "-c", OPEN, str(disk_mib), folder.name, level])
+    terminal = start_program(disk_mib, level)
+    terminal.send(f"{folder.name}\n")
+    return terminal
 
 
 @pytest.mark.parametrize("level", [pytest.param(level, marks=mark_level(level)) for level in LEVELS])
@@ -63,8 +70,10 @@ async def test_two_terminals_cannot_take_a_kept_sandbox_at_the_same_time(no_proc
 
 @pytest.mark.full
 async def test_nothing_is_left_if_the_hour_ends_while_a_terminal_is_open(no_process_left: None) -> None:
-    folder = await keep_sandbox(6)
-    with open_terminal(folder) as terminal:
+    with start_program() as terminal:
+        terminal.wait_for("sandbox: ")  # Its imports may take longer than the sandbox is kept.
+        folder = await keep_sandbox(10)
+        terminal.send(f"{folder.name}\n")
         terminal.wait_for("Ctrl-D ends the shell")
         terminal.send("n=0; while :; do n=$((n+1)); mkdir -p $n; echo x >$n/file; done\n")
         terminal.wait_for("The hour of this sandbox is over")
@@ -97,6 +106,7 @@ async def test_a_terminal_may_add_as_many_files_as_the_limit_on_disk(no_process_
         terminal.wait_for(PROMPT)
         terminal.send("rm more large; echo deleted $?\n")
         terminal.wait_for("deleted 0")
+        terminal.wait_for(PROMPT)  # A Ctrl-D before the prompt is lost when the shell changes the terminal's mode.
         terminal.send("\x04")
         assert terminal.wait() == 0
     assert not (folder / "work/large").exists()
