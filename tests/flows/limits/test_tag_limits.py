@@ -1,7 +1,8 @@
 """Prefect's tag limits hold for executions, whose task runs show their tags while they run."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -35,22 +36,14 @@ SUBMIT(at_once=at_once)
 )
 
 
-@pytest.fixture
-def limit(server: str) -> Iterator[None]:
-    """Set a limit of two on the tag of local sandboxes."""
-
-    async def create() -> UUID:
-        async with get_client() as client:
-            return await client.create_global_concurrency_limit(LIMIT)
-
-    async def delete() -> None:
-        async with get_client() as client:
-            await client.delete_global_concurrency_limit_by_name(LIMIT.name)
-
-    asyncio.run(create())
-    services._no_limits_cache.clear()  # Prefect remembers for 5 s that an earlier test had no limit.
-    yield
-    asyncio.run(delete())
+@asynccontextmanager
+async def set_limit() -> AsyncIterator[None]:
+    """Set a limit of two on the tag of local sandboxes in the context."""
+    async with get_client() as client:
+        await client.create_global_concurrency_limit(LIMIT)
+        services._no_limits_cache.clear()  # Prefect remembers for 5 s that there was no limit.
+        yield
+        await client.delete_global_concurrency_limit_by_name(LIMIT.name)
 
 
 async def run_batch(inputs: list[dict[str, Any]]) -> list[Any]:
@@ -73,21 +66,42 @@ async def list_shown_tags(run: UUID, state: str) -> list[set[str]]:
 @pytest.mark.anyio
 @pytest.mark.parametrize("run", [run_batch, run_tasks], ids=["batch", "run_code"])
 async def test_a_tag_limit_of_two_lets_two_of_six_run_and_shows_their_tags(
-    limit: None, results: Path, tmp_path: Path, run: Any
+    results: Path, tmp_path: Path, run: Any
 ) -> None:
     (folder := tmp_path / "running").mkdir()
+    async with set_limit():
+        with ExecutionCounter() as counter:
+            counter.may_go_on.clear()
+            inputs = [{"n": n, "folder": str(folder), "address": counter.address} for n in range(6)]
+            running = asyncio.create_task(run(inputs))
+            await wait_until_async(lambda: counter.counts["begun"] == 2, "two executions")
+
+            async def are_shown() -> bool:
+                return await list_shown_tags(find_run_id(results), "Running") == [TAGS, TAGS]
+
+            await wait_until_async(are_shown, "two task runs with tags")
+            counter.may_go_on.set()
+            assert max(result.at_once for result in await running) <= 2
+
+
+@pytest.mark.anyio
+async def test_a_limit_that_is_set_during_a_run_holds_for_the_next_run(tmp_path: Path) -> None:
     with ExecutionCounter() as counter:
         counter.may_go_on.clear()
-        inputs = [{"n": n, "folder": str(folder), "address": counter.address} for n in range(6)]
-        running = asyncio.create_task(run(inputs))
-        await wait_until_async(lambda: counter.counts["begun"] == 2, "two executions")
 
-        async def are_shown() -> bool:
-            return await list_shown_tags(find_run_id(results), "Running") == [TAGS, TAGS]
+        def start(count: int) -> asyncio.Task[list[Any]]:
+            (folder := tmp_path / str(count)).mkdir()
+            inputs = [{"n": n, "folder": str(folder), "address": counter.address} for n in range(count)]
+            return asyncio.create_task(run_batch(inputs))
 
-        await wait_until_async(are_shown, "two task runs with tags")
-        counter.may_go_on.set()
-        assert max(result.at_once for result in await running) <= 2
+        first = start(1)
+        await wait_until_async(lambda: counter.counts["begun"] == 1, "the first run")
+        async with set_limit():
+            second = start(6)
+            await wait_until_async(lambda: counter.counts["begun"] >= 3, "two executions of the second run")
+            counter.may_go_on.set()
+            assert max(result.at_once for result in await second) <= 2
+        await first
 
 
 @pytest.mark.anyio
