@@ -24,7 +24,8 @@ class TerminalCommand:
         self.output = ""
         self.resize(rows, columns)
         self.process = subprocess.Popen(
-            command,
+            # The tests may run under nohup, which ignores SIGHUP. The command must not inherit that setting.
+            ["env", "--default-signal=HUP", *command],
             stdin=its,
             stdout=its,
             stderr=its,
