@@ -3,6 +3,7 @@
 import asyncio
 import atexit
 import ctypes
+import fcntl
 import gc
 import logging
 import os
@@ -24,7 +25,7 @@ from rlm_batch.sandbox.process_identity import read_own_identity
 
 from .infra.execution_counter import ExecutionCounter
 from .infra.isolation_levels import find_strongest_level
-from .infra.podman.store import use_own_storage
+from .infra.podman.store import PLACE, use_own_storage
 from .infra.prefect_database import make_prefect_home
 from .infra.requirements import leave_out_tests, mark_level, mark_programs
 from .infra.waiting import wait_until_empty
@@ -254,6 +255,17 @@ def no_container_left() -> Iterator[None]:
     for name in left:
         asyncio.run(ContainerProvider(engine="podman").delete_sandbox(name))
     assert not left, f"left behind: {left}"
+
+
+@pytest.fixture
+def one_keeps_containers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run one such test at a time: all tests share Podman's store, and `reap --kept` removes every kept container."""
+    if "container" not in request.node.name:
+        yield
+        return
+    with (PLACE / "kept.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture

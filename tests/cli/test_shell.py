@@ -16,6 +16,8 @@ from ..infra.pseudo_terminal import TerminalCommand
 from ..infra.waiting import HANG_SECONDS, wait_until
 from .conftest import COMMAND, Run, environment
 
+pytestmark = pytest.mark.usefixtures("one_keeps_containers")
+
 CODE = "open('mine.txt', 'w').write('of the code')\nif x > 1:\n    raise ValueError('too large')\nSUBMIT(y=x)"
 PROMPT = r"[$#] $"
 # A program that runs the command in its arguments, and kills itself when it has kept a sandbox.

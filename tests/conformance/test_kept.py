@@ -25,6 +25,7 @@ async def find_sandbox(provider: SandboxProvider, sandbox_id: str) -> SandboxInf
     return next((info for info in await provider.list_sandboxes() if info.id == sandbox_id), None)
 
 
+@pytest.mark.usefixtures("one_keeps_containers")
 async def test_a_kept_sandbox_is_an_orphan_only_after_its_time(provider: SandboxProvider) -> None:
     interpreter = await open_sandbox(provider)
     sandbox_id, until = interpreter.sandbox.id, time.time() + 600
