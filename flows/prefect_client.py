@@ -33,6 +33,7 @@ from prefect.settings import (
 )
 
 if TYPE_CHECKING:
+    from prefect import Flow
     from prefect.client.schemas.objects import FlowRun
 
 T = TypeVar("T")
@@ -54,7 +55,8 @@ class _Answer:
     task: "asyncio.Task[Any]"
 
 
-_started_at: ContextVar[float] = ContextVar("_started_at", default=float("inf"))  # of this run, in monotonic seconds
+# This run's client, and when the run started, in monotonic seconds. Runs of one event loop may use several servers.
+_use: ContextVar[tuple[_SharedClient, float] | None] = ContextVar("_use", default=None)
 _shared_clients: "WeakKeyDictionary[asyncio.AbstractEventLoop, _SharedClient]" = WeakKeyDictionary()
 
 
@@ -72,11 +74,12 @@ async def open_clients(check: Callable[[], Coroutine[Any, Any, None]] | None = N
     key = (client.api_url, PREFECT_API_AUTH_STRING.value(), PREFECT_API_KEY.value())
     shared = _shared_clients.get(loop)
     if shared is None or shared.key != key:
+        _share_csrf_tokens(client)
         client.request = _register_flows_once(client.request)  # type: ignore[method-assign]
         client.create_flow_run = _create_one_at_a_time(client.create_flow_run)  # type: ignore[method-assign]
         shared = _shared_clients[loop] = _SharedClient(key, client)
     shared.users += 1
-    token = _started_at.set(time.monotonic())
+    token = _use.set((shared, time.monotonic()))
     try:
         if check is not None:
             await ask_once("check", check)
@@ -86,7 +89,7 @@ async def open_clients(check: Callable[[], Coroutine[Any, Any, None]] | None = N
             with SyncClientContext.model_construct(client=sync_client):
                 yield
     finally:
-        _started_at.reset(token)
+        _use.reset(token)
         shared.users -= 1
         if not shared.users:  # The client is closed.
             for answer in shared.answers.values():
@@ -105,11 +108,12 @@ async def ask_once(question: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> 
         question: The question's name.
         ask: Asks the server. If it raises, this run and those that wait with it fail, and the next run asks again.
     """
-    shared = _shared_clients.get(asyncio.get_running_loop())
-    if shared is None:
+    use = _use.get()
+    if use is None:
         return await ask()
+    shared, started_at = use
     answer = shared.answers.get(question)
-    if answer is None or (answer.task.done() and answer.asked_at < _started_at.get()):
+    if answer is None or (answer.task.done() and answer.asked_at < started_at):
         answer = shared.answers[question] = _Answer(time.monotonic(), asyncio.create_task(ask()))
     try:
         return await asyncio.shield(answer.task)  # Other runs wait for it too.
@@ -117,6 +121,13 @@ async def ask_once(question: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> 
         if shared.answers.get(question) is answer:
             del shared.answers[question]
         raise
+
+
+def _forget_answer(question: str) -> None:
+    """Let the next run that wants this answer ask the server again."""
+    use = _use.get()
+    if use is not None:
+        use[0].answers.pop(question, None)
 
 
 def make_client() -> PrefectClient:
@@ -142,6 +153,27 @@ def _make_empty_tls_context() -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
+def _share_csrf_tokens(client: PrefectClient) -> None:
+    """Let the client's concurrent requests wait for one CSRF token.
+
+    With Prefect 3.9.1 each request without a token asks for one, and the server accepts a client's last token only. So
+    twenty runs that an own flow starts at the same time invalidated each other's tokens until Prefect's retries ended.
+    """
+    http: Any = client._client
+    add, adding = http._add_csrf_headers, None
+
+    async def add_headers(request: httpx.Request) -> None:
+        nonlocal adding
+        if adding is None or adding.done():
+            adding = asyncio.create_task(add(request))
+            await asyncio.shield(adding)  # Other requests wait for it too.
+        else:
+            await asyncio.shield(adding)
+            await add(request)
+
+    http._add_csrf_headers = add_headers
+
+
 def _register_flows_once(send: Callable[..., Coroutine[Any, Any, httpx.Response]]) -> Callable[..., Any]:
     """Return a function that sends requests. Prefect's client registers the flow with each flow run that it creates."""
 
@@ -163,18 +195,20 @@ def _create_one_at_a_time(
     """
     lock = asyncio.Lock()
 
-    async def create_flow_run(*args: Any, **kwargs: Any) -> "FlowRun":
+    async def create_flow_run(flow: "Flow[..., Any]", *args: Any, **kwargs: Any) -> "FlowRun":
         async with lock:
             for seconds in CREATION_WAITS_SECONDS:
                 try:
                     with change_settings(client={"max_retries": 0}):
-                        return await create(*args, **kwargs)
+                        return await create(flow, *args, **kwargs)
                 except httpx.HTTPError as error:
-                    response = getattr(error, "response", None)
-                    if response is None or response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                    status = getattr(getattr(error, "response", None), "status_code", None)
+                    if status == httpx.codes.CONFLICT:
+                        _forget_answer(f"flow {flow.name}")  # The flow was deleted after a run had registered it.
+                    elif status != httpx.codes.SERVICE_UNAVAILABLE:
                         break  # Prefect decides below whether it is worth another try.
                 await asyncio.sleep(random.uniform(0.5, 1.5) * seconds)
-            return await create(*args, **kwargs)
+            return await create(flow, *args, **kwargs)
 
     return create_flow_run
 

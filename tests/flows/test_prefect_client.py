@@ -19,7 +19,6 @@ from rlm_batch.flows.prefect_client import CREATION_WAITS_SECONDS, open_clients
 from rlm_batch.flows.prefect_server import provide_server
 
 pytestmark = pytest.mark.anyio
-FLOW_ID = str(uuid.uuid4())
 
 
 @prefect.flow
@@ -33,24 +32,33 @@ class BusyServer(ThreadingHTTPServer):
     def __init__(self, refusals: int) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.refusals = refusals
-        self.creations = self.registrations = 0
+        self.creations = self.registrations = self.tokens = 0
         self.overlapping_creations = 0
         self.checks = 0
+        self.flow_id = ""  # An empty id: no flow is registered.
         self.is_healthy = True
         self.is_creating = threading.Lock()
 
-    def answer(self, path: str) -> tuple[int, Any]:
-        """Return the status and the content for a path."""
+    def answer(self, path: str, flow_id: str | None) -> tuple[int, Any]:
+        """Return the status and the content for a path, and a flow's id in the request."""
         if path == "/api/health":
             self.checks += 1
             return (200, True) if self.is_healthy else (404, {})
         if path == "/api/admin/version":
             return 200, prefect.__version__
+        if path.startswith("/api/csrf-token"):
+            self.tokens += 1
+            return 200, {"client": "a-client", "token": "a-token", "expiration": "9999-01-01T00:00:00Z"}
+        if path == "/api/task_runs/":
+            return 201, {}
         if path == "/api/flows/":
             self.registrations += 1
-            return 201, {"id": FLOW_ID, "name": "nothing"}
+            self.flow_id = self.flow_id or str(uuid.uuid4())
+            return 201, {"id": self.flow_id, "name": "nothing"}
         if path != "/api/flow_runs/":
             return 404, {}
+        if flow_id != self.flow_id:
+            return 409, {"detail": "Data integrity conflict."}
         if not self.is_creating.acquire(blocking=False):
             self.overlapping_creations += 1
             return 503, {}
@@ -59,7 +67,7 @@ class BusyServer(ThreadingHTTPServer):
                 self.refusals -= 1
                 return 503, {}
             self.creations += 1
-            return 201, {"id": str(uuid.uuid4()), "flow_id": FLOW_ID, "name": "a-run"}
+            return 201, {"id": str(uuid.uuid4()), "flow_id": flow_id, "name": "a-run"}
 
     @contextmanager
     def is_creating_now(self) -> Iterator[None]:
@@ -78,8 +86,8 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        status, content = self.server.answer(self.path)
+        request = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+        status, content = self.server.answer(self.path, request.get("flow_id"))
         body = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
@@ -126,6 +134,48 @@ async def test_runs_that_start_at_the_same_time_register_their_flow_once_and_a_l
             assert server.registrations == 1
             await create()
     assert server.registrations == 2
+
+
+async def test_a_flow_that_is_deleted_while_runs_wait_for_their_creation_is_registered_again() -> None:
+    with serve(refusals=0) as server:
+        async with open_clients():
+            await get_client().create_flow_run(nothing)
+            server.flow_id = ""  # as after `prefect flow delete`
+            assert (await get_client().create_flow_run(nothing)).name == "a-run"
+    assert (server.creations, server.registrations) == (2, 2)
+
+
+async def test_a_run_registers_its_flow_with_its_own_server_beside_a_run_on_another() -> None:
+    has_created, may_end = asyncio.Event(), asyncio.Event()
+
+    async def create_and_wait() -> None:
+        async with open_clients():
+            await get_client().create_flow_run(nothing)
+            has_created.set()
+            await may_end.wait()
+
+    with serve(refusals=0) as first:
+        async with open_clients():
+            client = get_client()
+            with serve(refusals=0) as second:
+                other = asyncio.create_task(create_and_wait())
+                await has_created.wait()
+                await client.create_flow_run(nothing)
+                may_end.set()
+                await other
+    assert (first.registrations, second.registrations) == (1, 1)
+
+
+async def test_changes_at_the_same_time_share_a_token_because_the_server_accepts_only_the_last_one() -> None:
+    with serve(refusals=0) as server:
+        async with open_clients():
+            first, *others = [
+                asyncio.create_task(get_client().request("POST", "/task_runs/", json={})) for _ in range(5)
+            ]
+            await asyncio.sleep(0)  # All wait for the first one's token.
+            first.cancel()
+            assert [answer.status_code for answer in await asyncio.gather(*others)] == [201] * 4
+    assert (first.cancelled(), server.tokens) == (True, 1)
 
 
 async def test_a_creation_that_a_busy_server_refuses_is_tried_again() -> None:
