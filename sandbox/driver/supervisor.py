@@ -164,6 +164,8 @@ class Supervisor:
 
         An interrupted execution can report its line, and its context keeps its state.
         """
+        if execution.end_cause and process.context is not None:
+            return  # It already gets its interrupts. A cancellation after the timeout must not delay the kill.
         execution.end_cause = execution.end_cause or cause
         execution.set_interrupted_end(KILL_GRACE_SECONDS, process)
         if cause == "cancelled" and process.context is None:

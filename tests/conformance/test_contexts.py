@@ -126,6 +126,29 @@ async def test_a_timeout_keeps_the_state_unless_code_ignores_the_interrupt(
             await interpreter.forget_context(name)
 
 
+CATCHING = """
+import time
+for _ in range(3):
+    try:
+        time.sleep(1000)
+    except KeyboardInterrupt:
+        print("caught", flush=True)
+time.sleep(1000)
+"""
+
+
+async def test_a_cancellation_after_the_timeout_does_not_delay_the_kill(interpreter: Interpreter) -> None:
+    caught = asyncio.Event()
+    running = asyncio.create_task(
+        interpreter.execute(CATCHING, context="c", timeout=0.2, on_output=lambda *_: caught.set())
+    )
+    await caught.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    with pytest.raises(StateLost):  # The cancellation brought no fourth interrupt.
+        await interpreter.execute("SUBMIT()", context="c")
+
+
 async def test_a_crash_loses_the_state_and_the_error_says_so(interpreter: Interpreter) -> None:
     with pytest.raises(CodeCrashed, match=r"status 3.* lost"):
         await interpreter.execute("import os; os._exit(3)", context="c")
