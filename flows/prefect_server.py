@@ -198,6 +198,21 @@ async def _end_with_server(server: _UsedServer, find_results_path: Callable[[], 
     finally:
         if watching is not None:
             watching.cancel()
+        if server.poll() is not None:
+            _give_up_events()
+
+
+def _give_up_events() -> None:
+    """Stop the workers that send Prefect's events, because the server has ended. A later run starts new ones.
+
+    They would try to send each event for seven seconds, also at the end of the program and those of later runs.
+    """
+    from prefect.events.worker import EventsWorker
+
+    for worker in list(EventsWorker._instances.values()):
+        if isinstance(worker, EventsWorker) and hasattr(worker, "_client"):
+            vars(worker._client)["_reconnection_attempts"] = 0
+            worker._stop()
 
 
 def _describe_failure(server: _UsedServer, status: int | str | None, error: Exception, results_path: str | None) -> str:

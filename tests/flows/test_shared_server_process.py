@@ -179,6 +179,47 @@ def test_killing_the_server_ends_the_run_with_a_sentence_and_the_next_run_starts
     assert terminal.get_pid() != pid
 
 
+AFTER_A_KILL = """
+import asyncio, os, signal, sys
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.runtime import flow_run
+from rlm_batch import ConfigurationError, batch
+from rlm_batch.flows.server.shared import find_shared_server
+
+ids = []
+
+async def kill():
+    ids.append(flow_run.get_id())
+    os.kill(find_shared_server().pid, signal.SIGKILL)
+    await asyncio.sleep(1000)
+
+async def look():
+    ids.append(flow_run.get_id())
+    only = FlowRunFilter(id=FlowRunFilterId(any_=[ids[-1]]))
+    async with get_client() as client:
+        while not any(run.state_name == "Running" for run in await client.read_task_runs(flow_run_filter=only)):
+            await asyncio.sleep(0.1)
+
+async def main():
+    try:
+        await batch(["kill()"] * 20, tools={"kill": kill}, max_workers=20)
+    except ConfigurationError as error:
+        print(error)
+    await batch(["look(); SUBMIT()"], tools={"look": look})
+
+asyncio.run(main())
+print("seen on the new server", flush=True)
+"""
+
+
+def test_the_next_run_of_a_program_is_seen_on_the_server_after_a_killed_one(terminal: Terminal) -> None:
+    done = terminal.run("-c", AFTER_A_KILL, command=(sys.executable,))
+    assert done.returncode == 0, done.stderr
+    assert "has ended by itself while the flow ran" in done.stdout
+    assert "seen on the new server" in done.stdout
+
+
 def test_a_suspended_server_makes_the_run_embedded_and_can_be_stopped(terminal: Terminal) -> None:
     terminal.run_one()
     pid = terminal.get_pid()
