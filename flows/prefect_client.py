@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -164,7 +165,10 @@ def _share_csrf_tokens(client: PrefectClient) -> None:
 
     async def add_headers(request: httpx.Request) -> None:
         nonlocal adding
-        if adding is None or adding.done():
+        expiry = http.csrf_token_expiration
+        if http.csrf_token and (expiry is None or expiry > datetime.now(UTC)):
+            await add(request)
+        elif adding is None or adding.done():
             adding = asyncio.create_task(add(request))
             await asyncio.shield(adding)  # Other requests wait for it too.
         else:
