@@ -168,7 +168,8 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         if account not in _accepted_accounts:
             try:
                 async with use_client(self, "Daytona could not be asked") as client:
-                    query = daytona.ListSandboxesQuery(labels=MANAGED_LABELS, limit=1)
+                    # No sandbox has these labels: a listing that is left early makes OpenTelemetry log a traceback.
+                    query = daytona.ListSandboxesQuery(labels={**MANAGED_LABELS, "rlm-batch-run": "none"})
                     await retry_call(lambda: anext(client.sdk.list(query, CALL_SECONDS), None))
                 _accepted_accounts.add(account)
             except ConfigurationError:

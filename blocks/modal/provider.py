@@ -50,9 +50,8 @@ class ModalProvider(ModalSettings, SandboxProvider):
         account = await open_account(self)
         sandboxes: list[SandboxInfo] = []
         try:
-            async for sandbox in modal.Sandbox.list.aio(
-                app_id=account.app.app_id, tags=MANAGED_LABELS, client=account.client
-            ):
+            listing = modal.Sandbox.list.aio(app_id=account.app.app_id, tags=MANAGED_LABELS, client=account.client)
+            for sandbox in [item async for item in listing]:
                 with suppress(modal.exception.NotFoundError):  # The sandbox may have ended since.
                     sandboxes.append(SandboxInfo(sandbox.object_id, await sandbox.get_tags.aio()))
         except modal.exception.Error as error:

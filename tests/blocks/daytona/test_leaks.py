@@ -328,6 +328,26 @@ def test_sandboxes_of_a_killed_host_are_listed_and_end_with_their_lifetime(stand
     assert standin.state()["destroyed"] == 5
 
 
+def test_a_program_beside_an_open_sandbox_prints_nothing_on_standard_error(standin: Any) -> None:
+    program = """
+        import asyncio
+        from rlm_batch import DaytonaSandbox
+
+        async def main():
+            provider = DaytonaSandbox()
+            async with provider.interpreter() as interpreter:
+                await interpreter.execute("pass")
+                await provider.check()
+                print(len(await provider.list_sandboxes()))
+
+        asyncio.run(main())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(program)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
 @pytest.mark.full
 def test_a_script_that_ends_without_shutdown_does_not_hang(standin: Any) -> None:
     code = "from rlm_batch import DaytonaInterpreter\nDaytonaInterpreter(lifetime=360).execute('x = 1')\nprint('end')"
