@@ -8,7 +8,6 @@ imports Prefect, because the command line refuses wrong parameters before that s
 import ast
 import inspect
 import sys
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
@@ -23,6 +22,7 @@ from ..blocks.problems import describe_problems
 from ..blocks.storage.location import PathOrLocation
 from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
 from ..sandbox.errors import ConfigurationError
+from ..sandbox.requests.code_text import remove_indent
 from .inputs.conversion import (
     Code,
     Content,
@@ -472,7 +472,7 @@ def read_docstring(function: Callable[..., Any]) -> str:
     if function.__doc__ is not None or sys.flags.optimize < 2:
         return function.__doc__ or ""
     try:
-        definition = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+        definition = ast.parse(remove_indent(inspect.getsource(function))).body[0]
     except (OSError, SyntaxError):
         return ""
     return ast.get_docstring(definition, clean=False) or ""  # type: ignore[arg-type]

@@ -10,13 +10,13 @@ import contextlib
 import inspect
 import math
 import re
-import textwrap
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..caller import name_parameter
 from ..cancellation import run_shielded
 from ..errors import DepthExceeded, QueryError
+from ..requests.code_text import remove_indent
 from .budget import Usage
 from .events import TurnWatch
 from .model_python import LOST_NAMES, NO_CONTEXT, OUTPUT_CHARACTERS, OUTPUT_FIELDS, ModelPython, shorten
@@ -360,7 +360,7 @@ def split_reply(reply: str, depth: int = MAX_FENCE_DEPTH) -> tuple[str, list[str
         if content.lstrip().startswith(("```", "~~~")):  # a fence around other fences
             blocks += split_reply(content, depth - 1)[1] if depth > 1 else []
         elif language.lower() in PYTHON_LANGUAGES and content.strip():
-            blocks.append(textwrap.dedent(content).strip("\n"))
+            blocks.append(remove_indent(content).strip("\n"))
     return "\n".join(text).strip(), blocks
 
 

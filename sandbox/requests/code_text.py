@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import io
 import re
-import textwrap
 import tokenize
 
 from ..errors import ConfigurationError
@@ -14,6 +13,8 @@ from ..errors import ConfigurationError
 FENCE_LINE = re.compile(r"^[^#'\"`\n]*(?P<mark>```++)[ \t]*+(?P<tag>[^\s`]*+)[^\n`]*$", re.MULTILINE)
 PYTHON_TAGS = ("py", "py3", "python", "python3", "ipython", "ipython3", "repl")
 QUOTES = ('"""', "'''")
+INDENT = re.compile(r"(?:[ \t\f]*+(?:#[^\r\n]*+)?[\r\n])*+([ \t]*+)")  # group 1 is the first statement's indent
+BETWEEN_STATEMENTS = ("INDENT", "DEDENT", "NL", "COMMENT", "ENDMARKER")
 DECLARATION = re.compile(r"^([ \t\f]*#.*?coding[:=][ \t]*)[-\w.]+", re.ASCII | re.MULTILINE)  # PEP 263
 
 
@@ -64,12 +65,35 @@ def clean_code(code: str) -> str:
     code = code.removeprefix("\ufeff")
     if "```" in code:
         code = _take_fenced(code)
-    if code[:1].isspace():
-        first_line = code.lstrip().partition("\n")[0]
-        dedented = textwrap.dedent(code)
-        if dedented.lstrip("\n").startswith(first_line):  # false if only a leading comment is indented
-            return dedented
-    return code
+    return remove_indent(code)
+
+
+def remove_indent(code: str) -> str:
+    """Return the code without its first statement's indent. Lines that begin inside a string stay unchanged.
+
+    If a later statement has less indent, the code stays unchanged, and Python refuses it.
+    """
+    indent = next(INDENT.finditer(code))[1]
+    if not indent:
+        return code
+    lines = io.StringIO(code, newline=None).readlines()
+    inside, starts, level = set[int](), list[int](), 0
+    try:
+        for token in tokenize.generate_tokens(iter(lines).__next__):
+            kind, start = tokenize.tok_name[token.type], token.start[0]
+            level += (kind == "INDENT") - (kind == "DEDENT")
+            if not level and kind not in BETWEEN_STATEMENTS:
+                return code
+            if kind.endswith("STRING_START"):  # Since Python 3.12, an f-string is several tokens.
+                starts.append(start)
+            elif kind.endswith("STRING_END"):
+                start = starts.pop()
+            inside.update(range(start + 1, token.end[0] + 1))
+    except IndentationError:
+        return code
+    except (tokenize.TokenError, SyntaxError, UnicodeError):
+        pass  # Compiling reports the error.
+    return "".join(line if number in inside else line.removeprefix(indent) for number, line in enumerate(lines, 1))
 
 
 def _take_fenced(code: str) -> str:

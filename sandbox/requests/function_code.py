@@ -19,6 +19,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..wire.names import QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES, add_article
+from .code_text import remove_indent
 
 # Functions and constants that the sandbox may define for code.
 PROVIDED_NAMES = {"SUBMIT", "display", "report", "VolumeError", *VOLUME_NAMES, *QUERY_NAMES, *QUERY_ERROR_NAMES}
@@ -177,9 +178,9 @@ def _read_definition(name: str, function: FunctionType) -> tuple[str, Definition
     except (OSError, TypeError):
         raise _refuse(name, "its source is unknown, as in a Python prompt. Save it to a file, import it") from None
     try:
-        text = _remove_indent(lines)
+        text = remove_indent("".join(lines).rstrip() + "\n")
         body = _parse(text)
-    except (SyntaxError, IndexError):
+    except SyntaxError:
         body, text = [], ""
     definition = body[0] if len(body) == 1 else None
     if not isinstance(definition, Definition):
@@ -188,20 +189,6 @@ def _read_definition(name: str, function: FunctionType) -> tuple[str, Definition
         decorators = ", ".join(f"@{ast.unparse(item)}" for item in definition.decorator_list)
         raise _refuse(name, f"it is decorated with {decorators}. Pass the function without that")
     return text, definition
-
-
-def _remove_indent(lines: list[str]) -> str:
-    """Remove the first line's indent from all lines, except inside strings of several lines."""
-    source = "".join(lines).rstrip() + "\n"
-    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
-    if not indent:
-        return source
-    inside = set[int]()
-    for node in ast.walk(_parse("if 1:\n" + source)[0]):
-        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)):
-            inside.update(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
-    kept = enumerate(source.splitlines(keepends=True), 2)
-    return "".join(line if number in inside else line.removeprefix(indent) for number, line in kept)
 
 
 def _check_definition(name: str, definition: Definition) -> None:

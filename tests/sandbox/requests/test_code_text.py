@@ -9,3 +9,41 @@ from rlm_batch.sandbox.requests.code_text import clean_code
 @pytest.mark.timeout(60)  # quadratic time would be hours
 def test_a_hostile_code_is_cleaned_in_linear_time(code: str) -> None:
     assert clean_code(code) == code
+
+
+# In a program, these lines follow "if True:". Each one sets `s`.
+INDENTED = {
+    "a string with lines of blanks": "\n    s = '''a\n   \n       \n    b  \n'''\n",
+    "a string that is less indented": '    s = """a\nb"""\n',
+    "bytes": "    s = b'''a\n   \n    b'''\n",
+    "an f-string": "    x = 1\n    s = f'''a\n   \n    b {{\n    {\n    x=}'''\n",
+    "a string with a backslash": "    s = 'a\\\n    b'\n",
+    "a docstring": "    class C:\n        '''One\n   \n        two'''\n    s = C.__doc__\n",
+    "tabs": "\tif True:\n\t\ts = '''a\n\t\tb\tc'''\n",
+    "CR LF": "\r\n    s = '''a\r\n   \r\n    b'''\r\n",
+    "a form feed and a line separator": "    s = '''a\x0c    b\u2028    c\n    d'''\n",
+    "brackets": "    s = [\n  1,\n2,\n    ]\n",
+    "a continued line": "    s = 1 + \\\n2\n",
+    "comments": "        # first\n    s = 1\n# last\n",
+}
+
+
+@pytest.mark.parametrize("code", INDENTED.values(), ids=INDENTED)
+def test_indented_code_keeps_its_strings(code: str) -> None:
+    expected: dict[str, object] = {}
+    cleaned: dict[str, object] = {}
+    exec("if True:\n" + code, expected)
+    exec(clean_code(code), cleaned)
+    assert cleaned["s"] == expected["s"]
+
+
+def test_code_without_a_common_indent_is_unchanged() -> None:
+    for code in (
+        "\ns = '''a\n   \nb'''\n",
+        "  # a comment\ns = '''a\n  b'''\n",
+        "    s = 1\nt = 2\n",
+        "        if True:\n            s = 1\n    t = 2\n",
+        "s = 'a\ufeffb   '   \n",
+    ):
+        assert clean_code(code) == code
+    assert clean_code("  s = (1\n  t = 2\n") == "s = (1\nt = 2\n"  # Python reports line 1 and its bracket.

@@ -147,8 +147,10 @@ def make_inner() -> tuple[Any, Any]:
         return x + seed
 
     def indented(x: int) -> str:
-        text = """one
-        two"""
+        text = f"""one
+
+        two{
+        x=}"""
         return text * x
 
     return closure, indented
@@ -189,7 +191,9 @@ def test_an_error_names_a_function_that_cannot_be_sent():
 
 
 def test_a_function_becomes_the_same_code_anywhere_in_a_file(tmp_path: Path):
-    assert convert_code(indented).startswith('def indented(x: int) -> str:\n    text = """one\n        two"""\n')
+    assert convert_code(indented).startswith(
+        'def indented(x: int) -> str:\n    text = f"""one\n\n        two{\n        x=}"""\n'
+    )
     texts = []
     for name, before in (("one", ""), ("two", "import os\n\n\n")):
         (tmp_path / f"{name}.py").write_text(before + "def double(x):\n    return 2 * x\n")
