@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..blocks.storage.location_parsing import make_absolute
-from ..flows.inputs.cells import JSON, parse_json, read_word
+from ..flows.inputs.cells import read_word
 from ..flows.inputs.conversion import DATA_SUFFIX
 from ..flows.inputs.file_patterns import refuse_json
 from ..flows.inputs.tables import TextFile
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.requests.code_text import decode_code
+from ..sandbox.requests.json_text import JSON, RepeatedKeyError
 
 # The bounds of a variable, such as log:1e-5..0.1, int:0..1 or 32..512:32.
 BOUNDS = re.compile(
@@ -103,7 +104,7 @@ def parse_space(words: list[str]) -> Any:
     )
     space: dict[str, Any] = {}
     for name, values in _split_words("--space", words, example).items():
-        if isinstance(whole := read_word(values), dict):  # bounds as in a file of JSON
+        if isinstance(whole := _read_word("--space", name, values), dict):  # bounds as in a file of JSON
             space[name] = whole
         elif whole == values and (match := BOUNDS.fullmatch(values)) is not None:
             space[name] = _parse_bounds(name, values, match)
@@ -133,7 +134,7 @@ def _parse_values(option: str, name: str, values: str) -> list[Any]:
     Raises ConfigurationError for a text that only looks like a range, a list, JSON or a number. The message has the
     spelling that the user probably meant.
     """
-    whole = read_word(values)
+    whole = _read_word(option, name, values)
     if isinstance(whole, list):
         return whole  # type: ignore[reportUnknownVariableType]
     parsed: list[Any] = []
@@ -141,7 +142,7 @@ def _parse_values(option: str, name: str, values: str) -> list[Any]:
     meant: list[str] | None = []  # None if the intended spelling of a value is unknown
     as_text: list[str] = []
     for piece in _split_values(values):
-        parsed.append(read_word(piece))
+        parsed.append(_read_word(option, name, piece))
         slip = _find_slip(option, name, piece, is_alone=piece == values) if parsed[-1] == piece else None
         spelled: list[str] | None = [piece]
         if slip is not None:
@@ -154,6 +155,13 @@ def _parse_values(option: str, name: str, values: str) -> list[Any]:
     if option == "--grid":  # A search prints its whole space.
         _print_types(name, _split_values(values), parsed)
     return parsed
+
+
+def _read_word(option: str, name: str, word: str) -> Any:
+    try:
+        return read_word(word)
+    except RepeatedKeyError as error:
+        raise ConfigurationError(f"{option} {name}={word}: {error}") from None
 
 
 def _refuse_values(
@@ -172,7 +180,7 @@ def _split_values(values: str) -> list[str]:
         end = begin
         if values.startswith(QUOTES_AND_BRACKETS, begin):
             try:
-                end = parse_json(values, begin)[1]
+                end = JSON.raw_decode(values, begin)[1]
             except (ValueError, RecursionError):
                 end = len(values)
         depth = 0

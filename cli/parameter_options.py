@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
@@ -338,7 +339,7 @@ def _read_types(words: Sequence[str]) -> dict[str, str] | str:
     """Return the types of columns, from words such as `zip=str`. The single word json applies to all columns."""
     if words == ["json"]:
         return "json"
-    types: dict[str, str] = {}
+    types: list[tuple[str, str]] = []
     for word in ",".join(words).split(","):
         name, equals, kind = map(str.strip, word.rpartition("="))
         if not equals or not name:
@@ -347,15 +348,13 @@ def _read_types(words: Sequence[str]) -> dict[str, str] | str:
             )
         if kind not in get_args(ColumnType):
             raise ConfigurationError(f"--types {word}: unknown type {kind!r}: use {', '.join(get_args(ColumnType))}")
-        if name in types:
-            raise ConfigurationError(f"--types sets {name} twice: leave one out")
-        types[name] = kind
-    return types
+        types.append((name, kind))
+    return _collect_pairs("types", types)
 
 
 def _read_environment(words: Sequence[str]) -> dict[str, str]:
     """Return environment variables, from words such as `STAGE=test`. Raises ConfigurationError."""
-    variables: dict[str, str] = {}
+    variables: list[tuple[str, str]] = []
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name:
@@ -363,20 +362,19 @@ def _read_environment(words: Sequence[str]) -> dict[str, str]:
                 f"--env {word}: give a name and a value, as in STAGE=test; --secret {name or 'NAME'} takes the value "
                 "from your shell"
             )
-        if name in variables:
-            raise ConfigurationError(f"--env sets {name} twice: leave one out")
-        variables[name] = value
-    return variables
+        variables.append((name, value))
+    return _collect_pairs("env", variables)
 
 
 def _read_tools(words: Sequence[str]) -> Mapping[str, str]:
     """Return import paths by tool names, from words such as `lookup=package.module:function`."""
-    return {name: path for name, _, path in (word.partition("=") for word in words)}
+    return _collect_pairs("tools", [(name, path) for name, _, path in (word.partition("=") for word in words)])
 
 
 def _read_models(words: Sequence[str]) -> dict[str, str]:
     """Return models by their names in the code, from words such as `small=openai/gpt-4o-mini` or `openai/gpt-4o`."""
-    return {name: model or name for name, _, model in (word.partition("=") for word in words)}
+    pairs = (word.partition("=") for word in words)
+    return _collect_pairs("models", [(name, model or name) for name, _, model in pairs])
 
 
 def _read_paths(words: Sequence[str]) -> list[str] | str | None:
@@ -391,18 +389,32 @@ def _read_output_type(word: str) -> Any:
 
 
 def _read_mounts(words: Sequence[str]) -> dict[str, str]:
-    """Return paths of the host by paths in sandboxes, from words such as `/data/set=data`."""
-    mounts: dict[str, str] = {}
+    """Return paths of the host by paths in sandboxes, from words such as `/data/set=data`.
+
+    A word with several equals signs is split at the first one with an existing path behind it. If no path exists here,
+    it is split at the first one with an absolute path behind it, and otherwise at the first one.
+    """
+    mounts: list[tuple[str, str]] = []
     for word in words:
-        target, _, source = word.partition("=")
-        if not target or not source:
+        splits = [(word[: mark.start()], word[mark.end() :]) for mark in re.finditer("(?<=.)=(?=.)", word)]
+        if not splits:
             raise ConfigurationError(
                 f"--mounts {word}: give the path in the sandbox and a path of this machine, as in /data/set=data"
             )
-        if target in mounts:
-            raise ConfigurationError(f"--mounts sets {target} twice: leave one out")
-        mounts[target] = source
-    return mounts
+        existing = [pair for pair in splits if os.path.exists(os.path.expanduser(pair[1]))]
+        absolute = [pair for pair in splits if os.path.isabs(pair[1])]
+        mounts.append((existing or absolute or splits)[0])
+    return _collect_pairs("mounts", mounts)
+
+
+def _collect_pairs(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the values by name. Raises ConfigurationError for a name that comes twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigurationError(f"--{option} sets {twice} twice: leave one out")
+    return values
 
 
 def _read_words(_kind: Any, tokens: Sequence[Token]) -> list[str] | None:

@@ -4,13 +4,13 @@
 type in the order of `READERS` that fits all of them. `read_cell` reads a cell with its column's type.
 """
 
-import json
-import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any, Literal
+
+from ...sandbox.requests.json_text import JSON, RepeatedKeyError, read_float
 
 ColumnType = Literal["int", "float", "bool", "json", "str"]
 
@@ -30,14 +30,6 @@ def read_whole(text: str) -> int:
     if WHOLE.fullmatch(text) is None:
         raise ValueError(f"{text!r} is not a whole number")
     return int(text)
-
-
-def read_float(text: str) -> float:
-    """Return the text as a float. Raises ValueError if a number other than 0 and inf would become 0 or inf."""
-    value = float(text)
-    if (not value or math.isinf(value)) and re.search("[1-9]", re.split("[eE]", text)[0]):
-        raise ValueError(f"{text} is {'too small' if not value else 'more than a number can be'}")
-    return value
 
 
 def read_decimal(text: str) -> float:
@@ -63,28 +55,24 @@ def read_boolean(text: str) -> bool:
     return value
 
 
-JSON = json.JSONDecoder(parse_float=read_float)
-
-
-def parse_json(text: str, begin: int = 0) -> tuple[Any, int]:
-    """Return the JSON value at position `begin`, and the position of its end. Raises ValueError and RecursionError."""
-    return JSON.raw_decode(text, begin)
-
-
 def read_word(text: str) -> Any:
     """Return the value of a text that stands alone: on the command line, or in a column of the type json.
 
     A number is written as in JSON or Python, such as .5, 1., +1 and 1_000. `true` and `false` may have any case. `null`
     and `None` are None, and `nan` and `inf` are floats. Lists, objects and texts in double quotes are JSON. All else is
     text.
+
+    Raises:
+        RepeatedKeyError: It is JSON with the same key twice in an object.
     """
     word = text.strip()
     if word.startswith(JSON_BEGINNINGS):
         try:
-            value, end = parse_json(word)
+            return JSON.decode(word)
+        except RepeatedKeyError:
+            raise
         except (ValueError, RecursionError):
             return text
-        return value if end == len(word) else text
     if word in ("null", "None"):
         return None
     if NOT_FINITE.fullmatch(word):

@@ -12,10 +12,11 @@ from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.execution_request import check_variable_name
 from ...sandbox.requests.function_code import find_parameters
+from ...sandbox.requests.json_text import JSON
 from ...tasks.check import NAMES, check_names
 from ...tasks.ledger.run_record import list_run_records
 from ...tasks.repeats import REPEAT, refuse_own_repeat
-from .cells import JSON, ColumnType, read_word
+from .cells import ColumnType, read_word
 from .file_patterns import refuse_pattern
 from .host_paths import locate_input, pin_file
 from .parquet_folder import merge_parquet_folder

@@ -20,8 +20,9 @@ from typing import Any, BinaryIO, Protocol
 from ...blocks.storage.location import PathOrLocation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.text_escape import escape_text
+from ...sandbox.requests.json_text import JSON, RepeatedKeyError
 from ...sandbox.wire.names import add_article
-from .cells import JSON, READERS, ColumnType, list_fitting_types, parse_json, read_cell
+from .cells import READERS, ColumnType, list_fitting_types, read_cell
 
 Report = Callable[[str], None]  # takes a line for a person
 
@@ -287,7 +288,7 @@ class JsonValues:
             line, counted = line + text.count("\n", counted, at), at
             where = f"line {line} of {self._path}"
             try:
-                value, end = parse_json(text, at)
+                value, end = JSON.raw_decode(text, at)
             except (ValueError, RecursionError) as error:
                 raise self._describe_problem(where, error) from None
             yield self._check_kind(value, where), where
@@ -424,10 +425,13 @@ class CsvTable:
     def _check_cell(self, name: str, cell: str, line: int) -> None:
         try:
             read_cell(self.types[name], cell)
-        except ValueError:
+        except ValueError as error:
+            reason = f"{cell[:100]!r} is no {self.types[name]}, which that column is read as. Correct it"
+            if isinstance(error, RepeatedKeyError):
+                reason = error.msg
             raise ConfigurationError(
-                f"line {line} of {self._path}, column {name!r}: {cell[:100]!r} is no {self.types[name]}, which that "
-                f"column is read as. Correct it, or read the column as another type (--types {name}=str)"
+                f"line {line} of {self._path}, column {name!r}: {reason}, or read the column as another type "
+                f"(--types {name}=str)"
             ) from None
 
 

@@ -62,7 +62,8 @@ REPEAT_COLUMNS = {  # only in a run with repeats
 def write_csv(reader: LedgerReader, path: Path, *, raw: bool = False) -> None:
     """Write every outcome as CSV with a header: text as it is, all else as JSON. Raises OSError.
 
-    Unless `raw`, text that a spreadsheet would take for a formula gets an apostrophe in front.
+    Unless `raw`, the file is for spreadsheets: it begins with a byte order mark, without which Excel misreads UTF-8,
+    and text that is like a formula gets an apostrophe in front.
     """
     format_text: Callable[[str], str] = str if raw else _disarm_formula
 
@@ -72,7 +73,7 @@ def write_csv(reader: LedgerReader, path: Path, *, raw: bool = False) -> None:
         return format_text(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     columns = collect_columns(reader.read_outcomes())
-    with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
+    with path.open("w", encoding="utf-8" if raw else "utf-8-sig", errors="replace", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(map(format_text, columns))
         for outcome in reader.read_outcomes():

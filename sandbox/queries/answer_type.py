@@ -16,6 +16,7 @@ from pydantic_core import PydanticSerializationError
 
 from ..caller import name_parameter
 from ..errors import ConfigurationError
+from ..requests.json_text import JSON
 
 MAX_TEXT_CHARACTERS = 1000  # of a type's text
 MAX_PROBLEM_CHARACTERS = 500  # of the problems that the model reads
@@ -65,7 +66,7 @@ class AnswerType:
             if not text.startswith("{"):
                 return cls._from_type(_read_type(text))
             try:
-                source = json.loads(text)
+                source = JSON.decode(text)
             except ValueError as error:
                 raise _make_error(text, f"not a JSON schema ({error})") from None
         if isinstance(source, dict):

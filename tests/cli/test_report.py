@@ -46,7 +46,7 @@ def make_trials(count: int) -> list[Outcome]:
 
 def read_csv(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV file."""
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         return list(csv.DictReader(file))
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from rlm_batch import ConfigurationError
 from rlm_batch.cli.argument_parsing import parse_grid, parse_space
+from rlm_batch.cli.parameter_options import READERS
 
 from .conftest import Run
 
@@ -196,6 +197,34 @@ def test_a_space_has_bounds_and_may_be_a_file_with_any_bom(tmp_path: Path) -> No
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigurationError, match="is not UTF-8"):
         parse_space([str(file)])
+
+
+def test_a_key_that_comes_twice_is_refused_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "space.json"
+    file.write_text('{"lr": {"low": 1, "high": 2},\n "lr": [1]}')
+    for parse, words in (
+        (parse_space, [str(file)]),
+        (parse_space, ['lr={"low": 1, "high": 2, "low": 0}']),
+        (parse_grid, ['x={"a": 1, "a": 2}']),
+        (parse_grid, ['x=1,[{"a": 1, "a": 2}]']),
+    ):
+        with pytest.raises(ConfigurationError, match=r"the key '\w+' is twice in one object: line \d column \d"):
+            parse(words)
+    for name, words in (("mounts", ["/a=b", "/a=c"]), ("tools", ["a=m:f", "a=m:g"]), ("models", ["a=m", "b=n", "a"])):
+        with pytest.raises(ConfigurationError, match=f"--{name} sets /?a twice: leave one out"):
+            READERS[name].read(words)
+
+
+def test_a_mount_may_have_equals_signs_in_both_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "year=2026").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for word, mount in {
+        "/data/year=2026=year=2026": ("/data/year=2026", "year=2026"),
+        f"/data/year=2026={tmp_path}/year=2026": ("/data/year=2026", f"{tmp_path}/year=2026"),
+        "/data/year=2026=/missing/year=2026": ("/data/year=2026", "/missing/year=2026"),
+        "/data=missing=2026": ("/data", "missing=2026"),
+    }.items():
+        assert READERS["mounts"].read([word]) == dict([mount])
 
 
 @pytest.mark.parametrize(

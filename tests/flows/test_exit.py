@@ -44,4 +44,4 @@ async def test_the_table_the_report_and_the_exports_show_an_exit(tmp_path: Path)
     assert build_summary_rows(summary, reader.records)[0][1].endswith("; 1 called sys.exit before SUBMIT")
     assert [row[-1] for row in build_table_rows(summary)[1:]] == ["best", NOTE]
     write_csv(reader, tmp_path / "run.csv")
-    assert ",exited," in (tmp_path / "run.csv").read_text().splitlines()[1]
+    assert ",exited," in (tmp_path / "run.csv").read_text("utf-8-sig").splitlines()[1]

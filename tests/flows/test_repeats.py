@@ -146,7 +146,7 @@ async def test_chunks_repeat_and_reduce_gets_a_list_for_each_chunk() -> None:
 async def test_exports_have_a_row_for_each_repeat(tmp_path: Path) -> None:
     await run_sweep("SUBMIT(y=repeat)", {"x": [5]}, repeats=2, results_path=str(tmp_path / "run"))
     write_csv(open_run_ledger(str(tmp_path / "run")), tmp_path / "run.csv")
-    rows = [line.split(",")[:5] for line in (tmp_path / "run.csv").read_text().splitlines()]
+    rows = [line.split(",")[:5] for line in (tmp_path / "run.csv").read_text("utf-8-sig").splitlines()]
     assert rows == [["index", "group", "repeat", "x", "y"], ["0", "0", "0", "5", "0"], ["1", "0", "1", "5", "1"]]
 
 

@@ -87,7 +87,7 @@ async def test_a_diverged_trial_ranks_last_and_is_not_rerun(tmp_path):
     assert again.best.loss == 2.5
     assert [str(trial.curve) for trial in again.trials][:3] == ["[1, nan]", "[1, inf]", "[1, -inf]"]
     write_csv(open_run_ledger(report.results_path), tmp_path / "trials.csv")
-    rows = (tmp_path / "trials.csv").read_text().splitlines()
+    rows = (tmp_path / "trials.csv").read_text("utf-8-sig").splitlines()
     assert [row.split(",")[2][:9] for row in rows] == [
         "loss", "NaN", "Infinity", "-Infinity", "7.5", "2.5", "1" + "0" * 8
     ]  # fmt: skip

@@ -31,7 +31,7 @@ async def test_the_table_the_report_and_the_exports_have_the_usage(tmp_path: Pat
     assert f"at most {max(peaks):,.1f} MiB, in {peaks.index(max(peaks))}" in text
     assert build_table_rows(summary, shows_usage=True)[1][-2] == first[-2]
     write_csv(reader, tmp_path / "run.csv")
-    names, *lines = [line.split(",") for line in (tmp_path / "run.csv").read_text().splitlines()]
+    names, *lines = [line.split(",") for line in (tmp_path / "run.csv").read_text("utf-8-sig").splitlines()]
     assert [float(line[names.index("peak_mib")]) for line in lines] == peaks
 
 

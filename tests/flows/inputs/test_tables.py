@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError
+from rlm_batch import ConfigurationError, batch
 from rlm_batch.flows.batch import BatchParameters
 from rlm_batch.flows.inputs.readers import InputFile, build_chunks, read_inputs, read_points
 from rlm_batch.flows.inputs.tables import ZSTD_MODULES
+from rlm_batch.flows.reporting.export import write_csv
+from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 
 from ...infra.planning import plan_points
 
@@ -127,6 +129,7 @@ MISFITS: list[tuple[str | bytes, Any, list[str]]] = [
     (b"n,\xe9\n1,a\n", None, ["line 1", "is not UTF-8"]),
     ('n,x\n1,"2\n3,4\n', None, ["is not CSV", "unexpected end of data"]),
     ("n,n\n1,2\n", None, ["'n' twice"]),
+    ('x\n1\n"{""a"": 1, ""a"": 2}"\n', "json", ["line 3", "column 'x'", "the key 'a' is twice"]),
     ("n,x\n1,2\n", {"y": "int"}, ["'y'", "has n, x"]),
 ]
 
@@ -148,6 +151,15 @@ def test_byte_order_marks_line_ends_and_quoted_lines_are_supported(tmp_path: Pat
     for encoding in ("utf-8-sig", "utf-16"):
         (tmp_path / "in.jsonl").write_text('{"x": "é"}\n', encoding=encoding)
         assert list(read_points(str(tmp_path / "in.jsonl"))) == [{"x": "é"}]
+
+
+def test_an_export_to_csv_is_read_with_its_byte_order_mark(tmp_path: Path) -> None:
+    results = batch.sync("SUBMIT(y=x)", inputs=[{"x": "été"}])
+    for is_raw, mark in ((False, codecs.BOM_UTF8), (True, b"")):
+        write_csv(open_run_ledger(results.results_path), tmp_path / "in.csv", raw=is_raw)
+        assert (tmp_path / "in.csv").read_bytes().startswith(mark + b"index,")
+        (row,) = InputFile(str(tmp_path / "in.csv"))
+        assert (row["index"], row["y"]) == (0, "été")
 
 
 def test_trailing_empty_rows_are_ignored_and_inner_ones_are_executions(tmp_path: Path) -> None:
@@ -215,6 +227,13 @@ LIKELY_CAUSES: list[tuple[str, bytes, str]] = [
     ("in.json", b'[{"x": 1}] 2', "line 1 of .* is not JSON: after an item of an array comes a comma or the end"),
     ("in.json", b'[{"x": 1},]', "line 1 of .* is not JSON"),
     ("in.json", b'[{"x": 1}', "line 1 of .* is not JSON"),
+    ("in.jsonl", b'{"x": 1}\n{"x": 1, "x": 2}\n', "line 2 of .*: the key 'x' is twice in one object: line 1 column 10"),
+    ("in.jsonl", b'{"x": [{"a": {"x": 1}, "a\\u0062": 1, "ab": 2}]}', "line 1 of .*: the key 'ab' is twice"),
+    (
+        "in.json",
+        b'[{"x": 1},\n {"x": {"a": "}{",\n "a": 2}}]',
+        "line 2 of .*: the key 'a' is .*: line 3 column 2",
+    ),
     ("in.json", b"[]", "has no rows: give at least one row"),
     ("in.csv", b"PAR1\x15\0", "is Parquet: call it NAME.parquet"),
     ("in.txt", b"x\n1\n", "is not JSON lines .*: rename or convert it"),

@@ -142,6 +142,7 @@ def test_other_types_are_described_by_their_schema() -> None:
         ({"items": [{"$ref": "http://127.0.0.1:1/x"}]}, "not a"),
         ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, "is not of the form"),
         ({"default": {1, 2}}, "not a usable JSON schema"),
+        ('{"type": "string", "type": "integer"}', "the key 'type' is twice"),
         ("{broken", r"not a JSON schema \(Expecting"),
     ],
 )
