@@ -148,7 +148,7 @@ class DSPyInterpreter:
             return FinalOutput(result.outputs)
         if result.meta.value is not None:
             return result.meta.value
-        return result.meta.value_repr or (result.meta.stdout + result.meta.stderr) or None
+        return result.meta.value_repr or result.meta.printed or None
 
     __call__ = execute
 
@@ -253,7 +253,7 @@ def _bind(tool: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[
 def _with_output(error: RlmBatchError) -> str:
     """Return the text that the code printed, followed by the error."""
     text = f"{error.type}: {error}" if isinstance(error, CodeCrashed) and error.type else str(error)
-    printed = escape_text(error.meta.stdout if error.meta is not None else "", keep=LINE_CHARACTERS)
+    printed = escape_text(error.meta.printed if error.meta is not None else "", keep=LINE_CHARACTERS)
     return f"{printed.rstrip()}\n{text}" if printed.strip() else text
 
 

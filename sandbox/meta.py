@@ -102,3 +102,9 @@ class Meta:
     cpu_seconds: float | None = None
     peak_mib: float | None = None
     kept_until: float | None = None
+
+    @property
+    def printed(self) -> str:
+        """Return the code's output, followed by its error output."""
+        gap = "\n" if self.stdout and self.stderr and not self.stdout.endswith("\n") else ""
+        return f"{self.stdout}{gap}{self.stderr}"

@@ -26,6 +26,8 @@ from .decoding import (
 if TYPE_CHECKING:
     from ..meta import Meta
 
+MAX_PRINTED_LINES = 10  # last lines of the error output in an error
+
 
 def check_preparation(header: dict[str, Any], body: bytes, meta: Meta, timeout: float | None) -> Parts[None]:
     """Return if the preparation succeeded; otherwise raise its error, with `meta`."""
@@ -79,8 +81,9 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
         if name == "NameError" and any(f"'{word}'" in message for word in ("SUBMIT", *QUERY_NAMES)):
             text += ". SUBMIT, queries and tools only exist when the code runs"
     advice = find_advice(name, message, traceback, ())
+    printed = meta.stderr.rstrip().splitlines()[-MAX_PRINTED_LINES:]  # such as the traceback of a process that failed
     return PrepareError(
-        "\n".join(filter(None, (text, traceback.rstrip(), advice))),
+        "\n".join(filter(None, (text, *printed, traceback.rstrip(), advice))),
         type=name,
         message=message,
         traceback=traceback,

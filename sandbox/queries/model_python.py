@@ -109,11 +109,11 @@ class ModelPython:
             if isinstance(error, (CodeCrashed, StateLost)):
                 await self.close()
                 lost = LOST_NAMES
-            printed = "" if error.meta is None else error.meta.stdout
+            printed = "" if error.meta is None else error.meta.printed
             return "\n".join(filter(None, (printed.rstrip("\n"), str(error), lost))), None
         meta = result.meta
         value = meta.value_repr if meta.value is None else repr(meta.value)
-        return "\n".join(filter(None, ((meta.stdout + meta.stderr).rstrip("\n"), value))), result
+        return "\n".join(filter(None, (meta.printed.rstrip("\n"), value))), result
 
     async def close(self) -> None:
         """End the process. The next code starts a new one."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, SecretStr
 
 from rlm_batch import InterpreterFactory, LanguageModel, LocalInterpreter
 
-from ..infra.scripted_turns import make_script
+from ..infra.scripted_turns import FAILING_CHILD, make_script
 
 NAME = "openai/gpt-4o-mini"
 
@@ -81,6 +81,10 @@ def test_errors_are_recoverable_until_the_state_is_lost(protocol):
             protocol.CodeExecutionError, match=r"(?s)seen\nthe code raised ZeroDivisionError \(line 2\)"
         ):
             interpreter.execute("y = 1; print('seen')\n1 / 0")
+        with pytest.raises(
+            protocol.CodeExecutionError, match=r"(?s)^seen\nTraceback .*\nValueError: of the child\nthe code raised"
+        ):
+            interpreter.execute(f"print('seen', end='')\n{FAILING_CHILD}")
         assert interpreter.execute("print(y)") == "1\n"
         with pytest.raises(protocol.CodeExecutionError, match="exited with status 3"):
             interpreter.execute("import os; os._exit(3)")

@@ -21,7 +21,7 @@ from rlm_batch import (
     open_rlm,
 )
 
-from ..infra.scripted_turns import format_turn, make_script
+from ..infra.scripted_turns import FAILING_CHILD, format_turn, make_script
 from ..infra.waiting import wait_until_async
 from ..standins.openai_chat import ChatServer, Reply
 
@@ -203,6 +203,24 @@ async def test_a_last_reply_of_another_type_is_an_error_with_its_turns(chat: Cha
         assert failed.queries.calls == 2
         assert isinstance(failed.error, QueryError)
         assert (await session.ask("again?")).value == 5
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        (FAILING_CHILD, "ValueError: of the child\nthe code raised CalledProcessError"),
+        ("import os\nos.write(2, b'last words')\nos._exit(3)", "last words\nthe code's process exited with status 3"),
+        ("import os\nos.write(2, b'beware')\nraise SystemExit(5)", "beware\nthe code called exit(5)"),
+    ],
+    ids=["an error", "a crash", "an exit"],
+)
+async def test_the_error_output_of_a_failed_turn_reaches_the_model(chat: ChatServer, code: str, printed: str) -> None:
+    chat.script = take(format_turn(f"print('on')\n{code}"), format_turn("SUBMIT(1)"))
+    async with open_rlm(NAME, "local:none") as session:
+        answer = await session.ask("which?")
+    for text in (get_question(chat)[-1], answer.trajectory[0]["output"]):
+        assert text.startswith("on\n")
+        assert printed in text
 
 
 async def test_a_lost_sandbox_is_an_error_and_the_next_question_has_a_new_one(chat: ChatServer) -> None:

@@ -13,7 +13,7 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.driver_settings import Preparation
 from rlm_batch.sandbox.interpreter import Interpreter
 
-from ..infra.scripted_turns import make_script
+from ..infra.scripted_turns import FAILING_CHILD, make_script
 from ..infra.waiting import HANG_SECONDS
 from ..standins.openai_chat import ChatServer
 from .gate import Gate
@@ -149,6 +149,7 @@ async def test_prepare_uses_the_volume_and_its_files_belong_to_no_execution(
 
 FAILING = {
     "an error": ("import nowhere_at_all", "raised ModuleNotFoundError (line 1): No module named 'nowhere_at_all'"),
+    "a process of its own": (FAILING_CHILD, "\nValueError: of the child\n"),
     "no Python": ("x = = 1", "is not valid Python (line 1): invalid syntax\n"),
     "exit": ("import sys\nsys.exit('no licence')", "called exit(no licence) (line 2)"),
     "os._exit": ("import os; os._exit(0)", "exited with status 0 before prepare ended: check for os._exit"),

@@ -7,6 +7,10 @@ from textwrap import dedent
 from ..standins.openai_chat import Reply, Request, Script
 
 MARK = "You answer a question by writing Python"  # each request for a turn has this text, and no flat query has it
+# Code whose own error does not say why the process that it started failed.
+FAILING_CHILD = (
+    "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'raise ValueError(\"of the child\")'], check=True)"
+)
 DSPY_MARK = "[[ ## code ## ]]"  # the same for DSPy's recursive models
 
 

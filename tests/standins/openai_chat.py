@@ -31,7 +31,8 @@ class Reply:
     A `status` other than 200 is an API error with `text` as its message. `drop` closes the connection without an
     answer. `garbled` sends a body that is not JSON. `no_usage` omits the token counts, and `usage` replaces them.
     `no_text` sends an answer without text, but counts the tokens of `text`. `logprobs` adds a log probability for each
-    word. `trickle` sends a body that never ends.
+    word. `trickle` sends a body that never ends. `finish_reason` says why the answer ended, and `refusal` is a text in
+    the place of the answer.
     """
 
     text: str = ""
@@ -46,6 +47,8 @@ class Reply:
     no_text: bool = False
     logprobs: bool = False
     trickle: bool = False
+    finish_reason: str | None = "stop"
+    refusal: str | None = None
 
 
 @dataclass
@@ -207,13 +210,13 @@ class ChatServer:
         stats.answered += 1
         stats.prompt_tokens += prompt
         stats.completion_tokens += completion
-        message = {"role": "assistant", "content": None if reply.no_text else reply.text}
+        message = {"role": "assistant", "content": None if reply.no_text else reply.text, "refusal": reply.refusal}
         answer: dict[str, Any] = {
             "id": f"chatcmpl-{stats.requests}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": request.model,
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "choices": [{"index": 0, "message": message, "finish_reason": reply.finish_reason}],
         }
         if reply.logprobs:
             words = [{"token": word, "logprob": -0.5, "bytes": None, "top_logprobs": []} for word in reply.text.split()]
