@@ -97,7 +97,7 @@ class Sandbox(ABC):
         """Write a file, and the directories above it. A relative path is below the code's working directory.
 
         Raises:
-            VolumeError: The file cannot be written.
+            VolumeError: The file cannot be written, or the path is something else than a file.
             SandboxLost: The sandbox is gone.
         """
 
@@ -132,6 +132,10 @@ def describe_large_file(path: str, size: int, max_bytes: int) -> str:
     )
 
 
-def describe_special_file(path: str, *, is_link: bool = False) -> str:
-    """Return the message for a path that is not downloaded because it is not a regular file."""
-    return f"{path!r} is a symbolic link, which is not followed" if is_link else f"{path!r} is not a readable file"
+def describe_special_file(path: str, action: str = "read", *, is_link: bool = False) -> str:
+    """Return the message for a path that is not "read" or "written" because it is not a regular file."""
+    if is_link:
+        return f"{path!r} is a symbolic link, which is not followed"
+    return (
+        f"{path!r} is not a readable file" if action == "read" else f"{path!r} could not be written: it is not a file"
+    )

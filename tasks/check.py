@@ -48,7 +48,7 @@ FOLDER_NAME = "execution-files"  # the folder of the copies, below the check's w
 ARCHIVE_NAME = "execution-files.zip"
 MAX_FILES = 1_000  # files of one execution that its check gets
 MAX_BYTES = 32 * 1024 * 1024  # bytes of these files together; the host holds them in memory
-# Failures that a check judges. After the others the code has not run, or nobody knows what it did.
+# Failures that a check judges if the code began.
 JUDGED_ERRORS = (CodeError, ExecutionTimeout, SubmitError, VolumeError, OutcomeUnknown)
 CHECK_ERRORS = (CodeError, ExecutionTimeout, SubmitError, VolumeError, ConfigurationError)
 # The file names in the archive are those that the host has accepted, below one folder.
@@ -95,7 +95,14 @@ class Check:
         except (NotJsonError, ValueError, RecursionError) as problem:
             raise SubmitError(f"no variable can hold what the code submitted: {problem}") from None
         variables |= {SECONDS: ended.meta.seconds, FOLDER: FOLDER_NAME}
-        return Execution(execution.index, self.code, variables, execution.key, encoded, archive=execution.archive)
+        # An empty archive removes the files of the execution that was judged before in the same sandbox.
+        archive = execution.archive or (build_archive(Path(), ())[0] if self.needs_files else b"")
+        return Execution(execution.index, self.code, variables, execution.key, encoded, archive=archive)
+
+
+def is_judged(error: RlmBatchError) -> bool:
+    """Return whether a check judges an execution that failed with this error. Its code was sent to a sandbox then."""
+    return isinstance(error, JUDGED_ERRORS) and error.meta is not None and bool(error.meta.sandbox_id)
 
 
 def build_archive(folder: Path, paths: Iterable[str]) -> tuple[bytes, list[str]]:

@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import State, TaskRun
 
 from ..sandbox.errors import PrepareError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ..sandbox.result import Failure, Outcome, Result
-from .check import JUDGED_ERRORS, explain_last
+from .check import explain_last, is_judged
 from .engine_log import EXECUTE_TASK_NAME
 from .execution import Execution, make_meta
 from .lane import Lane, ProviderUnusable
@@ -163,16 +163,16 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
 async def _attempt_execution(lane: Lane, batch: TaskBatch, execution: Execution) -> Result:
     """Return the result of one attempt. If a check judges the execution, this is the check's result.
 
-    The check judges an execution that failed too, once no retry follows. A retry after the check failed runs only the
-    check.
+    The check judges an execution that failed too, if its code began and no retry follows. A retry after the check
+    failed runs only the check.
     """
     if not lane.has_check(execution):
         return await _run_code(lane, batch, execution)
     if execution.ended is None:
         try:
             execution.ended = await _run_code(lane, batch, execution)
-        except JUDGED_ERRORS as error:
-            if batch.policy.should_retry(error, execution.attempt):
+        except RlmBatchError as error:
+            if not is_judged(error) or batch.policy.should_retry(error, execution.attempt):
                 raise
             execution.ended = Failure(error, error.meta or make_meta(execution))
     return await _attempt(lane, batch, lambda: lane.check(execution))

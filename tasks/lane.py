@@ -20,7 +20,9 @@ from ..sandbox.errors import (
     PrepareError,
     QuotaExceeded,
     RlmBatchError,
+    SandboxLost,
     StateLost,
+    VolumeError,
 )
 from ..sandbox.interpreter import Interpreter
 from ..sandbox.meta import Meta
@@ -279,8 +281,10 @@ class Lane:
     ) -> Result:
         self._tool_calls.clear()
         objective = None if execution.pruning is None else execution.pruning.objective
+        is_used = False
         try:
             interpreter = await self._get_interpreter()
+            is_used = interpreter.is_alive
             try:
                 result = await self._execute_and_collect(interpreter, execution, on_output)
             except BaseException as error:
@@ -297,6 +301,11 @@ class Lane:
         except PrepareError:
             raise  # This is not an outcome of an execution.
         except RlmBatchError as error:
+            if is_used and error.meta is None and not self._has_state and isinstance(error, (VolumeError, SandboxLost)):
+                # The code did not begin. An earlier execution may have made the sandbox refuse the files.
+                await self.close_sandbox()
+                if isinstance(error, VolumeError):
+                    return await self._execute(execution, on_output, should_retry)
             meta = error.meta or Meta(variables=execution.variables, provider=self.provider.provider_name)
             error.meta = self._complete_meta(meta, execution)
             if objective is not None and error.meta.pruned:  # The trial is pruned, even if its code failed.
@@ -343,6 +352,7 @@ class Lane:
         files = settings.files if settings.collect else None
         needs_files = settings.check is not None and settings.check.needs_files and self.has_check(execution)
         name = str(execution.index)
+        execution.archive, execution.archive_problems = b"", ()  # not the files of an earlier attempt
         async with self._open_folder(files, needs_files=needs_files) as folder:
             try:
                 await self._upload_files(interpreter, execution)

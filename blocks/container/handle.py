@@ -21,19 +21,21 @@ FILE_SECONDS = 300.0
 FILE_ERROR_STATUS = 3
 NOT_A_FILE_STATUS = 4
 LARGE_FILE_STATUS = 5
+# The programs refuse devices and pipes, because they can be endless. Code may have created a link to a device.
 WRITE_FILE = f"""
-import os, sys
+import os, stat, sys
 path = sys.argv[1]
 try:
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as file:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o666), "wb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            os._exit({NOT_A_FILE_STATUS})
         while data := sys.stdin.buffer.read(1 << 20):
             file.write(data)
 except (OSError, ValueError) as error:
     print(error, file=sys.stderr)
     os._exit({FILE_ERROR_STATUS})
 """
-# The program refuses devices and pipes, because they can be endless. Code may have created a link to a device.
 READ_FILE = f"""
 import os, stat, sys
 try:
@@ -167,7 +169,7 @@ class ContainerHandle(Sandbox):
         if process.returncode == FILE_ERROR_STATUS:
             raise VolumeError(f"{failure}: {words}")
         if process.returncode == NOT_A_FILE_STATUS:
-            raise VolumeError(describe_special_file(path))
+            raise VolumeError(describe_special_file(path, action))
         if process.returncode == LARGE_FILE_STATUS and max_bytes is not None and words.isdecimal():
             raise VolumeError(describe_large_file(path, int(words), max_bytes))
         if process.returncode:

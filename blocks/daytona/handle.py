@@ -69,7 +69,7 @@ class DaytonaSandboxHandle(Sandbox):
         self._directory = ""  # the clone, relative to the sandbox's working directory
         self._channel: DaytonaChannel | None = None
         self._keeping_awake: asyncio.Task[None] | None = None
-        self._is_removed = False
+        self._is_removed = self._has_run_code = False
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> DaytonaChannel:
         """Create a channel whose first frames start the driver; see `Sandbox.connect`."""
@@ -152,9 +152,15 @@ class DaytonaSandboxHandle(Sandbox):
     def may_run_unheard(self) -> bool:
         return self._channel is not None and not self._channel.is_complete
 
+    def expect_execution(self, *, is_preparation: bool = False) -> None:
+        self._has_run_code = True
+
     async def upload(self, path: str, data: bytes) -> None:
         remote_path = self._resolve_path(path)
         try:
+            if self._has_run_code:
+                with suppress(daytona.DaytonaNotFoundError):
+                    await retry_call(lambda: self._check_file(path, remote_path, "written"), remote=self._remote)
             await retry_call(
                 lambda: self._remote.fs.upload_file(data, remote_path, int(SETUP_SECONDS)), remote=self._remote
             )
@@ -177,10 +183,7 @@ class DaytonaSandboxHandle(Sandbox):
 
     async def _read(self, path: str, remote_path: str, max_bytes: int) -> bytes:
         """Read a file. Raise VolumeError if it is not a regular file or is larger than `max_bytes`."""
-        info = await self._remote.fs.get_file_info(remote_path, CALL_SECONDS)
-        if not info.mode.startswith("-"):  # A pipe would never end.
-            raise VolumeError(describe_special_file(path))
-        data, size = bytearray(), info.size
+        data, size = bytearray(), await self._check_file(path, remote_path, "read")
         if size <= max_bytes:
             async for piece in await self._remote.fs.download_file_stream(remote_path, int(SETUP_SECONDS)):
                 data += piece
@@ -189,6 +192,13 @@ class DaytonaSandboxHandle(Sandbox):
         if size > max_bytes:
             raise VolumeError(describe_large_file(path, size, max_bytes))
         return bytes(data)
+
+    async def _check_file(self, path: str, remote_path: str, action: str) -> int:
+        """Return a file's size. Raise VolumeError if it is not a regular file: a pipe would never end."""
+        info = await self._remote.fs.get_file_info(remote_path, CALL_SECONDS)
+        if not info.mode.startswith("-"):
+            raise VolumeError(describe_special_file(path, action))
+        return info.size
 
     def _resolve_path(self, path: str) -> str:
         if not path or "\0" in path:

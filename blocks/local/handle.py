@@ -13,8 +13,8 @@ from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxLost, SandboxStartError, VolumeError
 from ...sandbox.sandbox_api import Sandbox
 from ...sandbox.wire.pipes import READ_BYTES
-from ..storage.local_volume import LocalVolume
-from ..storage.safe_paths import read_file_below, write_file_below
+from ..storage.local_volume import OWN_MODES, LocalVolume
+from ..storage.safe_paths import read_file_below, replace_file_below
 from ..subprocess_runner import run_command
 from .channel import LocalChannel
 from .deletion import END_GRACE_SECONDS, kill_processes, remove_empty_folder, remove_folder, remove_programs
@@ -148,7 +148,7 @@ class LocalSandboxHandle(Sandbox):
         if isinstance(directory, LocalVolume):
             await directory.put(name, data)
         else:
-            await asyncio.to_thread(write_file_below, directory, name, data)
+            await asyncio.to_thread(replace_file_below, directory, name, data, *OWN_MODES)
 
     async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
         directory, name = self._locate(path)

@@ -68,7 +68,7 @@ class ModalSandboxHandle(Sandbox):
         self._driver = DriverChoice((settings.image, settings.setup))
         self._sandbox = sandbox
         self._channel: ModalChannel | None = None
-        self._is_removed = False
+        self._is_removed = self._has_run_code = False
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> ModalChannel:
         lifetime, driver = self._provider_settings.lifetime, self._driver.packed
@@ -106,22 +106,34 @@ class ModalSandboxHandle(Sandbox):
                 f"sandbox {self.id} did not reload its volume before the code was sent: {get_last_line(error)}"
             ) from error
 
+    def expect_execution(self, *, is_preparation: bool = False) -> None:
+        self._has_run_code = True
+
     async def upload(self, path: str, data: bytes) -> None:
+        remote_path = self._resolve_path(path)
         with self._map_file_errors(f"{path} could not be written"):
-            await retry_refused(lambda: self._sandbox.filesystem.write_bytes.aio(data, self._resolve_path(path)))
+            if self._has_run_code:
+                with suppress(modal.exception.SandboxFilesystemNotFoundError):
+                    await self._check_file(path, remote_path, "written")
+            await retry_refused(lambda: self._sandbox.filesystem.write_bytes.aio(data, remote_path))
 
     async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
         files, remote_path = self._sandbox.filesystem, self._resolve_path(path)
         with self._map_file_errors(f"{path} could not be read"):
             if max_bytes is not None:
-                info = await retry_refused(lambda: files.stat.aio(remote_path))
-                if info.type is not FileType.FILE or (stat.S_IFMT(info.mode) and not stat.S_ISREG(info.mode)):
-                    raise VolumeError(describe_special_file(path, is_link=info.type is FileType.SYMLINK))
-                if info.size > max_bytes:
-                    raise VolumeError(describe_large_file(path, info.size, max_bytes))
+                size = await self._check_file(path, remote_path, "read")
+                if size > max_bytes:
+                    raise VolumeError(describe_large_file(path, size, max_bytes))
             # Code may replace the file by a pipe, which never ends.
             async with asyncio.timeout(None if max_bytes is None else FILE_SECONDS):
                 return await retry_refused(lambda: files.read_bytes.aio(remote_path))
+
+    async def _check_file(self, path: str, remote_path: str, action: str) -> int:
+        """Return a file's size. Raise VolumeError if it is not a regular file: a pipe would never end."""
+        info = await retry_refused(lambda: self._sandbox.filesystem.stat.aio(remote_path))
+        if info.type is not FileType.FILE or (stat.S_IFMT(info.mode) and not stat.S_ISREG(info.mode)):
+            raise VolumeError(describe_special_file(path, action, is_link=info.type is FileType.SYMLINK))
+        return info.size
 
     @contextmanager
     def _map_file_errors(self, failure: str) -> Iterator[None]:

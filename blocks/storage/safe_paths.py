@@ -59,31 +59,11 @@ def _give_to_owner(descriptor: int, owner: os.stat_result) -> None:
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
-def write_file_below(root: Path, path: str, data: bytes) -> None:
-    """Write a file below `root` and create missing directories. New entries belong to the owner of `root`.
-
-    Raises VolumeError.
-    """
-    names = split_path(path)
-    flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        with enter_directory_below(root, names[:-1], 0o755) as at:
-            try:
-                file = os.open(names[-1], flags | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=at)
-            except FileExistsError:
-                file = os.open(names[-1], flags, dir_fd=at)
-            else:
-                _give_to_owner(file, os.stat(root))
-        with open(file, "wb") as stream:
-            stream.write(data)
-    except OSError as error:
-        raise VolumeError(f"{path} could not be written: {error.strerror or error}") from error
-
-
 def replace_file_below(root: Path, path: str, data: bytes, folder_mode: int, file_mode: int) -> None:
     """Write a file below `root` under a temporary name, and rename it when it is complete.
 
-    If writing fails, delete the temporary file and raise VolumeError.
+    Create missing directories. New entries belong to the owner of `root`. If writing fails, delete the temporary file
+    and raise VolumeError.
     """
     names = split_path(path)
     partial = f"{OWN_FILE_PREFIX}-{os.urandom(8).hex()}.partial"

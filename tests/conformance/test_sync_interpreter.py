@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -155,9 +156,13 @@ def test_files_are_uploaded_and_downloaded_without_following_links(make: Make, t
         }.items():
             with pytest.raises(VolumeError, match=reason):
                 interpreter.download(path)
-        for path, data in {"../x": "", "x": tmp_path / "none", "y": Path("/dev/zero")}.items():
-            with pytest.raises(VolumeError, match=r"working folder|could not be sent"):
+        for path, data in {"../x": "", "x": tmp_path / "none", "y": Path("/dev/zero"), "in": ""}.items():
+            with pytest.raises(VolumeError, match=r"working folder|could not be (sent|written)"):
                 interpreter.upload(path, data)
+        for path in ("pipe", "endless"):  # They are replaced or refused, and never written to.
+            with suppress(VolumeError):
+                interpreter.upload(path, "z" * 200_000)
+                assert interpreter.download(path) == b"z" * 200_000
         with pytest.raises(ConfigurationError, match="the data of 'x' is an int"):
             interpreter.upload("x", 3)  # type: ignore[arg-type]
 

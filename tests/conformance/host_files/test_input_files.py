@@ -35,3 +35,30 @@ async def test_each_execution_reads_its_file_at_its_path(provider: SandboxProvid
     finally:
         await lane.release()
     assert found == [zlib.crc32(contents[name]) for name in sorted(contents)]
+
+
+async def test_an_execution_cannot_keep_later_ones_from_their_files(provider: SandboxProvider, tmp_path: Path) -> None:
+    damages = [
+        "shutil.rmtree('inputs'); open('inputs', 'w').close()",
+        "os.mkdir('inputs/2')",
+        "os.mkfifo('inputs/3')",
+        "os.symlink('/dev/null', 'inputs/4')",
+        "",
+    ]
+    for number in range(len(damages)):
+        (tmp_path / str(number)).write_text(str(number) * 100_000)  # more than a pipe holds
+    files = MatchedFiles(f"{tmp_path}/*")
+    settings = LaneSettings(
+        provider=provider, run_id="", timeout=HANG_SECONDS, is_reused=True, find_uploads=files.find_uploads
+    )
+    lane = Lane(settings, Slots(provider, Admission(), logging.getLogger("slots")))
+    try:
+        await lane.acquire_for_work()
+        for (number, damage), variables in zip(enumerate(damages), files, strict=True):
+            code = (
+                f"import os, shutil\ntext = open(path).read()\n{damage}\nSUBMIT(text=sorted(set(text)), size=len(text))"
+            )
+            result = await lane.execute(Execution(number, code, variables, "00" * 32))
+            assert result.outputs == {"text": [str(number)], "size": 100_000}
+    finally:
+        await lane.release()

@@ -12,11 +12,13 @@ from rlm_batch import (
     ConfigurationError,
     Failure,
     LocalSandbox,
+    VolumeError,
     batch,
     chunks,
     load_report,
     sweep,
 )
+from rlm_batch.blocks.local.handle import LocalSandboxHandle
 from rlm_batch.tasks.ledger.ledger import Ledger
 
 pytestmark = pytest.mark.anyio
@@ -157,6 +159,52 @@ async def test_a_limit_of_one_sandbox_serves_executions_and_checks_in_turn(reuse
         SQUARE, inputs(4), check=IS_SQUARE, provider="local-sandbox/one-for-checks", reuse_sandboxes=reuse
     )
     assert [result.passed for result in results] == [True, True, False, False]
+
+
+async def test_no_execution_passes_with_the_files_of_another(tmp_path):
+    for name in "abc":
+        (tmp_path / name).touch()
+    code = """
+import os, shutil
+if path == "inputs/a":
+    open("answer", "w").close()
+    shutil.rmtree("inputs")
+    open("inputs", "w").close()
+SUBMIT(path=path)
+"""
+    check = "import os\nSUBMIT(files=sorted(os.listdir(folder)), path=submitted['path'])"
+    results = await batch(code, f"{tmp_path}/*", check=check, reuse_sandboxes=True, max_workers=1)
+    assert [result.files for result in results] == [["answer", "inputs"], [], []]
+    assert [result.path for result in results] == ["inputs/a", "inputs/b", "inputs/c"]
+
+
+async def test_a_check_judges_no_code_that_did_not_begin(tmp_path, monkeypatch):
+    (tmp_path / "a").touch()
+
+    async def fail_to_upload(_self: object, path: str, _data: bytes) -> None:
+        raise VolumeError(f"{path} could not be written: the disk is full")
+
+    monkeypatch.setattr(LocalSandboxHandle, "upload", fail_to_upload)
+    options: dict[str, Any] = {"check": "SUBMIT(passed=True)", "on_failure": "return"}
+    with_file = await batch("SUBMIT(y=1)", f"{tmp_path}/*", **options)
+    with_large_variable = await chunks("SUBMIT(y=1)", data=["y" * 1_000_000], chunk_size=1, **options)
+    for failure in (with_file[0], with_large_variable["0"]):
+        assert isinstance(failure, Failure)
+        assert isinstance(failure.error, VolumeError)
+        assert failure.meta.judged is None
+
+
+async def test_a_retry_is_judged_without_the_files_of_the_attempt_before(tmp_path, short_delays):
+    code = f"""
+import os, signal
+if os.path.exists({str(tmp_path / "ran")!r}): os.kill(os.getppid(), signal.SIGKILL)
+open({str(tmp_path / "ran")!r}, "w").close()
+open("answer", "w").close()
+raise ValueError
+"""
+    check = "import os\nSUBMIT(files=os.listdir(folder))"
+    (result,) = await batch([code], check=check, provider="local:none", retry_code_errors=True, retries=1)
+    assert result.files == []
 
 
 async def test_a_sweeps_objective_is_the_checks(tmp_path):
