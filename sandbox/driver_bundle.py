@@ -20,7 +20,7 @@ from .wire.names import DRIVER_FILE_PREFIX
 
 # Modules in import order.
 MODULES = (
-    "wire.names", "wire.remedies", "wire.strict_json", "wire.context_shape", "wire.nonfinite", "wire.submission",
+    "wire.names", "wire.strict_json", "wire.context_shape", "wire.nonfinite", "wire.submission",
     "wire.frames", "wire.displays", "wire.pipes", "wire.process_table", "wire.collection", "wire.loading",
     "wire.python_directory",
     "driver.processes", "driver.orphans", "driver.confinement", "driver.event_loop", "driver.host_wire",

@@ -7,7 +7,6 @@ the rest of a sandbox's start.
 from __future__ import annotations
 
 from .names import add_article
-from .remedies import find_remedy, find_unit, is_default_index
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,24 +24,23 @@ MAX_CONTAINERS = 100_000
 
 _LARGE_TEXT = 16 * 1024  # characters
 
+JSON_KINDS = "numbers, text, lists and dicts"
+# Attributes of well-known classes, and the expressions that messages suggest for their values.
+CONVERSIONS = {
+    "to_dicts": "{}.to_dicts()",  # a data frame of Polars
+    "iloc": "{}.to_dict('list')",  # a data frame of pandas
+    "model_dump": "{}.model_dump(mode='json')",  # a model of pydantic
+    "__dataclass_fields__": "dataclasses.asdict({})",
+    "isoformat": "{}.isoformat()",  # a date or time
+}
+
 # The characters that `dumps` escapes. The backslash comes first, because the other escapes contain it.
 _ESCAPES = {"\\": "\\\\", '"': '\\"', **{chr(number): f"\\u{number:04x}" for number in range(32)}}
 _ESCAPES.update({"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"})
 
 
 class NotJsonError(Exception):
-    """A value that strict JSON cannot hold; the message names its place and a remedy.
-
-    The search for a remedy tries expressions on the value, so it runs only when `str()` builds the message.
-    """
-
-    def __init__(self, reason: str, find_remedy: Callable[[], str | None] = lambda: None) -> None:
-        super().__init__(reason)
-        self._find_remedy = find_remedy
-
-    def __str__(self) -> str:
-        remedy = self._find_remedy()
-        return str(self.args[0]) if remedy is None else f"{self.args[0]}: use {remedy}"
+    """A value that strict JSON cannot hold; the message names its place and what to use."""
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -179,7 +177,7 @@ def convert_fields(
             right values. Default None: all values are right.
 
     Raises:
-        NotJsonError: JSON cannot hold a value, or `expect` refuses it. The message names the value and a remedy.
+        NotJsonError: JSON cannot hold a value, or `expect` refuses it. The message names the value.
     """
     converter = _Converter(max_items, allow_nonfinite, expect)
     converted: dict[str, Any] = {}
@@ -209,15 +207,13 @@ class _Converter:
         if hasattr(kind, "tolist") and not isinstance(value, memoryview):
             return self._convert_array(value, place)
         if isinstance(value, int) and not -_FIRST_UNREADABLE_INTEGER < value < _FIRST_UNREADABLE_INTEGER:
-            raise NotJsonError(f"{place} is an integer of more than 4,300 digits", lambda: f"hex({place})")
+            raise NotJsonError(f"{place} is an integer of more than 4,300 digits: use hex({place})")
         if value is None or isinstance(value, (str, int)):
             return value
         if isinstance(value, float):
             value = float.__float__(value)  # a subclass may override any method
             if not self._allow_nonfinite and value - value != 0:
-                raise NotJsonError(
-                    f"{place} is {value!r}, which JSON cannot hold", lambda: "None or a string in its place"
-                )
+                raise NotJsonError(f"{place} is {value!r}, which JSON cannot hold: use None or a string in its place")
             return value
         if isinstance(value, (list, tuple)):
             items: Any = value  # type: ignore[reportUnknownVariableType]
@@ -226,7 +222,7 @@ class _Converter:
             pairs: Any = value  # type: ignore[reportUnknownVariableType]
             for key in pairs:
                 if not isinstance(key, str):
-                    raise self._refuse(value, place, f"{place} has the key {key!r}, which is not a string")
+                    raise NotJsonError(f"{place} has the key {key!r}, which is not a string: use strings as keys")
             # `str.__str__` returns the plain text of a key that is a member of a str enumeration.
             return {str.__str__(key): self.convert(item, f"{place}[{key!r}]") for key, item in pairs.items()}
         raise self._refuse(value, place, f"{place} is {add_article(kind.__qualname__)}, which is not JSON")
@@ -236,7 +232,7 @@ class _Converter:
         kind: Any = type(array)  # type: ignore[reportUnknownVariableType]
         loss = find_loss(array)
         if loss is not None:
-            raise self._refuse(array, place, f"{place} is {add_article(kind.__qualname__)} {loss}")
+            raise NotJsonError(f"{place} is {add_article(kind.__qualname__)} {loss}")
         try:
             count = 1
             for length in getattr(array, "shape", ()):
@@ -258,50 +254,57 @@ class _Converter:
             said = f"{type(error).__name__}: {error}".rstrip(".")
             reason = f"{place} is {add_article(kind.__qualname__)} whose tolist() raised {said}"
             raise self._refuse(array, place, reason) from None
-        try:
-            return self.convert(value, place)
-        except NotJsonError as error:
-            # Search a remedy for the whole array, not for its first wrong item.
-            raise self._refuse(array, place, error.args[0]) from None
+        return self.convert(value, place)
 
-    def _refuse(
-        self, value: Any, place: str, reason: str, otherwise: str | None = "numbers, text, lists and dicts"
-    ) -> NotJsonError:
-        """Return an error that advises the first remedy that works, or else the expected kinds of values."""
-
-        def check(candidate: Any) -> None:
-            self.check(self.convert(candidate, place), place, candidate)
-
-        otherwise = otherwise and (self._expect(place, None) or otherwise)
-        return NotJsonError(reason, lambda: find_remedy(value, place, check) or otherwise)
+    def _refuse(self, value: Any, place: str, reason: str) -> NotJsonError:
+        """Return an error that names the expected kind of value, or an expression for one of a well-known class."""
+        kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
+        known = (expression.format(place) for name, expression in CONVERSIONS.items() if hasattr(kind, name))
+        return NotJsonError(f"{reason}: use {self._expect(place, None) or next(known, JSON_KINDS)}")
 
     def check(self, converted: Any, place: str, value: Any) -> None:
         """Raise NotJsonError if a converted value is not what `expect` requires at that place."""
         wanted = self._expect(place, converted)
         if wanted is not None:
-            kind = type(value).__qualname__
-            raise self._refuse(value, place, f"{place} is {add_article(kind)}, and must be {wanted}", otherwise=None)
+            raise NotJsonError(f"{place} is {add_article(type(value).__qualname__)}, and must be {wanted}")
 
 
 def find_loss(array: Any) -> str | None:
-    """Return a description of what an array's `tolist` would lose, or None if it loses nothing."""
+    """Return what an array's `tolist` would lose and what to use instead, or None if it loses nothing."""
     dtype = getattr(array, "dtype", None)
     if getattr(dtype, "kind", None) in ("m", "M"):
-        return f"({dtype}), which is not JSON"
+        return f"({dtype}), which is not JSON: use astype(str)"
     if getattr(dtype, "names", None):
-        return "with named fields, which a list would lose"
+        return "with named fields, which a list would lose: use a dict of lists"
     arrow_type = getattr(dtype, "pyarrow_dtype", None) or getattr(array, "type", None)
     if getattr(dtype, "ordered", False) or getattr(arrow_type, "ordered", False):
-        return "whose categories have an order, which a list would lose"
+        return "whose categories have an order, which a list would lose: use a list of texts"
     index = getattr(array, "index", None)
     if index is not None and not callable(index) and not is_default_index(index):
-        return "with an index, which a list would lose"
-    if find_unit(array) is not None:
-        return "with a unit, which a list would lose"
+        return "with an index, which a list would lose: use to_dict(), or tolist() without the index"
+    if has_unit(array):
+        return "with a unit, which a list would lose: use a dict of the numbers and the unit"
     mask = getattr(array, "mask", False)
     if mask is not False and not callable(mask) and getattr(mask, "any", bool)():
-        return "with masked items, which a list would lose"
+        return "with masked items, which a list would lose: use tolist()"
     return None
+
+
+def has_unit(array: Any) -> bool:
+    """Return True if the array has a unit, as arrays of astropy and pint do."""
+    # On a Series this attribute may be an item, and on a structured array a field.
+    if hasattr(array, "isna") or getattr(getattr(array, "dtype", None), "names", None):
+        return False
+    for unit in (getattr(array, "unit", None), getattr(array, "units", None)):
+        # Skip functions and methods: they have a `__name__`. Some units are callable, such as magnitudes.
+        if unit is not None and not hasattr(unit, "__name__") and str(unit) not in ("", "dimensionless"):
+            return True
+    return False
+
+
+def is_default_index(index: Any) -> bool:
+    """Return True if this is pandas' default index, which only numbers the items."""
+    return getattr(index, "start", None) == 0 and getattr(index, "step", None) == 1
 
 
 def encode_fields(fields: dict[str, Any]) -> bytes:

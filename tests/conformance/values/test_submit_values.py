@@ -10,55 +10,33 @@ from rlm_batch.sandbox.interpreter import Interpreter
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
-# Values that are not JSON, and the submitted value if the code follows the error's suggestion.
-FOLLOWED: list[tuple[str, Any]] = [
-    ("{1: 2}", {"1": 2}),
-    ("{1: 2, '1': datetime.date(2026, 1, 2)}", [[1, 2], ["1", "2026-01-02"]]),
-    ("{(1, 2): 3}", {"(1, 2)": 3}),
-    ("{b'a': 1}", {"a": 1}),
-    ("{b'a'}", ["a"]),
-    ("collections.deque([b'\\xff'])", ["ff"]),
-    ("collections.ChainMap({1: 2})", {"1": 2}),
-    ("b'abc'", "abc"),
-    ("b'\\xff'", "ff"),
-    ("bytearray(b'a')", "a"),
-    ("memoryview(b'a')", [97]),
-    ("{3, 1, 2}", [1, 2, 3]),
-    ("{uuid.UUID(int=1)}", ["00000000-0000-0000-0000-000000000001"]),
-    ("range(2)", [0, 1]),
-    ("(i for i in range(3))", [0, 1, 2]),
-    ("collections.deque([1])", [1]),
-    ("types.MappingProxyType({'a': 1})", {"a": 1}),
-    ("types.SimpleNamespace(a=1)", {"a": 1}),
-    ("1 + 2j", [1.0, 2.0]),
-    ("10 ** 5000", hex(10**5000)),
-    ("decimal.Decimal('1.10')", "1.10"),
-    ("fractions.Fraction(1, 3)", "1/3"),
-    ("datetime.datetime(2026, 1, 2, 3)", "2026-01-02T03:00:00"),
-    ("datetime.time(3)", "03:00:00"),
-    ("datetime.timedelta(days=1)", 86400.0),
-    ("pathlib.PurePosixPath('/a')", "/a"),
-    ("enum.Enum('Size', 'S M').M", 2),
-    ("dataclasses.make_dataclass('P', ['x'])(1)", {"x": 1}),
-    ("dataclasses.make_dataclass('P', ['x'])(datetime.date(2026, 1, 2))", {"x": "2026-01-02"}),
-    ("type('Sparse', (), {'tolist': lambda self: 1 / 0, 'toarray': lambda self: array.array('i', [1])})()", [1]),
-    ("type('Series', (), {'to_list': lambda self: [datetime.date(2026, 1, 2), 1]})()", ["2026-01-02", 1]),
-    ("type('Table', (), {'to_dict': lambda self, as_series: {'a': [1]}, 'columns': ['a']})()", {"a": [1]}),
-    ("type('array', (), {'tolist': lambda self: [1, {2}]})()", [1, "{2}"]),
-]
-# A list of this graph would contain the nodes, but not the edges.
-GRAPH = "type('Graph', (), {'__iter__': lambda self: iter('ab'), '__len__': lambda self: 2, "
-GRAPH += "'__getitem__': lambda self, node: {'a': {'b': 1}, 'b': {'a': 1}}[node]})()"
-MODULES = "array, collections, dataclasses, datetime, decimal, enum, fractions, json, pathlib, types, uuid"
-# Values for which the error suggests no replacement, and the error's text.
-REFUSED = [
-    ("object()", "numbers, text, lists and dicts"),
-    (GRAPH, "numbers, text, lists and dicts"),
-    ("decimal.Decimal('0.5')", "use str(loss) or float(loss)"),
-    ("print", "numbers, text, lists and dicts"),
+KINDS = "which is not JSON: use numbers, text, lists and dicts"
+# Values that are not JSON, and the error's text; {} is the value's place.
+REFUSED: list[tuple[str, str]] = [
+    ("{1: 2}", "{} has the key 1, which is not a string: use strings as keys"),
+    ("{b'a': 1}", "{} has the key b'a'"),
+    ("collections.ChainMap({1: 2})", "{} is a ChainMap, " + KINDS),
+    ("b'abc'", "{} is a bytes, " + KINDS),
+    ("memoryview(b'a')", "{} is a memoryview, " + KINDS),
+    ("{3, 1, 2}", "{} is a set, " + KINDS),
+    ("range(2)", "{} is a range, " + KINDS),
+    ("(i for i in range(3))", "{} is a generator, " + KINDS),
+    ("1 + 2j", "{} is a complex, " + KINDS),
+    ("10 ** 5000", "{} is an integer of more than 4,300 digits: use hex({})"),
+    ("decimal.Decimal('1.10')", "{} is a Decimal, " + KINDS),
+    ("datetime.datetime(2026, 1, 2, 3)", "{} is a datetime, which is not JSON: use {}.isoformat()"),
+    ("datetime.time(3)", "{} is a time, which is not JSON: use {}.isoformat()"),
+    ("pathlib.PurePosixPath('/a')", "{} is a PurePosixPath, " + KINDS),
+    ("enum.Enum('Size', 'S M').M", "{} is a Size, " + KINDS),
+    ("dataclasses.make_dataclass('P', ['x'])(1)", "{} is a P, which is not JSON: use dataclasses.asdict({})"),
+    ("type('Model', (), {'model_dump': id})()", "{} is a Model, which is not JSON: use {}.model_dump(mode='json')"),
+    ("type('array', (), {'tolist': lambda self: [1, {2}]})()", "{}[1] is a set, " + KINDS),
+    ("object()", "{} is an object, " + KINDS),
+    ("print", "{} is a builtin_function_or_method, " + KINDS),
     ("type('array', (), {'tolist': lambda self: 1 / 0})()", "raised ZeroDivisionError: division by zero: use"),
     ("type('array', (), {'shape': (1000, 1000), 'tolist': id})()", "save_to_volume"),
 ]
+MODULES = "collections, dataclasses, datetime, decimal, enum, pathlib"
 
 
 async def read_refusal(interpreter: Interpreter, code: str) -> str:
@@ -68,19 +46,15 @@ async def read_refusal(interpreter: Interpreter, code: str) -> str:
     return str(caught.value)
 
 
-async def test_a_value_that_is_not_json_raises_an_error_with_a_fix(interpreter: Interpreter) -> None:
-    for number, (value, expected) in enumerate(FOLLOWED):
+async def test_a_value_that_is_not_json_raises_an_error_that_says_what_to_use(interpreter: Interpreter) -> None:
+    for number, (value, words) in enumerate(REFUSED):
         place, path = (("{}", "loss"), ("{{'a': [1, {}]}}", "loss['a'][1]"))[number % 2]
         code = f"import {MODULES}\nloss = {place.format(value)}\n"
         text = await read_refusal(interpreter, code + "SUBMIT(fine=1, loss=loss)")
         assert text.startswith(path), value
+        assert words.replace("{}", path) in text, value
         assert "line 3" in text, value
         assert "fine" not in text, value
-        remedy = text.partition(": use ")[2].rpartition(" (")[0]
-        assert (await interpreter.execute(f"{code}SUBMIT({remedy})")).outputs == {"output": expected}, text
-    for value, message in REFUSED:
-        text = await read_refusal(interpreter, f"import decimal\nSUBMIT(loss={value})")
-        assert message in text, value
 
 
 # Values, and the word with which the error describes the problem.
