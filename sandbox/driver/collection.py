@@ -25,7 +25,7 @@ from ..wire.collection import (
     take_step,
 )
 from ..wire.frames import encode_frame
-from ..wire.names import OWN_FILE_PREFIX
+from ..wire.names import CODE_FILE_PREFIX, OWN_FILE_PREFIX
 from ..wire.strict_json import dumps
 from .child.channel import CHANNEL_OUT
 
@@ -104,7 +104,7 @@ class Collection:
                 names.update(self._list_names(fd))
             for name in sorted(names):
                 below = take_step(steps, name)
-                if not below or name.startswith(OWN_FILE_PREFIX):
+                if not below or name.startswith((OWN_FILE_PREFIX, CODE_FILE_PREFIX)):
                     continue
                 try:
                     status = os.stat(name, dir_fd=fd, follow_symlinks=False)

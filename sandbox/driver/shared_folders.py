@@ -40,8 +40,7 @@ class SharedFolders:
     def note_end(self, process_id: int, *, is_killed: bool) -> None:
         """Record a process that may not have removed the files of its code (`child/main_module.py`)."""
         if is_killed or self._list_changed():
-            start = f"{CODE_FILE_PREFIX}{process_id}"
-            self._starts += f"{start}.", f"{start}-"
+            self._starts += (f"{CODE_FILE_PREFIX}{process_id}_",)
 
     def is_damaged(self, *, is_idle: bool) -> bool:
         """Return whether `repair` has work. If the sandbox `is_idle`, all new temporary files count as leftovers."""

@@ -205,9 +205,11 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
         )
     if kind == "exit":
         code = read_integer(outcome, "exit_code")
+        last_line = meta.stderr.rstrip().rpartition("\n")[2]  # of argparse and unittest, this line has the reason
+        reason = f", and the last line on stderr is {last_line[-200:]!r}" if last_line else ""
         return CodeCrashed(
-            f"the code called exit({message}){where} before SUBMIT: return values with SUBMIT, which also "
-            "ends the code",
+            f"the code called exit({message if code is None else code}){where} before SUBMIT{reason}: return values "
+            "with SUBMIT, which also ends the code",
             exit_code=1 if code is None else code,
             **details,
         )

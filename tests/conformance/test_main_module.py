@@ -1,11 +1,12 @@
 """Tests that the code's main module resembles that of `python file.py`: it has a file, and processes can import it."""
 
+from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
 
 import pytest
 
-from rlm_batch import CodeError
+from rlm_batch import CodeCrashed, CodeError, LocalSandbox
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.driver_settings import Preparation
 from rlm_batch.sandbox.interpreter import Interpreter
@@ -68,6 +69,31 @@ PROCESSES = """
             scaled = [point.x for point in executor.map(scale, [Point(1), Point(2)])]
         SUBMIT(scaled=scaled)
     """
+TESTS = """
+    import doctest, importlib, os, subprocess, sys, unittest
+    from pathlib import Path
+    def double(x):
+        \"\"\"
+        >>> double(2)
+        {expected}
+        \"\"\"
+        return 2 * x
+    class TestDouble(unittest.TestCase):
+        def test_two(self):
+            self.assertEqual(double(2), {expected})
+    if __name__ == "__main__":
+        tools = [["doctest", "-v"], ["unittest", "-v"]]
+        statuses = [subprocess.run([sys.executable, "-m", *tool, __file__]).returncode for tool in tools]
+        name = Path(__file__).stem
+        os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+        subprocess.run([sys.executable, "-c", f"import {{name}}"], check=True)  # makes a file in __pycache__
+        imported = importlib.import_module(name)
+        ran = unittest.main(exit=False, verbosity=2).result
+        SUBMIT(
+            statuses=statuses, imported=imported.double(2), has_passed=ran.wasSuccessful(), count=ran.testsRun,
+            failed=doctest.testmod().failed,
+        )
+    """
 GUARD = 'if __name__ == "__main__":'
 
 
@@ -110,6 +136,39 @@ async def test_code_finds_its_file_in_its_folder(interpreter: Interpreter) -> No
         }, context  # fmt: skip
         if context is None:
             assert (await interpreter.execute("import os; SUBMIT(files=os.listdir())")).files == []
+
+
+async def test_test_tools_run_the_tests_in_the_codes_file(interpreter: Interpreter, tmp_path: Path) -> None:
+    for context in (None, "c", "c"):  # The same file name would give the next code the modules of the code before.
+        for expected in (4, 5):
+            code, has_passed = dedent(TESTS).format(expected=expected), expected == 4
+            collected: dict[str, Any] = {"collect": ["**"], "collect_to": tmp_path}
+            result = await interpreter.execute(code, context=context, **({} if context else collected))
+            assert result.outputs == {
+                "statuses": [0, 0] if has_passed else [1, 1], "imported": 4, "has_passed": has_passed, "count": 1,
+                "failed": 0 if has_passed else 1,
+            }  # fmt: skip
+            assert not result.meta.collected, context
+    main = "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        assert {}\nunittest.main()"
+    assert (await interpreter.execute(main.format(1))).outputs == {}
+    with pytest.raises(CodeCrashed, match=r"called exit\(1\) \(line 5\) .*'FAILED \(failures=1\)'") as failed:
+        await interpreter.execute(main.format(0))
+    assert failed.value.exit_code == 1
+
+
+async def test_pytest_runs_the_tests_in_the_codes_file() -> None:
+    code = """
+        import pytest, subprocess, sys
+        def test_sum():
+            assert sum([1, 2]) == {expected}
+        if __name__ == "__main__":
+            status = subprocess.run([sys.executable, "-m", "pytest", "-q", __file__]).returncode
+            SUBMIT(statuses=[int(pytest.main([__file__, "-q"])), status])
+        """
+    async with LocalSandbox(packages="environment").interpreter(timeout=2 * HANG_SECONDS) as interpreter:
+        for expected, status in ((3, 0), (4, 1)):
+            result = await interpreter.execute(dedent(code).format(expected=expected), context="c")
+            assert result.statuses == [status, status], result.meta.stdout
 
 
 def skip_without_semaphores(provider: SandboxProvider) -> None:

@@ -86,7 +86,7 @@ class MainModule:
         self._variables: dict[str, Any] = {}
         self._provided: dict[str, Any] = {}
         self._path = self._start_path = ""
-        self._process_id = 0
+        self._process_id = self._executions = 0  # process of the files, and its executions so far
         self._files: set[str] = set()  # paths that this process has written
 
     def install(self, finder: ImportWatcher) -> None:
@@ -106,11 +106,15 @@ class MainModule:
     def begin(self, folder: str, name: str, source: str) -> None:
         """Register a compiled source that is about to run; `folder` is the apparent folder of its file."""
         process_id = os.getpid()
-        if process_id != self._process_id:  # each fork gets its own file
-            self._process_id, self._files = process_id, set()
-            self._path = f"{folder}/{CODE_FILE_PREFIX}{process_id}.py"
+        if process_id != self._process_id:
+            self._process_id, self._executions, self._files = process_id, 0, set()
             sys.argv = [self._path]
-            vars(self.module)["__file__"] = self._path
+        # Each execution has its own file, because Python does not import a changed file again.
+        self._executions += 1
+        before, self._path = self._path, f"{folder}/{CODE_FILE_PREFIX}{process_id}_{self._executions}.py"
+        if vars(sys).get("argv") == [before]:
+            sys.argv = [self._path]
+        vars(self.module)["__file__"] = self._path
         self._start_path = ""
         self.sources[name] = source.replace("\r\n", "\n").replace("\r", "\n")
         if len(self.sources) > MAX_SOURCES:

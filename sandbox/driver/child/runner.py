@@ -440,7 +440,7 @@ class CodeRunner:
             "type": type(error).__qualname__,
             "message": message[:MAX_TRACEBACK_CHARACTERS],
             "traceback": text,
-            "exit_code": code if type(code) is int and abs(code) < 1 << 31 else None,
+            "exit_code": int(code) if isinstance(code, int) and abs(code) < 1 << 31 else None,
             "line": line,
             "limit": find_limit(error),
         }
