@@ -1,10 +1,13 @@
-"""The commands of `setup`: how a sandbox runs them, and the error if they fail."""
+"""The commands of `setup` and pip's: how a sandbox runs them, and the error if they fail."""
 
 import shlex
 
 from ..sandbox.caller import name_parameter
 from ..sandbox.errors import ConfigurationError
 
+# Python in an image, whose settings of pip must not decide where or whether pip installs.
+PYTHON_FOR_PIP = ["env", *(f"-uPIP_{name}" for name in ("TARGET", "PREFIX", "ROOT", "USER"))]
+PYTHON_FOR_PIP += ["PIP_DRY_RUN=0", "PIP_NO_DEPS=0", "PIP_REQUIRE_VIRTUALENV=0", "python3"]
 # A program for `sh -c` with commands. It runs them as root if it may, and ends at the first that fails.
 RUN_AS_ROOT = """
 if [ "$(id -u)" != 0 ] && sudo -n true 2>/dev/null; then

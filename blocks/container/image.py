@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
-from ..setup_commands import build_image_command
+from ..setup_commands import PYTHON_FOR_PIP, build_image_command
 from ..worker_consent import check_network
 from .command import build_ulimits
 from .engine import Engine, get_last_line
@@ -67,7 +67,7 @@ async def _pull(settings: ContainerSettings, engine: Engine) -> None:
 
 async def _build(settings: ContainerSettings, engine: Engine, name: str) -> None:
     """Build the image with its set-up and packages. Only wheels are allowed, because pip runs no code from them."""
-    install = ["python3", "-I", "-m", "pip", "install", "--no-cache-dir", "--only-binary", ":all:", "--"]
+    install = [*PYTHON_FOR_PIP, "-I", "-m", "pip", "install", "--no-cache-dir", "--only-binary", ":all:", "--"]
     mount = f"--mount=type=secret,id={PIP_SECRET},target=/etc/pip.conf "
     lines = [
         f"FROM {settings.image}",

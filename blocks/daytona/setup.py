@@ -15,7 +15,7 @@ import daytona
 from ...sandbox.errors import ConfigurationError, SandboxStartError
 from .. import git as repository
 from ..host_files.files import ARCHIVE_PATH, UNPACK_ARCHIVE, describe_unpacking_failure
-from ..setup_commands import RUN_AS_ROOT, describe_setup_failure
+from ..setup_commands import PYTHON_FOR_PIP, RUN_AS_ROOT, describe_setup_failure
 from .client import NAME_PREFIX
 from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, is_turned_away, retry_call, says_gone
 from .settings import DaytonaSettings
@@ -143,7 +143,8 @@ async def install_packages(remote: daytona.AsyncSandbox, packages: list[str], re
     """Install packages. Raise ConfigurationError, SandboxStartError or DaytonaError, with pip's last lines."""
     requirements = " ".join(shlex.quote(package) for package in packages)
     # Run pip in /: a module in the session's directory could shadow one that pip imports.
-    command = f"cd / && python3 -m pip install --quiet --disable-pip-version-check --no-input -- {requirements}"
+    python = shlex.join(PYTHON_FOR_PIP)
+    command = f"cd / && {python} -m pip install --quiet --disable-pip-version-check --no-input -- {requirements}"
     try:
         status, output = await run_command(remote, command, SETUP_SECONDS, retry_seconds)
     except TimeoutError:

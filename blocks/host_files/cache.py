@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import stat
 import tempfile
 import threading
@@ -86,14 +87,18 @@ async def lock_file(path: Path) -> AsyncIterator[None]:
         os.close(lock)
 
 
-async def make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Path:
+async def make_once(
+    folder: Path, make: Callable[[Path], Awaitable[None]], is_complete: Callable[[Path], bool] = Path.is_dir
+) -> Path:
     """Return `folder`. The first caller on this machine fills it with `make`; other callers wait for its lock.
+
+    A folder that `is_complete` rejects is made again.
 
     Until this process ends, `list_cached_folders` finds the folder in use.
     """
     try:
-        while not _mark_used(folder):
-            await _make_unless_made(folder, make)
+        while not (is_complete(folder) and _mark_used(folder)):
+            await _make_unless_made(folder, make, is_complete)
     except OSError as error:
         raise ConfigurationError(
             f"{folder.parent} cannot be written ({error.strerror}): set RLM_BATCH_CACHE to another directory"
@@ -101,9 +106,12 @@ async def make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Pa
     return folder
 
 
-async def _make_unless_made(folder: Path, make: Callable[[Path], Awaitable[None]]) -> None:
+async def _make_unless_made(
+    folder: Path, make: Callable[[Path], Awaitable[None]], is_complete: Callable[[Path], bool]
+) -> None:
     async with lock_file(folder.with_name(folder.name + ".lock")):
-        if not folder.exists():
+        if not is_complete(folder):
+            shutil.rmtree(folder, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix="half-", ignore_cleanup_errors=True) as half:
                 os.chmod(half, 0o755)
                 await make(Path(half))

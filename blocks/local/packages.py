@@ -39,7 +39,12 @@ INSTALLER_VARIABLES = re.compile(
     "(PIP|UV)_.+|(HTTP|HTTPS|ALL|NO)_PROXY|(http|https|all|no)_proxy|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE|NETRC"
     "|PATH|HOME|USER|LOGNAME|LANG|LC_ALL|TMPDIR|XDG_(CONFIG_HOME|CONFIG_DIRS|CACHE_HOME|DATA_HOME)"
 )
-BUILD_VARIABLES = re.compile("(PIP|UV)_(NO_BINARY.*|REQUIREMENT|EDITABLE|CONFIG_SETTINGS.*|NO_BUILD_ISOLATION.*)")
+BUILD_VARIABLES = re.compile(
+    "(PIP|UV)_(NO_BINARY.*|REQUIREMENT|EDITABLE|CONFIG_SETTINGS.*|NO_BUILD_ISOLATION.*|PYTHON.*|PLATFORM)"
+)
+# The user's settings, also those in pip's files, must not decide where or whether pip installs.
+PIP_VARIABLES = {"PIP_DRY_RUN": "0", "PIP_NO_DEPS": "0", "PIP_REQUIRE_VIRTUALENV": "0"}
+PIP_OPTIONS = ["--no-user", "--root=/", "--prefix="]
 # A pip that may start only `keyring`, for passwords. Normally pip also asks some programs for their versions, which it
 # does not need.
 PIP_PROGRAM = """
@@ -83,7 +88,7 @@ async def install_packages(requirements: list[str]) -> Path:
             name: value
             for name, value in os.environ.items()
             if INSTALLER_VARIABLES.fullmatch(name) and not BUILD_VARIABLES.fullmatch(name)
-        }
+        } | PIP_VARIABLES
         try:
             done = await run_command(
                 *_find_installer(),
@@ -107,12 +112,37 @@ async def install_packages(requirements: list[str]) -> Path:
                 "the packages could not be installed. Local sandboxes install only wheels, because building a package "
                 f"would run its code on this machine:\n{last_lines}"
             )
+        if missing := _list_missing(folder, requirements):
+            raise ConfigurationError(
+                f"the packages could not be installed: pip or uv reported no error, but did not install {missing[0]}. "
+                "Look for a setting that prevents it, as with `pip config list`"
+            )
         await asyncio.to_thread(_make_readable, folder)
         await asyncio.to_thread(write_scripts, folder / "bin", folder / SCRIPTS)
 
-    parts = [sys.version, platform.machine(), SCRIPTS, find_python(), *sorted(requirements)]
+    def is_complete(folder: Path) -> bool:
+        return folder.is_dir() and not _list_missing(folder, requirements)
+
+    parts = [sys.version, platform.machine(), SCRIPTS, find_python(), *PIP_VARIABLES, *sorted(requirements)]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    return await make_once(resolve_cache_root() / "packages" / name, install)
+    return await make_once(resolve_cache_root() / "packages" / name, install, is_complete)
+
+
+def _list_missing(folder: Path, requirements: list[str]) -> list[str]:
+    """List the requirements whose packages are not in the folder."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    installed = {
+        canonicalize_name(package.metadata["Name"]) for package in importlib.metadata.distributions(path=[str(folder)])
+    }
+    needed = {text: Requirement(text) for text in requirements}
+    return [
+        text
+        for text, requirement in needed.items()
+        if canonicalize_name(requirement.name) not in installed
+        and (requirement.marker is None or requirement.marker.evaluate())
+    ]
 
 
 def _make_readable(folder: Path) -> None:
@@ -169,16 +199,10 @@ def digest_installed_versions(directories: tuple[Path, ...]) -> str:
 def _find_installer() -> list[str]:
     if importlib.util.find_spec("pip") is not None:
         options = ["--quiet", "--disable-pip-version-check", "--no-input"]
-        return [sys.executable, "-P", "-c", PIP_PROGRAM, "install", *options]
+        return [sys.executable, "-P", "-c", PIP_PROGRAM, "install", *options, *PIP_OPTIONS]
     if shutil.which("uv") is not None:
-        return [
-            "uv",
-            "pip",
-            "install",
-            "--quiet",
-            "--python",
-            sys.executable,
-        ]  # For uv, `--only-binary` alone prevents builds.
+        # For uv, `--only-binary` alone prevents builds.
+        return ["uv", "pip", "install", "--quiet", "--deps", "--python", sys.executable]
     raise ConfigurationError(f"{name_parameter('packages')} needs pip or uv: install one beside {sys.executable}")
 
 
