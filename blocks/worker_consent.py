@@ -28,6 +28,7 @@ RUN_VARIABLES = ("PREFECT__FLOW_RUN_ID", "PREFECT__ENABLE_CANCELLATION_AND_CRASH
 # read addresses of the worker's network, and see the answers.
 STORE_SCHEMES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "tos", "hf", "memory"}
 STORE_SCHEMES |= {"sftp", "ssh", "ftp", "smb", "hdfs"}
+MAX_LINKS = 40  # links in one path; Linux follows no more
 # Addresses that git reaches over a network: a URL, or `user@host:path`.
 REMOTE_REPOSITORY = re.compile(r"(https?|ssh|git|git\+ssh|ssh\+git)://|[^/:]+:(?!:|//)")
 
@@ -82,19 +83,42 @@ def check_path(path: Path, below: Path | None = None) -> Path:
     """Return a path from a parameter if this process may use it; in a deployment run with its links resolved.
 
     Raises:
-        ConfigurationError: A deployment run may not use it: it is not below `RLM_BATCH_ALLOWED_PATHS` or `below`.
+        ConfigurationError: The path has a link on a volume, or a deployment run may not use it: it is not below
+            `RLM_BATCH_ALLOWED_PATHS` or `below`.
     """
-    if not is_deployment_run():
-        return path
-    real = resolve_links(path)
+    real = resolve_links(path) if is_deployment_run() else path
     roots = [os.path.expanduser(root) for root in os.environ.get(ALLOWED_PATHS, "").split(os.pathsep)]
     roots = [os.path.realpath(root) for root in (*roots, *([] if below is None else [below])) if os.path.isabs(root)]
-    if real is None or not any(real.is_relative_to(root) for root in roots):
+    if real is None or (is_deployment_run() and not any(real.is_relative_to(root) for root in roots)):
         raise ConfigurationError(
             f"this worker does not let deployments use {path}: set {ALLOWED_PATHS} in the worker's "
             f"environment to a directory above it, after links are followed (separated by {os.pathsep!r})"
         )
+    if (link := find_link_on_volume(path)) is not None:
+        raise ConfigurationError(
+            f"{link} is a link on a volume, which sandboxed code could have created: name the file that you mean"
+        )
     return real
+
+
+def find_link_on_volume(path: Path) -> Path | None:
+    """Return the first link below the directory of volumes over which a path leads, or None."""
+    volumes = Path(os.path.realpath(resolve_data_dir("volumes", "RLM_BATCH_VOLUMES")))
+    at, parts, links = Path("/"), [*reversed(path.absolute().parts[1:])], 0
+    while parts and links < MAX_LINKS:
+        part = parts.pop()
+        place = at.parent if part == ".." else at / part
+        if part == ".." or not os.path.islink(place):
+            at = place
+            continue
+        if at != volumes and at.is_relative_to(volumes):
+            return place
+        target = Path(os.readlink(place))
+        if target.is_absolute():
+            at = Path("/")
+        parts += [part for part in reversed(target.parts) if part != "/"]
+        links += 1
+    return None
 
 
 def check_writable_directory(path: Path) -> None:

@@ -100,18 +100,11 @@ class Upload:
     A file with a digest belongs to one execution, which gets a new copy. Other files are sent to a sandbox once.
     """
 
-    file: Path
+    file: Path  # without links
     digest: str = ""  # SHA-256, in hexadecimal digits
 
     def read(self) -> bytes:
-        """Return the file's content.
-
-        Raises:
-            ConfigurationError: The file has another digest, or cannot be read any more.
-            OSError: A file without a digest cannot be read.
-        """
-        if not self.digest:
-            return self.file.read_bytes()
+        """Return the file's content. Raises ConfigurationError if it has another digest, or cannot be read any more."""
         try:
             with open_source(self.file) as fd, open(fd, "rb", closefd=False) as stream:
                 data = stream.read()
@@ -119,7 +112,7 @@ class Upload:
             raise ConfigurationError(
                 f"the file {self.file} cannot be read any more: {error.strerror or error}"
             ) from None
-        if hashlib.sha256(data).hexdigest() != self.digest:
+        if self.digest and hashlib.sha256(data).hexdigest() != self.digest:
             raise ConfigurationError(f"the file {self.file} has changed since the run began: run it again")
         return data
 

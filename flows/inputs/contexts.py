@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from ...blocks.host_files.source_tree import open_source
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from .host_paths import check_input_path
@@ -83,7 +85,9 @@ class ContextReader:
             return self._ask_file(f"{{{pairs}}}", files, {**variables, "context_file": list(names)})
         if context_file:
             digest, path = self._compute_digest(context_file)
-            return self._ask_file(f"read({digest!r})", {digest: path}, {**variables, "context_file": path.name})
+            return self._ask_file(
+                f"read({digest!r})", {digest: path}, {**variables, "context_file": Path(context_file).name}
+            )
         if context in (None, ""):
             return Question(ASK_WITHOUT, variables)
         return self._ask_value(read_json_reference(context), variables)
@@ -95,7 +99,7 @@ class ContextReader:
             return Question(ASK, {**variables, "context": context})
         digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
         read = f"read({digest!r})" if is_text else f"json.loads(read({digest!r}))"
-        return self._ask_file(read, {digest: Path(spill_text(text))}, variables)
+        return self._ask_file(read, {digest: Path(os.path.realpath(spill_text(text)))}, variables)
 
     def _ask_file(self, context: str, files: Mapping[str, Path], variables: dict[str, Any]) -> Question:
         code = READ.format(context=context)
@@ -103,11 +107,11 @@ class ContextReader:
         return Question(code, variables)
 
     def _compute_digest(self, name: str) -> tuple[str, Path]:
-        """Return the SHA-256 of a file's content, and its path. The digest identifies the text in the code."""
-        path = check_input_path(Path(name).expanduser().absolute())
+        """Return the SHA-256 of a file's content, and its path without links. The digest identifies the text."""
+        path = Path(os.path.realpath(check_input_path(Path(name).expanduser().absolute())))
         if path not in self._digests:
             try:
-                with path.open("rb") as file:
+                with open_source(path) as fd, open(fd, "rb", closefd=False) as file:
                     self._digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
             except OSError as error:
                 raise ConfigurationError(f"the context {path} cannot be read: {error.strerror}") from None

@@ -4,14 +4,16 @@ import glob
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePath
 from typing import Any
 
 from ...blocks.host_files.source_tree import open_source
 from ...blocks.storage.location import PathOrLocation
 from ...blocks.storage.location_parsing import is_remote, parse_location
-from ...blocks.worker_consent import resolve_links
+from ...blocks.worker_consent import find_link_on_volume, resolve_links
 from ...sandbox.caller import get_caller, name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...tasks.execution import Execution, Upload
@@ -64,13 +66,10 @@ class MatchedFiles:
                 UTF-8.
         """
         base, rest = _split_pattern(_locate(pattern))
-        check_input_path(base)
         self._files: dict[str, Path] = {}
         size = 0
-        for name in sorted(glob.iglob(rest, root_dir=base, recursive=True)):
-            real = resolve_links(check_input_path(base / name))
-            if real is None or not real.is_file():
-                continue
+        matched, left_out = match_files(base, rest)
+        for name, real in matched.items():
             try:
                 name.encode()
             except UnicodeEncodeError:
@@ -86,8 +85,11 @@ class MatchedFiles:
             if path in self._files:
                 raise ConfigurationError(f"two files would have the path {path}: rename {base / name}")
             self._files[path] = real
+        note = f"{base / left_out[0]} leads out of {base}, so it is left out" if left_out else ""
         if not self._files:
-            raise ConfigurationError(f"no file matches {pattern}: {_advise(base, rest)}")
+            raise ConfigurationError(f"no file matches {pattern}: {note or _advise(base, rest)}")
+        if report is not None and note:
+            report(note if len(left_out) == 1 else f"{note}, as {len(left_out) - 1:,} more links")
         if report is not None and size >= LARGE_BYTES:
             report(f"reading {len(self._files):,} files, {size / 1e6:,.0f} MB")
         self.digests = {path: _compute_digest(file) for path, file in self._files.items()}
@@ -102,6 +104,45 @@ class MatchedFiles:
         """Return the file of an execution, by its path in the sandbox."""
         path = execution.variables["path"]
         return {path: Upload(self._files[path], self.digests[path])}
+
+
+def match_files(base: Path, pattern: str) -> tuple[dict[str, Path], list[str]]:
+    """Return the files below a directory that match a pattern, without links, and the names of links that lead out.
+
+    The files are sorted by their names below the directory. A link to a file in the directory is a file of its own.
+    `**` enters no links to directories. If such links give a file several paths, it has only the first one without
+    them.
+
+    Raises:
+        ConfigurationError: The run may not read the directory, or what a link leads to.
+    """
+    root = resolve_links(check_input_path(base)) or base
+    hidden = [part for part in PurePath(pattern).parts if part.startswith(".")]
+    files: dict[tuple[Path, str], tuple[bool, str, Path]] = {}
+    folders: dict[Path, Path] = {}  # directories without links by their paths
+    left_out: list[str] = []
+    # `Path.glob` takes `**` only as a whole part, and matches no files with it as the last one.
+    parts = [part if part == "**" else re.sub("[*]{2,}", "*", part) for part in PurePath(pattern).parts]
+    for path in root.glob("/".join([*parts, "*"] if parts[-1] == "**" else parts)):
+        name = str(path.relative_to(root))
+        if any(
+            part.startswith(".") and not any(fnmatchcase(part, own) for own in hidden) for part in PurePath(name).parts
+        ):
+            continue
+        if path.parent not in folders:
+            folders[path.parent] = resolve_links(path.parent) or path.parent
+        folder = folders[path.parent]
+        real = (resolve_links(path) or path) if path.is_symlink() else folder / path.name
+        if not real.is_file():
+            continue
+        if not real.is_relative_to(root) or (real != path and find_link_on_volume(path) is not None):
+            check_input_path(real)
+            left_out.append(name)
+            continue
+        file = (folder != path.parent, name, real)
+        key = (folder, path.name)
+        files[key] = min(file, files.get(key, file))
+    return {name: real for _, name, real in sorted(files.values(), key=lambda file: file[1])}, sorted(left_out)
 
 
 def refuse_pattern(text: str) -> None:
@@ -135,7 +176,7 @@ def _escape_name(name: str) -> str:
 def _advise(base: Path, rest: str) -> str:
     if not base.is_dir():
         return f"there is no directory {base}"
-    if any(True for _ in glob.iglob(os.path.join("**", os.path.basename(rest)), root_dir=base, recursive=True)):
+    if match_files(base, os.path.join("**", os.path.basename(rest)))[0]:
         return f"files in directories below need {base}/**/{os.path.basename(rest)}"
     return f"{base} has no such file"
 

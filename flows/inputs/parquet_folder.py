@@ -9,20 +9,19 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote
 
 from ...blocks.host_files.source_tree import open_source
-from ...blocks.worker_consent import resolve_links
 from ...sandbox.errors import ConfigurationError
-from .host_paths import check_input_path
+from .file_patterns import match_files
 from .tables import BATCH_ROWS, import_pyarrow
 
 NULL = "__HIVE_DEFAULT_PARTITION__"  # a missing value in the name of a directory
 WHOLE = re.compile("-?[0-9]{1,18}")
-HIDDEN = ("_", ".")  # Beginnings of names that are no data, such as _SUCCESS and _metadata.
 
 
 @contextmanager
 def merge_parquet_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary Parquet file with the rows of all Parquet files below a folder, in the order of their paths.
 
+    Names that start with a dot or an underscore are no data, such as _metadata.
     A directory named `year=2026` adds the column `year`. A column that a file lacks is null in its rows.
 
     Raises:
@@ -31,12 +30,18 @@ def merge_parquet_folder(folder: Path) -> Iterator[Path]:
         OSError: A file cannot be read.
     """
     arrow, parquet = import_pyarrow(folder)
-    files = [path for path in sorted(folder.rglob("*.parquet")) if path.is_file() and not _is_hidden(path, folder)]
+    matched, left_out = match_files(folder, "**/*.parquet")
+    if left_out:
+        raise ConfigurationError(
+            f"{folder / left_out[0]} is a link that leads out of {folder}: name another folder, or a copy without "
+            "links (cp -rL)"
+        )
+    names = [name for name in matched if not any(part.startswith("_") for part in PurePosixPath(name).parts)]
+    files = [matched[name] for name in names]
     if not files:
         raise ConfigurationError(
             f"{folder} is a folder without Parquet files: name a file, or '{folder}/*' for an execution per file"
         )
-    names = [path.relative_to(folder).as_posix() for path in files]
     partitions = _read_partitions(names)
     try:
         schemas: list[Any] = []
@@ -66,10 +71,6 @@ def merge_parquet_folder(folder: Path) -> Iterator[Path]:
         raise ConfigurationError(f"a Parquet file in {folder} is not valid: {error}") from None
 
 
-def _is_hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(HIDDEN) for part in path.relative_to(folder).parts)
-
-
 def _read_partitions(names: list[str]) -> list[dict[str, Any]]:
     """Return the columns that each file's directories name. A column has integers if all of its values are whole."""
     partitions: list[dict[str, Any]] = []
@@ -96,7 +97,5 @@ def _complete_batch(arrow: Any, batch: Any, partition: dict[str, Any], schema: A
 
 @contextmanager
 def _open_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that the run may read. A deployment's run follows no link that code could have created."""
-    real = resolve_links(check_input_path(path))
-    with open_source(real or path) as fd, open(fd, "rb", closefd=False) as file:
+    with open_source(path) as fd, open(fd, "rb", closefd=False) as file:
         yield file

@@ -10,7 +10,8 @@ import pytest
 
 from rlm_batch import ConfigurationError, Failure, batch, chunks, sweep
 from rlm_batch.flows.batch import BatchParameters
-from rlm_batch.flows.inputs.file_patterns import MAX_FILE_BYTES
+from rlm_batch.flows.inputs.file_patterns import MAX_FILE_BYTES, MatchedFiles
+from rlm_batch.tasks.execution import Execution
 
 READ = "with open(path, newline='') as file: SUBMIT(text=file.read())"
 
@@ -49,6 +50,70 @@ def test_a_pattern_finds_files_by_their_names(tmp_path: Path) -> None:
     assert match(tmp_path / "*" / "c.csv") == ["inputs/deep/c.csv"]
     results = batch.sync(READ, inputs=tmp_path / "*.csv", reuse_sandboxes=True, max_workers=1)
     assert [result.text for result in results] == ["a b.csv", "line\nbreak.csv", "deep/c.csv", "été.csv"]
+
+
+def test_links_to_directories_give_no_file_twice(tmp_path: Path) -> None:
+    write_files(tmp_path, ["texts/a.txt", "texts/sub/b.txt"])
+    texts = tmp_path / "texts"
+    for name, target in {
+        "self": ".", "self2": "..", "sub/up": "..", "0alias": "sub", "broken.txt": "missing", "loop.txt": "loop.txt",
+        "link.txt": "a.txt", "chain.txt": "link.txt", "sub/other.txt": "../a.txt",
+    }.items():  # fmt: skip
+        (texts / name).symlink_to(target)
+    both = ["inputs/a.txt", "inputs/chain.txt", "inputs/link.txt", "inputs/sub/b.txt", "inputs/sub/other.txt"]
+    assert match(f"{texts}/**/*.txt") == both
+    assert match(f"{texts}/**") == both
+    assert match(f"{texts}/*/*.txt") == [
+        "inputs/self/a.txt", "inputs/self/chain.txt", "inputs/self/link.txt", "inputs/sub/b.txt", "inputs/sub/other.txt"
+    ]  # fmt: skip
+    assert match(f"{texts}/0alias/*.txt") == ["inputs/b.txt"]
+    with pytest.raises(ConfigurationError, match=r"sub/other\.txt leads out of .*sub, so it is left out"):
+        match(f"{texts}/sub/o*.txt")
+
+
+def test_a_pattern_follows_no_link_out_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
+    write_files(tmp_path, ["secret/x.txt", "secret/x.csv", "volumes/own/ok.txt", "volumes/own/deep/ok.txt"])
+    own = tmp_path / "volumes" / "own"
+    parquet.write_table(arrow.table({"x": [1]}), own / "deep" / "x.parquet")
+    for name, target in {
+        "x.txt": "../../secret/x.txt", "y.txt": "x.txt", "z.txt": "ok.txt", "dir": tmp_path / "secret",
+        "dots": "deep/../../../secret", "x.csv": tmp_path / "secret" / "x.csv", "again": "dots",
+    }.items():  # fmt: skip
+        (own / name).symlink_to(target)
+    assert match(own / "**" / "*.txt") == ["inputs/deep/ok.txt", "inputs/ok.txt"]
+    assert match(own / "*" / "*.txt") == ["inputs/deep/ok.txt"]
+    lines: list[str] = []
+    MatchedFiles(str(own / "*.txt"), lines.append)
+    assert lines == [f"{own}/x.txt leads out of {own}, so it is left out, as 2 more links"]
+    (own / "deep" / "y.parquet").symlink_to(tmp_path / "secret" / "x.txt")
+    (tmp_path / "mine").symlink_to(own / "again")
+    for source in (own / "dir" / "*", own / "again" / "*.txt", own / "x.csv", own / "dir", tmp_path / "mine" / "*"):
+        with pytest.raises(ConfigurationError, match=r"own/\w+(\.csv)? is a link on a volume"):
+            match(source)
+    with pytest.raises(ConfigurationError, match=r"y\.parquet is a link that leads out of .*deep"):
+        match(own / "deep")
+    for parameters in ({"mounts": {"/data": own / "dir"}}, {"python_path": [own / "dir"]}):
+        with pytest.raises(ConfigurationError, match="is a link on a volume"):
+            BatchParameters.parse({"code": READ, **parameters})
+    # A link of the person is named without wildcards.
+    (tmp_path / "data").symlink_to(tmp_path / "secret")
+    assert match(tmp_path / "data" / "*.txt") == ["inputs/x.txt"]
+
+
+def test_a_file_that_becomes_a_link_is_not_followed(tmp_path: Path) -> None:
+    write_files(tmp_path, ["in/a.txt", "in/deep/b.txt", "secret/a.txt", "secret/b.txt"])
+    plan = BatchParameters.parse({"code": READ, "inputs": tmp_path / "in" / "**" / "*.txt"}).make_plan()
+    (tmp_path / "in" / "a.txt").unlink()
+    (tmp_path / "in" / "a.txt").symlink_to(tmp_path / "secret" / "a.txt")
+    (tmp_path / "in" / "deep").rename(tmp_path / "moved")
+    (tmp_path / "in" / "deep").symlink_to(tmp_path / "secret")
+    assert plan.find_uploads is not None
+    for _, variables in plan.items:
+        (upload,) = plan.find_uploads(Execution(0, READ, variables, "key")).values()
+        with pytest.raises(ConfigurationError, match="cannot be read any more"):
+            upload.read()
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_read_as_a_file(tmp_path: Path) -> None:
