@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 
 from ..wire.displays import check_displays
@@ -14,7 +15,7 @@ from .child.forking.fork_service import serve_forks
 from .child.fresh_python import start_fresh_python
 from .orphans import kill_descendants
 from .output_stream import OutputStream
-from .processes import has_ended, kill_session, read_usage, signal
+from .processes import ProcessUsage, has_ended, kill_session, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,8 +41,9 @@ class Execution:
     def __init__(self, number: int, timeout: float | None, output_cap: int) -> None:
         self.id = number
         # New random tokens for each execution, so that code in a context cannot guess the tokens of a later execution.
-        self.token = os.urandom(16).hex()  # authenticates the frames that end this execution
-        self.call_token = os.urandom(16).hex()  # authenticates calls, also those from threads of earlier executions
+        tokens = os.urandom(32).hex()
+        self.token = tokens[:32]  # authenticates the frames that end this execution
+        self.call_token = tokens[32:]  # authenticates calls, also those from threads of earlier executions
         self.timeout = NEVER if timeout is None else timeout
         self.started_at = 0.0  # monotonic seconds, as in `due_at`
         self.due_at = NEVER  # end of the timeout; once `is_ending`, time of the kill
@@ -82,7 +84,7 @@ class Execution:
         """Return the end frame; `code` and `number` are the exit status and signal of an ended process."""
         header: dict[str, Any] = {"op": "end", "id": self.id, "seconds": time.monotonic() - self.started_at}
         if self.usage is not None:
-            header["cpu_seconds"], header["peak_kib"] = self.usage
+            header["cpu_microseconds"], header["peak_kib"] = int(self.usage[0] * 1e6), self.usage[1]
         if self.submitted is not None:
             header["status"] = "submitted"
             return header, self.submitted
@@ -123,7 +125,11 @@ class ChildProcess:
         self.waiting: list[tuple[Execution, bytes]] = []
         self.reads, self.writes = reads, writes  # the supervisor's ends of the channel
         self.outputs = outputs
+        self.outputs_poll = select.poll()  # asks both pipes at once, in half the time of two empty reads
+        for fd in outputs.values():
+            self.outputs_poll.register(fd, select.POLLIN)
         self.unconfined: bytes | None = None
+        self.usage = ProcessUsage(pid)
         self.frames = FrameReader(MAX_CALL_BYTES)
         self.is_broken = self.is_collector = False
         self.frame_kinds = CHILD_FRAMES  # frames that the child may send
@@ -132,7 +138,7 @@ class ChildProcess:
         self._loop = loop
 
     def list_fds(self) -> list[int]:
-        return [self.reads, self.writes, *self.outputs.values()]
+        return [self.reads, self.writes, *self.outputs.values(), *self.usage.fds]
 
     @property
     def has_ended(self) -> bool:
@@ -149,7 +155,7 @@ class ChildProcess:
         self.execution = execution
         self.executions += 1
         if self.context is not None:
-            execution.cpu_before = (read_usage(self.pid) or (0.0, 0))[0]
+            execution.cpu_before = self.usage.read_seconds()
         execution.start_clock()
         if self.unconfined is not None:
             execution.status, execution.outcome = "unconfined", self.unconfined

@@ -28,7 +28,6 @@ from .processes import (
     count_memory_kills,
     describe_end,
     kill_session,
-    read_usage,
     send_signal,
     signal,
     wait_for_end,
@@ -93,8 +92,12 @@ class Supervisor:
         self._loop.watch(self._wire.reads, lambda: self._take_frames(self._wire.read()))
         self._take_frames(self._wire.parse(first))
         while not (self._is_done or (self._wire.is_closed and not self._is_staying)):
-            has_events = self._loop.run_once(self._find_wait())
-            self._end_overdue()
+            now = time.monotonic()
+            next_at = self._find_next_timer(now)
+            has_events = self._loop.run_once(min(max(0.0, next_at - now), MAX_WAIT_SECONDS))
+            now = time.monotonic()
+            if now >= next_at:
+                self._end_overdue(now)
             if not has_events and not self._is_warm and not self._processes:
                 self._warm_up()
 
@@ -118,9 +121,8 @@ class Supervisor:
 
     # -- time
 
-    def _find_wait(self) -> float:
-        """Return the seconds until the next timer."""
-        now = time.monotonic()
+    def _find_next_timer(self, now: float) -> float:
+        """Return the time of the next timer, in monotonic seconds."""
         moments = [
             self._expires_at, self._wire.last_sent + self._beat_seconds, self._wire.last_heard + self._silence_seconds,
             self._orphans.next_at,
@@ -129,11 +131,10 @@ class Supervisor:
         moments += [commit.deadline for commit in self._commits.running.values()]
         if not self._is_warm and not self._processes and self._settings:
             moments.append(now + IDLE_SECONDS)
-        return min(max(0.0, min(moments) - now), MAX_WAIT_SECONDS)
+        return min(moments)
 
-    def _end_overdue(self) -> None:
+    def _end_overdue(self, now: float) -> None:
         """Send the heartbeat, and end executions, commits and the driver itself after their deadlines."""
-        now = time.monotonic()
         if now >= min(self._expires_at, self._wire.last_heard + self._silence_seconds):
             self._is_done = True  # no host, or the lifetime is over; some providers delete only idle sandboxes
         elif now >= self._wire.last_sent + self._beat_seconds:
@@ -401,6 +402,8 @@ class Supervisor:
 
         A round reads at most one full pipe, so that endless output does not block other children.
         """
+        if not process.outputs_poll.poll(0):
+            return
         for stream, fd in process.outputs.items():
             for _ in range(16):
                 data = read_available(fd)
@@ -572,7 +575,7 @@ class Supervisor:
         if execution.value is not None:
             self._wire.send({"op": "value", "id": execution.id}, execution.value)
         if execution.usage is None:
-            execution.note_usage(read_usage(process.pid))  # a context, whose process goes on
+            execution.note_usage(process.usage.read())  # a context, whose process goes on
         header, body = execution.encode_end(code, number)
         if header["status"] == "crashed" and number == signal.SIGKILL:
             kills, self._memory_kills = self._memory_kills, count_memory_kills()

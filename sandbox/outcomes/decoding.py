@@ -102,12 +102,12 @@ def decode_end(
 
 def _decode_usage(header: dict[str, Any]) -> dict[str, Any]:
     """Return the meta's fields of CPU seconds and of peak memory, without values that are not credible."""
-    cpu_seconds, peak_kib = header.get("cpu_seconds"), header.get("peak_kib")
+    microseconds, peak_kib = header.get("cpu_microseconds"), header.get("peak_kib")
     usage: dict[str, Any] = {}
-    if type(cpu_seconds) is float and 0 <= cpu_seconds < MAX_SECONDS:
-        usage["cpu_seconds"] = round(cpu_seconds, 6)
+    if type(microseconds) is int and 0 <= microseconds < MAX_SECONDS * 1e6:
+        usage["cpu_seconds"] = microseconds / 1e6
     if type(peak_kib) is int and 0 < peak_kib < MAX_PEAK_KIB:
-        usage["peak_mib"] = round(peak_kib / 1024, 1)
+        usage["peak_mib"] = peak_kib * 10 // 1024 / 10
     return usage
 
 
