@@ -44,6 +44,7 @@ from rlm_batch.deployments.server import PrefectServer
 CODE = "SUBMIT(y=x + 1)"
 REUSED: dict[str, Any] = {"reuse_sandboxes": True, "executions_per_task": 50}
 BARE_CODE = "import sys\nprint(int(sys.argv[1]) + 1)"
+TASKS, BATCH = "task runs around the first line's pool", "batch, a sandbox each"
 WALLS = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
 WALLS += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
 WALLS += ["--ro-bind", sys.prefix, sys.prefix, "--"]  # The environment may be below /tmp.
@@ -172,8 +173,8 @@ def build_ways(count: int, workers: int, isolation: str) -> dict[str, Way]:
         **ways,
         "thread pool, a sandbox each": Way(lambda: run_sandboxes(count, workers, isolation)),
         "task runs that do nothing": Way(lambda: run_tasks(count, workers), count),
-        f"task runs, {next(iter(ways))}": Way(lambda: run_tasks(count, workers, command), count),
-        "batch, a sandbox each": Way(lambda: run_batch(count, workers, isolation, executions_per_task=1), count),
+        TASKS: Way(lambda: run_tasks(count, workers, command), count),
+        BATCH: Way(lambda: run_batch(count, workers, isolation, executions_per_task=1), count),
         "batch, reused, 50 a task": Way(lambda: run_batch(count, workers, isolation, **REUSED), -(-count // 50)),
     }
 
@@ -237,6 +238,8 @@ def main() -> None:
                     samples[name].append(measure(way, server))
             title = f"{count} executions, {workers} workers: medians of {arguments.rounds}; CPU for each execution"
             Console(width=120).print(build_table(samples, count, title))
+            tasks, ours = (statistics.median(sample.seconds for sample in samples[name]) for name in (TASKS, BATCH))
+            print(f"{BATCH}: {ours / tasks:.2f} of {TASKS}")
             if arguments.long:
                 before = read_memory()
                 long = Way(lambda: run_batch(arguments.long, workers, isolation, **REUSED), -(-arguments.long // 50))

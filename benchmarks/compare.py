@@ -49,7 +49,6 @@ def measure_interpreter(level: str) -> dict[str, float]:
     warm: list[float] = []
     host: list[float] = []
     large: list[float] = []
-    cycles: list[float] = []
     for number in range(13):
         interpreter = make()
 
@@ -64,8 +63,7 @@ def measure_interpreter(level: str) -> dict[str, float]:
         host.append(time_work(lambda: interpreter.execute("for _ in range(50): echo(1)")) / 50)  # noqa: B023
         large += [time_work(lambda: interpreter.execute("x = 1", {"v": "x" * (1 << 20)})) for _ in range(3)]  # noqa: B023
         interpreter.shutdown()
-    for _ in range(60):
-        cycles.append(time_work(lambda: run_cycle(make)))
+    cycles = [time_work(lambda: run_cycle(make)) for _ in range(60)]
     samples = {"first answer": first, "warm call": warm, "host call": host, "1 MiB variable": large, "cycle": cycles}
     return {name: 1000 * statistics.median(seconds) for name, seconds in samples.items()}
 
@@ -207,7 +205,7 @@ class Side:
         """Run this Python with the side's package."""
         return subprocess.run(
             [sys.executable, *arguments], cwd=self._home, env=self._environment, capture_output=True, text=True,
-            timeout=PROGRAM_SECONDS,
+            timeout=PROGRAM_SECONDS, check=False,
         )  # fmt: skip
 
     def measure(self, program: str) -> dict[str, float]:

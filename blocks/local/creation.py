@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import ConfigurationError, SandboxStartError
@@ -104,14 +105,11 @@ def create_sandbox(
         packages, modules, scripts = (
             [mount.target if is_bubblewrap else mount.source for mount in group] for group in shared
         )
-        write_python_directory(
-            str(folder / "python"),
-            find_python(),
-            first=modules,
-            last=packages,
-            scripts=next(iter(scripts), None),
-            files=_build_files(uid) if is_bubblewrap else {},
-        )
+        python_directory: dict[str, Any] = {
+            "python": find_python(), "first": modules, "last": packages, "scripts": next(iter(scripts), None),
+        }  # fmt: skip
+        if not is_bubblewrap:
+            write_python_directory(str(folder / "python"), **python_directory)
         # The labels precede the group, so that a process that finds the folder also finds the group.
         lock = write_locked_labels(folder, labels, [str(path) for path in group.directories])
         group.create()
@@ -156,7 +154,9 @@ def create_sandbox(
     mounts += [Mount(str(mount.source), mount.target) for mount in host_mounts]
     # At most half of the total memory, because files in /dev/shm stay when the code that wrote them was killed.
     shm_mib = min(settings.memory_mib, (settings.total_memory_mib or 2 * settings.memory_mib) // 2)
-    launch = Launch(folder, is_bubblewrap, tuple(mounts) if is_bubblewrap else (), shm_mib * MIB)
+    launch = Launch(folder, is_bubblewrap)
+    if is_bubblewrap:
+        launch = Launch(folder, is_bubblewrap, tuple(mounts), shm_mib * MIB, python_directory, _build_users(uid))
     folders = (folder / "work", folder / "tmp")
     watched = WatchedSandbox(folders, plan.watched, has_own_shm=is_bubblewrap) if plan.watched else None
     layers = (*list_layers(level), *plan.layers)
@@ -167,11 +167,11 @@ def create_sandbox(
 
 
 @cache
-def _read_users() -> bytes:
+def _read_users() -> str:
     """Return the content of /etc/passwd; empty if it cannot be read."""
     with suppress(OSError):
-        return Path("/etc/passwd").read_bytes()
-    return b""
+        return Path("/etc/passwd").read_text(encoding="utf-8", errors="surrogateescape")
+    return ""
 
 
 @cache
@@ -183,12 +183,12 @@ def _is_known_user(uid: int) -> bool:
     return True
 
 
-def _build_files(uid: int | None) -> dict[str, bytes]:
-    """Return a replacement for /etc/passwd if that file lacks the sandbox's user; otherwise no file."""
-    if uid is None and _is_known_user(os.geteuid()):
-        return {}
+def _build_users(uid: int | None) -> str:
+    """Return a replacement for /etc/passwd if that file exists and lacks the sandbox's user; otherwise nothing."""
+    if not _read_users() or (uid is None and _is_known_user(os.geteuid())):
+        return ""
     user, group = (os.geteuid(), os.getegid()) if uid is None else (uid, uid)
-    return {USERS_FILE: _read_users() + f"{USER_NAME}:x:{user}:{group}::/sandbox:/bin/sh\n".encode()}
+    return f"{_read_users()}{USER_NAME}:x:{user}:{group}::/sandbox:/bin/sh\n"
 
 
 def _mount_all(directories: Sequence[Path], target: str) -> list[Mount]:

@@ -205,7 +205,7 @@ class LocalSandboxHandle(Sandbox):
             asyncio.get_running_loop().remove_reader(process.stdout.fileno())
             process.kill_namespace()
             process.close_pipes()
-        if not keeps_folder:
+        if not keeps_folder and not self.launch.is_bubblewrap:
             remove_programs(self.folder)  # This takes about as long as the end of the processes.
         if process is not None:
             for number in (signal.SIGTERM, signal.SIGKILL):

@@ -261,6 +261,7 @@ def fork_child(
         work()
         os._exit(0)
 
+    confinement.build()
     return build_child(*fork_process(run), loop)
 
 

@@ -122,6 +122,19 @@ class Confinement:
         self._ruleset = -1
         self._has_domain = bool(settings.get("landlock"))  # each child enters a Landlock domain
         self._filter: SeccompFilter | None = None
+        self._is_built = False
+        if settings.get("mounts"):  # They are checked before the sandbox is ready.
+            self.build()
+
+    def build(self) -> None:
+        """Build the ruleset and the filter, once for all children of this process. Raises OSError.
+
+        Most supervisors have only the child that was forked ahead, which builds its own: 40 files need not be opened.
+        """
+        if self._is_built:
+            return
+        self._is_built = True
+        settings = self._settings
         if settings.get("landlock"):
             self._ruleset = self._build_ruleset(settings["landlock"])
         for path, device, inode, access in settings.get("mounts", ()):
@@ -230,6 +243,7 @@ class Confinement:
         Every fork inherits the seccomp filter. So if this process `is_forked_on` for executions, the filter accepts
         only process id 0, which names the caller. If it had this process's id, each fork could signal this process.
         """
+        self.build()
         self._prctl("PR_SET_DUMPABLE", 1)
         try:
             adjust = os.open("/proc/self/oom_score_adj", os.O_WRONLY)

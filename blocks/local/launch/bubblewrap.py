@@ -16,7 +16,7 @@ from ..inventory import USERS_FILE
 PACKAGES_MOUNT = "/packages"  # packages installed for the sandbox
 MODULES_MOUNT = "/python-path"  # the directories of `python_path`
 SCRIPTS_MOUNT = "/scripts"  # programs of the packages
-PYTHON_MOUNT = "/python"  # the sandbox's own Python
+PYTHON_MOUNT = "/python"  # the Python of code's processes
 FOLDERS_MOUNT = "/.sandboxes"  # folders of all sandboxes, in a zygote; an empty directory in a sandbox
 OWN_DIRECTORIES = ("/sandbox", "/tmp")  # mount points of the sandbox's own folder
 # As root, the driver switches the code to another user. That works only outside a user namespace.
@@ -66,7 +66,8 @@ def build_zygote_command(folders: Path, mounts: tuple[Mount, ...]) -> list[str]:
         "--bind",
         str(folders),
         FOLDERS_MOUNT,
-        *(word for path in (*OWN_DIRECTORIES, PYTHON_MOUNT) for word in ("--dir", path)),
+        *(word for path in OWN_DIRECTORIES for word in ("--dir", path)),
+        *("--tmpfs", PYTHON_MOUNT),  # The zygote writes it once, for all its sandboxes.
     ]
     # All sandboxes share the zygote's /dev, but each has its own /dev/shm and /dev/pts.
     return [*_build_command(user, own, mounts, ["--dir", "/dev/shm"]), "--remount-ro", "/dev", "--chdir", "/"]

@@ -5,14 +5,16 @@ import atexit
 import logging
 import os
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ....sandbox.driver_bundle import MODULES, build_driver_code
+from ....sandbox.wire.python_directory import write_python_directory
 from .. import isolation
-from ..inventory import compute_mark
+from ..inventory import USERS_FILE, compute_mark
 from .bubblewrap import FOLDERS_MOUNT, Mount, build_bubblewrap_command, build_zygote_command, list_covered_mounts
 from .driver_process import DriverProcess, SpawnedProcess, build_boot_program, build_python_command, find_python
 from .zygote import Zygote, ZygoteError
@@ -26,12 +28,17 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Launch:
-    """The parameters for starting a sandbox's driver. Only bubblewrap uses `mounts` and `shm_bytes`."""
+    """The parameters for starting a sandbox's driver. Only bubblewrap uses those after `is_bubblewrap`.
+
+    `python_directory` has the arguments of `write_python_directory`; `users` replaces /etc/passwd unless it is empty.
+    """
 
     folder: Path
     is_bubblewrap: bool
     mounts: tuple[Mount, ...] = ()
     shm_bytes: int = 0
+    python_directory: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    users: str = ""
 
     async def start(self) -> DriverProcess:
         """Fork or spawn the driver's process, which waits for its first frame. Raises SandboxStartError."""
@@ -50,6 +57,8 @@ class Launch:
         call = f"watched={not self.is_bubblewrap}{arguments}"
         command = build_python_command(build_boot_program(what, len(build_driver_code(modules)), call))
         if self.is_bubblewrap:
+            files = {USERS_FILE: self.users.encode("utf-8", "surrogateescape")} if self.users else {}
+            write_python_directory(str(self.folder / "python"), **self.python_directory, files=files)
             command = [*build_bubblewrap_command(self.folder, self.mounts, self.shm_bytes), *command]
         return command
 
@@ -64,9 +73,12 @@ class Launch:
 
     @cached_property
     def key(self) -> Key:
-        """Return the key of the zygotes that can fork this driver: same user, Python and mounts."""
+        """Return the key of the zygotes that can fork this driver: same user, Python and mounts.
+
+        The mounts also decide what is in `python_directory`.
+        """
         sources = (self.folder.parent, *(mount.source for mount in self.mounts))
-        return os.geteuid(), find_python(), *self.build_zygote_command(), *(_identify(path) for path in sources)
+        return os.geteuid(), find_python(), self.is_bubblewrap, self.mounts, *map(_identify, sources)
 
     def build_request(self) -> dict[str, Any]:
         """Return the request to the zygote."""
@@ -76,6 +88,7 @@ class Launch:
             "cwd": "/" if self.is_bubblewrap else str(self.folder / "work"),
             "covered": list_covered_mounts(self.mounts),
             "shm_bytes": self.shm_bytes,
+            "users": self.users,
         }
 
 
@@ -123,7 +136,7 @@ class Zygotes:
                 return zygote  # Another thread started it.
             try:
                 folders = FOLDERS_MOUNT if launch.is_bubblewrap else None
-                zygote = self._zygotes[key] = Zygote(launch.build_zygote_command(), folders)
+                zygote = self._zygotes[key] = Zygote(launch.build_zygote_command(), folders, launch.python_directory)
             except ZygoteError as error:
                 if error.is_lasting:
                     self._reasons[key] = str(error)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -50,11 +51,11 @@ class ZygoteError(Exception):
 class Zygote:
     """A process that forks drivers. It ends with this object, and so do all processes that it forked."""
 
-    def __init__(self, command: list[str], folders: str | None) -> None:
+    def __init__(self, command: list[str], folders: str | None, python_directory: Mapping[str, Any]) -> None:
         """Start the zygote and wait until it is ready; `command` goes before its program. Raises ZygoteError."""
         code = build_driver_code(ZYGOTE_MODULES)
         user = None if os.geteuid() == 0 else (os.geteuid(), os.getegid())
-        call = f"folders={folders!r}, user={user!r}"
+        call = f"folders={folders!r}, user={user!r}, python_directory={python_directory!r}"
         program = build_boot_program("zygote of local sandboxes", len(code), call)
         control, its_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its_control:
@@ -187,7 +188,6 @@ class ForkedProcess(DriverProcess):
         self, zygote: Zygote, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes], status: socket.socket
     ) -> None:
         super().__init__(stdin, stdout, stderr)
-        self._pid = 0
         self._zygote = zygote  # Without this reference the zygote could end, and the driver with it.
         self._status = status
         self._handle = -1  # pidfd of the process once the sandbox is ready
@@ -209,21 +209,21 @@ class ForkedProcess(DriverProcess):
         """Wake a stopped zygote if this sandbox is not ready; kill it from the second check on."""
         with suppress(OSError):  # The socket was closed meanwhile.
             self._read_status()
-        if not self._pid and self._exit_code is None and self._status.fileno() >= 0:
+        if self._handle < 0 and self._exit_code is None and self._status.fileno() >= 0:
             self._zygote.wake(may_end=not is_first)
             self.expect_to_stand(is_first=False)
 
     async def find_pid(self) -> int:
         """Wait until the sandbox is ready and return the process id. Raises SandboxStartError."""
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
-        while not self._pid and self._exit_code is None and time.monotonic() < deadline:
+        while self._handle < 0 and self._exit_code is None and time.monotonic() < deadline:
             await wait_readable(self._status.fileno(), deadline - time.monotonic())
             self._read_status()
-        if not self._pid:
+        if self._handle < 0:
             late = f"it did not start within {START_TIMEOUT_SECONDS:g} s"
             why = self._failure or (late if self._exit_code is None else "it ended before it started")
             raise SandboxStartError(f"the sandbox could not be started: {why}. See rlm-batch doctor")
-        return self._pid
+        return _read_pid(self._handle)
 
     def _read_status(self) -> None:
         """Read the messages that the sandbox and the zygote have sent about it."""
@@ -235,7 +235,6 @@ class ForkedProcess(DriverProcess):
                     self._handle = fds[0]
                     self._finalizer.detach()
                     self._finalizer = weakref.finalize(self, _close_all, self._status, self._handle)
-                    self._pid = _read_pid(self._handle)
                 elif word == "failed":
                     number, _, self._failure = rest.partition(" ")
                     self.is_refused = number.isdigit() and int(number) in REFUSALS

@@ -86,7 +86,9 @@ def _run_child(
     enter()
     runner.enter_process()
     with suppress(OSError):  # A kernel without Landlock ends the rehearsal here.
-        Confinement(SETTINGS["confinement"]).close()
+        rehearsed = Confinement(SETTINGS["confinement"])
+        rehearsed.build()
+        rehearsed.close()
     runner.rehearse()
     settings = runner.wait_for_settings()
     enter_environment(settings)

@@ -31,7 +31,13 @@ from ..main import main as run_driver
 from ..orphans import NEVER, OrphanKiller, kill_all_children
 from ..processes import signal
 from .child_ahead import ChildAhead
-from .namespaces import enter_namespaces, enter_user_namespace, fork_into_pid_namespace, take_folder
+from .namespaces import (
+    enter_namespaces,
+    enter_user_namespace,
+    fill_python_mount,
+    fork_into_pid_namespace,
+    take_folder,
+)
 from .rehearsal import rehearse_driver, rehearse_start
 
 TYPE_CHECKING = False
@@ -47,12 +53,13 @@ IDLE_MILLISECONDS = 3
 FAILED = 71  # EX_OSERR: the sandbox's walls could not be set up
 
 
-def main(folders: str | None, user: tuple[int, int] | None = None) -> None:
+def main(folders: str | None, user: tuple[int, int] | None, python_directory: dict[str, Any]) -> None:
     """Serve the host.
 
     Args:
         folders: Directory with the folders of all sandboxes; None without bubblewrap.
         user: User and group id of each sandbox in its user namespace; None if the host is root.
+        python_directory: Arguments of `write_python_directory`, for the sandboxes' /python; unused without bubblewrap.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # sandboxes do not inherit the signals that the host blocks
@@ -64,6 +71,8 @@ def main(folders: str | None, user: tuple[int, int] | None = None) -> None:
     confinement = Confinement({})
     confinement.close_to_others()
     confinement.adopt_orphans()
+    if folders is not None:
+        fill_python_mount(python_directory)
     import_common_modules()
     hide_missing_site()
     compile("0", "<zygote>", "exec")  # the first compilation of a process makes a hundred types

@@ -12,6 +12,8 @@ import socket
 import stat
 import sys
 
+from ...wire.python_directory import write_python_directory
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
     0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
 )  # fmt: skip
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 2, 4, 8, 4096, 16384
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC = 1, 2, 4, 8, 32, 4096, 16384
 MNT_DETACH = 2
 SIOCSIFFLAGS, IFF_UP, IFREQ_BYTES = 0x8914, 1, 40
 SUPERVISOR_CAPABILITIES = (1 << 5) | (1 << 6) | (1 << 7)  # CAP_KILL, CAP_SETGID, CAP_SETUID: to switch code's user
@@ -64,17 +66,22 @@ def enter_namespaces() -> None:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, (b"lo".ljust(16, b"\0") + bytes([IFF_UP, 0])).ljust(IFREQ_BYTES, b"\0"))
 
 
+def fill_python_mount(python_directory: dict[str, Any]) -> None:
+    """Write the Python of all sandboxes on the zygote's tmpfs at /python, and make it read-only. Raises OSError."""
+    write_python_directory("/python", **python_directory)
+    _mount("none", "/python", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
 def take_folder(folders: str, request: dict[str, Any]) -> None:
     """Mount the sandbox's own folder for the calling process, and hide the other sandboxes' folders. Raises OSError.
 
     `folders` is the directory with the folders of all sandboxes. The request has ``folder`` (the sandbox's name in it),
-    ``covered`` (mounts that the folder's mounts would hide) and ``shm_bytes``. /proc/self must be open to the process.
+    ``covered`` (mounts that the folder's mounts would hide), ``shm_bytes`` and ``users`` (a replacement for
+    /etc/passwd, or empty). /proc/self must be open to the process.
     """
     covered = [(os.open(path, os.O_PATH | os.O_CLOEXEC), path) for path in request["covered"]]
-    for name, target in (("work", "/sandbox"), ("tmp", "/tmp"), ("python", "/python")):
+    for name, target in (("work", "/sandbox"), ("tmp", "/tmp")):
         _mount(f"{folders}/{request['folder']}/{name}", target, None, MS_BIND)
-    if os.path.exists("/python/passwd") and os.path.exists("/etc/passwd"):
-        _mount("/python/passwd", "/etc/passwd", None, MS_BIND)
     for fd, path in covered:
         names = path.split("/")
         for count in range(3, len(names)):  # parent directories, which are in the sandbox's folder
@@ -90,6 +97,18 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
         os.close(fd)
     _call("umount2", os.fsencode(folders), MNT_DETACH)
     _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={request['shm_bytes']}")
+    if request["users"]:
+        _replace_users(request["users"].encode("utf-8", "surrogateescape"))
+
+
+def _replace_users(users: bytes) -> None:
+    """Mount a file without a name over /etc/passwd. On a disk each new file would cost as much as ten mounts."""
+    fd = os.open("/dev/shm/passwd", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    os.write(fd, users)
+    os.fchmod(fd, 0o644)
+    os.close(fd)
+    _mount("/dev/shm/passwd", "/etc/passwd", None, MS_BIND)
+    os.unlink("/dev/shm/passwd")
 
 
 def enter_user_namespace(user: tuple[int, int] | None) -> None:
