@@ -1,7 +1,7 @@
 """The cost of one sandbox per execution on a remote provider: `batch` compared with a script that uses only the SDK.
 
     python benchmarks/providers.py [--executions 60] [--workers 20] [--boots 0.09,1] [--round-trip 0.05] [--rounds 5]
-        [--set-up [--warm-pool 20]]
+        [--set-up]
 
 The provider is the local stand-in of the tests, in a separate process. A sandbox takes the seconds of `--boots` to
 boot, and each call first waits for `--round-trip` seconds. The variants run in turns, `--rounds` times each:
@@ -11,8 +11,7 @@ boot, and each call first waits for `--round-trip` seconds. The variants run in 
 
 With `--set-up` the variants are `batch`, and two runs of it with a repository whose clone takes 3 s and a package that
 pip downloads in 10 s: `first`, which sets a sandbox up, and `later`. The table then counts the clones, the downloads of
-pip and the calls that make a snapshot or an image. With `--warm-pool` Daytona has one more variant: `warm` is a `later`
-run with a warm pool of that size.
+pip and the calls that make a snapshot or an image.
 
 The ratio is to the first variant. The ideal is the time of the boots alone. The calls are one execution's calls to the
 provider. CPU is per execution: the time of this process, which has the client and the flow, and the time of the whole
@@ -32,7 +31,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import ChainMap
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -248,7 +246,6 @@ def main() -> None:
     parser.add_argument("--round-trip", type=float, default=0.0, help="seconds before the provider begins with a call")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--set-up", action="store_true", help="measure runs with a set-up")
-    parser.add_argument("--warm-pool", type=int, help="measure runs with a set-up and a warm pool of this size")
     parser.add_argument("--providers", default=",".join(provider.name for provider in PROVIDERS))
     arguments = parser.parse_args()
     count, workers, wanted = arguments.executions, arguments.workers, arguments.providers.split(",")
@@ -287,9 +284,6 @@ def main() -> None:
                         if arguments.set_up:
                             work = partial(run_batch, provider.name, count, workers, options)
                             ways = {"batch": ways["batch"], "first": work, "later": work}
-                            if arguments.warm_pool and provider.name == "daytona":
-                                settings = ChainMap({"warm_pool": arguments.warm_pool}, options)
-                                ways["warm"] = partial(run_batch, provider.name, count, workers, settings)
                         else:
                             run_script(provider, 1, 1)  # The first run of a variant imports modules.
                             run_tasks(provider, 1, 1)

@@ -82,11 +82,6 @@ class SandboxInfo:
         """Return the identity of the process that opened the sandbox, empty if unknown. See `process_identity`."""
         return self.labels.get("rlm-batch-process", "")
 
-    @property
-    def warm_pool(self) -> str:
-        """Return the snapshot whose warm pool the sandbox's run uses, empty if it uses none or keeps the sandbox."""
-        return "" if self.kept_until else self.labels.get("rlm-batch-warm-pool", "")
-
     def _read_epoch_seconds(self, name: str) -> float:
         try:
             seconds = float(self.labels[f"rlm-batch-{name}"])
@@ -111,22 +106,6 @@ class SnapshotInfo:
     created: float
     last_used: float
     expires: float
-
-
-@dataclass(frozen=True, slots=True)
-class WarmPoolInfo:
-    """Sandboxes that a provider keeps started: `ready` of `wanted`. `error` says why some are missing."""
-
-    id: str
-    snapshot: str
-    region: str
-    ready: int
-    wanted: int
-    error: str | None
-
-    def describe_size(self) -> str:
-        """Return how many sandboxes are ready, and why not all."""
-        return f"{self.ready} of {self.wanted}{f' ({self.error})' if self.error else ''}"
 
 
 class SandboxProvider(SandboxSettings, ABC):
@@ -177,22 +156,6 @@ class SandboxProvider(SandboxSettings, ABC):
     async def delete_snapshot(self, snapshot_id: str) -> None:
         """Delete a snapshot of a set-up. Deleting a missing one is not an error."""
         raise NotImplementedError
-
-    async def list_warm_pools(self) -> list[WarmPoolInfo]:
-        """Return the warm pools of snapshots that rlm-batch made. This default is for providers without pools."""
-        return []
-
-    async def delete_warm_pool(self, pool_id: str) -> None:
-        """Delete a warm pool with its sandboxes. Deleting a missing one is not an error."""
-        raise NotImplementedError
-
-    async def end_run(self, run: str) -> None:
-        """Delete what the provider keeps for one flow run, after its sandboxes. Only log what fails.
-
-        Args:
-            run: The flow run's id.
-        """
-        return
 
     @abstractmethod
     async def list_volumes(self) -> list[str]:
@@ -320,10 +283,6 @@ class SandboxProvider(SandboxSettings, ABC):
         provider = self.model_copy()
         provider._expected_sandboxes = count
         return provider
-
-    def expect_one_less(self) -> None:
-        """Note that an execution needs no sandbox, because an earlier run has its result."""
-        self._expected_sandboxes -= 1
 
     def with_kept_failures(self) -> Self:
         """Return a copy whose sandboxes can be kept after their execution failed."""

@@ -59,7 +59,6 @@ async def _check_provider(entry: ProviderEntry, provider_name: str) -> tuple[boo
     try:
         kept = sum(info.kept_until > time.time() for info in await provider.list_sandboxes())
         snapshots = await provider.list_snapshots()
-        pools = await provider.list_warm_pools()
     except RlmBatchError as error:
         return True, f"{text}; {error.summary}"
     if kept:
@@ -71,9 +70,6 @@ async def _check_provider(entry: ProviderEntry, provider_name: str) -> tuple[boo
             f"; {len(snapshots)} kept {'set-up' if len(snapshots) == 1 else 'set-ups'} "
             f"({size:.1f} GiB, unused for up to {oldest:.0f} days; see rlm-batch snapshot list)"
         )
-    if pools:
-        sizes = ", ".join(pool.describe_size() for pool in pools)
-        text += f"; warm sandboxes, which cost money: {sizes}. rlm-batch reap deletes those that no run uses"
     return True, text
 
 

@@ -4,22 +4,22 @@ import asyncio
 import sys
 import time
 
-from ..blocks.provider import SandboxProvider, SnapshotInfo, WarmPoolInfo
+from ..blocks.provider import SandboxProvider, SnapshotInfo
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError
 from .output import print_json, print_table
 
-COLUMNS = ["name", "GiB", "created (UTC)", "last used (UTC)", "expires (UTC)", "warm"]
+COLUMNS = ["name", "GiB", "created (UTC)", "last used (UTC)", "expires (UTC)"]
 
 
 def print_snapshots(provider: str, *, is_json: bool = False) -> int:
     """Print a row for each snapshot, the latest used first."""
 
-    async def list_all() -> tuple[list[SnapshotInfo], list[WarmPoolInfo]]:
+    async def list_all() -> list[SnapshotInfo]:
         block = await _resolve(provider)
-        return await block.list_snapshots(), await block.list_warm_pools()
+        return await block.list_snapshots()
 
-    snapshots, pools = asyncio.run(list_all())
+    snapshots = asyncio.run(list_all())
     found = sorted(snapshots, key=lambda snapshot: snapshot.last_used, reverse=True)
     if is_json:
         for snapshot in found:
@@ -31,15 +31,10 @@ def print_snapshots(provider: str, *, is_json: bool = False) -> int:
                     "created": snapshot.created,
                     "last_used": snapshot.last_used,
                     "expires": snapshot.expires,
-                    "warm_pools": [
-                        {"region": pool.region, "ready": pool.ready, "wanted": pool.wanted, "error": pool.error}
-                        for pool in pools
-                        if pool.snapshot == snapshot.name
-                    ],
                 }
             )
     elif found:
-        print_table([COLUMNS, *(_format_row(snapshot, pools) for snapshot in found)], len(found))
+        print_table([COLUMNS, *(_format_row(snapshot) for snapshot in found)], len(found))
     else:
         print(f"{provider} keeps no set-up", file=sys.stderr)
     return 0
@@ -73,8 +68,7 @@ async def _resolve(provider: str) -> SandboxProvider:
     return block
 
 
-def _format_row(snapshot: SnapshotInfo, pools: list[WarmPoolInfo]) -> list[str]:
+def _format_row(snapshot: SnapshotInfo) -> list[str]:
     times = (snapshot.created, snapshot.last_used, snapshot.expires)
     dates = [time.strftime("%Y-%m-%d %H:%M", time.gmtime(at)) for at in times]
-    warm = [f"{pool.describe_size()} in {pool.region}" for pool in pools if pool.snapshot == snapshot.name]
-    return [snapshot.name, f"{snapshot.size:.1f}", *dates, ", ".join(warm)]
+    return [snapshot.name, f"{snapshot.size:.1f}", *dates]

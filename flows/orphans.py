@@ -297,7 +297,6 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
             if info.run == str(flow_run.id) and info.labels.get("managed-by") == "rlm-batch" and info.kept_until <= now
         ]
         removal = await remove_orphans(provider, orphans)
-        await provider.end_run(str(flow_run.id))
     except RlmBatchError as error:
         log.warning("the sandboxes of this run could not be listed, and stay until they expire: %s", error)
         return

@@ -95,10 +95,6 @@ async def reap(
     except RlmBatchError as error:
         report([f"unused snapshots could not be deleted: {error.summary}"])
     removal = Removal(orphans, {}) if dry_run else await remove_orphans(block, orphans)
-    try:
-        report(await _delete_unused_pools(block, {orphan.info.id for orphan in removal.removed}, dry_run=dry_run))
-    except RlmBatchError as error:
-        report([f"unused warm pools could not be deleted: {error.summary}"])
     listener.on_orphans(removal.removed)
     verb = "would be removed" if dry_run else "removed"
     log.info("%s", describe_removal(removal.removed, block.provider_name, verb))
@@ -123,21 +119,5 @@ async def _delete_expired_snapshots(block: SandboxProvider, *, dry_run: bool) ->
             verb = "would be deleted" if dry_run else "deleted"
             sentences.append(
                 f"snapshot {snapshot.name} of a set-up {verb}: unused for {days:.0f} days, {snapshot.size:.1f} GiB"
-            )
-    return sentences
-
-
-async def _delete_unused_pools(block: SandboxProvider, removed: set[str], *, dry_run: bool) -> list[str]:
-    """Delete each warm pool that no sandbox uses, beside the `removed` ones, and return a sentence about it."""
-    pools, sentences = await block.list_warm_pools(), list[str]()
-    sandboxes = await block.list_sandboxes() if pools else []
-    used = {info.warm_pool for info in sandboxes if info.id not in removed}
-    for pool in pools:
-        if pool.snapshot not in used:
-            if not dry_run:
-                await block.delete_warm_pool(pool.id)
-            verb = "would be deleted" if dry_run else "deleted"
-            sentences.append(
-                f"warm pool of snapshot {pool.snapshot} {verb}: no run uses it, {pool.ready} of {pool.wanted} sandboxes"
             )
     return sentences

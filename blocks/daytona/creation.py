@@ -19,7 +19,6 @@ from .error_table import Meaning
 from .errors import KeyRefusals, find_row, get_delay, get_status, is_transient, is_unreachable, map_error, retry_call
 from .handle import IDLE_MINUTES, DaytonaSandboxHandle
 from .settings import DaytonaSettings
-from .warm_pool import RunPool, find_run_pool
 
 UNREACHABLE_SECONDS = 20.0  # seconds without a connection before the address counts as wrong or the network as down
 MAX_SETUPS = 3  # attempts to set up one execution's sandbox; each attempt pays for a new sandbox
@@ -42,7 +41,6 @@ async def open_sandbox(
     """Open a sandbox with the repository, the packages and the host's files in it.
 
     If several sandboxes are `expected`, the set-up of the first is kept as a snapshot, and the others start from it.
-    Then a flow run with `warm_pool` also makes its warm pool.
 
     Raises:
         ConfigurationError, QuotaExceeded, SandboxStartError: No sandbox was opened, and none is left.
@@ -50,23 +48,6 @@ async def open_sandbox(
     environment = find_environment(settings, commit)
     if environment is None:
         return await _open(settings, labels, commit, files)
-    if settings.warm_pool is not None:
-        labels = {**labels, "rlm-batch-warm-pool": environment.name}
-    pool = find_run_pool(settings, labels["rlm-batch-run"], expected)
-    with pool.count_opening():
-        return await _open_with_environment(settings, labels, commit, files, expected, environment, pool)
-
-
-async def _open_with_environment(
-    settings: DaytonaSettings,
-    labels: dict[str, str],
-    commit: str | None,
-    files: HostFiles,
-    expected: int,
-    environment: Environment,
-    pool: RunPool,
-) -> DaytonaSandboxHandle:
-    """Open a sandbox from the environment's snapshot, or set one up while the others wait."""
     client = await borrow_client(settings)
     try:
         async with environment.lock, AsyncExitStack() as stack:
@@ -80,7 +61,6 @@ async def _open_with_environment(
     finally:
         client.release()
     if is_kept:
-        pool.make(settings, environment.name)
         try:
             return await _open(settings, labels, commit, files, environment)
         except ConfigurationError as error:

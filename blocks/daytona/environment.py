@@ -53,7 +53,7 @@ class Environment:
 
     def should_be_kept(self, settings: DaytonaSettings, expected: int) -> bool:
         """Return whether a new sandbox's set-up is kept, if it takes long enough."""
-        return (settings.always_keeps_setup or expected >= MIN_SANDBOXES) and not self.is_refused
+        return (settings.setup_snapshot == "always" or expected >= MIN_SANDBOXES) and not self.is_refused
 
     async def find_snapshot(self, settings: DaytonaSettings, client: SharedClient) -> bool:
         """Return whether sandboxes can start from the snapshot. Wait while Daytona changes it."""
@@ -68,7 +68,7 @@ class Environment:
         self, settings: DaytonaSettings, client: SharedClient, remote: daytona.AsyncSandbox, seconds: float
     ) -> None:
         """Make the snapshot from a sandbox whose set-up took `seconds`. A failure only logs a line."""
-        if not settings.always_keeps_setup and seconds < MIN_SETUP_SECONDS:
+        if settings.setup_snapshot != "always" and seconds < MIN_SETUP_SECONDS:
             self.is_refused = True
             return
         reason = ""

@@ -14,10 +14,9 @@ from urllib.parse import urlsplit
 
 from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxLost
 from ...sandbox.sandbox_api import Sandbox
-from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider, SnapshotInfo, WarmPoolInfo
+from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider, SnapshotInfo
 from .settings import DaytonaSettings
 
-END_RUN_SECONDS = 20.0  # The end of a run waits no longer for Daytona: a worker kills a cancelled run after 30 s.
 DELETED_VOLUME_STATES = ("pending_delete", "deleting", "deleted")
 log = logging.getLogger("rlm_batch.daytona")
 # accounts that accepted a call of this process, so later runs skip the check
@@ -95,57 +94,6 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
 
         async with use_client(self, f"snapshot {snapshot_id} could not be deleted") as client:
             await delete_snapshot(client, snapshot_id)
-
-    async def list_warm_pools(self) -> list[WarmPoolInfo]:
-        await _import_sdk()
-        from .client import use_client
-        from .warm_pool import list_pools
-
-        async with use_client(self, "the warm pools could not be listed") as client:
-            return await list_pools(client)
-
-    async def delete_warm_pool(self, pool_id: str) -> None:
-        await _import_sdk()
-        from .client import use_client
-        from .warm_pool import delete_pool
-
-        async with use_client(self, f"warm pool {pool_id} could not be deleted") as client:
-            await delete_pool(client, pool_id)
-
-    async def end_run(self, run: str) -> None:
-        """Delete the warm pool of a flow run, unless sandboxes of another run that uses it are open."""
-        if self.warm_pool is None:
-            return
-        await _import_sdk()
-        from .warm_pool import close_run_pool
-
-        try:
-            async with asyncio.timeout(END_RUN_SECONDS):
-                pool = await close_run_pool(run)
-                # The parent of shards has no pool itself, and perhaps no key.
-                if self.has_credentials() if pool is None else not pool.is_refused:
-                    await self._delete_unused_pool(run)
-        except (RlmBatchError, TimeoutError) as error:
-            reason = error.summary if isinstance(error, RlmBatchError) else "Daytona did not answer in time"
-            log.warning(
-                "a warm pool may be left, which costs money: run rlm-batch reap --provider daytona (%s)", reason
-            )
-
-    async def _delete_unused_pool(self, run: str) -> None:
-        from .environment import find_environment
-
-        try:
-            environment = find_environment(self, await self.commit())
-        except ConfigurationError:  # Without the repository, the run has opened no sandbox.
-            return
-        name = environment.name if environment is not None else ""
-        pools = [pool for pool in await self.list_warm_pools() if pool.snapshot == name]
-        sandboxes = await self.list_sandboxes() if pools else []
-        if any(info.warm_pool == name and info.run != run for info in sandboxes):
-            log.info("the warm pool of snapshot %s stays, because another run uses it", name)
-            return
-        for pool in pools:
-            await self.delete_warm_pool(pool.id)
 
     async def list_volumes(self) -> list[str]:
         await _import_sdk()

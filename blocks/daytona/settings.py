@@ -4,7 +4,6 @@ from typing import ClassVar, Self, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from ...sandbox.caller import name_parameter
 from ..settings import MountPath, SandboxSettings, SnapshotFields, SnapshotSettings
 
 
@@ -70,13 +69,6 @@ class DaytonaSettings(DaytonaAccountSettings, SnapshotSettings):
         description="Seconds after which an unused snapshot of a set-up is deleted, by `rlm-batch reap` or when the "
         "next one is made.",
     )
-    warm_pool: int | None = Field(
-        default=None,
-        ge=1,
-        title="Warm pool",
-        description="Sandboxes that Daytona keeps started for a flow run with a set-up, which cost money. They count "
-        "against the quota, and the run deletes them at its end.",
-    )
     start_timeout: int = Field(
         default=120,
         ge=1,
@@ -94,27 +86,6 @@ class DaytonaSettings(DaytonaAccountSettings, SnapshotSettings):
                 "cpu, memory and disk need an image: leave them out, or set image, because a snapshot has its own"
             )
         return self
-
-    @model_validator(mode="after")
-    def _check_warm_pool(self) -> Self:
-        if self.warm_pool is None:
-            return self
-        name = name_parameter("warm_pool")
-        if not (self.setup or self.packages or self.repo_url):
-            wanted = " or ".join(map(name_parameter, ("setup", "packages", "repo_url")))
-            raise ValueError(f"{name} needs a set-up, whose snapshot the sandboxes start from: set {wanted}, too")
-        if self.setup_snapshot == "never":
-            setting = name_parameter("setup_snapshot")
-            raise ValueError(f"{name} needs the snapshot of the set-up: leave {setting} out, or {name}")
-        if self.volume_name is not None:
-            setting = name_parameter("volume_name")
-            raise ValueError(f"{name} has no use, because its sandboxes have no volume: leave {setting} out, or {name}")
-        return self
-
-    @property
-    def always_keeps_setup(self) -> bool:
-        """Return whether a set-up is kept even if it is fast, or the only one."""
-        return self.setup_snapshot == "always" or self.warm_pool is not None
 
 
 class DaytonaAccountFields(TypedDict, total=False):
@@ -138,4 +109,3 @@ class DaytonaFields(DaytonaAccountFields, SnapshotFields, total=False):
     network_allow_list: str | None
     domain_allow_list: str | None
     snapshot_ttl: int
-    warm_pool: int | None

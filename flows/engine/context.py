@@ -16,7 +16,6 @@ from ...blocks.provider import SandboxProvider
 from ...blocks.registry import resolve_provider
 from ...blocks.volume import check_volume_name
 from ...sandbox.caller import name_parameter
-from ...sandbox.cancellation import run_shielded
 from ...sandbox.driver_settings import Preparation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries.answer_cache import AnswerCache
@@ -308,26 +307,16 @@ def _read_code(name: str, text: str, options: Options) -> str:
 
 
 @asynccontextmanager
-async def _end_provider(context: RunContext) -> AsyncIterator[None]:
-    """Tell the provider at the end of the block that the run has no more sandboxes."""
-    try:
-        yield
-    finally:
-        await run_shielded(context.provider.end_run(context.run_id))
-
-
-@asynccontextmanager
 async def open_capacity(context: RunContext) -> AsyncIterator[Slots]:
     """Yield the slots of the provider's limit. Track queries within the block, and log their usage at its end.
 
-    The provider then deletes what it keeps for the run. Raises OSError if the answers of earlier runs cannot be read.
+    Raises OSError if the answers of earlier runs cannot be read.
     """
     answers, access = context.answers, context.model_access
     if answers is not None:
         await asyncio.to_thread(answers.load)
     try:
         async with (
-            _end_provider(context),
             context.tracker,
             open_slots(context.provider, context.run_id, context.log) as slots,
         ):

@@ -119,8 +119,6 @@ class LaneExecutor:
             result = find_result(execution)
             if result is not None:
                 self.sink.record_cached(execution, with_index(result, execution.index, execution.place))
-                if not self.context.options.reuse_sandboxes:
-                    self.context.provider.expect_one_less()
                 self.sink.raise_error()
                 continue
             group.append(execution)

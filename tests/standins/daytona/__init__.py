@@ -13,7 +13,7 @@ The stand-in follows the daemon's published source and the observed service in t
 - a sandbox's life with its events, and no removal while its state changes;
 - sequential session commands, each read from a file of the daemon, with input through a pipe, and with logs that can be
   followed and replayed from their beginning;
-- snapshots of sandboxes, and warm pools of sandboxes that start from them;
+- snapshots of sandboxes;
 - unique names, volumes that become ready after a delay, pages of lists, lifetimes, rate limits and quotas;
 - errors for Python programs that rename, chmod, append to, lock or randomly write files of a volume.
 

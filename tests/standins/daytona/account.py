@@ -52,18 +52,6 @@ class Snapshot:
         }  # fmt: skip
 
 
-@dataclass
-class WarmPool:
-    """Started sandboxes of one snapshot and region, which wait for a creation that wants such a sandbox."""
-
-    id: str
-    snapshot: str
-    target: str
-    size: int
-    reason: str | None = None
-    created: str = field(default_factory=now)
-
-
 class Account:
     """State that all calls share."""
 
@@ -76,8 +64,6 @@ class Account:
         self.boxes: dict[str, Box] = {}
         self.volumes: dict[str, Volume] = {}
         self.snapshots: dict[str, Snapshot] = {}
-        self.pools: dict[str, WarmPool] = {}
-        self.claimed = 0  # warm sandboxes that a creation has claimed
         self.created = self.destroyed = self.peak = 0
         self.creates: deque[float] = deque()
         self.refused_until = 0.0  # monotonic time before which a throttled client must not create another sandbox
@@ -151,10 +137,9 @@ class Account:
             await self.move(box, "stopped")
 
     async def reap(self) -> None:
-        """Keep ending sandboxes that have been idle for too long or have exceeded their lifetime, and fill pools."""
+        """Keep ending sandboxes that have been idle for too long or have exceeded their lifetime."""
         while True:
             await self._wait_for_settings(min(max(self.settings.minute / 20, 0.01), 1.0))
-            self.fill_pools()
             moment, minute = time.monotonic(), self.settings.minute
             for box in list(self.boxes.values()):
                 ttl, idle = box.body.get("ttlMinutes"), box.body.get("autoStopInterval", 15)
@@ -183,61 +168,6 @@ class Account:
             box.reason = "the runner could not start it" if is_broken else None
             await self.move(box, "error" if is_broken else "started")
 
-    def list_members(self, pool: WarmPool, *states: str) -> list[Box]:
-        return [box for box in self.boxes.values() if box.pool == pool.id and box.state in states]
-
-    def claim(self, body: dict[str, Any]) -> Box | None:
-        """Return a warm sandbox for a creation, with its name, labels, intervals and network; None if none is ready."""
-        wanted = body.get("snapshot"), body.get("target") or "local"
-        if any(body.get(name) for name in ("env", "volumes", "secrets", "cpu", "memory", "disk")):
-            return None
-        for pool in self.pools.values():
-            ready = self.list_members(pool, "started") if (pool.snapshot, pool.target) == wanted else []
-            if ready:
-                box, box.pool = ready[0], None
-                box.body = {**body, "ttlMinutes": None}  # The page on warm pools does not list the lifetime.
-                box.name, box.labels, box.active = (
-                    body.get("name") or box.id,
-                    body.get("labels") or {},
-                    time.monotonic(),
-                )
-                self.claimed += 1
-                self.fill_pools()
-                return box
-        return None
-
-    def fill_pools(self) -> None:
-        """Start the sandboxes that pools lack, and remove those that they have too many."""
-        for pool in self.pools.values():
-            members = self.list_members(pool, "creating", "started")
-            for box in members[pool.size :]:
-                self.later(self.destroy(box))
-            pool.reason = None
-            for _ in range(pool.size - len(members)):
-                most = self.settings.max_sandboxes
-                if most is not None and len(self.boxes) >= most:
-                    pool.reason = f"Total disk limit exceeded. Maximum allowed: {3 * most}GiB."
-                    break
-                copied = next(item for item in self.snapshots.values() if item.name == pool.snapshot)
-                body = {"snapshot": pool.snapshot, "target": pool.target, "autoStopInterval": 0}
-                box = Box(body, self.root, {}, self.base, copied.folder)
-                box.pool = pool.id
-                self.add(box)
-
-    def drop_pools(self, pools: list[WarmPool]) -> None:
-        """Delete pools with their sandboxes."""
-        for pool in pools:
-            del self.pools[pool.id]
-            for box in self.list_members(pool, "creating", "started"):
-                self.later(self.destroy(box))
-
-    def describe_pool(self, pool: WarmPool) -> dict[str, Any]:
-        return {
-            "id": pool.id, "organizationId": "standin", "snapshot": pool.snapshot, "target": pool.target,
-            "pool": pool.size, "currentSize": len(self.list_members(pool, "started")), "cpu": 1, "mem": 1, "disk": 3,
-            "osUser": "daytona", "env": {}, "errorReason": pool.reason, "createdAt": pool.created, "updatedAt": now(),
-        }  # fmt: skip
-
     def drop(self, scope: Any) -> None:
         self.abort(tuple(scope["client"]))
 
@@ -255,8 +185,6 @@ class Account:
         """Remove everything and restore the first settings. A call that a fault delays is dropped."""
         self.resets += 1
         self.configure(self.first_settings)
-        self.pools.clear()
-        self.claimed = 0
         for box in list(self.boxes.values()):
             await self.destroy(box)
         while self.boxes:  # noqa: ASYNC110 - other tasks may be destroying one

@@ -78,7 +78,6 @@ class Box:
         self.name: str = body.get("name") or self.id
         self.labels: dict[str, str] = body.get("labels") or {}
         self.state = "creating"
-        self.pool: str | None = None  # the warm pool in which it waits
         self.reason: str | None = None
         self.base = base
         self.folder = folder / self.id
@@ -100,7 +99,6 @@ class Box:
             "cpu": body.get("cpu") or 1, "gpu": 0, "memory": body.get("memory") or 1, "disk": body.get("disk") or 3,
             "state": self.state, "errorReason": self.reason, "volumes": body.get("volumes") or [],
             "autoStopInterval": body.get("autoStopInterval"), "autoDeleteInterval": body.get("autoDeleteInterval"),
-            "warmPoolId": self.pool,
             "toolboxProxyUrl": f"{self.base}/toolbox", "createdAt": now(), "updatedAt": now(),
             "autoDestroyAt": now(60 * body["ttlMinutes"]) if body.get("ttlMinutes") else None,
         }  # fmt: skip

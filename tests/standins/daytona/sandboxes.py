@@ -49,10 +49,6 @@ class SandboxCalls:
             raise Refused(400, f"Snapshot {snapshot} is {copied.state}")
         if snapshot and copied is None and snapshot not in settings.snapshots + settings.broken_snapshots:
             raise Refused(400, f"Snapshot {snapshot} not found. Did you add it through the Daytona Dashboard?")
-        claimed = self.account.claim(body)
-        if claimed is not None:
-            self.account.creates.append(moment)
-            return claimed.dto()
         if settings.max_sandboxes is not None and len(self.account.boxes) >= settings.max_sandboxes:
             raise Refused(400, f"Total disk limit exceeded. Maximum allowed: {3 * settings.max_sandboxes}GiB.")
         if any(box.name == body.get("name") for box in self.account.boxes.values()):
@@ -77,12 +73,7 @@ class SandboxCalls:
     async def list(self, request: Any) -> Any:
         query = request.query_params
         wanted = json.loads(query.get("labels") or "{}")
-        has_warm = query.get("includeWarm") == "true"
-        boxes = [
-            box
-            for box in self.account.boxes.values()
-            if wanted.items() <= box.labels.items() and (has_warm or box.pool is None)
-        ]
+        boxes = [box for box in self.account.boxes.values() if wanted.items() <= box.labels.items()]
         size = min(int(query.get("limit") or self.account.settings.page), self.account.settings.page)
         begin = int(query.get("cursor") or 0)
         cursor = str(begin + size) if begin + size < len(boxes) else None

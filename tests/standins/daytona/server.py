@@ -25,7 +25,6 @@ from .snapshots import SnapshotCalls
 from .terminal_calls import CONNECT, TerminalCalls
 from .toolbox import ToolboxCalls
 from .volumes import VolumeCalls
-from .warm_pools import WarmPoolCalls
 
 
 class Server:
@@ -44,7 +43,7 @@ class Server:
         terminals = TerminalCalls(account)
         calls = (
             *(SandboxCalls(account), SnapshotCalls(account), VolumeCalls(account), ToolboxCalls(account)),
-            *(WarmPoolCalls(account), sessions, terminals),
+            *(sessions, terminals),
         )
         table: list[Any] = [
             Route(path, self.answering(handler), methods=[method])
@@ -145,8 +144,6 @@ class Server:
                 ],
                 "volumes": [{**volume.dto(), "folder": str(volume.folder)} for volume in self.account.volumes.values()],
                 "snapshots": [snapshot.dto() for snapshot in self.account.snapshots.values()],
-                "warm_pools": [self.account.describe_pool(pool) for pool in self.account.pools.values()],
-                "claimed": self.account.claimed,
                 "counts": dict(self.counts),
                 "faults": dict(self.faults),
                 "impatient_creations": self.account.impatient_creations,
@@ -184,7 +181,7 @@ def play(message: dict[str, Any]) -> Any:
 def generic(path: str) -> str:
     """Return a path with its names replaced by *, so that calls can be counted."""
     path = re.sub(r"/(sandbox|toolbox|session|command|by-name)/[^/]+", r"/\1/*", path)
-    return re.sub(r"^(/api/(?:volumes|snapshots|warm-pools))/(?!by-name)[^/]+", r"\1/*", path)
+    return re.sub(r"^(/api/(?:volumes|snapshots))/(?!by-name)[^/]+", r"\1/*", path)
 
 
 async def serve(settings: Settings, port: int, until_eof: bool, announce: Any) -> None:

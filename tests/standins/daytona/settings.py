@@ -26,7 +26,6 @@ class Settings:
     capture_fails: bool = False  # captures fail without an error, as in daytonaio/daytona#4990
     max_snapshots: int | None = None  # snapshots of sandboxes that the organization may have
     max_sandboxes: int | None = None
-    warm_pools: bool = True  # the organization has warm pools
     creates_per_minute: int | None = None
     git_cli: bool = False  # the daemon clones with git, as with DAYTONA_EXPERIMENTAL_USE_GIT_CLI
     retry_after_s: float = 1.0  # seconds in the Retry-After header of a 429

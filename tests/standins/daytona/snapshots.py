@@ -79,5 +79,4 @@ class SnapshotCalls:
     async def delete(self, request: Any) -> Any:
         snapshot = self.find(request)
         del self.account.snapshots[snapshot.id]
-        self.account.drop_pools([pool for pool in self.account.pools.values() if pool.snapshot == snapshot.name])
         await asyncio.to_thread(shutil.rmtree, snapshot.folder, True)
