@@ -22,7 +22,6 @@ from ..sandbox.outcomes.server_message import describe_server_error
 from ..sandbox.outcomes.text_escape import escape_text
 from ..tasks.host_tools import load_tools
 from ..tasks.redrawn_lines import redraw_lines
-from .bytecode import describe_missing_bytecode
 from .output import MAX_TABLE_ROWS, OutputFormat, print_json, print_outputs, print_table
 from .progress import ProgressDisplay, print_reading
 
@@ -164,8 +163,6 @@ async def _start_reap(parameters: dict[str, Any], display: ProgressDisplay) -> N
 
 def _run_with_display(flow: Coroutine[Any, Any, T], display: ProgressDisplay, values: dict[str, Any]) -> T:
     """Run a flow with its display, and return its result."""
-    if (advice := describe_missing_bytecode()) is not None:
-        print(advice, file=sys.stderr, flush=True)
     with display:
         from prefect.exceptions import TerminationSignal
 

@@ -8,8 +8,6 @@ in development). Our own attributes begin with `rlm_batch.`. `gen_ai.usage.cost`
 backends read this name.
 """
 
-import json
-import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,8 +51,6 @@ PROVIDER_NAMES = {
     "watsonx": "ibm.watsonx.ai",
     "xai": "x_ai",
 }
-CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-CAPTURE_VALUES = ("true", "span_only", "span_and_event")
 TRACER = trace.get_tracer("rlm_batch", version("rlm-batch"))  # This also uses an SDK that is set up later.
 W3C = TraceContextTextMapPropagator()  # Prefect's label has this format, even if the environment sets others.
 
@@ -152,19 +148,12 @@ class _TracedModel:
         described = _describe_model(self.model.name)
         attributes = {"gen_ai.operation.name": "chat", **described}
         with _open_span(f"chat {described['gen_ai.request.model']}", attributes, kind=SpanKind.CLIENT) as span:
-            captures = span.is_recording() and os.environ.get(CAPTURE_VARIABLE, "").strip().lower() in CAPTURE_VALUES
-            if captures:
-                inputs = [_build_message(message["role"], message["content"]) for message in messages]
-                span.set_attribute("gen_ai.input.messages", _encode(inputs))
             try:
                 answer = await self.model.ask(messages, options)
             except NoAnswerError as error:
                 _set_usage(span, error.usage)
                 raise
             _set_usage(span, answer.usage)
-            if captures:
-                output = {**_build_message("assistant", answer.text), "finish_reason": "stop"}
-                span.set_attribute("gen_ai.output.messages", _encode([output]))
             return answer
 
 
@@ -244,17 +233,6 @@ def _set_totals(span: Span, usage: Usage | QuerySummary) -> None:
     span.set_attribute("rlm_batch.usage.output_tokens", usage.completion_tokens)
     if usage.cost is not None:
         span.set_attribute("rlm_batch.usage.cost", usage.cost)
-
-
-def _build_message(role: str, content: str | list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a message in the convention's form. Images, which can be large, are left out."""
-    parts: list[dict[str, Any]] = [{"text": content}] if isinstance(content, str) else content
-    found = [{"type": "text", "content": part["text"]} if "text" in part else {"type": "image"} for part in parts]
-    return {"role": role, "parts": found}
-
-
-def _encode(messages: list[dict[str, Any]]) -> str:
-    return _clean(json.dumps(messages, ensure_ascii=False))
 
 
 def _clean(text: str) -> str:

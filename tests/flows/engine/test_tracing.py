@@ -107,7 +107,7 @@ def exported(chat: ChatServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Expo
     provider.shutdown()
 
 
-async def test_a_batchs_trace_has_executions_and_queries_with_their_cost(chat, exported, monkeypatch):
+async def test_a_batchs_trace_has_executions_and_queries_with_their_cost(chat, exported):
     with pytest.raises(ExecutionsFailed):
         await batch(CODE, inputs=[{"x": x} for x in range(4)], language_model=NAME, max_workers=2, reuse_sandboxes=True)
     (run,) = exported.find("invoke_workflow rlm-batch")
@@ -137,18 +137,6 @@ async def test_a_batchs_trace_has_executions_and_queries_with_their_cost(chat, e
     assert cost == pytest.approx(run.attributes["rlm_batch.usage.cost"])
     assert cost > 0
     assert "secret" not in repr(exported.own)  # spans contain neither prompts nor error messages
-
-    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
-    chat.rule("half", "an answer")
-    exported.exporter.clear()
-    await batch(["llm_query('half a pair')"], language_model=NAME)
-    (asked,) = exported.find("chat gpt-4o-mini")
-    (message,) = json.loads(asked.attributes["gen_ai.input.messages"])
-    assert message == {"role": "user", "parts": [{"type": "text", "content": "half a pair"}]}
-    (message,) = json.loads(asked.attributes["gen_ai.output.messages"])
-    assert message == {
-        "role": "assistant", "parts": [{"type": "text", "content": "an answer"}], "finish_reason": "stop"
-    }  # fmt: skip
 
 
 async def test_a_recursive_query_is_an_agent_span_with_its_calls(chat, exported):
