@@ -34,7 +34,6 @@ def report(
     execution: Annotated[int | None, Parameter(metavar="N")] = None,
     raw_csv: Flag = False,
     parquet: OutputFile = None,
-    atif: Annotated[str | None, Parameter(metavar="DIR")] = None,
     messages: OutputFile = None,
     show_output: ShowOutput = False,
     show_queries: Flag = False,
@@ -55,8 +54,6 @@ def report(
         execution: Print all of one execution instead: variables, fields or error, and output
         raw_csv: Write text to the CSV file unchanged, for programs other than spreadsheets
         parquet: Parquet file with the rows of the CSV file; needs pyarrow
-        atif: New or empty directory for trajectories of recursive language models, one file per answer, in the Agent
-            Trajectory Interchange Format
         messages: File with a line of JSON for each conversation with a language model, as chat messages. The run needs
             --record full.
         show_queries: Print the code's queries to language models after the table, with the turns of recursive ones
@@ -65,16 +62,14 @@ def report(
 
     output = OutputFormat(show_output, json, usage)
     if len(runs) > 1:
-        options = (html, csv, execution, parquet, atif, messages, raw_csv, show_output, show_queries, usage)
+        options = (html, csv, execution, parquet, messages, raw_csv, show_output, show_queries, usage)
         if len(runs) > 2 or any(option is not None and option is not False for option in options):
             raise ConfigurationError("report compares two runs, and then takes only --json: name one run for the rest")
         return show_comparison(runs, output)
     run = runs[0] if runs else find_last_path()
     if execution is not None:
         return show_execution(run, execution, output)
-    return show_report(
-        run, html, csv, parquet, atif, messages, raw_csv=raw_csv, shows_queries=show_queries, output=output
-    )
+    return show_report(run, html, csv, parquet, messages, raw_csv=raw_csv, shows_queries=show_queries, output=output)
 
 
 @app.command

@@ -21,7 +21,6 @@ from ..flows.reporting.ledger_reader import LedgerReader, find_last_run, open_ru
 from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows, describe_run, describe_usage
 from ..flows.reporting.summary import RunSummary
 from ..flows.reporting.table import BEST_MARK, EXIT_NOTE, PARETO_MARK
-from ..flows.reporting.trajectories import check_directory, write_trajectories
 from ..flows.reports import describe_outcome, get_row_number
 from ..flows.search.importances import Importances, compute_importances
 from ..sandbox.errors import ConfigurationError
@@ -39,7 +38,6 @@ def show_report(
     html: str | None,
     csv: str | None,
     parquet: str | None,
-    atif: str | None,
     messages: str | None = None,
     *,
     raw_csv: bool = False,
@@ -56,18 +54,14 @@ def show_report(
         ("--html", html),
         ("--csv", csv),
         ("--parquet", parquet),
-        ("--atif", atif),
         ("--messages", messages),
     ):
         if target == "":
-            raise ConfigurationError(f"{option} is empty: name a file or a directory of this machine")
+            raise ConfigurationError(f"{option} is empty: name a file of this machine")
         if is_remote(target):
             raise ConfigurationError(
                 f"{option} writes only to this machine, and {target} is remote: write to a local path and copy it"
             )
-    trajectories = None if atif is None else Path(atif).expanduser().absolute()
-    if trajectories is not None:
-        check_directory(trajectories)
     reader = open_run(run)
     with refuse_damage(reader, "reported on"):
         summary = reader.summarize()
@@ -98,16 +92,6 @@ def show_report(
             with refuse_damage(reader, "exported"):
                 _write(path, partial(write, reader))
             print(f"{kind}: {path}", file=paths)
-    if trajectories is not None:
-        with refuse_damage(reader, "exported"):
-            try:
-                write_trajectories(reader, trajectories)
-            except OSError as error:
-                reason = error.strerror or error
-                raise ConfigurationError(
-                    f"{trajectories} cannot be written ({reason}): name another directory"
-                ) from None
-        print(f"Trajectories: {trajectories}", file=paths)
     return 0
 
 

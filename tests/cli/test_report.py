@@ -309,12 +309,17 @@ def test_an_impossible_report_is_refused_with_one_sentence(
         (["quick-fox", "--raw-csv"], "--raw-csv needs --csv"),
         (["quick-fox", "--csv", ""], "--csv is empty"),
         (["quick-fox", "--html", ""], "--html is empty"),
+        (["quick-fox", "--messages", ""], "--messages is empty"),
         (["quick-fox", "--parquet", "s3://there/t.parquet"], "--parquet writes only to this machine"),
     ):
         assert reason in refused("report", *words)
     done = run("report", "quick-fox", "--html", root / "nosuch" / "page.html")
     assert done.returncode == 2
     assert "(No such file or directory): name another file" in done.stderr
+    done = run("report", "quick-fox", "--messages", root / "messages.jsonl")
+    assert done.returncode == 2
+    assert "has no conversations: only runs with record='full' (--record full)" in done.stderr
+    assert not (root / "messages.jsonl").exists()
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # simulate a machine without pyarrow
     done = run("report", "quick-fox", "--parquet", root / "t.parquet")
     assert done.returncode == 2

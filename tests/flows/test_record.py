@@ -10,7 +10,6 @@ import pytest
 from rlm_batch import LanguageModel, LocalSandbox, RlmAnswer, batch, rlm
 from rlm_batch.flows.reporting.conversations import write_conversations
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
-from rlm_batch.flows.reporting.trajectories import write_trajectories
 from rlm_batch.sandbox.errors import ConfigurationError
 
 from ..infra.scripted_turns import make_script
@@ -72,20 +71,6 @@ async def test_conversations_have_whole_prompts_answers_and_the_outcome(chat: Ch
     assert [len(line["messages"]) for line in lines if line["depth"] == 1] == [2, 1, 1]
 
 
-async def test_a_trajectory_has_the_instructions_whole_outputs_and_whole_flat_queries(tmp_path: Path) -> None:
-    answer = await rlm("What is the number?", NAME, record="full")
-    write_trajectories(open_run_ledger(answer.results_path), tmp_path / "out")
-    document = json.loads((tmp_path / "out" / "trajectory-0.json").read_text("utf-8"))
-    system, user, first, *_ = document["steps"]
-    assert (system["source"], system["message"][:20]) == ("system", "You answer a questio")
-    assert (user["source"], user["message"]) == ("user", "What is the number?")
-    (result,) = first["observation"]["results"]
-    assert result["content"] == "y" * 50_000 + "\n" + ANSWER
-    (flat,) = result["extra"]["llm_queries"]
-    assert (flat["messages"], flat["answer"]) == ([{"role": "user", "content": PROMPT}], ANSWER)
-    assert answer.trajectory[0]["output"].count("y") < 10_000
-
-
 async def test_credentials_are_in_no_request_and_no_export(chat: ChatServer, tmp_path: Path) -> None:
     await LanguageModel(model=NAME, api_key=KEY, api_base=chat.url).save("keyed", overwrite=True)  # type: ignore[misc]
     await LocalSandbox(environment={"SERVICE_TOKEN": TOKEN}).save("secret", overwrite=True)  # type: ignore[misc]
@@ -132,7 +117,6 @@ async def test_by_default_only_summaries_are_kept(tmp_path: Path) -> None:
     assert "id" not in answer.queries.tree[0]
     with pytest.raises(ConfigurationError, match="only runs with record='full'"):
         export(answer, tmp_path / "messages.jsonl")
-    write_trajectories(open_run_ledger(answer.results_path), tmp_path / "out")
 
 
 async def test_a_resumed_run_keeps_earlier_conversations_and_exports_each_once(
