@@ -1,16 +1,12 @@
 """The parsing of words on the command line into a flow's parameters. A wrong word is a ConfigurationError."""
 
-import ast
 import json
-import math
 import re
 import shlex
 import sys
-import unicodedata
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..blocks.storage.location_parsing import make_absolute
 from ..flows.inputs.cells import read_word
@@ -26,15 +22,22 @@ from ..sandbox.requests.json_text import JSON, RepeatedKeyError
 BOUNDS = re.compile(
     r"(?P<kinds>(?:(?:log|int):){0,2})(?P<low>[^.,:]*(?:\.[^.,:]+)?)\.\.(?P<high>[^,:]+)(?::(?P<step>[^,:]+))?"
 )
-LIKE_BOUNDS = re.compile(r"log:|(?:log|[a-z]+:)?\s*[-+]?\.?\d[\de.+-]*?\s*(?:\.\.|\u2026)|(?:\.\.|\u2026)\s*[-+]?\.?\d")
+QUOTES_AND_BRACKETS = tuple("\"'[{(\u201c\u201d\u201e\u2018\u2019")
+DASHES = str.maketrans("\u2212\u2013", "--")  # A minus and a dash that editors put in the place of ASCII's minus.
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-LIKE_RANGE = re.compile(rf"({NUMBER})\s*(?:-|to)\s*({NUMBER})")
-LIKE_SLICE = re.compile(r"[-+.\de]*\d(?::[-+.\de]*\d){1,2}")
-LIKE_CALL = re.compile(
-    r"(?:np|numpy)\.\w+\(|(?:\w+\.)?(?:a?range|(?:lin|log|geom)space|choice|q?(?:log_?)?uniform|interval|randint)\("
+# Texts that are hardly meant as texts: bounds, calls such as range(5), and numbers without commas between.
+UNCLEAR = re.compile(
+    rf"(?:\w+:)?\s*{NUMBER}\s*(?:\.\.|\u2026).*|\W*\.\.[-+.\d].*|log.*\.\..*|.*,.*"
+    r"|(?:np|numpy)\.\w+\(.*|(?:\w+\.)?(?:range|uniform|choice)\(.*"
+    rf"|{NUMBER}(?:[\s;|]+{NUMBER})+",
+    re.DOTALL,
 )
-TYPOGRAPHIC_QUOTES = str.maketrans("\u201c\u201d\u201e\u2018\u2019", '"""\'\'')
-QUOTES_AND_BRACKETS = (*"\"'[{(", *map(chr, TYPOGRAPHIC_QUOTES))
+# Such a text is unclear only if it is alone: 2024-01 and 16:9 beside other texts are texts.
+UNCLEAR_ALONE = re.compile(rf"{NUMBER}\s*(?:-|to)\s*{NUMBER}|{NUMBER}(?::{NUMBER}){{1,2}}")
+FORMS = {
+    "--grid": "give values with commas between, such as {0}=1,2,3, and bounds with --space",
+    "--space": "give bounds as LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH, or choices such as {0}=1,2,3",
+}
 
 MAX_LISTED_VALUES = 20  # values in a message
 JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -131,29 +134,18 @@ def _split_words(option: str, words: list[str], form: str) -> dict[str, str]:
 def _parse_values(option: str, name: str, values: str) -> list[Any]:
     """Return the parsed values, which commas separate, or the values of a single list.
 
-    Raises ConfigurationError for a text that only looks like a range, a list, JSON or a number. The message has the
-    spelling that the user probably meant.
+    Raises ConfigurationError for a text that only looks like a range, a list, JSON or a number.
     """
     whole = _read_word(option, name, values)
     if isinstance(whole, list):
         return whole  # type: ignore[reportUnknownVariableType]
-    parsed: list[Any] = []
-    reasons: list[str] = []
-    meant: list[str] | None = []  # None if the intended spelling of a value is unknown
-    as_text: list[str] = []
-    for piece in _split_values(values):
-        parsed.append(_read_word(option, name, piece))
-        slip = _find_slip(option, name, piece, is_alone=piece == values) if parsed[-1] == piece else None
-        spelled: list[str] | None = [piece]
-        if slip is not None:
-            reason, spelled = slip
-            reasons.append(reason)
-        meant = None if meant is None or spelled is None else [*meant, *spelled]
-        as_text.append(piece if slip is None else json.dumps(piece, ensure_ascii=False))
-    if reasons:
-        _refuse_values(option, name, values, reasons[0], meant, as_text)
+    pieces = _split_values(values)
+    parsed = [_read_word(option, name, piece) for piece in pieces]
+    for piece, value in zip(pieces, parsed, strict=True):
+        if value == piece and _is_unclear_text(piece, is_alone=len(pieces) == 1):
+            raise _refuse_values(option, name, values, piece)
     if option == "--grid":  # A search prints its whole space.
-        _print_types(name, _split_values(values), parsed)
+        _print_types(name, pieces, parsed)
     return parsed
 
 
@@ -164,11 +156,11 @@ def _read_word(option: str, name: str, word: str) -> Any:
         raise ConfigurationError(f"{option} {name}={word}: {error}") from None
 
 
-def _refuse_values(
-    option: str, name: str, values: str, reason: str, meant: list[str] | None, as_text: list[str]
-) -> NoReturn:
-    spellings = [shlex.quote(f"{name}={','.join(pieces)}") for pieces in (meant, as_text) if pieces]
-    raise ConfigurationError(f"{option} {name}={values}: {reason}; write {', or '.join(spellings)} for the text")
+def _refuse_values(option: str, name: str, values: str, piece: str) -> ConfigurationError:
+    """Return an error that names the unclear value and the allowed forms."""
+    reason = f"{piece} is unclear" if piece else "a value is missing beside a comma"
+    quoted = shlex.quote(f"{name}={json.dumps(piece, ensure_ascii=False)}")
+    return ConfigurationError(f"{option} {name}={values}: {reason}: {FORMS[option].format(name)}; a text is {quoted}")
 
 
 def _split_values(values: str) -> list[str]:
@@ -195,69 +187,27 @@ def _split_values(values: str) -> list[str]:
     return pieces
 
 
-def _find_slip(option: str, name: str, text: str, *, is_alone: bool) -> tuple[str, list[str] | None] | None:
-    """Return why a text is certainly a mistake, and the intended words, or None if the text may be correct.
-
-    Instead of unknown words, return None as the second item.
-    """
-    if not text:
-        return "a value is missing beside a comma", []
-    if text.startswith(QUOTES_AND_BRACKETS):
-        return f"{text} looks like JSON, but is not valid JSON", _spell_json(text, is_alone=is_alone)
-    plain = _replace_lookalikes(text)
-    if plain != text and not isinstance(read_word(plain), str):
-        return f"{json.dumps(text)} contains characters that only look like ASCII", [plain]
-    if "," in text or LIKE_CALL.match(text):
-        return f"{text} is not evaluated: list the values, as in 1,2,3, or draw them from bounds with --space", None
-    if is_alone and (match := LIKE_RANGE.fullmatch(plain)):
-        bounds = _spell_bounds(f"{match[1]}..{match[2]}")
-        if option == "--space":
-            return "a single text is one choice, and bounds are LOW..HIGH", [bounds] if bounds else None
-        if bounds and read_word(match[1]) < read_word(match[2]):  # `2024-01` may be a text.
-            return f"{text} is a single value here, a text", _list_range(bounds)
-    if LIKE_BOUNDS.match(plain) or (is_alone and LIKE_SLICE.fullmatch(plain)):
-        bounds = _spell_bounds(plain)
-        if option == "--grid":
-            spelled = shlex.quote(f"{name}={bounds or 'LOW..HIGH'}")
-            values = ",".join(_list_range(bounds or "") or [])
-            example = f", as in {shlex.quote(f'{name}={values}')}" if values else ""
-            text = f"a grid needs a list of values{example}; to draw from bounds, use --space {spelled} with --trials"
-            return text, None
-        meant = [bounds] if bounds and is_alone else None
-        return "bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH, without other values", meant
-    parts = re.split(r"[\s;|,]+", plain)
-    if len(parts) > 1 and all(isinstance(read_word(part), (int, float)) for part in parts):
-        return f"{text} looks like a list, and commas separate values", parts
-    number = _read_as_python(text)
-    if number is None:
-        return None
-    return f"{text} looks like a number, but is not a valid one", [repr(number)] if math.isfinite(number) else None
+def _is_unclear_text(text: str, *, is_alone: bool) -> bool:
+    """Return whether a text is hardly meant as one: it is empty, or looks like a number, numbers, bounds or JSON."""
+    plain = text.translate(DASHES)
+    return (
+        not text
+        or text.startswith(QUOTES_AND_BRACKETS)
+        or UNCLEAR.fullmatch(plain) is not None
+        or (is_alone and UNCLEAR_ALONE.fullmatch(plain) is not None)
+        or _is_python_number(plain)
+    )
 
 
-def _replace_lookalikes(text: str) -> str:
-    """Return the text with ASCII's digits and minus, and without invisible characters."""
-    plain = unicodedata.normalize("NFKC", text.replace("\u2026", "..").replace("\u2212", "-"))
-    kinds = [(character, unicodedata.category(character)) for character in plain]
-    return "".join("-" if kind == "Pd" else character for character, kind in kinds if kind != "Cf").strip()
-
-
-def _spell_bounds(text: str) -> str | None:
-    """Return LOW..HIGH, with its step or log, as `parse_space` takes it, or None."""
-    found = re.fullmatch(r"(log)?:?(int)?:?(.*?\.\..*)", re.sub(r"\s", "", text))
-    bounds = found and f"{'log:' if found[1] else ''}{'int:' if found[2] else ''}{found[3]}"
-    match = BOUNDS.fullmatch(bounds or "")
-    numbers = [read_word(match[word] or "0") for word in ("low", "high", "step")] if match else [""]
-    return bounds if all(type(number) in (int, float) for number in numbers) else None
-
-
-def _list_range(bounds: str) -> list[str] | None:
-    """Return the words for the integers from LOW..HIGH or LOW..HIGH:STEP, or None if they are not a few integers."""
-    match = BOUNDS.fullmatch(bounds)
-    numbers: list[Any] = [read_word(match[word] or "1") for word in ("low", "high", "step")] if match else [""]
-    if not match or "log" in match["kinds"] or not all(type(number) is int for number in numbers) or numbers[2] < 1:
-        return None
-    values = range(numbers[0], numbers[1] + 1, numbers[2])
-    return [str(value) for value in values] if 1 < len(values) <= MAX_LISTED_VALUES else None
+def _is_python_number(text: str) -> bool:
+    """Return whether Python reads the text as a number, such as 0x10 or 01234."""
+    for read in (lambda: int(text, 0), lambda: float(text)):
+        try:
+            read()
+        except ValueError:
+            continue
+        return True
+    return False
 
 
 def _print_types(name: str, pieces: list[str], values: list[Any]) -> None:
@@ -280,53 +230,11 @@ def _is_unclear(word: str, value: Any) -> bool:
     return type(value) not in (int, float) or JSON_NUMBER.fullmatch(word) is None
 
 
-def _spell_json(text: str, *, is_alone: bool) -> list[str] | None:
-    """Return the JSON that the user meant, or None if it is unknown.
-
-    The mistakes are literals of Python, an unclosed quote or bracket, and texts without quotes. A text that is alone
-    gives one JSON value, even if it contains commas.
-    """
-    text = re.sub(r"(?<=['\"])\s+(?=['\"])", ",", text.translate(TYPOGRAPHIC_QUOTES))  # numpy's texts have no commas
-    is_list = text.startswith("[")
-    for end in ("", *"]})\"'"):
-        try:
-            with warnings.catch_warnings(action="ignore"):  # Backslashes would warn.
-                value = ast.literal_eval(f"{text}{end}" if is_list else f"[{text}{end}]")
-            return [json.dumps(item, allow_nan=False) for item in ([value] if is_list or is_alone else value)]
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            pass
-    words: list[str] = []
-    for item in _split_values(text[1:-1]) if is_list and text.endswith("]") else [""]:
-        is_text = read_word(item) == item
-        if is_text and (item.startswith(QUOTES_AND_BRACKETS) or ".." in item):
-            return None
-        slip = _find_slip("", "", item, is_alone=False) if is_text else None
-        spelled = slip[1] if slip else [item]
-        if not spelled:
-            return None
-        words += spelled
-    return [json.dumps([read_word(word) for word in words])]
-
-
-def _read_as_python(text: str) -> float | None:
-    """Return the number that a Python literal or `float` reads from the text, or None."""
-    for read in (lambda: int(text, 0), lambda: int(text), lambda: float(text)):
-        try:
-            return read()
-        except ValueError:
-            pass
-    return None
-
-
 def _parse_bounds(name: str, values: str, match: re.Match[str]) -> dict[str, Any]:
     numbers = {word: read_word(text) for word in ("low", "high", "step") if (text := match[word]) is not None}
     for number in numbers.values():
         if isinstance(number, bool) or not isinstance(number, (int, float)):
-            reason = f"{number!r} is not a number; bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH"
-            bounds = _spell_bounds(_replace_lookalikes(values))
-            _refuse_values(
-                "--space", name, values, reason, [bounds] if bounds else None, [json.dumps(values, ensure_ascii=False)]
-            )
+            raise _refuse_values("--space", name, values, values)
     kinds = match["kinds"]
     return {**numbers, **({"log": True} if "log" in kinds else {}), **({"type": "int"} if "int" in kinds else {})}
 

@@ -143,7 +143,7 @@ def test_failures_show_the_codes_output_escaped_for_the_terminal(run, tmp_path):
     assert r"\ud800" in done.stdout
     assert "2 of 4 failed:" in done.stderr
     assert r"ValueError (line 4): \x1b[31m\u2067" in done.stderr
-    assert r"  | \u202eturned" in done.stderr
+    assert r"  | \x1b[2J\u202eturned" in done.stderr
     assert "1 succeeded, 2 failed, 1 not run" in done.stderr
     assert (
         "1 did not run, the first is number 3: not run: 2 of 4 executions failed, and --max-failures is 2"
