@@ -17,7 +17,7 @@ POLL_SECONDS = 0.05
 
 
 def show_servers() -> int:
-    """Print the running shared servers, with addresses that sign in to the UI, and return 0 if there is one, else 1."""
+    """Print the running shared servers with the password for the UI, and return 0 if there is one, else 1."""
     servers = 0
     with _explain():
         for server in list_shared_servers():
@@ -27,7 +27,8 @@ def show_servers() -> int:
             use = "in use" if server.is_used() else "not in use"
             state = "" if server.answers() else ", does not answer"
             print(f"running    process {server.pid}, {age}, {_read_memory_mib(server.pid)} MiB, {use}{state}")
-            print(f"UI         {server.ui_url}/#{server.auth}")
+            print(f"UI         {server.ui_url}/login")
+            print(f"password   {server.auth}")
             print(f"log        {server.log}")
     if not servers:
         print(f"no shared Prefect server is running in {PREFECT_HOME.value()}")

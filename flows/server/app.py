@@ -39,7 +39,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from .shared_process import SharedServerProcess
-from .sign_in import SignInMiddleware
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -177,9 +176,8 @@ def _build_alembic_config() -> "Config":
 def main(number: str, log_level: str, state_file: str | None = None, idle_seconds: str = "0") -> None:
     """Serve until a signal. A shared server also ends when it is idle."""
     api = get_current_settings().server.api
-    app = create_closed_app()
     config = uvicorn.Config(
-        app if state_file is None else SignInMiddleware(app),
+        create_closed_app(),
         lifespan="on",
         log_level=log_level,
         timeout_keep_alive=api.keepalive_timeout,

@@ -206,7 +206,7 @@ def test_the_command_shows_a_server_and_does_not_stop_one_that_is_used(
     shown = capsys.readouterr().out
     assert f"process {os.getpid()}, " in shown
     assert " MiB, not in use\n" in shown
-    assert f"UI         {running.url.removesuffix('/api')}/#{AUTH}\n" in shown
+    assert f"UI         {running.url.removesuffix('/api')}/login\npassword   {AUTH}\n" in shown
     with state.open("rb") as user:
         fcntl.flock(user, fcntl.LOCK_SH)
         show_servers()
