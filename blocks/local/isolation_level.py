@@ -58,21 +58,16 @@ async def resolve_level(isolation: IsolationLevel | Literal["auto"]) -> Isolatio
         if reason := await probe_level(isolation):
             raise ConfigurationError(f"isolation {isolation!r} does not work on this machine: {reason}. {NONE_HINT}")
         return isolation
-    level, reasons = await find_strongest_level()
-    if level is None:
-        raise ConfigurationError(f"this machine cannot isolate local sandboxes ({reasons}). {NONE_HINT}")
-    return level
-
-
-async def find_strongest_level() -> tuple[IsolationLevel | None, str]:
-    """Return the strongest level that works here, or None, and why the stronger levels do not work."""
     reasons: list[str] = []
     for level in ("bubblewrap", "landlock"):
         reason = await probe_level(level)
         if not reason:
-            return level, "; ".join(reasons)
+            return level
         reasons.append(f"{level}: {reason}")
-    return None, "; ".join(reasons)
+    raise ConfigurationError(
+        f"this machine cannot isolate local sandboxes ({'; '.join(reasons)}): use the provider container, which needs "
+        f"Podman or Docker. {NONE_HINT}"
+    )
 
 
 async def probe_level(level: IsolationLevel) -> str:

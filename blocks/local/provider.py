@@ -5,29 +5,22 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
-
-from pydantic import ValidationError
 
 from ...sandbox.caller import name_parameter
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.sandbox_api import Sandbox
 from ..host_files.cache import check_out_repository, keep_modules
-from ..host_files.files import HostFiles
 from ..host_files.mounts import overlaps
-from ..problems import describe_problems
 from ..provider import SandboxInfo, SandboxProvider
-from ..registry import PROVIDERS
-from ..settings import SandboxSettings
 from ..storage.local_volume import LocalVolume, find_volume, find_volumes_root, list_volumes
 from .creation import Libraries, create_sandbox
 from .deletion import delete_sandbox
-from .inventory import FOLDER_PATTERN, list_sandboxes, pick_folder, read_labels
-from .isolation import NONE_HINT, IsolationLevel, check_mount_places, list_layers
-from .isolation_level import find_strongest_level, resolve_level
+from .inventory import list_sandboxes, pick_folder, read_labels
+from .isolation import IsolationLevel, check_mount_places, list_layers
+from .isolation_level import resolve_level
 from .keeper import lock_kept_folder, read_kept_until
 from .launch.launcher import Launch, zygotes
 from .packages import (
@@ -42,7 +35,6 @@ from .terminal import run_terminal
 from .totals.plan import describe_totals, plan_totals
 
 PREPARED_PROCESSES = 3  # the prepared process, an execution, and the process that forks it
-LEAST_PROCESSES = 8  # processes that a container needs
 
 
 class LocalProvider(LocalSettings, SandboxProvider):
@@ -58,21 +50,16 @@ class LocalProvider(LocalSettings, SandboxProvider):
     }
 
     async def open(self, labels: dict[str, str]) -> Sandbox:
-        """Open a sandbox, or a container if this machine cannot isolate sandboxes but has a container engine.
+        """Open a sandbox.
 
         Args:
             labels: The labels of the sandbox.
 
         Raises:
-            ConfigurationError: The settings do not work here, or the machine has neither isolation nor containers.
+            ConfigurationError: The settings do not work here, or this machine cannot isolate sandboxes.
             SandboxStartError: The sandbox did not start.
         """
-        level = await self._choose_isolation()
-        if isinstance(level, SandboxProvider):
-            container = await level.open(labels)
-            if self.total_memory_mib is not None:  # The container's memory_mib has this value.
-                container.memory_option = container.kill_memory_option = "total_memory_mib"
-            return container
+        level = await resolve_level(self.isolation)
         check_mount_places(self._files.mounts, level)
         libraries = await self._find_libraries(level)
         if self.repo_url is None:
@@ -85,23 +72,6 @@ class LocalProvider(LocalSettings, SandboxProvider):
             await run_shielded(sandbox.remove())
             raise
         return sandbox
-
-    async def _choose_isolation(self) -> IsolationLevel | SandboxProvider:
-        """Return the level in force, or a container provider if `auto` finds no level. Raises ConfigurationError."""
-        if self.isolation != "auto":
-            return await resolve_level(self.isolation)
-        level, reasons = await find_strongest_level()
-        if level is not None:
-            return level
-        try:
-            stand_in = _build_stand_in(self, self._commit, self._files)
-            await stand_in.check()
-        except ConfigurationError as error:
-            raise ConfigurationError(
-                f"this machine cannot isolate local sandboxes ({reasons}), and has no containers either: "
-                f"{error.summary}. {NONE_HINT}"
-            ) from None
-        return stand_in
 
     async def _find_packages(self) -> tuple[list[Path], Path | None]:
         """Return the directories of the packages, and the directory of their programs."""
@@ -140,10 +110,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
 
     async def check(self) -> str:
         """Describe the isolation: level, layers, start of sandboxes and their limits. Raises ConfigurationError."""
-        level = await self._choose_isolation()
-        if isinstance(level, SandboxProvider):
-            _, reasons = await find_strongest_level()
-            return f"containers of {await level.check()}, because local sandboxes do not work here ({reasons})"
+        level = await resolve_level(self.isolation)
         check_mount_places(self._files.mounts, level)
         layers = (
             ", ".join((*list_layers(level), *plan_totals(self, level).layers))
@@ -154,24 +121,18 @@ class LocalProvider(LocalSettings, SandboxProvider):
         return f"{level} ({layers}); each sandbox {start}; for a sandbox as a whole: {describe_totals(level)}"
 
     async def describe_sandboxes(self) -> str:
-        level = await self._choose_isolation()
-        if isinstance(level, SandboxProvider):
-            return await level.describe_sandboxes()
+        level = await resolve_level(self.isolation)
         if level == "none":
             return "on this machine without isolation: the code can do everything that you can"
         return f"in local sandboxes ({level})"
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
-        """Return this user's local sandboxes in this temporary directory, and the containers that replace them."""
-        stand_in = await self._find_stand_in()
-        return [*list_sandboxes(), *([] if stand_in is None else await stand_in.list_sandboxes())]
+        """Return this user's local sandboxes in this temporary directory."""
+        return list_sandboxes()
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
         """End the sandbox's processes and remove its folder. A missing sandbox is not an error."""
-        if FOLDER_PATTERN.fullmatch(sandbox_id) is None and (stand_in := await self._find_stand_in()) is not None:
-            await stand_in.delete_sandbox(sandbox_id)
-        else:
-            await delete_sandbox(sandbox_id)
+        await delete_sandbox(sandbox_id)
 
     async def open_terminal(self, sandbox_id: str) -> int:
         """Open a shell in a new sandbox over the folder of a kept one. Its limits and walls are those of the code.
@@ -179,9 +140,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
         Raises:
             RlmBatchError: The folder is gone, another terminal is open in it, or the shell does not start or is killed.
         """
-        level = await self._choose_isolation()
-        if isinstance(level, SandboxProvider):
-            return await level.open_terminal(sandbox_id)
+        level = await resolve_level(self.isolation)
         check_mount_places(self._files.mounts, level)
         libraries = await self._find_libraries(level)
         with lock_kept_folder(sandbox_id) as folder:
@@ -194,19 +153,12 @@ class LocalProvider(LocalSettings, SandboxProvider):
             is_kept = read_kept_until(folder) > time.time()
             await run_shielded(handle.keep(until) if is_kept else handle.remove())
 
-    async def _find_stand_in(self) -> SandboxProvider | None:
-        with suppress(ConfigurationError):
-            choice = await self._choose_isolation()
-            return choice if isinstance(choice, SandboxProvider) else None
-
     async def list_volumes(self) -> list[str]:
         """Return the names of the directories below the volume root that can be volumes."""
         return list_volumes(self.volume_root)
 
     async def fingerprint(self) -> dict[str, Any]:
         """Return the common settings and Python's version. Limits can prevent a result, but not change it."""
-        if (stand_in := await self._find_stand_in()) is not None:
-            return await stand_in.fingerprint()
         settings = {**await super().fingerprint(), "python": sys.version.split()[0]}
         if self.has_environment_packages:
             directories = tuple(find_environment_packages())
@@ -218,26 +170,3 @@ class LocalProvider(LocalSettings, SandboxProvider):
     async def open_volume(self, name: str) -> LocalVolume:
         """Return the volume of that name below the volume root."""
         return find_volume(self.volume_root, name)
-
-
-def _build_stand_in(settings: LocalSettings, commit: str | None, files: HostFiles) -> SandboxProvider:
-    """Return a container provider with these settings. Raises ConfigurationError if containers do not accept them.
-
-    Containers replace local sandboxes on a machine that cannot isolate them. A limit on each process becomes a limit on
-    the whole container, unless there is a total.
-    """
-    fields: dict[str, Any] = {
-        **{name: getattr(settings, name) for name in SandboxSettings.model_fields},
-        "memory_mib": settings.total_memory_mib or settings.memory_mib,
-        "processes": max(settings.total_processes or settings.processes, LEAST_PROCESSES),
-        "disk_mib": settings.disk_mib,
-        "cpus": settings.cpus,
-        "volume_root": settings.volume_root,
-    }
-    try:
-        provider = PROVIDERS["container"].load_provider()(**fields)
-    except ValidationError as error:
-        raise ConfigurationError(describe_problems(error, settings.list_secrets())) from None
-    if commit is not None:
-        provider.pin(commit)
-    return provider.with_host_files(files.pack())

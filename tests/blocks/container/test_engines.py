@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlm_batch import CodeCrashed, ConfigurationError, ContainerSandbox, LocalSandbox
+from rlm_batch import ConfigurationError, ContainerSandbox
 from rlm_batch.blocks.container.engine import find_engine
-from rlm_batch.blocks.local import isolation_level
 from rlm_batch.blocks.registry import make_unsaved_provider
 from rlm_batch.cli.doctor import run_doctor
 
@@ -77,55 +76,6 @@ async def test_a_sandbox_runs_with_dockers_command_line(
         name = interpreter.sandbox.id
         assert name in [info.id for info in await provider.list_sandboxes()]
     assert name not in [info.id for info in await provider.list_sandboxes()]
-
-
-# -------------------------------------------------------------------------------- containers instead of local sandboxes
-
-
-@pytest.fixture
-def without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make both levels of local isolation fail, as on macOS, and clear the cache of earlier attempts."""
-    monkeypatch.setattr(isolation_level, "_reasons", {})
-    monkeypatch.setattr(isolation_level.sys, "platform", "darwin")
-
-
-@pytest.mark.requires("podman")
-@pytest.mark.usefixtures("without_isolation")
-async def test_local_sandboxes_are_containers_on_machines_without_isolation(
-    no_container_left: None, no_process_left: None, volumes: Path
-) -> None:
-    provider = LocalSandbox(total_memory_mib=512, volume_name="results")
-    said = await provider.check()
-    assert said.startswith("containers of podman ")
-    assert "because local sandboxes do not work here (bubblewrap: local isolation needs Linux" in said
-    assert (await provider.fingerprint())["provider"] == "container"
-    async with provider.interpreter() as interpreter:
-        with pytest.raises(CodeCrashed, match="give the sandbox more with total_memory_mib"):
-            await interpreter.execute("bytearray(600 << 20)")
-        result = await interpreter.execute("save_to_volume('a', 'b'); SUBMIT(x=1)")
-        assert (result.meta.provider, result.meta.isolation) == ("container", "podman")
-        name = interpreter.sandbox.id
-        assert name in [info.id for info in await provider.list_sandboxes()]
-        await provider.delete_sandbox(name)
-    assert await (await provider.volume()).get("a") == b"b"
-
-
-@pytest.mark.usefixtures("without_isolation")
-async def test_without_isolation_or_an_engine_the_error_explains_both_fixes(programs: Path) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        await LocalSandbox().open({})
-    assert "local isolation needs Linux (or WSL2)" in str(caught.value)
-    assert "install Podman" in str(caught.value)
-    with pytest.raises(ConfigurationError, match="does not work on this machine"):  # a named level has no fallback
-        await LocalSandbox(isolation="landlock").open({})
-
-
-@pytest.mark.requires("podman")
-@pytest.mark.usefixtures("without_isolation")
-async def test_a_local_block_in_containers_refuses_local_only_settings(programs: Path) -> None:
-    make_docker(programs / "docker", DOCKER_INFO, "exit 1")
-    with pytest.raises(ConfigurationError, match="packages: "):
-        await LocalSandbox(packages="environment").open({})  # type: ignore[arg-type]
 
 
 def test_doctor_lists_the_engines_with_their_kind(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:

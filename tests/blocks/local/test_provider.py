@@ -113,7 +113,7 @@ async def test_a_machine_without_isolation_gets_instructions_and_never_runs_unis
     for action in (lambda: resolve_level(block.isolation), block.check, lambda: block.open(block.labels(""))):
         with pytest.raises(ConfigurationError) as refused:
             await action()
-        for words in ("apt install bubblewrap", "Landlock", "local:none", "not on the PATH"):
+        for words in ("apt install bubblewrap", "Landlock", "the provider container", "local:none", "not on the PATH"):
             assert words in str(refused.value)
     with pytest.raises(ConfigurationError, match="cannot isolate"):
         async with block.interpreter() as interpreter:
