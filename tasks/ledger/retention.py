@@ -1,7 +1,7 @@
 """The deletion of old ledgers, and of old folders of the cache.
 
 Only folders that rlm-batch made are deleted: ledgers directly below the results root, and folders of the cache. A
-folder that is in use, has files of another origin, or reaches into another file system stays. Links are never followed.
+folder that is in use, or has files of another origin, stays. Links are never followed.
 """
 
 import fnmatch
@@ -71,14 +71,10 @@ def list_old_folders(root: Path, cache: Path, before: float) -> Iterator[OldFold
     for cached in list_cached_folders():
         if cached.used_at >= before:
             continue
-        contents = _Contents(cached.path)
-        if contents.has_other_device:
-            yield KeptFolder(cached.path, "another file system is mounted in it")
-            continue
         with claim_idle_ledger(cached.path) as is_idle:
             pass  # The lock must not last while the caller looks at the folder.
         if is_idle:
-            yield OldFolder(cache, cached.path, cached.used_at, contents.size_bytes)
+            yield OldFolder(cache, cached.path, cached.used_at, _Contents(cached.path).size_bytes)
         else:
             yield KeptFolder(cached.path, "a run uses it")
 
@@ -95,13 +91,14 @@ def delete_folder(folder: OldFolder) -> int | KeptFolder:
         try:
             target = folder.root / DELETED / uuid.uuid4().hex
             target.parent.mkdir(exist_ok=True)
-            # From here on a run that wants the folder makes a new one.
+            # A run must not find half a folder of the cache. From here on a run that wants the folder makes a new one.
             os.rename(folder.path, target)
         except OSError as error:
             return KeptFolder(folder.path, f"it cannot be deleted ({error.strerror})")
-    problem = _remove_tree(target)
-    if problem is not None:
-        return KeptFolder(target, f"not all of it could be deleted ({problem.strerror})")
+    try:
+        shutil.rmtree(target)
+    except OSError as error:
+        return KeptFolder(target, f"not all of it could be deleted ({error.strerror})")
     return contents.size_bytes
 
 
@@ -110,7 +107,7 @@ def remove_remains(root: Path, cache: Path, before: float) -> None:
     for folder in (root / DELETED, cache / DELETED):
         if not folder.is_symlink() and folder.is_dir():
             for path in folder.iterdir():
-                _remove_tree(path)
+                shutil.rmtree(path, ignore_errors=True)
             with suppress(OSError):
                 folder.rmdir()
     existing = {record.id for record in read_known_runs(root).records}
@@ -135,50 +132,23 @@ def _inspect_ledger(root: Path, path: Path, before: float, record: RunRecord) ->
     foreign = [name for name in contents.names if not any(fnmatch.fnmatch(name, known) for known in LEDGER_NAMES)]
     if foreign:
         return KeptFolder(path, f"rlm-batch did not write {foreign[0]!r} in it")
-    if contents.has_other_device:
-        return KeptFolder(path, "another file system is mounted in it")
     return OldFolder(root, path, contents.changed_at, contents.size_bytes, record)
 
 
 class _Contents:
-    """The contents of a folder, without following links.
-
-    `size_bytes` is the space that a deletion frees: a file with a name elsewhere counts as nothing.
-    """
+    """The contents of a folder, without following links."""
 
     def __init__(self, folder: Path) -> None:
         self.names: list[str] = []
         self.size_bytes = 0
         self.changed_at = self.last_beat_at = 0.0
-        self.has_other_device = False
-        links: dict[int, tuple[int, int, int]] = {}  # by inode: links in the folder, all links, bytes
-        device: int | None = None
         for directory, folders, names in os.walk(folder):
             if directory == str(folder):
                 self.names = [*folders, *names]
             for path in (directory, *(os.path.join(directory, name) for name in names)):
                 with suppress(OSError):
                     state = os.lstat(path)
-                    device = state.st_dev if device is None else device
-                    self.has_other_device |= state.st_dev != device
+                    self.size_bytes += state.st_blocks * 512
                     self.changed_at = max(self.changed_at, state.st_mtime)
                     if path.endswith(BEAT_SUFFIX):
                         self.last_beat_at = max(self.last_beat_at, state.st_mtime)
-                    if stat.S_ISDIR(state.st_mode) or state.st_nlink == 1:
-                        self.size_bytes += state.st_blocks * 512
-                    else:
-                        count, _, _ = links.get(state.st_ino, (0, 0, 0))
-                        links[state.st_ino] = count + 1, state.st_nlink, state.st_blocks * 512
-        self.size_bytes += sum(size for count, total, size in links.values() if count == total)
-
-
-def _remove_tree(path: Path) -> OSError | None:
-    """Delete a folder and all below it. Return the first error, and delete what can be deleted."""
-    problems: list[OSError] = []
-
-    def note(_function: object, _path: str, problem: tuple[type[BaseException], BaseException, object]) -> None:
-        if isinstance(problem[1], OSError):
-            problems.append(problem[1])
-
-    shutil.rmtree(path, onerror=note)
-    return problems[0] if problems else None
