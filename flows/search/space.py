@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...sandbox.caller import get_caller
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.requests.execution_request import check_variable_name
@@ -101,13 +100,10 @@ class SearchSpace:
 
 
 def _warn_of_integers(name: str, parameter: Range) -> str:
-    low, high = float(parameter.low), float(parameter.high)
-    if get_caller().is_command:
-        log = "log:" if parameter.log else ""
-        real, whole = f"{name}={log}{low}..{high}", f"{name}=int:{log}{parameter.low}..{parameter.high}"
-    else:
-        real, whole = f'"low": {low}, "high": {high}', '"type": "int"'
-    return f"{name} is integer, because both bounds are: for real numbers write {real}, for integers add {whole}"
+    return (
+        f"{name} is integer, because both bounds are: for real numbers write {float(parameter.low)} in the place of "
+        f"{parameter.low}, or add the type int if integers are meant"
+    )
 
 
 def check_pairs(source: Any) -> None:
