@@ -219,7 +219,14 @@ def _make_flow(function: Callable[..., Any], name: str, **options: Any) -> Batch
     # The shards of a run that crashed continue, for the run that resumes the job.
     crashed: list[Any] = [remove_sandboxes]
     return BatchFlow(
-        function, name=name, persist_result=False, on_cancellation=cancelled, on_crashed=crashed, **options
+        function,
+        name=name,
+        retries=0,  # Without numbers of its own, a flow takes those of Prefect's settings.
+        retry_delay_seconds=0,
+        persist_result=False,
+        on_cancellation=cancelled,
+        on_crashed=crashed,
+        **options,
     )
 
 

@@ -34,6 +34,8 @@ class _QueryCall:
 @task(
     name=QUERY_TASK_NAME,
     task_run_name="{call}",
+    retries=0,  # Otherwise Prefect's settings would have the model asked, and paid, again.
+    retry_delay_seconds=0,
     persist_result=False,
     cache_policy=NO_CACHE,
     log_prints=False,

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,22 @@ CODE = {
 
 def inputs(counter: ExecutionCounter, size: int = 1) -> list[dict[str, Any]]:
     return [{"x": x, "address": counter.address} for x in range(size)]
+
+
+def test_retries_of_prefects_settings_do_not_run_code_or_ask_a_model_again(counter: ExecutionCounter) -> None:
+    script = f"""
+from rlm_batch import batch
+from rlm_batch.tasks.query import run_query
+print(batch.retries, run_query.retries, run_query.retry_delay_seconds)
+code = {COUNT_EXECUTION + "count_execution(1); 1 / 0"!r}
+batch.sync(code, [{{"address": {counter.address!r}}}], provider="local:none")
+"""
+    settings = {"PREFECT_FLOWS_DEFAULT_RETRIES": "2", "PREFECT_TASKS_DEFAULT_RETRIES": "2"}
+    command, environment = [sys.executable, "-c", script], {**os.environ, **settings}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout == "0 0 0\n"
+    assert "1 of 1 executions failed" in done.stderr
+    assert counter.counts == {"1": 1}
 
 
 @pytest.mark.parametrize("asked", [False, pytest.param(True, marks=pytest.mark.full)])
