@@ -9,6 +9,8 @@ import re
 import types
 import typing
 from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import partial
 from typing import Any, Literal, Union, cast
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
@@ -19,6 +21,7 @@ from ..errors import ConfigurationError
 from ..requests.json_text import JSON
 
 MAX_TEXT_CHARACTERS = 1000  # of a type's text
+MAX_NUMBER_CHARACTERS = 1000  # of a number whose digits are all kept
 MAX_PROBLEM_CHARACTERS = 500  # of the problems that the model reads
 NAMED_TYPES: dict[str, Any] = {
     **{kind.__name__: kind for kind in (str, int, float, bool, list, dict, tuple, set)},
@@ -141,17 +144,22 @@ class AnswerType:
         """Return the values that a submitted value can mean, the likeliest first."""
         if not isinstance(value, str):
             return [value]
-        accepted = {option.get("type") for option in self.schema.get("anyOf", ())}
-        if {"string", "null"} <= accepted:  # "None" or "42" is a text here.
-            return [value]
         fenced = FENCED.fullmatch(text := value.strip())
         text = text if fenced is None else fenced[1]
-        for read in (json.loads, ast.literal_eval):
+        if self._has_text_option(value):  # "None", "42" or "1e5" is a text here.
+            return [value, text]
+        for read in (partial(json.loads, parse_float=_read_float), ast.literal_eval):
             try:
                 return [read(text), value]
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 continue
         return [value, text]
+
+    def _has_text_option(self, text: str) -> bool:
+        """Return whether the type has texts beside other values, such as `str | int`, or names this text."""
+        kinds: list[Any] = [option.get("type") for option in _list_options(self.schema)]
+        kinds += self.schema["type"] if isinstance(self.schema.get("type"), list) else []
+        return "string" in kinds or text in self.schema.get("enum", ())
 
     def _validate(self, value: Any) -> Any:
         if self._adapter is not None:
@@ -168,6 +176,19 @@ class AnswerType:
         if problem is not None:
             raise ValueError(_describe_problem(problem.absolute_path, problem.message)[:MAX_PROBLEM_CHARACTERS])
         return value
+
+
+def _list_options(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the alternatives of a union's schema."""
+    return [option for option in (*schema.get("anyOf", ()), *schema.get("oneOf", ())) if isinstance(option, dict)]
+
+
+def _read_float(text: str) -> float | Decimal:
+    """Return a number of JSON, as a Decimal if a float does not hold all of its digits."""
+    number = float(text)
+    # Arithmetic with a Decimal of a great exponent could take all memory.
+    is_short = len(text) <= MAX_NUMBER_CHARACTERS and "e" not in text.lower()
+    return Decimal(text) if is_short and Decimal(text) != Decimal(repr(number)) else number
 
 
 def _make_error(source: Any, problem: str) -> ConfigurationError:
@@ -294,7 +315,8 @@ def _coerce(value: Any, schema: Any, validator: Any) -> Any:
     rules = cast("dict[str, Any]", schema)
     if "$ref" in rules:
         return _coerce(value, _resolve(rules["$ref"], validator.schema), validator)
-    for option in (*rules.get("anyOf", ()), *rules.get("oneOf", ())):
+    # A text stays a text if an option takes it.
+    for option in sorted(_list_options(rules), key=lambda option: option.get("type") != "string"):
         coerced = _coerce(value, option, validator)
         if validator.evolve(schema=option).is_valid(coerced):
             return coerced

@@ -236,7 +236,7 @@ def _has_type(value: Any, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
     if kind == "integer" and isinstance(value, float):
-        return value.is_integer()
+        return value.is_integer() and abs(value) < 2**53  # A larger float may have lost digits.
     return isinstance(value, _JSON_TYPES.get(kind, object))
 
 

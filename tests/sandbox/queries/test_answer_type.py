@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -51,12 +52,50 @@ def test_values_are_converted_as_dspy_converts_them(kind: Any) -> None:
         except ValueError:  # pydantic's error is one
             expected = "refused"
         ours = read(kind, value)
-        # DSPy refuses a text that is JSON of another type.
-        if kind == int | str and isinstance(value, str) and expected == "refused":
+        # DSPy reads a text as JSON, even if the type has texts.
+        if kind == int | str and isinstance(value, str):
             expected = value
         if kind is Any and value == "```json\n[1]\n```":
             expected = [1]
         assert (type(ours), repr(ours)) == (type(expected), repr(expected)), value
+
+
+NUMBERS = ["1234e5", "12345678901234567.89", "007", "1_000", "NaN", "true", "null", "1e5", "42", "9007199254740993"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [int | str, str | float, "str | bool", str | int | None, str | list[int], Literal["a", 1] | str, date | str,
+     {"anyOf": [{"type": "integer"}, {"type": "string"}]}, {"type": ["integer", "string"]}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("text", [*NUMBERS, "[1, 2]", '"a"'])
+def test_a_text_stays_a_text_where_the_type_has_texts(kind: Any, text: str) -> None:
+    assert read(kind, text) == text
+    assert read({"type": "array", "items": AnswerType.read(kind).schema}, [text]) == [text]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (Decimal, "12345678901234567.89", Decimal("12345678901234567.89")),
+        (
+            list[Decimal],
+            "[12345678901234567.89, 0.1, 5]",
+            [Decimal("12345678901234567.89"), Decimal("0.1"), Decimal(5)],
+        ),
+        (list[Decimal], ["12345678901234567.89"], [Decimal("12345678901234567.89")]),
+        (int, "12345678901234567.89", "refused"),
+        ({"type": "integer"}, "12345678901234567.89", "refused"),
+        (int, "1e3", 1000),
+        (float | int, "9007199254740993", 9007199254740993),
+        (list[float], "[0.12345678901234567890123]", [0.12345678901234568]),
+        (Literal["1", 1], "1", "1"),
+        (date, "2026-01-02", date(2026, 1, 2)),
+    ],
+)
+def test_a_number_keeps_the_digits_that_were_submitted(kind: Any, text: Any, value: Any) -> None:
+    assert (type(read(kind, text)), read(kind, text)) == (type(value), value)
 
 
 @pytest.mark.parametrize(
