@@ -13,6 +13,7 @@ from ..flows.reporting.groups import GroupCollector
 from ..flows.reporting.summary import BestTrials
 from ..flows.rlm import NOUN as QUESTION
 from ..sandbox.errors import NotRun
+from ..sandbox.outcomes.outcome_json import get_status
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.queries.events import RlmEvent
 from ..sandbox.result import Failure, Outcome, Result
@@ -53,7 +54,7 @@ class ProgressDisplay(FlowListener):
         )
         self._task = self._progress.add_task("starting", total=None, counts="")
         self._noun = ReportSpec().noun
-        self._total = self._done = self._failed = self._skipped = self._cached = self._pruned = 0
+        self._total = self._done = self._failed = self._skipped = self._unfinished = self._cached = self._pruned = 0
         self._running: set[int] = set()
         self._started_at = self._printed_at = time.monotonic()
         self.results_path = self.run_name = ""
@@ -119,6 +120,7 @@ class ProgressDisplay(FlowListener):
         was_skipped = isinstance(outcome, Failure) and isinstance(outcome.error, NotRun)
         self._skipped += was_skipped
         self._failed += isinstance(outcome, Failure) and not was_skipped
+        self._unfinished += get_status(outcome) == "unfinished"
         self._cached += cached
         self._pruned += outcome.meta.pruned
         row = outcome if self._groups is None or outcome.meta.group is None else self._groups.add(outcome)
@@ -159,6 +161,7 @@ class ProgressDisplay(FlowListener):
         seconds = time.monotonic() - self._started_at
         cached = f", {self._cached} from earlier runs" if self._cached else ""
         skipped = f", {self._skipped} not run" if self._skipped else ""
+        skipped += f"; {self._unfinished} did not run to the end" if self._unfinished else ""
         succeeded = self._done - self._failed - self._skipped
         pruned = f", {self._pruned} of them pruned" if self._pruned else ""
         counts = f"{succeeded} succeeded{pruned}{cached}, {self._failed} failed{skipped}"

@@ -8,7 +8,7 @@ from ..sandbox.result import Failure, MaybeNone, Outcome, Result
 from ..tasks.ledger.run_record import Direction, ReportSpec
 from .reporting.export import build_data_frame
 from .reporting.failure_reasons import group_failures
-from .reporting.groups import describe_repeats, group_outcomes, list_hidden_fields
+from .reporting.groups import describe_repeats, group_outcomes, is_incomplete, list_hidden_fields
 from .reporting.pass_at_k import PassAtK, pass_at_k
 from .reporting.table import (
     BEST_MARK,
@@ -94,7 +94,7 @@ class Report:
 
     def describe(self) -> str:
         """Return the text to print below the table, or instead of it. The text may be empty."""
-        return describe_repeats(self.spec)
+        return describe_repeats(self.spec, sum(is_incomplete(row, self.spec) for row in self.rows_outcomes))
 
     def summary(self) -> str:
         """Return a text for people: the number of successes, the best trial if there is one, and why others failed.
@@ -243,7 +243,8 @@ class TrialsReport(SequenceOfOutcomes):
 
         objectives = parse_objectives(self.objective, self.direction)
         constraints = self.spec.constraints
-        return build_study(self.outcomes, objectives, self.space, constraints=constraints, storage=storage, name=name)
+        trials = self.rows_outcomes
+        return build_study(trials, objectives, self.space, constraints=constraints, storage=storage, name=name)
 
 
 class OutcomesReport(SequenceOfOutcomes):

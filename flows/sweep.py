@@ -38,7 +38,7 @@ from .search.settings import STOPS, SearchSettings, continue_settings
 from .search.study import check_sampler
 
 # Names of the types of values that are not scores.
-KINDS = {str: "text", bool: "a bool", list: "a list", dict: "a dict", int: "an integer too large for a float"}
+KINDS = {str: "text", list: "a list", dict: "a dict", int: "an integer too large for a float"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,8 +380,7 @@ def check_fields(
                 f"{name_parameter('constraints')}"
             )
         value = result.outputs.get(name)
-        is_number = isinstance(value, (int, float)) and (has_repeats or not isinstance(value, bool))
-        if value is not None and not is_number:
+        if value is not None and not isinstance(value, (int, float)):
             raise ConfigurationError(
                 f"the constraint {name} is {KINDS[type(value)]}: submit a number that is at most 0 in a feasible trial"
             )

@@ -31,6 +31,7 @@ class RlmBatchError(Exception):
     """
 
     retry_rule: ClassVar[RetryRule] = "never"
+    is_failure_of_code: ClassVar[bool] = False  # The code ran and failed by itself, so rates count it as not passed.
     details: ClassVar[tuple[str, ...]] = ()  # attributes that the JSON contains besides the text
     _kinds: ClassVar[dict[str, type["RlmBatchError"]]] = {}  # all subclasses, by name
 
@@ -86,6 +87,7 @@ class CodeError(_CodeDetails, RlmBatchError):
     """
 
     retry_rule = "if asked"
+    is_failure_of_code = True
 
 
 class CodeSyntaxError(CodeError):
@@ -117,6 +119,7 @@ class ExecutionTimeout(RlmBatchError):
     """
 
     retry_rule = "if asked"
+    is_failure_of_code = True
     details = ("timeout", "traceback", "stdout")
     timeout: float = 0.0
     traceback: str = ""
@@ -141,9 +144,13 @@ class CheckError(_CodeDetails, RlmBatchError):
 class SubmitError(RlmBatchError):
     """SUBMIT received values that it cannot return: not JSON, too large, or not the requested fields."""
 
+    is_failure_of_code = True
+
 
 class VolumeError(RlmBatchError):
     """A path leaves the volume, a file is missing or not writable, or there is no volume."""
+
+    is_failure_of_code = True
 
 
 class StateLost(RlmBatchError):

@@ -103,6 +103,7 @@ class ArtifactPublisher:
         summary = self.summary
         failed = summary.done - summary.succeeded
         text = f"{summary.done:,} of {self._record.total:,} {self._record.what}s done, {failed:,} failed"
+        text += f"; {summary.unfinished:,} did not run to the end" if summary.unfinished else ""
         score = summary.best.score
         return text if score is None else f"{text}, the best so far {score:.6g}"
 

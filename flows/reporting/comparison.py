@@ -25,11 +25,6 @@ class Side:
     numbers: dict[str, float]
     error: str = ""
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether the execution failed."""
-        return self.status == "failed"
-
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -52,15 +47,13 @@ class Pair:
 
     def describe(self) -> str:
         """Return in words which execution failed or is missing."""
-        if self.first is None or self.second is None:
-            name, side = ("A", self.first) if self.second is None else ("B", self.second)
-            failed = f", failed: {side.error}" if side is not None and side.has_failed else ""
-            return f"only in {name}{failed}"
-        names = [name for name, side in (("A", self.first), ("B", self.second)) if side.has_failed]
-        if not names:
-            return ""
-        errors = dict.fromkeys(side.error for side in (self.first, self.second) if side.has_failed)
-        return f"failed in {'both' if len(names) > 1 else names[0]}: {'; '.join(errors)}"
+        names: dict[tuple[str, str], list[str]] = {}  # the runs by status and error
+        for name, side in zip("AB", self.sides, strict=True):
+            if side is not None and side.error:
+                names.setdefault((side.status, side.error), []).append(name)
+        failures = [f"{status} in {' and '.join(runs)}: {error}" for (status, error), runs in names.items()]
+        missing = [f"only in {'A' if self.second is None else 'B'}"] if None in self.sides else []
+        return "; ".join([*missing, *failures])
 
 
 @dataclass(slots=True)
@@ -71,9 +64,13 @@ class Comparison:
     fields: list[str] = field(default_factory=list[str])  # numeric fields; the objective comes first
 
     def count_pairs(self) -> dict[str, int]:
-        """Return how many executions are in both runs or in one, and how many failed in one or in both."""
+        """Return how many executions are in both runs or in one, and how many failed in one or in both.
+
+        Executions that did not run to the end in one of the runs are apart.
+        """
         both = [pair for pair in self.pairs if pair.first is not None and pair.second is not None]
-        failed = [tuple(side is not None and side.has_failed for side in pair.sides) for pair in both]
+        statuses = [tuple(side.status for side in pair.sides if side is not None) for pair in both]
+        failed = [tuple(status == "failed" for status in pair) for pair in statuses if "unfinished" not in pair]
         return {
             "in both": len(both),
             "only in A": sum(pair.second is None for pair in self.pairs),
@@ -81,6 +78,7 @@ class Comparison:
             "failed only in A": failed.count((True, False)),
             "failed only in B": failed.count((False, True)),
             "failed in both": failed.count((True, True)),
+            "not run to the end in A or B": len(statuses) - len(failed),
         }
 
     def describe_field(self, name: str) -> str:
@@ -121,7 +119,7 @@ class Comparison:
         return rows
 
     def _rank(self, pair: Pair) -> tuple[int, float]:
-        failed = [side is None or side.has_failed for side in pair.sides]
+        failed = [side is None or bool(side.error) for side in pair.sides]
         if failed[0] != failed[1]:
             return 0, 0.0
         difference = pair.compute_difference(self.fields[0]) if self.fields else None
@@ -196,7 +194,7 @@ def _iterate(reader: LedgerReader, spec: ReportSpec) -> Iterable[Outcome]:
 def _make_side(outcome: Outcome, spec: ReportSpec) -> Side:
     index = outcome.meta.index or 0
     if isinstance(outcome, Failure):
-        return Side(index, "failed", {}, f"{type(outcome.error).__name__}: {outcome.error.summary}")
+        return Side(index, get_status(outcome), {}, f"{type(outcome.error).__name__}: {outcome.error.summary}")
     return Side(index, get_status(outcome), _read_numbers(outcome, spec))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...sandbox.meta import Meta
+from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.ledger.run_record import Aggregate, ReportSpec
 from ...tasks.repeats import REPEAT, Repeats
@@ -18,27 +19,28 @@ MAX_FULL_FIELDS = 2  # numeric fields whose statistics all have a column in a ta
 def aggregate_group(outcomes: Sequence[Outcome], group: int, aggregate: Aggregate) -> Outcome:
     """Return one outcome for a group of repeats.
 
-    Each numeric field has its `aggregate` over the results that submitted it, and its statistics in further fields such
-    as `loss.count`, `loss.mean`, `loss.std`, `loss.se`, `loss.min` and `loss.max`. Bools count as 0 and 1. Other fields
-    are kept if all results agree. The meta has the group's number as its index. If all repeats failed, the outcome is a
-    failure with the first error.
+    Each numeric field has its `aggregate` over the results that submitted a number, and its statistics in further
+    fields such as `loss.count`, `loss.mean`, `loss.std`, `loss.se`, `loss.min` and `loss.max`. Bools count as 0 and 1,
+    and None does not count. Another field has its value if all results agree, otherwise the list of their values. The
+    meta has the group's number as its index, the aggregates of the seconds, and the greatest peak of memory. If all
+    repeats failed, the outcome is a failure with the first error.
     """
-    results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
-    meta = _merge_metas(
-        [outcome.meta for outcome in outcomes], group, is_submitted=any(r.meta.submitted for r in results)
-    )
+    finished = [outcome for outcome in outcomes if get_status(outcome) != "unfinished"] or outcomes
+    meta = _merge_metas([outcome.meta for outcome in finished], group, AGGREGATES[aggregate])
+    results = [outcome for outcome in finished if isinstance(outcome, Result)]
     if not results:
-        (first, *_) = (outcome for outcome in outcomes if isinstance(outcome, Failure))
+        (first, *_) = (outcome for outcome in finished if isinstance(outcome, Failure))
         return Failure(first.error, meta)
     outputs: dict[str, Any] = {}
     for name in dict.fromkeys(name for result in results for name in result.outputs):
         values = [result.outputs[name] for result in results if name in result.outputs]
-        numbers = [number for value in values if (number := read_number(value)) is not None]
-        if len(numbers) == len(values):
+        present = [value for value in values if value is not None]
+        numbers = [number for value in present if (number := read_number(value)) is not None]
+        if numbers and len(numbers) == len(present):
             outputs[name] = AGGREGATES[aggregate](numbers)
             outputs |= {f"{name}.{key}": value for key, value in describe_numbers(numbers).items()}
-        elif all(value == values[0] for value in values):
-            outputs[name] = values[0]
+        else:
+            outputs[name] = values[0] if all(value == values[0] for value in values) else values
     return Result(outputs, meta)
 
 
@@ -95,7 +97,8 @@ def _compute_deviation(numbers: Sequence[float], mean: float) -> float:
     return scale * math.sqrt(math.fsum(((number - mean) / scale) ** 2 for number in numbers) / (len(numbers) - 1))
 
 
-def _merge_metas(metas: Sequence[Meta], group: int, *, is_submitted: bool) -> Meta:
+def _merge_metas(metas: Sequence[Meta], group: int, aggregate: Callable[[Sequence[float]], float]) -> Meta:
+    cpu_seconds = [meta.cpu_seconds for meta in metas if meta.cpu_seconds is not None]
     variables = {name: value for name, value in metas[0].variables.items() if name != REPEAT}
     return Meta(
         index=group,
@@ -103,18 +106,12 @@ def _merge_metas(metas: Sequence[Meta], group: int, *, is_submitted: bool) -> Me
         variables=variables,
         provider=metas[0].provider,
         isolation=metas[0].isolation,
-        seconds=math.fsum(meta.seconds for meta in metas),
-        submitted=is_submitted,
-        cpu_seconds=sum_known(meta.cpu_seconds for meta in metas),
+        seconds=aggregate([meta.seconds for meta in metas]),
+        submitted=any(meta.submitted for meta in metas),
+        cpu_seconds=aggregate(cpu_seconds) if cpu_seconds else None,
         peak_mib=max((meta.peak_mib for meta in metas if meta.peak_mib is not None), default=None),
         exited=all(meta.exited for meta in metas),
     )
-
-
-def sum_known(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the values that are known, or None if none is."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if known else None
 
 
 @dataclass(slots=True)
@@ -171,8 +168,20 @@ def list_hidden_fields(groups: Iterable[Outcome], spec: ReportSpec) -> set[str]:
     return hidden
 
 
-def describe_repeats(spec: ReportSpec) -> str:
-    """Return a sentence about the rows of a table of groups, or an empty text if the run has no repeats."""
+def is_incomplete(group: Outcome, spec: ReportSpec) -> bool:
+    """Return whether a number of a group is from fewer repeats than the run has."""
+    if spec.repeats is None or not isinstance(group, Result):
+        return False
+    return any(group.outputs.get(f"{name}.count", spec.repeats.count) < spec.repeats.count for name in group.outputs)
+
+
+def describe_repeats(spec: ReportSpec, incomplete: int) -> str:
+    """Return sentences about the rows of a table of groups, or an empty text if the run has no repeats.
+
+    `incomplete` is the number of rows whose numbers are from fewer repeats than the run has.
+    """
     if spec.repeats is None:
         return ""
-    return f"Each row is the {spec.aggregate} of {spec.repeats.count:,} repeats; se is the standard error of the mean."
+    text = f"Each row is the {spec.aggregate} of {spec.repeats.count:,} repeats; se is the standard error of the mean."
+    rows = "1 row has" if incomplete == 1 else f"{incomplete:,} rows have"
+    return f"{text} {rows} numbers of fewer repeats, because others submitted none." if incomplete else text

@@ -2,11 +2,13 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.result import Outcome, Result
 from ...tasks.repeats import REPEAT
 
@@ -24,7 +26,9 @@ class PassAtK:
         high: The upper end of the interval of 95 %.
         inputs: The number of inputs.
         samples: The number of samples of all inputs.
-        failures: The number of samples that are a `Failure`. They count as not passed.
+        failures: The number of samples whose code failed. They count as not passed.
+        unfinished: The number of executions that did not run to the end, for example because a sandbox was lost. They
+            are no samples.
     """
 
     k: int
@@ -34,12 +38,13 @@ class PassAtK:
     inputs: int
     samples: int
     failures: int
+    unfinished: int = 0
 
     def __str__(self) -> str:
         failed = f", {self.failures} failed" if self.failures else ""
         return (
             f"pass@{self.k} = {self.value:.3f} (95 %: {self.low:.3f} to {self.high:.3f}; {self.inputs} inputs, "
-            f"{self.samples} samples{failed})"
+            f"{self.samples} samples{failed}{_describe_unfinished(self.unfinished)})"
         )
 
 
@@ -55,8 +60,11 @@ def pass_at_k(
     variance of the mean over the inputs (Dean and Pagano 2015, "Evaluating Confidence Interval Methods for Binomial
     Proportions in Clustered Surveys"). Unlike a bootstrap's, it has a width if all inputs pass or all fail.
 
+    A sample is an execution that ran to the end. It did not pass if its code failed, or ended without fields.
+    Executions that did not run to the end, for example because of a lost sandbox or the deadline, are left out.
+
     Args:
-        outcomes: The outcomes of all samples.
+        outcomes: The outcomes of all executions.
         k: The number of samples of which one must pass.
         field: The field that says whether a sample passed: true or false, or 1 or 0.
         by: The variable, or the variables, that name the input of a sample. By default, all variables but `repeat`; in
@@ -72,24 +80,32 @@ def pass_at_k(
         raise ConfigurationError(f"k is {k}: it must be 1 or more")
     names = [by] if isinstance(by, str) else by
     groups: dict[str, list[bool]] = {}
-    failure_count = 0
+    counts: Counter[str] = Counter()
     for outcome in outcomes:
-        failure_count += not isinstance(outcome, Result)
-        groups.setdefault(_name_input(outcome, names), []).append(_has_passed(outcome, field))
+        status = get_status(outcome)
+        counts[status] += 1
+        if status != "unfinished":
+            groups.setdefault(_name_input(outcome, names), []).append(_has_passed(outcome, field))
+    unfinished = _describe_unfinished(counts["unfinished"])
     if not groups:
-        raise ConfigurationError("there are no samples: run at least k for each input")
+        raise ConfigurationError(f"there are no samples{unfinished}: run at least k for each input")
     small = next((name for name, samples in groups.items() if len(samples) < k), None)
     if small is not None:
         raise ConfigurationError(
-            f"pass@{k} needs {k} samples of each input, and {small[:200]} has {len(groups[small])}: run more "
-            "samples, or name the variables that the samples of an input share, as in by='task'"
+            f"pass@{k} needs {k} samples of each input, and {small[:200]} has {len(groups[small])}{unfinished}: run "
+            "more samples, or name the variables that the samples of an input share, as in by='task'"
         )
     estimates = [
         1.0 - math.comb(len(samples) - sum(samples), k) / math.comb(len(samples), k) for samples in groups.values()
     ]
     value = math.fsum(estimates) / len(estimates)
     low, high = _compute_interval(estimates, value)
-    return PassAtK(k, value, low, high, len(groups), sum(map(len, groups.values())), failure_count)
+    samples = sum(map(len, groups.values()))
+    return PassAtK(k, value, low, high, len(groups), samples, counts["failed"], counts["unfinished"])
+
+
+def _describe_unfinished(count: int) -> str:
+    return f", without {count} that did not run to the end" if count else ""
 
 
 def _name_input(outcome: Outcome, names: Sequence[str] | None) -> str:
@@ -109,7 +125,7 @@ def _name_input(outcome: Outcome, names: Sequence[str] | None) -> str:
 
 def _has_passed(outcome: Outcome, field: str) -> bool:
     """Return whether a sample passed. Raises ConfigurationError if its field is no answer to that."""
-    if not isinstance(outcome, Result):
+    if not isinstance(outcome, Result) or not outcome.outputs:
         return False
     if field not in outcome.outputs:
         has = ", ".join(map(repr, outcome.outputs)) or "none"

@@ -101,6 +101,8 @@ def build_summary_rows(
         (summary.retried, "tried more than once"),
     ]
     counts += "".join(f", {count:,} {text}" for count, text in others if count)
+    if summary.unfinished:
+        counts += f"; {summary.unfinished:,} did not run to the end, so rates leave them out"
     if summary.silent and spec.noun != "step":  # A step may pass its names on instead of calling SUBMIT.
         counts += f"; {summary.silent:,} did not call SUBMIT"
     if summary.exited:
@@ -108,7 +110,7 @@ def build_summary_rows(
     rows = [["Outcome", counts]]
     if spec.repeats is not None:
         ran = f"each of {spec.repeats.groups:,} {spec.noun}s ran {spec.repeats.count:,} times"
-        rows.append(["Repeats", f"{ran}. {describe_repeats(spec)}"])
+        rows.append(["Repeats", f"{ran}. {describe_repeats(spec, summary.incomplete)}"])
     missing = record.total - summary.done
     if missing > 0:
         rows.append(["Missing", f"{missing:,} have no result{WHY_MISSING[record.get_status()]}"])
@@ -164,6 +166,7 @@ def describe_counts(spec: ReportSpec, total: int, summary: RunSummary) -> str:
     """Return in a line how many of `total` executions succeeded, and the best trial if there is one."""
     noun = spec.noun if spec.repeats is None else "execution"
     text = f"{summary.succeeded:,} of {total:,} {noun}s succeeded"
+    text += f", {summary.unfinished:,} did not run to the end" if summary.unfinished else ""
     if summary.infeasible and not summary.best.results:
         return f"{text}; {NO_FEASIBLE_TRIAL}"
     best = _describe_best_trial(summary)

@@ -15,7 +15,7 @@ from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.ledger.run_record import ReportSpec
-from .groups import GroupCollector, list_hidden_fields
+from .groups import GroupCollector, is_incomplete, list_hidden_fields, read_number
 from .table import INFEASIBLE, describe_exit, format_cell, list_new_fields
 
 MAX_ROWS = 1000  # rows of the table; Prefect's UI shows so many rows without delay
@@ -65,10 +65,10 @@ class BestTrials:
             return self._consider_for_front(result)
         if self.spec.objective is None or result.meta.pruned:
             return None
-        score = result.outputs.get(self.spec.objective)
-        if not (is_score(score) or is_nonfinite(score)):
+        score = read_number(result.outputs.get(self.spec.objective))
+        if score is None:
             return None
-        has_diverged = is_nonfinite(score)
+        has_diverged = not math.isfinite(score)
         loss = 0.0 if has_diverged else score if self.spec.direction == "minimize" else -score
         rank = (has_diverged, loss, result.meta.index or 0)
         if self.spec.is_feasible(result.outputs) and (self._rank is None or rank < self._rank):
@@ -99,13 +99,9 @@ def is_nonfinite(value: Any) -> TypeGuard[float]:
 
 
 def is_score(value: Any) -> TypeGuard[float]:
-    """Return whether the value is a number that can compare trials: it is finite, and a float can hold it."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
+    """Return whether the value can compare trials: a bool, or a finite number that a float can hold."""
+    number = read_number(value)
+    return number is not None and math.isfinite(number)
 
 
 class Sample(list[ItemT]):
@@ -215,6 +211,8 @@ class RunSummary:
     pruned: int = 0  # counted in `succeeded` too
     infeasible: int = 0  # trials with scores that violate a constraint
     not_run: int = 0
+    unfinished: int = 0  # executions that no rate counts: those that were not run, and failures outside of their code
+    incomplete: int = 0  # groups of repeats whose numbers are from fewer repeats than the run has
     silent: int = 0  # executions that succeeded without a call of SUBMIT
     exited: int = 0  # executions that succeeded, and called sys.exit before SUBMIT
     retried: int = 0
@@ -294,6 +292,7 @@ class RunSummary:
 
     def _add_ranked(self, index: int, outcome: Outcome) -> None:
         """Add the row and the points of an execution, or of a group of repeats."""
+        self.incomplete += is_incomplete(outcome, self.spec)
         if isinstance(outcome, Result):
             rank, note = self._rank_result(index, outcome)
             note = describe_exit(outcome) or note
@@ -351,8 +350,9 @@ class RunSummary:
     def _add_failure(self, index: int, failure: Failure) -> None:
         """Count a failure."""
         text = _describe_failure(failure)
-        was_not_run = isinstance(failure.error, NotRun)
+        was_not_run, is_unfinished = isinstance(failure.error, NotRun), get_status(failure) == "unfinished"
         self.not_run += was_not_run
+        self.unfinished += is_unfinished
         if text not in self.failure_groups and len(self.failure_groups) >= MAX_FAILURE_GROUPS:
             text = "others"
         group = self.failure_groups.setdefault(text, FailureGroup(0, index))
@@ -360,7 +360,7 @@ class RunSummary:
         group.first = min(group.first, index)
         if len(self.full_failures) < MAX_FULL_TEXTS and not was_not_run:
             self.full_failures.append(failure)
-        if len(self.failed_indexes) < MAX_POINTS:
+        if len(self.failed_indexes) < MAX_POINTS and not is_unfinished:
             group = failure.meta.group
             self.failed_indexes.append(index if group is None else group)
 

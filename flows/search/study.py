@@ -15,14 +15,17 @@ from typing import Any
 
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.meta import Meta
+from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
 from ...tasks.ledger.run_record import Objective
+from ..reporting.groups import read_number
 from .plan import SearchPlan, find_sampler_class, import_optuna, parse_pruner
 from .settings import SAMPLERS
 from .space import Choices, Parameter, SearchSpace, infer_space, parse_space
 
 ALTERNATIVE = "space number"  # the study's parameter for the alternative; no variable can have this name
+STARTUP_TRIALS = 10  # trials for which Optuna's samplers draw points at random
 PLAIN_TYPES = (bool, int, float, str, type(None))  # types of choices that Optuna takes unchanged
 
 
@@ -182,22 +185,24 @@ class TrialStudy:
 
 
 def check_sampler(plan: SearchPlan) -> None:
-    """Draw two points with a sampler by import path. Raises ConfigurationError if that fails.
+    """Draw points with a sampler by import path. Raises ConfigurationError if that fails.
 
-    Some samplers import their packages only for the second point, once there is a trial.
+    Some samplers import their packages only after their `STARTUP_TRIALS`.
     """
     if plan.sampler in SAMPLERS:
         return
     try:
         study = TrialStudy(plan)
-        study.ask()
         names = [*(objective.name for objective in plan.objectives), *plan.constraints]
         with keep_quiet(import_optuna()):
-            study.tell(0, Result(dict.fromkeys(names, 0.0), Meta()))
+            for number in range(STARTUP_TRIALS):
+                study.ask()
+                study.tell(number, Result(dict.fromkeys(names, -float(number)), Meta()))
         study.ask()
     except Exception as error:  # The sampler may be any code.
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigurationError(f"the sampler {plan.sampler} cannot be used: {reason}") from error
+        text = f"the sampler {plan.sampler} cannot be used: {reason}. Install what it needs, or name another one"
+        raise ConfigurationError(text) from error
 
 
 class StudyParameters:
@@ -272,14 +277,8 @@ def _read_numbers(outcome: Outcome, names: Sequence[str]) -> list[float] | None:
         return None
     scores: list[float] = []
     for name in names:
-        value = outcome.outputs.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return None
-        try:
-            number = float(value)
-        except OverflowError:
-            return None
-        if math.isnan(number):
+        number = read_number(outcome.outputs.get(name))
+        if number is None or math.isnan(number):
             return None
         scores.append(number)
     return scores
@@ -320,14 +319,14 @@ def build_study(
     """Return an Optuna study of these trials, in their order.
 
     `space` is the JSON of the space that was searched. By default the space is inferred from the points. A trial that
-    failed, or whose objective is not a number, is a failed trial in the study. The study skips trials whose points are
-    not in the space. `constraints` are the fields that Optuna's tools take as constraints. With a `storage`, the new
-    study is in that storage. Raises ConfigurationError.
+    failed, or whose objective is not a number, is a failed trial in the study. The study skips trials that did not run
+    to the end, and those whose points are not in the space. `constraints` are the fields that Optuna's tools take as
+    constraints. With a `storage`, the new study is in that storage. Raises ConfigurationError.
     """
     optuna = import_optuna()
     if not objectives:
         raise ConfigurationError("a study needs an objective: run the sweep with objective=")
-    trials = list(outcomes)
+    trials = [outcome for outcome in outcomes if get_status(outcome) != "unfinished"]
     parsed = infer_space([trial.meta.variables for trial in trials]) if space is None else parse_space(space)
     with keep_quiet(optuna):
         try:

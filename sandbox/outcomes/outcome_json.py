@@ -11,6 +11,9 @@ from ..meta import Meta, QuerySummary
 from ..result import Failure, Outcome, Result
 from ..wire.nonfinite import replace_nonfinite, restore_numbers
 
+# Types of exceptions in code whose query to a model got no answer.
+QUERY_ERRORS = ("QueryError", "BudgetExceeded", "DepthExceeded", "DeadlineExceeded")
+
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """Return a result or a failure as a dict of JSON values: `outputs` or `error`, and `meta`.
@@ -45,9 +48,13 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def get_status(outcome: Outcome) -> str:
-    """Return how an execution ended: succeeded, exited (by `sys.exit` before SUBMIT) or failed."""
-    if not isinstance(outcome, Result):
-        return "failed"
+    """Return how an execution ended: succeeded, exited (by `sys.exit` before SUBMIT), failed or unfinished.
+
+    An unfinished execution failed for a reason outside of its code, such as a lost sandbox, so no rate counts it.
+    """
+    if isinstance(outcome, Failure):
+        is_of_model = getattr(outcome.error, "type", "") in QUERY_ERRORS
+        return "failed" if outcome.error.is_failure_of_code and not is_of_model else "unfinished"
     return "exited" if outcome.meta.exited and not outcome.meta.submitted else "succeeded"
 
 

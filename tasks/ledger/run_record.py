@@ -88,9 +88,9 @@ class ReportSpec:
         return self if count is None else replace(self, repeats=Repeats(count, groups), aggregate=aggregate)
 
     def is_feasible(self, fields: Mapping[str, Any]) -> bool:
-        """Return whether each constraint is a number of at most 0 in a trial's fields."""
+        """Return whether each constraint is a number of at most 0, or False, in a trial's fields."""
         values = [fields.get(name) for name in self.constraints]
-        return all(isinstance(value, (int, float)) and not isinstance(value, bool) and value <= 0 for value in values)
+        return all(isinstance(value, (int, float)) and value <= 0 for value in values)
 
 
 @dataclass(slots=True)

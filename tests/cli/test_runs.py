@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import CodeError, Failure, Result
+from rlm_batch import CodeError, Failure, Result, SandboxLost
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.sandbox.result import Outcome
 from rlm_batch.tasks.ledger.ledger import Ledger
@@ -169,18 +169,22 @@ def test_a_run_is_named_by_a_beginning_and_the_last_one_by_nothing(
 
 def test_two_runs_are_joined_by_their_variables(root: Path, run: Run) -> None:
     failed = Failure(CodeError("no"), Meta(index=1, variables={"x": 1}))
-    first = [make_trial(0, {"x": 0}, loss=1.0, passed=False, text="a"), failed, make_trial(2, {"x": 2}, loss=5)]
+    lost = Failure(SandboxLost("gone"), Meta(index=3, variables={"x": 5}))
+    first = [make_trial(0, {"x": 0}, loss=1.0, passed=False, text="a"), failed, make_trial(2, {"x": 2}, loss=5), lost]
     second = [
         make_trial(0, {"x": 4}, loss=9),
         make_trial(1, {"x": 1.0}, loss=2),
         make_trial(2, {"x": 0}, loss=0.5, passed=True, text="b"),
+        make_trial(3, {"x": 5}, loss=3),
     ]
     make_run(root / "a", "first", first, objective="loss")
     make_run(root / "b", "second", second, objective="loss")
     done = run("report", "first", "second")
     assert done.returncode == 0, done.stderr
-    assert "A: first, 2 of 3 executions succeeded; best loss 1 in trial 0 with x=0" in done.stderr
-    assert "2 in both, 1 only in A, 1 only in B, 1 failed only in A" in done.stderr
+    counts = "2 of 4 executions succeeded, 1 did not run to the end"
+    assert f"A: first, {counts}; best loss 1 in trial 0 with x=0" in done.stderr
+    expected = "3 in both, 1 only in A, 1 only in B, 1 failed only in A, 1 not run to the end in A or B"
+    assert expected in done.stderr
     assert "loss: mean 1 to 0.5, difference -0.5; of 1, 1 less in B, 0 more" in done.stderr
     assert "passed: mean 0 to 1, difference 1; of 1, 0 less in B, 1 more" in done.stderr
     header, *rows = done.stdout.splitlines()
@@ -188,14 +192,16 @@ def test_two_runs_are_joined_by_their_variables(root: Path, run: Run) -> None:
     assert [" ".join(row.split()) for row in rows] == [
         "1 1 1 2 failed in A: CodeError: no",
         "2 2 5 only in A",
+        "3 3 5 3 unfinished in A: SandboxLost: gone",
         "0 4 9 only in B",
         "0 2 0 1 0.5 -0.5 0 1 1",
     ]
     lines = [json.loads(line) for line in run("report", "first", "second", "--json").stdout.splitlines()]
-    assert [line["variables"]["x"] for line in lines] == [0, 1, 2, 4]
+    assert [line["variables"]["x"] for line in lines] == [0, 1, 2, 5, 4]
     assert lines[0]["fields"]["loss"] == {"a": 1.0, "b": 0.5, "difference": -0.5}
     assert lines[1]["a"] == {"index": 1, "status": "failed", "error": "CodeError: no"}
-    assert lines[3]["a"] is None
+    assert lines[3]["a"] == {"index": 3, "status": "unfinished", "error": "SandboxLost: gone"}
+    assert lines[4]["a"] is None
 
 
 def test_a_run_with_repeats_is_compared_by_its_groups(root: Path, run: Run) -> None:

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError, batch, chunks, load_report, sweep
+from rlm_batch import ConfigurationError, Failure, Result, SandboxLost, batch, chunks, load_report, sweep
 from rlm_batch.flows.reporting.export import write_csv
-from rlm_batch.flows.reporting.groups import describe_numbers
+from rlm_batch.flows.reporting.groups import aggregate_group, describe_numbers
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
+from rlm_batch.flows.reporting.report import build_summary_rows
+from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.run_record import RunRecord
 
 from ..infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
 
@@ -123,6 +126,28 @@ async def test_a_search_resumes_with_more_repeats_and_more_trials(counter: Execu
     groups = load_report(str(tmp_path / "run")).groups
     assert [group.outputs for group in groups] == [group.outputs for group in second.groups]
     assert all(group["loss.count"] == 3 for group in groups)
+
+
+async def test_repeats_without_a_number_leave_the_statistics_of_the_others_and_the_report_says_so() -> None:
+    code = "SUBMIT(loss=None if x and repeat == 1 else x, name=f'{x} {repeat}', none=None)"
+    report = await run_sweep(code, {"x": [2, 1, 0]}, objective="loss", repeats=3, direction="maximize")
+    assert [(group.loss, group["loss.count"]) for group in report.groups] == [(2, 2), (1, 2), (0, 3)]
+    assert report.best.name == ["2 0", "2 1", "2 2"]
+    assert report.best.none is None
+    assert report.describe().endswith("2 rows have numbers of fewer repeats, because others submitted none.")
+    summary = open_run_ledger(report.results_path).summarize()
+    (repeats,) = (text for name, text in build_summary_rows(summary, [RunRecord("sweep", "")]) if name == "Repeats")
+    assert repeats.endswith(report.describe())
+    assert [trial.values for trial in report.study().trials] == [[2.0], [1.0], [0.0]]
+
+
+def test_a_row_of_repeats_has_the_aggregate_of_their_seconds_and_the_greatest_peak() -> None:
+    metas = [Meta(index=i, seconds=2.0 * i, cpu_seconds=1.0 + i, peak_mib=10.0 * i, group=0, repeat=i) for i in (0, 1)]
+    outcomes: list[Any] = [Result({"y": 1}, meta) for meta in metas]
+    lost = Failure(SandboxLost("gone"), Meta(index=2, group=0, repeat=2))
+    for members in (outcomes, [*outcomes, lost]):
+        row = aggregate_group(members, 0, "mean")
+        assert (row.meta.seconds, row.meta.cpu_seconds, row.meta.peak_mib) == (1.0, 1.5, 10.0)
 
 
 async def test_failed_repeats_leave_the_statistics_of_the_others() -> None:

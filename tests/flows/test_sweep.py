@@ -1,10 +1,12 @@
 """The sweep flow."""
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError, sweep
+from rlm_batch import ConfigurationError, load_report, sweep
 from rlm_batch.flows.plan import chunk_label, trial_label
 from rlm_batch.flows.reporting.export import write_csv
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
@@ -68,10 +70,27 @@ async def test_a_missing_objective_lists_the_submitted_fields():
         ("'0.5'", r"loss is text. Submit float\(loss\), or name another objective"),
         ("'low'", "loss is text. Submit a number, or name another objective"),
         ("(1, 2)", "loss is a list. Submit a number, or"),
-        ("True", r"loss is a bool. Submit float\(loss\), or"),
     ):
         with pytest.raises(ConfigurationError, match=f"no trial submitted 'loss' as a number: {message}"):
             await sweep(f"SUBMIT(loss={value})", {"x": [1]}, objective="loss")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "best"),
+    [
+        ({"objective": "ok", "repeats": 2}, [2]),
+        ({"objective": ["ok", "x"]}, [2, 3]),
+        ({"objective": "x", "constraints": "ok"}, [3]),
+        ({"grid": {}, "space": {"x": [1, 2, 3]}, "objective": "ok", "trials": 9, "stop_at": 1}, [2]),
+    ],
+)
+async def test_a_bool_is_0_or_1(parameters: dict[str, Any], best: list[int], tmp_path: Path):
+    parameters = {"grid": {"x": [1, 2, 3]}, **parameters, "results_path": tmp_path, "provider": "local:none"}
+    await sweep("SUBMIT(ok=x == 2, x=x)", direction="maximize", **parameters)
+    report = await sweep("SUBMIT(ok=x == 2, x=x)", direction="maximize", **parameters)  # resumed
+    for read in (report, load_report(str(tmp_path))):
+        assert [trial.meta.variables["x"] for trial in read.best_trials] == best
+        assert all(trial.values for trial in read.study().trials)
 
 
 async def test_a_diverged_trial_ranks_last_and_is_not_rerun(tmp_path):

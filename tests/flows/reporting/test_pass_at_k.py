@@ -7,18 +7,26 @@ import re
 import pytest
 
 from rlm_batch import CodeError, ConfigurationError, Failure, Result, pass_at_k
+from rlm_batch.flows.reporting.summary import RunSummary
+from rlm_batch.sandbox import errors
 from rlm_batch.sandbox.meta import Meta
+from rlm_batch.sandbox.outcomes.outcome_json import get_status
 from rlm_batch.sandbox.result import Outcome
+from rlm_batch.tasks.ledger.run_record import ReportSpec
 
 
 def samples(*verdicts: str) -> list[Outcome]:
-    """Return a sample for each character: `+` passed, `-` did not pass, `!` failed. Each text is one input."""
+    """Return a sample for each character: `+` passed, `-` did not pass, `!` failed, `?` was lost, `0` has no fields.
+
+    Each text is one input.
+    """
     outcomes: list[Outcome] = []
     for task, text in enumerate(verdicts):
         for repeat, verdict in enumerate(text):
             meta = Meta(index=len(outcomes), variables={"task": task, "repeat": repeat})
-            failure = Failure(CodeError("no"), meta)
-            outcomes.append(failure if verdict == "!" else Result({"passed": verdict == "+"}, meta))
+            error = errors.SandboxLost("gone") if verdict == "?" else CodeError("no")
+            fields = {} if verdict == "0" else {"passed": verdict == "+"}
+            outcomes.append(Failure(error, meta) if verdict in "!?" else Result(fields, meta))
     return outcomes
 
 
@@ -48,6 +56,33 @@ def test_failures_count_as_samples_that_did_not_pass():
     estimate = pass_at_k(samples("+!", "!!"), 1)
     assert estimate.value == 0.25
     assert str(estimate).endswith("2 inputs, 4 samples, 3 failed)")
+
+
+def test_what_did_not_run_to_the_end_is_left_out_and_the_number_is_said():
+    estimate = pass_at_k(samples("+?", "??", "+0"), 1)
+    assert (estimate.value, estimate.inputs, estimate.samples, estimate.unfinished) == (0.75, 2, 3, 3)
+    assert str(estimate).endswith("2 inputs, 3 samples, without 3 that did not run to the end)")
+    with pytest.raises(ConfigurationError, match=r"has 1, without 3 that did not run to the end: run more samples"):
+        pass_at_k(samples("+?", "??", "+0"), 2)
+    with pytest.raises(ConfigurationError, match="no samples, without 2 that did not run to the end"):
+        pass_at_k(samples("??"), 1)
+
+
+CODE_FAILURES = {"CodeError", "CodeSyntaxError", "CodeCrashed", "ExecutionTimeout", "SubmitError", "VolumeError"}
+
+
+@pytest.mark.parametrize("name", sorted(errors.RlmBatchError._kinds))
+def test_the_type_of_an_error_says_whether_rates_count_it(name: str) -> None:
+    failure = Failure(errors.RlmBatchError._kinds[name]("text"), Meta(index=0))
+    assert get_status(failure) == ("failed" if name in CODE_FAILURES else "unfinished")
+    summary = RunSummary(ReportSpec())
+    summary.add(failure)
+    assert summary.unfinished == (name not in CODE_FAILURES)
+
+
+def test_code_whose_model_did_not_answer_is_left_out():
+    refused = [Failure(CodeError("no", type=name), Meta(index=0)) for name in ("QueryError", "BudgetExceeded")]
+    assert pass_at_k([*samples("+"), *refused], 1, by=[]).unfinished == 2
 
 
 @pytest.mark.parametrize(

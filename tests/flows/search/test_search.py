@@ -430,14 +430,14 @@ async def test_without_a_feasible_trial_there_is_no_best_and_the_report_says_so(
         ),
         (
             {"objective": "loss", "constraints": "ok"},
-            "the constraint ok is a bool: submit a number that is at most 0",
+            "the constraint ok is text: submit a number that is at most 0",
         ),
     ],
 )
 async def test_a_misspelt_field_ends_the_run_at_the_first_success(
     wrong: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    code = "SUBMIT(loss=x, size=1, ok=True)"
+    code = "SUBMIT(loss=x, size=1, ok='yes')"
     parameters: dict[str, Any] = {"space": ONE, "trials": 50, "max_workers": 1, "results_path": tmp_path, **OPTIONS}
     for _ in range(2):  # The second run finds the first success in the ledger.
         with pytest.raises(ConfigurationError, match=message):

@@ -1,5 +1,6 @@
 """The Optuna study of a search: its trials, and the supported samplers."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import optuna
@@ -45,7 +46,7 @@ def test_optuna_knows_the_state_of_each_trial() -> None:
     study, states = make_study({"x": [1, 2]}, pruner="median"), optuna.trial.TrialState
     for _ in range(6):
         study.ask()
-    study.tell(0, Result({"loss": 2}, Meta()))
+    study.tell(0, Result({"loss": True}, Meta()))
     study.tell(1, Result({"loss": float("nan")}, Meta()))
     study.tell(2, Result({"other": 1}, Meta()))
     study.tell(3, Failure(CodeError("it failed"), Meta()))
@@ -53,7 +54,7 @@ def test_optuna_knows_the_state_of_each_trial() -> None:
     study.tell(4, Result({"loss": 0.5}, Meta(pruned=True)))
     trial_states = [trial.state for trial in study.study.trials]
     assert trial_states == [states.COMPLETE, states.FAIL, states.FAIL, states.FAIL, states.PRUNED, states.RUNNING]
-    assert (study.study.trials[4].value, study.study.best_value) == (0.5, 2)
+    assert (study.study.trials[4].value, study.study.best_value) == (0.5, 1)
     assert [study.is_running(number) for number in (4, 5, 6)] == [False, True, False]
 
 
@@ -102,6 +103,11 @@ class LateImportSampler(optuna.samplers.RandomSampler):
     [
         ("optuna.samplers:GridSampler", r"GridSampler cannot be used: .*search_space"),
         (f"{__name__}:LateImportSampler", "cannot be used: No module named 'nosuch'"),
+        pytest.param(
+            "optuna.samplers:GPSampler",
+            "cannot be used: No module named 'torch'. Install what it needs, or name another one",
+            marks=pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed"),
+        ),
     ],
 )
 def test_a_sampler_with_a_missing_dependency_is_refused_before_the_run(sampler: str, message: str) -> None:
