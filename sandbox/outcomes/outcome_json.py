@@ -11,7 +11,7 @@ from ..meta import Meta, QuerySummary
 from ..result import Failure, Outcome, Result
 from ..wire.nonfinite import replace_nonfinite, restore_numbers
 
-# Types of exceptions in code whose query to a model got no answer.
+# Types of exceptions in code whose query got no answer from a model.
 QUERY_ERRORS = ("QueryError", "BudgetExceeded", "DepthExceeded", "DeadlineExceeded")
 
 
@@ -53,7 +53,7 @@ def get_status(outcome: Outcome) -> str:
     An unfinished execution failed for a reason outside of its code, such as a lost sandbox, so no rate counts it.
     """
     if isinstance(outcome, Failure):
-        is_of_model = getattr(outcome.error, "type", "") in QUERY_ERRORS
+        is_of_model = outcome.meta.queries.failed > 0 and getattr(outcome.error, "type", "") in QUERY_ERRORS
         return "failed" if outcome.error.is_failure_of_code and not is_of_model else "unfinished"
     return "exited" if outcome.meta.exited and not outcome.meta.submitted else "succeeded"
 

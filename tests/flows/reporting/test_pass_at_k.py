@@ -9,7 +9,7 @@ import pytest
 from rlm_batch import CodeError, ConfigurationError, Failure, Result, pass_at_k
 from rlm_batch.flows.reporting.summary import RunSummary
 from rlm_batch.sandbox import errors
-from rlm_batch.sandbox.meta import Meta
+from rlm_batch.sandbox.meta import Meta, QuerySummary
 from rlm_batch.sandbox.outcomes.outcome_json import get_status
 from rlm_batch.sandbox.result import Outcome
 from rlm_batch.tasks.ledger.run_record import ReportSpec
@@ -81,8 +81,11 @@ def test_the_type_of_an_error_says_whether_rates_count_it(name: str) -> None:
 
 
 def test_code_whose_model_did_not_answer_is_left_out():
-    refused = [Failure(CodeError("no", type=name), Meta(index=0)) for name in ("QueryError", "BudgetExceeded")]
-    assert pass_at_k([*samples("+"), *refused], 1, by=[]).unfinished == 2
+    asked = Meta(index=0, queries=QuerySummary(asked=1, failed=1))
+    refused = [Failure(CodeError("no", type=name), asked) for name in ("QueryError", "BudgetExceeded")]
+    own = Failure(CodeError("no", type="QueryError"), Meta(index=0))  # a class of the code with the same name
+    estimate = pass_at_k([*samples("+"), *refused, own], 1, by=[])
+    assert (estimate.value, estimate.unfinished) == (0.5, 2)
 
 
 @pytest.mark.parametrize(
