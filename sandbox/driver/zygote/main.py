@@ -126,17 +126,7 @@ class _Zygote:
                     self._tell_ends()
                     self._fork_due_spare()
                     continue
-                data, fds, _, _ = socket.recv_fds(
-                    self._control, MAX_REQUEST_BYTES, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-                )
-                if not data:
-                    self._end()
-                if len(fds) != DESCRIPTORS:
-                    for cut in fds:  # The open file limit cut off the other descriptors. The host sees a closed wire.
-                        os.close(cut)
-                    continue
-                self._open_sandbox(data, fds)
-                self._is_spare_due = True
+                self._open_sandbox()
 
     def _fork_due_spare(self) -> None:
         """Fork a spare process if a request has come since the last one was forked."""
@@ -158,8 +148,19 @@ class _Zygote:
             kill_all_children()
         os._exit(0)
 
-    def _open_sandbox(self, data: bytes, fds: list[int]) -> None:
-        """Pass the request to the waiting process; fork one if none waits."""
+    def _open_sandbox(self) -> None:
+        """Pass the host's next request to the waiting process; fork one if none waits.
+
+        Code can read the frames of the calls that led to its fork, so only this request's sandbox inherits this frame.
+        """
+        data, fds, _, _ = socket.recv_fds(self._control, MAX_REQUEST_BYTES, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            self._end()
+        if len(fds) != DESCRIPTORS:
+            for cut in fds:  # The open file limit cut off the other descriptors. The host sees a closed wire.
+                os.close(cut)
+            return
+        self._is_spare_due = True
         status = socket.socket(fileno=fds[3])
         self._tell_ends()
         spare, self._spare = self._spare, None

@@ -65,6 +65,16 @@ SUBMIT(done=done)
 """
 
 
+FOLDERS = """
+import re, sys
+folders, frame = set(), sys._getframe()
+while frame is not None:
+    folders.update(re.findall("rlm-batch-[0-9a-f]{12}", repr(list(frame.f_locals.items()))))
+    frame = frame.f_back
+SUBMIT(folders=sorted(folders))
+"""
+
+
 def list_marked(pid: int) -> list[int]:
     """Return the descendants of a process that carry a sandbox's mark."""
     children, descendants, below = list_children(), list[int](), [pid]
@@ -112,6 +122,12 @@ def test_siblings_share_nothing_with_a_sandbox(own_box: Boxes) -> None:
     assert sibling.outputs(LOOK)["done"] == {}
     box.close()
     assert own_box().outputs(LOOK)["done"] == {}
+
+
+def test_a_sandbox_inherits_no_frame_with_the_folder_of_another(own_box: Boxes) -> None:
+    folders = [set(own_box().outputs(FOLDERS)["folders"]) for _ in range(3)]
+    assert not folders[0] & folders[1]
+    assert not (folders[0] | folders[1]) & folders[2]
 
 
 def test_executions_share_no_memory_addresses_and_no_definitions(local: LocalSandbox) -> None:
