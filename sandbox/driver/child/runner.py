@@ -100,9 +100,10 @@ class CodeRunner:
         sys.meta_path.insert(0, watcher)
         import builtins
 
-        for name in ("exit", "quit"):  # `site` would make these; model-written code uses them
+        # `site` would make these; model-written code uses them.
+        for name, function in (("exit", sys.exit), ("quit", sys.exit), ("help", show_help)):
             if not hasattr(builtins, name):
-                setattr(builtins, name, sys.exit)
+                setattr(builtins, name, function)
 
     def enter_process(self) -> None:
         """Prepare the calling process for code: handle its interrupts, and send frames in its name."""
@@ -485,6 +486,13 @@ class CodeRunner:
             self._main.remove_files()
         finally:
             os._exit(0)
+
+
+def show_help(*objects: Any) -> None:
+    """Print the documentation of an object, or of `help` itself."""
+    import pydoc
+
+    pydoc.help(*objects)
 
 
 # Read through BaseException: a class of the code may have a property with that name.
