@@ -137,7 +137,7 @@ async def execute_flow(model: type[FlowParameters[Any]], values: dict[str, Any])
     parameters = state.parameters or model.parse(values)
     plan = state.plan or parameters.make_plan(get_run_logger().info, get_results_root() / flow_run.id)
     try:
-        with trace_flow_run(), use_flow(parameters.get_variables_source()):
+        with trace_flow_run(), use_flow(parameters.get_variables_source(), min(plan.options.max_workers, plan.total)):
             async with open_job(plan, state, await _find_sharding(plan)) as job:
                 await (plan.execute or execute_items)(job)
                 outcomes = job.collect_outcomes()

@@ -1,6 +1,7 @@
 """The caller: messages name options on the command line, and parameters in Python."""
 
 import os
+import shlex
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -25,12 +26,14 @@ class Caller:
         is_flow: The code runs in a flow, so a provider's settings are in `provider_options`.
         variables_source: The parameter that sets the variables of an execution; empty if there is none.
         code_directories: The directories of the code's files; by default the directory of the running program.
+        workers: The number of executions at the same time.
     """
 
     is_command: bool = False
     is_flow: bool = False
     variables_source: str = "variables"
     code_directories: tuple[str, ...] = ()
+    workers: int = 1
 
 
 _program = Caller()  # The caller where the context has none, for example in new threads.
@@ -54,9 +57,9 @@ def use_options(*code_directories: str) -> Generator[None]:
 
 
 @contextmanager
-def use_flow(variables_source: str) -> Generator[None]:
-    """Treat the running code as part of a flow until the context ends. See `Caller` for `variables_source`."""
-    token = _current.set(replace(_program, is_flow=True, variables_source=variables_source))
+def use_flow(variables_source: str, workers: int = 1) -> Generator[None]:
+    """Treat the running code as part of a flow until the context ends. See `Caller` for the arguments."""
+    token = _current.set(replace(_program, is_flow=True, variables_source=variables_source, workers=workers))
     try:
         yield
     finally:
@@ -70,13 +73,13 @@ def name_parameter(name: str) -> str:
     return f"--{OPTIONS_BY_PARAMETER.get(name, name).replace('_', '-')}"
 
 
-def describe_setting(name: str, value: str) -> str:
-    """Return the text that adds a value to a list setting of a provider, such as `packages`."""
+def describe_setting(name: str, *values: str) -> str:
+    """Return the text that adds values to a list setting of a provider, such as `packages`."""
     caller = get_caller()
     if caller.is_command:
-        return f"{name_parameter(name)} {value}"
-    setting = {name: [value]}
-    return f"provider_options={setting}" if caller.is_flow else f"{name}=[{value!r}]"
+        return f"{name_parameter(name)} {shlex.quote(','.join(values))}"
+    setting = {name: [*values]}
+    return f"provider_options={setting}" if caller.is_flow else f"{name}={[*values]}"
 
 
 def describe_variable(name: str) -> str:

@@ -373,15 +373,22 @@ class DriverProtocol:
         yield from check_preparation(header, body, pending.build_meta(), pending.timeout)
 
     def _note_limit(self, end: Frame) -> Frame:
-        """Return the end frame with the sandbox's limits, the exceeded limit and the option for more memory."""
+        """Return the end frame with facts about the sandbox, the exceeded limit and the option for more memory."""
         header, body = end
-        if header["status"] != "crashed":
-            return {**header, "memory_option": self.sandbox.memory_option, "limits": self.sandbox.limits}, body
-        limit = self.sandbox.find_exceeded_limit() if header.get("signal") == SIGKILL else ""
-        if limit == "disk_mib":  # The files remain, so the next execution would be killed too.
-            self.close("its files took more than its disk_mib")
-        memory_option = self.sandbox.kill_memory_option
-        return {**header, "limit": limit, "memory_option": memory_option, "limits": self.sandbox.limits}, body
+        sandbox = self.sandbox
+        header = {
+            **header,
+            "limits": sandbox.limits,
+            "has_network": sandbox.has_network,
+            "shares_cores": sandbox.provider == "local",
+            "memory_option": sandbox.memory_option,
+        }
+        if header["status"] == "crashed":
+            limit = sandbox.find_exceeded_limit() if header.get("signal") == SIGKILL else ""
+            if limit == "disk_mib":  # The files remain, so the next execution would be killed too.
+                self.close("its files took more than its disk_mib")
+            header |= {"limit": limit, "memory_option": sandbox.kill_memory_option}
+        return header, body
 
     def check_ready(self, is_sent: bool = False) -> None:
         """Raise SandboxStartError if the driver ended or timed out before it was ready.

@@ -174,4 +174,7 @@ def count_memory_kills() -> int:
 
 def describe_end(code: int | None, number: int | None) -> str:
     """Return a clause that says how a process ended, to follow its name in a message."""
-    return f"was killed by signal {number}" if number else f"exited with status {code}"
+    if not number:
+        return f"exited with status {code}"
+    names = (name for name in dir(signal) if name.startswith("SIG") and getattr(signal, name) == number)
+    return f"was killed by {next(names, f'signal {number}')}"

@@ -1,4 +1,4 @@
-"""Advice for two common mistakes in code: a module that a sandbox lacks, and a name without a value.
+"""Advice for common mistakes in code: modules and names that a sandbox lacks, notebook commands, pip, and the network.
 
 The code may have written the error messages, so the advice uses only plain identifiers from them.
 """
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 MISSING_MODULE = re.compile(r"No module named '([A-Za-z_]\w{0,99}(?:\.\w{1,100})?)'")
 MISSING_NAME = re.compile(r"name '([A-Za-z_]\w{0,99})' is not defined\b")
+# A line of a traceback with a notebook's command, such as `!ls`, `%time` or `files = !ls`.
+NOTEBOOK_COMMAND = re.compile(r'^  File "<[^"\n]*>", line \d+\n[ \t]*(?:\w+ *= *)?([!%]{1,2}[A-Za-z].*)$', re.MULTILINE)
+COMMAND_WORD = re.compile(r"[^\s,'\"]+")
+PACKAGE = re.compile(r"[A-Za-z][\w.-]*(?:\[\w+\])?(?:[<>=~!]{1,2}[\w.*]+)?")  # a name, an extra and a version
+NO_NETWORK = re.compile(
+    r"Temporary failure in name resolution|Name or service not known|Could not resolve host|Network is unreachable"
+    r"|unable to resolve host address|_socket\.socket\.__init__(?:.*\n){1,3}PermissionError"
+)
 # Distributions whose name differs from the module's name. A module of the namespace `google` has two parts.
 DISTRIBUTIONS = {
     "attr": "attrs", "Bio": "biopython", "bs4": "beautifulsoup4", "Crypto": "pycryptodome",
@@ -47,20 +55,57 @@ IMPORTS = {  # Import statements for names that many programs use.
 MIN_SIMILARITY = 0.75  # similarity from which a name counts as a misspelling of another name
 
 
-def find_advice(kind: str, message: str, traceback: str, variables: Collection[str]) -> str:
+def find_advice(kind: str, message: str, errors: str, variables: Collection[str] | None, *, has_network: bool) -> str:
     """Return what the caller can do about an exception of the code, or an empty string.
 
     Args:
         kind: The exception's type.
         message: The exception's message.
-        traceback: The exception's traceback, with lines of the code.
-        variables: The names of the execution's variables.
+        errors: The exception's traceback, with lines of the code, and the end of stderr.
+        variables: The names of the execution's variables, or None in `prepare`, which has neither these nor functions.
+        has_network: The sandbox can reach other machines.
     """
+    if kind == "SyntaxError":
+        return _advise_on_notebook_command(errors)
+    names_program = kind in ("CalledProcessError", "FileNotFoundError") or message == "No module named 'pip'"
+    if names_program and (packages := _find_pip_packages(message)):
+        return f"The code cannot install packages: add {packages}"
     if kind == "ModuleNotFoundError" and (match := MISSING_MODULE.fullmatch(message)):
-        return _advise_on_module(match[1], traceback)
+        return _advise_on_module(match[1], errors)
     if kind == "NameError" and (match := MISSING_NAME.match(message)):
-        return _advise_on_name(match[1], traceback, variables)
+        return _advise_on_name(match[1], errors, variables)
+    if not has_network and NO_NETWORK.search(f"{message}\n{errors}"):
+        return "The sandbox has no network: get the data before, and pass it as a variable, a file or a tool's answer"
     return ""
+
+
+def _advise_on_notebook_command(traceback: str) -> str:
+    match = NOTEBOOK_COMMAND.search(traceback)
+    if match is None:
+        return ""
+    command = match[1]
+    if packages := _find_pip_packages(command):
+        remedy = f"remove it, and add {packages}"
+    else:
+        remedy = "run the program with subprocess.run" if command.startswith("!") else "remove it"
+    return f"`{command[:60]}` is a command of notebooks, and not Python: {remedy}"
+
+
+def _find_pip_packages(command: str) -> str:
+    """Return the setting that replaces a call of pip in a command or in an error about it; empty without a call."""
+    words = COMMAND_WORD.findall(command.partition("' returned ")[0])
+    name = next((word for word in words if word.lstrip("!%").rpartition("/")[2] in ("pip", "pip3")), None)
+    if name is None:
+        return ""
+    arguments = words[words.index("install") + 1 :] if "install" in words else []
+    packages: list[str] = []
+    for option, word in zip(["", *arguments], arguments, strict=False):
+        if word.startswith("-") or option in ("-r", "-c", "-e", "-f", "-i", "-t", "--index-url"):
+            continue
+        if not PACKAGE.fullmatch(word):
+            break
+        packages.append(word)
+    return describe_setting("packages", *(packages or ["NAME"]))
 
 
 def _advise_on_module(module: str, traceback: str) -> str:
@@ -94,13 +139,16 @@ def _is_installed(module: str) -> bool:
     return True
 
 
-def _advise_on_name(name: str, traceback: str, variables: Collection[str]) -> str:
-    if similar := _find_similar(name, variables):
+def _advise_on_name(name: str, traceback: str, variables: Collection[str] | None) -> str:
+    if similar := _find_similar(name, variables or ()):
         return f"{name} is not a variable of the execution: did you mean {similar}?"
-    if similar := _find_similar(name, ("SUBMIT", "report", "display", *QUERY_NAMES)):
+    similar = _find_similar(name, ("SUBMIT", "report", "display", *QUERY_NAMES))
+    if similar and variables is not None:
         return f"{name} is not a function: did you mean {similar}?"
     if name in IMPORTS or name in sys.stdlib_module_names:
         return f"{name} is not imported: add `{IMPORTS.get(name, f'import {name}')}` to the code"
+    if variables is None:
+        return "prepare has no SUBMIT, report, queries, tools or variables: use them in the code, which runs after it"
     is_called = re.search(rf"\b{name}\s*\(", traceback) is not None  # A variable is no remedy for a call.
     if is_called or _find_similar(name, dir(builtins)) or not (how := describe_variable(name)):
         return ""

@@ -9,9 +9,10 @@ import errno
 import functools
 import os
 import re
+from signal import SIGBUS, SIGXCPU, SIGXFSZ, Signals
 from typing import TYPE_CHECKING, Any
 
-from ..caller import name_parameter
+from ..caller import get_caller, name_parameter
 from ..errors import (
     CodeCrashed,
     CodeError,
@@ -38,8 +39,7 @@ if TYPE_CHECKING:
 
     from ..meta import Meta
 
-SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
-SIGXCPU, SIGXFSZ = 24, 25
+SIGNALS = {number.value: number.name for number in Signals}
 SETUP_HINT = "Raise the sandbox's limits, or see rlm-batch doctor"
 LIMITS = {  # parts of messages about limits on a whole sandbox, by option
     "total_memory_mib": "held more memory", "disk_mib": "had more on disk",
@@ -56,6 +56,7 @@ HIT_LIMITS = {  # options that set a limit (the lowest one applies) and a remedy
 # Python writes this text if it exits before it runs any code, because of a wrong environment variable.
 FAILED_START = re.compile(r"(?m)^Fatal Python error: (.{1,200}).*\nPython runtime state: (?:pre|core )initializ")
 MAX_TEXT_CHARACTERS = 21_000  # text of an error; the driver cuts it at 20,000 and adds a note
+MAX_ERROR_CHARACTERS = 4000  # end of stderr in which the advice looks for the errors of programs
 NUMBERS_AT_ONCE = 200  # non-finite numbers restored between two pauses, in less than 10 ms
 MAX_SHOWN_CHARACTERS = MAX_REPR_CHARACTERS + 100  # text of a last value, with the note about omitted text
 MAX_PEAK_KIB = 1 << 44  # largest credible memory of a process, 16 PiB
@@ -147,8 +148,9 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     }  # fmt: skip
     if status == "timeout":
         return ExecutionTimeout(
-            f"the code was still running{where} after its timeout of {timeout or 0:g} s; give it more with "
-            f"{name_parameter('timeout')}, or less to do.{state_note}" + (f"\n{traceback}" if traceback else ""),
+            f"the code was still running{where} after its timeout of {timeout or 0:g} s{_describe_cpu(header, meta)}; "
+            f"give it more with {name_parameter('timeout')}, or less to do.{state_note}"
+            + (f"\n{traceback}" if traceback else ""),
             timeout=timeout or 0.0,
             traceback=traceback,
             stdout=meta.stdout,
@@ -213,15 +215,17 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
             exit_code=1 if code is None else code,
             **details,
         )
+    errors = f"{traceback}\n{meta.stderr[-MAX_ERROR_CHARACTERS:]}"
+    advice = find_advice(name, message, errors, meta.variables, has_network=header["has_network"])
     if kind == "syntax":
         fence = FENCE_LINE.search(traceback)
         tag = fence["tag"][:40] if fence else ""
         hint = f". It is in a Markdown fence of {tag!r}, which is not Python" if tag else ""
         said = remove_place(message)
-        return CodeSyntaxError(f"the code is not valid Python{where}: {said}{hint}\n{traceback}", **details)
+        text = f"the code is not valid Python{where}: {said}{hint}\n{traceback}"
+        return CodeSyntaxError(f"{text.rstrip()}\n{advice}" if advice else text, advice=advice, **details)
     hint = describe_limit(header, outcome)
     said = message.rstrip(".") if hint else message
-    advice = find_advice(name, message, traceback, meta.variables)
     text = f"the code raised {name}{where}: {said}{hint}\n{traceback}"
     return CodeError(f"{text.rstrip()}\n{advice}" if advice else text, advice=advice, **details)
 
@@ -265,10 +269,24 @@ def describe_crash(header: dict[str, Any], stderr: str, subject: str = "the code
         return f"{subject} wrote a file that is too large{hint}"
     if signal is not None:
         name = SIGNALS.get(signal, f"signal {signal}")
-        return f"{subject}'s process was killed by {name}: check native code, and what sends that signal"
+        cause = "check native code, and what sends that signal"
+        if signal == SIGBUS:
+            cause = f"/dev/shm or the disk may be full{describe_limit(header, {'limit': 'shm'})}"
+        return f"{subject}'s process was killed by {name}: {cause}"
     if failed_start := FAILED_START.search(stderr):
         return f"Python could not start with this environment: {failed_start[1]}. Correct `environment`"
     return f"{subject}'s process exited with status {exit_code} before {subject} ended: check for os._exit"
+
+
+def _describe_cpu(header: dict[str, Any], meta: Meta) -> str:
+    """Return the CPU time that code got until its timeout, and whether too many workers shared the cores."""
+    if meta.cpu_seconds is None:
+        return ""
+    cores, workers = len(os.sched_getaffinity(0)), get_caller().workers
+    is_starved = 0.1 < meta.cpu_seconds / max(meta.seconds, 0.1) < 0.8  # Code below this share waits for other things.
+    is_crowded = header["shares_cores"] and workers > cores and is_starved
+    crowd = f" ({workers} workers share {cores} cores: lower {name_parameter('max_workers')})" if is_crowded else ""
+    return f", with {meta.cpu_seconds:.1f} s of CPU time{crowd}"
 
 
 def describe_more_memory(header: dict[str, Any]) -> str:

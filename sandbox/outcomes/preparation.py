@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ..caller import name_parameter
 from ..errors import PrepareError, RlmBatchError, SandboxStartError
 from ..intake.large_json import Parts, read_json
-from ..wire.names import QUERY_NAMES
 from .advice import find_advice
 from .decoding import (
     describe_crash,
@@ -78,9 +77,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
         traceback = ""
     else:
         text = f"prepare raised {name}{where}: {message}{describe_limit(header, outcome)}"
-        if name == "NameError" and any(f"'{word}'" in message for word in ("SUBMIT", *QUERY_NAMES)):
-            text += ". SUBMIT, queries and tools only exist when the code runs"
-    advice = find_advice(name, message, traceback, ())
+    advice = find_advice(name, message, traceback, None, has_network=header["has_network"])
     printed = meta.stderr.rstrip().splitlines()[-MAX_PRINTED_LINES:]  # such as the traceback of a process that failed
     return PrepareError(
         "\n".join(filter(None, (text, *printed, traceback.rstrip(), advice))),

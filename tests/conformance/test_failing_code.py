@@ -21,6 +21,23 @@ FAILING: dict[str, tuple[str, type[RlmBatchError], str]] = {
     "does not compile": ("x = = 1", CodeSyntaxError, r"not valid Python \(line 1\): invalid syntax\n"),
     "exits": ("import os; os._exit(3)", CodeCrashed, r"exited with status 3 .*os\._exit"),
     "crashes": ("import ctypes; ctypes.string_at(0)", CodeCrashed, "killed by SIGSEGV"),
+    "gets an alarm": ("import signal; signal.raise_signal(14)", CodeCrashed, "killed by SIGALRM"),
+    "installs in a notebook": (
+        "x = 1\n!pip install -q -r more.txt numpy>=2 'scikit-learn'",
+        CodeSyntaxError,
+        r"\(line 2\).*\n`!pip .*` is a command of notebooks.* and add packages=\['numpy>=2', 'scikit-learn']",
+    ),
+    "sets up a notebook": (
+        "%matplotlib inline",
+        CodeSyntaxError,
+        "`%matplotlib inline` is a command of .*: remove it$",
+    ),
+    "runs a program in a notebook": ("files = !ls", CodeSyntaxError, "`!ls` is .*: run the program with subprocess"),
+    "installs": (
+        "import subprocess, sys\nsubprocess.check_call([sys.executable, '-m', 'pip', 'install', '--no-index', 'n0'])",
+        CodeError,
+        r"\nThe code cannot install packages: add packages=\['n0'\]$",
+    ),
     "asks for a terabyte": ("x = bytearray(10**12)", CodeCrashed, "out of memory|want of memory"),
     "submits an object": ("SUBMIT(x=object())", SubmitError, "x is an object, which is not JSON"),
     "submits 2 MiB": ("SUBMIT(x='x' * 2 * 1024 ** 2)", SubmitError, "volume"),
@@ -133,7 +150,7 @@ async def test_exit_with_a_status_points_to_submit_and_exit_zero_succeeds(interp
             await interpreter.execute(code)
         assert "exit(" in caught.value.summary, code
         assert caught.value.exit_code == status or code.endswith("5000)")
-    for code in ("import sys; sys.exit()", "exit(0)", "raise SystemExit"):
+    for code in ("import sys; sys.exit()", "exit(0)", "raise SystemExit", "help(len)"):
         assert not (await interpreter.execute(f"print('said')\n{code}")).meta.submitted
 
 

@@ -4,7 +4,8 @@ from textwrap import dedent
 
 import pytest
 
-from rlm_batch import CodeError, LocalSandbox, PrepareError
+from rlm_batch import CodeCrashed, CodeError, ContainerSandbox, LocalSandbox, PrepareError
+from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.driver_settings import Preparation
 
 from ..infra.requirements import mark_level
@@ -47,6 +48,14 @@ CODE = [
     ("", "import subprocess\nsubprocess.run(['false'], check=True)"),
 ]  # fmt: skip
 
+FULL_SHARED_MEMORY = """
+import mmap
+file = open("/dev/shm/full", "wb+")
+file.truncate(1 << 30)
+for place in range(0, 1 << 30, 1 << 20):
+    mmap.mmap(file.fileno(), 1 << 20, offset=place)[:] = bytes(1 << 20)
+"""
+
 
 @pytest.fixture(params=[pytest.param(level, marks=mark_level(level)) for level in ("bubblewrap", "landlock")])
 def limited(request: pytest.FixtureRequest) -> LocalSandbox:
@@ -62,6 +71,22 @@ async def test_an_error_names_the_limit_that_code_exceeded(limited: LocalSandbox
                 await interpreter.execute(dedent(code), context=context)
             assert failure.value.summary.partition(". ")[2] == HINTS[option]
         assert (await interpreter.execute("SUBMIT(1)")).output == 1
+
+
+@pytest.mark.parametrize(
+    "full",
+    [
+        pytest.param(LocalSandbox(memory_mib=256), marks=mark_level("bubblewrap")),
+        pytest.param(
+            ContainerSandbox(engine="podman", memory_mib=256), marks=[pytest.mark.requires("podman"), pytest.mark.full]
+        ),
+    ],
+    ids=["local", "container"],
+)
+async def test_a_full_shared_memory_names_the_memory_limit(full: SandboxProvider) -> None:
+    async with full.interpreter() as interpreter:
+        with pytest.raises(CodeCrashed, match=r"killed by SIGBUS: .* memory_mib allows 256: keep less in /dev/shm"):
+            await interpreter.execute(FULL_SHARED_MEMORY)
 
 
 async def test_an_error_in_prepare_names_the_limit_that_was_exceeded(limited: LocalSandbox) -> None:

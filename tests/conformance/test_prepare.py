@@ -166,12 +166,13 @@ FAILING = {
         "import _thread, time\nfor _ in range(20): _thread.start_new_thread(time.sleep, (1000,))",
         "20 without a name",
     ),
-    "SUBMIT": ("SUBMIT(x=1)", "'SUBMIT' is not defined. SUBMIT, queries and tools only exist when the code runs"),
-    "a query": (
-        "llm_query('?')",
-        "'llm_query' is not defined. SUBMIT, queries and tools only exist when the code runs",
+    "SUBMIT": ("SUBMIT(x=1)", "\nprepare has no SUBMIT, report, queries, tools or variables: use them in the code"),
+    "a query": ("llm_query('?')", "\nprepare has no SUBMIT, report, queries, tools or variables: use them in the code"),
+    "a tool": ("ask(1)", "\nprepare has no SUBMIT, report, queries, tools or variables: use them in the code"),
+    "a notebook command": (
+        "\n%matplotlib inline",
+        "`%matplotlib inline` is a command of notebooks, and not Python: remove",
     ),
-    "a tool": ("ask(1)", "name 'ask' is not defined"),
 }
 
 
@@ -182,7 +183,7 @@ async def check_failure(provider: SandboxProvider, name: str) -> None:
     with pytest.raises(PrepareError) as caught:
         await one.execute("raise AssertionError")
     assert said in str(caught.value)
-    assert caught.value.stdout == ("" if name == "no Python" else "on\n"), name
+    assert caught.value.stdout == ("" if name in ("no Python", "a notebook command") else "on\n"), name
     with pytest.raises(SandboxLost, match="shut down"):
         await one.execute("SUBMIT()")
     assert caught.value.retry_rule == "never"
@@ -240,7 +241,7 @@ async def test_losing_the_prepared_process_raises_sandbox_lost(
         one.tools["wait"] = gate = Gate()
         running = asyncio.create_task(one.execute("wait(); SUBMIT(x=ask(1))"))  # a fork does not inherit the timer
         await gate.is_reached.wait()
-        with pytest.raises(SandboxLost, match=r"prepare had run in was killed by signal 14\. Run it in a new sandbox"):
+        with pytest.raises(SandboxLost, match=r"prepare had run in was killed by SIGALRM\. Run it in a new sandbox"):
             await execute_on_and_on(one, "open('go', 'w').close()")
         assert not one.is_alive
         gate.open()

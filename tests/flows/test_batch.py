@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import uuid
 
@@ -67,6 +68,12 @@ async def test_endless_code_ends_at_its_timeout_or_the_runs_deadline():
     (late,) = await batch([forever], timeout=1, on_failure="return")
     assert isinstance(late.error, ExecutionTimeout)
     assert "timeout of 1 s" in str(late.error)
+    cores = len(os.sched_getaffinity(0))
+    for failure in await batch(["while True: pass"] * 3 * cores, max_workers=99, timeout=2, on_failure="return"):
+        crowd = (
+            f" s of CPU time ({3 * cores} workers share {cores} cores: lower max_workers); give it more with timeout"
+        )
+        assert crowd in str(failure.error)
     # The second execution has not started at the deadline.
     for failure in await batch([forever] * 2, max_workers=1, deadline=1, on_failure="return"):
         assert isinstance(failure.error, DeadlineExceeded)

@@ -96,7 +96,7 @@ SUBMIT(y=base + x)
     assert [result.y for result in results] == [100 + x for x in range(6)]
     assert count_preparations(tmp_path / "prepared") == 2
     (lost,) = [result for result in results if result.meta.attempt == 2]
-    assert "prepare had run in was killed by signal 9" in lost.meta.earlier_errors[0]
+    assert "prepare had run in was killed by SIGKILL" in lost.meta.earlier_errors[0]
 
 
 @pytest.mark.full

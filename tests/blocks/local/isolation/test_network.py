@@ -6,9 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rlm_batch import CodeError, LocalInterpreter
+
+from ....infra.requirements import mark_level
 from ..boxes import unconfined
 
 if TYPE_CHECKING:
+    from rlm_batch import LocalSandbox
+
     from ..boxes import Box
     from ..targets import Servers
 
@@ -42,6 +47,22 @@ def test_code_cannot_reach_servers_of_the_host(box: Box, servers: Servers) -> No
     assert servers.list_reached() == set(), attempts
     # In the sandbox's own network a datagram can be sent, but it reaches no server.
     assert not [name for name in attempts.done if box.level == "landlock" or not name.startswith("udp")]
+
+
+@pytest.mark.parametrize(
+    "local", [pytest.param(level, marks=mark_level(level)) for level in ("landlock", "bubblewrap")], indirect=True
+)
+def test_an_error_of_code_without_a_network_says_what_to_do(local: LocalSandbox) -> None:
+    with LocalInterpreter(isolation=local.isolation) as interpreter:
+        for code in (
+            "from urllib.request import urlopen\nurlopen('https://example.com')",
+            "import socket\nsocket.create_connection(('192.0.2.1', 80))",
+            "import asyncio\nawait asyncio.open_connection('192.0.2.1', 80)",
+            "import socket\ntry: socket.gethostbyname('example.com')\nexcept OSError as e: raise ValueError from e",
+            "import subprocess\nsubprocess.check_call('echo Could not resolve host: a >&2; exit 6', shell=True)",
+        ):
+            with pytest.raises(CodeError, match="\nThe sandbox has no network: get the data before, and pass it as a"):
+                interpreter.execute(code)
 
 
 @pytest.mark.older_kernels(0, 1, 3)
