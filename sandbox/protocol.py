@@ -380,7 +380,7 @@ class DriverProtocol:
             **header,
             "limits": sandbox.limits,
             "has_network": sandbox.has_network,
-            "shares_cores": sandbox.provider == "local",
+            "shares_cores": sandbox.provider in ("local", "container"),
             "memory_option": sandbox.memory_option,
         }
         if header["status"] == "crashed":

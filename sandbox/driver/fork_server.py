@@ -88,7 +88,7 @@ class ForkServer:
             if below:
                 self._kept.update(child for child in list_children() if child in below)
             if status < 0:
-                raise OSError(errno.ECHILD, f"its forking process was killed by signal {-status}")
+                raise OSError(errno.ECHILD, f"its forking process {describe_end(None, -status)}")
             if status:
                 raise OSError(status, os.strerror(status))
             if pid in known or pid in self._kept or not _is_child(pid):

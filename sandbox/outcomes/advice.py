@@ -52,29 +52,33 @@ IMPORTS = {  # Import statements for names that many programs use.
     "np": "import numpy as np", "pd": "import pandas as pd", "plt": "import matplotlib.pyplot as plt",
     "Path": "from pathlib import Path", "datetime": "from datetime import datetime",
 }  # fmt: skip
+MAX_STDERR_CHARACTERS = 4000  # end of stderr that can explain an exception
 MIN_SIMILARITY = 0.75  # similarity from which a name counts as a misspelling of another name
 
 
-def find_advice(kind: str, message: str, errors: str, variables: Collection[str] | None, *, has_network: bool) -> str:
+def find_advice(
+    kind: str, message: str, traceback: str, stderr: str, variables: Collection[str] | None, *, has_network: bool
+) -> str:
     """Return what the caller can do about an exception of the code, or an empty string.
 
     Args:
         kind: The exception's type.
         message: The exception's message.
-        errors: The exception's traceback, with lines of the code, and the end of stderr.
+        traceback: The exception's traceback, with lines of the code.
+        stderr: The code's error output, where programs that it started report errors.
         variables: The names of the execution's variables, or None in `prepare`, which has neither these nor functions.
         has_network: The sandbox can reach other machines.
     """
     if kind == "SyntaxError":
-        return _advise_on_notebook_command(errors)
+        return _advise_on_notebook_command(traceback)
     names_program = kind in ("CalledProcessError", "FileNotFoundError") or message == "No module named 'pip'"
     if names_program and (packages := _find_pip_packages(message)):
         return f"The code cannot install packages: add {packages}"
     if kind == "ModuleNotFoundError" and (match := MISSING_MODULE.fullmatch(message)):
-        return _advise_on_module(match[1], errors)
+        return _advise_on_module(match[1], traceback)
     if kind == "NameError" and (match := MISSING_NAME.match(message)):
-        return _advise_on_name(match[1], errors, variables)
-    if not has_network and NO_NETWORK.search(f"{message}\n{errors}"):
+        return _advise_on_name(match[1], traceback, variables)
+    if not has_network and NO_NETWORK.search(f"{message}\n{traceback}\n{stderr[-MAX_STDERR_CHARACTERS:]}"):
         return "The sandbox has no network: get the data before, and pass it as a variable, a file or a tool's answer"
     return ""
 

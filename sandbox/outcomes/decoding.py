@@ -56,7 +56,6 @@ HIT_LIMITS = {  # options that set a limit (the lowest one applies) and a remedy
 # Python writes this text if it exits before it runs any code, because of a wrong environment variable.
 FAILED_START = re.compile(r"(?m)^Fatal Python error: (.{1,200}).*\nPython runtime state: (?:pre|core )initializ")
 MAX_TEXT_CHARACTERS = 21_000  # text of an error; the driver cuts it at 20,000 and adds a note
-MAX_ERROR_CHARACTERS = 4000  # end of stderr in which the advice looks for the errors of programs
 NUMBERS_AT_ONCE = 200  # non-finite numbers restored between two pauses, in less than 10 ms
 MAX_SHOWN_CHARACTERS = MAX_REPR_CHARACTERS + 100  # text of a last value, with the note about omitted text
 MAX_PEAK_KIB = 1 << 44  # largest credible memory of a process, 16 PiB
@@ -215,8 +214,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
             exit_code=1 if code is None else code,
             **details,
         )
-    errors = f"{traceback}\n{meta.stderr[-MAX_ERROR_CHARACTERS:]}"
-    advice = find_advice(name, message, errors, meta.variables, has_network=header["has_network"])
+    advice = find_advice(name, message, traceback, meta.stderr, meta.variables, has_network=header["has_network"])
     if kind == "syntax":
         fence = FENCE_LINE.search(traceback)
         tag = fence["tag"][:40] if fence else ""

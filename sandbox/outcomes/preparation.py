@@ -77,7 +77,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
         traceback = ""
     else:
         text = f"prepare raised {name}{where}: {message}{describe_limit(header, outcome)}"
-    advice = find_advice(name, message, traceback, None, has_network=header["has_network"])
+    advice = find_advice(name, message, traceback, meta.stderr, None, has_network=header["has_network"])
     printed = meta.stderr.rstrip().splitlines()[-MAX_PRINTED_LINES:]  # such as the traceback of a process that failed
     return PrepareError(
         "\n".join(filter(None, (text, *printed, traceback.rstrip(), advice))),
