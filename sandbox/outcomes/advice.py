@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import difflib
+import itertools
 import os
 import re
 import shlex
@@ -26,6 +27,7 @@ MISSING_NAME = re.compile(r"name '([A-Za-z_]\w{0,99})' is not defined\b")
 NOTEBOOK_COMMAND = re.compile(r'^  File "<[^"\n]*>", line \d+\n[ \t]*(?:\w+ *= *)?([!%]{1,2}[A-Za-z].*)$', re.MULTILINE)
 COMMAND_WORD = re.compile(r"[^\s,'\"]+")
 PACKAGE = re.compile(r"[A-Za-z][\w.-]*(?:\[\w+\])?(?:[<>=~!]{1,2}[\w.*]+)?")  # a name, an extra and a version
+PLAIN_OPTIONS = ("-q", "-U", "--quiet", "--upgrade", "--user", "--no-index")  # options of pip without a value
 NO_NETWORK = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Could not resolve host|Network is unreachable"
     r"|unable to resolve host address|_socket\.socket\.__init__(?:.*\n){1,3}PermissionError"
@@ -102,13 +104,9 @@ def _find_pip_packages(command: str) -> str:
     if name is None:
         return ""
     arguments = words[words.index("install") + 1 :] if "install" in words else []
-    packages: list[str] = []
-    for option, word in zip(["", *arguments], arguments, strict=False):
-        if word.startswith("-") or option in ("-r", "-c", "-e", "-f", "-i", "-t", "--index-url"):
-            continue
-        if not PACKAGE.fullmatch(word):
-            break
-        packages.append(word)
+    # After an option such as -r, a word is no package.
+    plain = itertools.takewhile(lambda word: word in PLAIN_OPTIONS or PACKAGE.fullmatch(word), arguments)
+    packages = [word for word in plain if word not in PLAIN_OPTIONS]
     return describe_setting("packages", *(packages or ["NAME"]))
 
 

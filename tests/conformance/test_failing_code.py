@@ -23,7 +23,7 @@ FAILING: dict[str, tuple[str, type[RlmBatchError], str]] = {
     "crashes": ("import ctypes; ctypes.string_at(0)", CodeCrashed, "killed by SIGSEGV"),
     "gets an alarm": ("import signal; signal.raise_signal(14)", CodeCrashed, "killed by SIGALRM"),
     "installs in a notebook": (
-        "x = 1\n!pip install -q -r more.txt numpy>=2 'scikit-learn'",
+        "x = 1\n!pip install -q numpy>=2 'scikit-learn' -r more.txt",
         CodeSyntaxError,
         r"\(line 2\).*\n`!pip .*` is a command of notebooks.* and add packages=\['numpy>=2', 'scikit-learn']",
     ),
