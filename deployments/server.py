@@ -3,7 +3,6 @@
 import errno
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,7 +14,7 @@ from prefect.settings import get_current_settings
 from ..flows.child_process import build_module_command
 from ..flows.prefect_server import server_environment
 from ..flows.proxies import check_proxies
-from ..flows.server.launch import ServerProcess, show_errors_in_log
+from ..flows.server.launch import API_URL, ServerProcess, show_errors_in_log
 from ..sandbox.errors import ConfigurationError
 
 WORK_POOL = "rlm-batch"  # the name of the pool whose workers run our deployments
@@ -30,7 +29,7 @@ class PrefectServer:
 
     Args:
         home: The server's PREFECT_HOME, which contains its database by default.
-        port: The port on 127.0.0.1, by default a free one.
+        port: The port on 127.0.0.1, by default a free one, which `url` has while the server runs.
         database: The URL of another database.
         auth: The name and password that clients must send, as NAME:PASSWORD.
 
@@ -38,13 +37,11 @@ class PrefectServer:
         ConfigurationError: The port is taken, or the server does not start.
     """
 
-    def __init__(
-        self, home: Path, port: int | None = None, database: str | None = None, auth: str | None = None
-    ) -> None:
+    def __init__(self, home: Path, port: int = 0, database: str | None = None, auth: str | None = None) -> None:
         self.log = home / "server.log"
         self._home = home
-        self._port = _find_free_port() if port is None else port
-        self.url = f"http://127.0.0.1:{self._port}/api"  # The value for PREFECT_API_URL.
+        self._port = port
+        self.url = API_URL.format(port)  # The value for PREFECT_API_URL.
         self._database = database
         self._auth = auth
         self._process: subprocess.Popen[bytes] | None = None
@@ -66,7 +63,7 @@ class PrefectServer:
                 f"port {self._port} is taken: name another with --port; if a Prefect server listens there, use it "
                 f"with PREFECT_API_URL={self.url}"
             ) from None
-        self._process = server.process
+        self._process, self.url = server.process, server.url
         try:
             server.wait_until_ready(START_TIMEOUT_SECONDS)
         except RuntimeError as error:
@@ -122,9 +119,3 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _find_free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -47,8 +47,8 @@ class ServerProcess:
     ) -> Self:
         """Start a server's process, which ends with this process.
 
-        The process inherits a bound socket, so no other process can take the port meanwhile. The process has its own
-        session, which Ctrl-C in a terminal does not reach: it must record the end of an interrupted flow run.
+        The process inherits a socket that listens, so no other process can take the port meanwhile. The process has
+        its own session, which Ctrl-C in a terminal does not reach: it must record the end of an interrupted flow run.
 
         Args:
             log: The file of the server's output.
@@ -62,9 +62,7 @@ class ServerProcess:
             ConfigurationError: The log's directory cannot be used.
             OSError: The port is taken.
         """
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", port))
+        with socket.create_server(("127.0.0.1", port)) as listener:
             port = listener.getsockname()[1]
             url = API_URL.format(port)
             create_prefect_home(log.parent)

@@ -250,7 +250,7 @@ def _launch(path: Path, timeout: float) -> SharedServer:
         launched = ServerProcess.launch(log, environment, path, get_idle_seconds(), outlives=True)
         launched.wait_until_ready(timeout)
         deadline = time.monotonic() + ANSWER_SECONDS
-        while (server := find_shared_server()) is None:  # The server listens just before it writes the file.
+        while (server := find_shared_server()) is None:  # The server answers just before it writes the file.
             if launched.process.poll() is not None or time.monotonic() > deadline:
                 launched.wait_until_ready(0)
                 raise RuntimeError(f"it did not write {path}")

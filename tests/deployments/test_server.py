@@ -24,7 +24,8 @@ from websockets.typing import Origin
 
 from rlm_batch import ConfigurationError, batch
 from rlm_batch.deployments.deploy import deploy
-from rlm_batch.deployments.server import PrefectServer
+from rlm_batch.deployments.server import PrefectServer, build_environment, end_process
+from rlm_batch.flows.server.launch import ServerProcess
 
 from ..infra.csrf import get_csrf_headers
 from ..infra.prefect_database import make_prefect_home
@@ -37,6 +38,17 @@ def test_a_used_port_is_a_one_sentence_error(server: str, tmp_path: Path) -> Non
         pass
     assert f"port {port} is taken: name another with --port" in str(refused.value)
     assert f"PREFECT_API_URL={server}" in str(refused.value)
+
+
+def test_no_other_user_can_take_the_port_while_the_server_starts(tmp_path: Path) -> None:
+    starting = ServerProcess.launch(tmp_path / "server.log", build_environment(tmp_path))
+    try:
+        with socket.socket() as stranger:
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="in use"):
+                stranger.bind(("127.0.0.1", starting.port))
+    finally:
+        end_process(starting.process)
 
 
 @pytest.mark.full
