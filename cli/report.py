@@ -189,7 +189,7 @@ def refuse_damage(reader: LedgerReader, action: str) -> Iterator[None]:
         yield
     except ConfigurationError:
         raise
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
+    except (TypeError, KeyError, AttributeError, ValueError, ArithmeticError) as error:
         raise ConfigurationError(
             f"the ledger {reader.ledger.path} is damaged and cannot be {action}: {error}"
         ) from None

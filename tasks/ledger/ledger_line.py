@@ -7,9 +7,12 @@ skip these other lines.
 
 import json
 import math
+import os
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +22,8 @@ from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Outcome, Result
 
 VERSION = 1  # the version of the format of ledger lines, run records and the files of shards
+MAX_LINE_BYTES = 256 * 1024 * 1024  # bytes of a line; longer ones are not ours
+MAX_NUMBER = 1e15  # Larger times, sizes and counts are not ours.
 # The types that fields must have. Fields that the program only passes on may have any type.
 LINE_TYPES: dict[str, Any] = {
     "key": str,
@@ -53,6 +58,11 @@ META_TYPES: dict[str, Any] = {
     "value_nonfinite": dict,
     "judged": dict,
     "judged_nonfinite": dict,
+}
+USAGE_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("asked", "failed", "calls", "prompt_tokens", "completion_tokens", "cached"), int),
+    "cost": (int, float, type(None)),
+    "tree": list,
 }
 TRIAL_TYPES: dict[str, dict[str, Any]] = {
     "asked": {"key": str, "index": int, "variables": dict, "alternative": int, "search": str, "at": (int, float)},
@@ -196,10 +206,12 @@ def count_usage(parts: Iterable[Path]) -> Usage:
             line = json.loads(raw)
             attempt = writer, line["key"], line["attempt"]
             if line["status"] == "used":
+                check_types(line["usage"], USAGE_TYPES)
                 attempts[attempt] = Usage(**line["usage"])
             else:
                 attempts.pop(attempt, None)
                 queries = line["meta"].get("queries") or {}
+                check_types(queries, USAGE_TYPES)
                 total += Usage(*(queries.get(name, 0) for name in USAGE_FIELDS))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
@@ -209,13 +221,20 @@ def count_usage(parts: Iterable[Path]) -> Usage:
 def read_raw_lines(part: Path, offset: int = 0) -> Iterator[tuple[bytes, LinePosition]]:
     """Yield the complete lines of a part after an offset in bytes, and their positions."""
     path = str(part)  # All positions share one text.
-    with part.open("rb") as file:
+    with open(part, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return  # A pipe or a device could be endless.
         file.seek(offset)
-        for raw in file:
+        for raw in iter(partial(file.readline, MAX_LINE_BYTES), b""):
             start, offset = offset, offset + len(raw)
             if not raw.endswith(b"\n"):
                 return  # The writer of the line was killed, or is writing it.
             yield raw, LinePosition(path, start, len(raw))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file, and do not wait for the writer of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_line(position: LinePosition) -> LedgerLine | None:
@@ -227,7 +246,7 @@ def read_line(position: LinePosition) -> LedgerLine | None:
 def read_raw_line(position: LinePosition) -> bytes | None:
     """Return the bytes at a position; None if the part was deleted."""
     try:
-        with open(position.part, "rb") as file:
+        with open(position.part, "rb", opener=_open_at_once) as file:
             file.seek(position.offset)
             return file.read(position.length)
     except OSError:
@@ -251,23 +270,32 @@ def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
             check_types(data["error"], {"error": str, "text": str}, required=("error", "text"))
         meta = data["meta"]
         check_types(meta, META_TYPES)
-        check_types(meta.get("queries") or {}, {"tree": list})
+        check_types(meta.get("queries") or {}, USAGE_TYPES)
         for name, kind in (("displays", dict), ("collected", str), ("not_collected", str)):
             if not all(isinstance(item, kind) for item in meta.get(name, [])):
                 return None
         restore_outcome(data)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
         return None
     return LedgerLine(data["key"], data["at"], is_success, data, position)
 
 
 def check_types(data: Any, types: dict[str, Any], *, required: Iterable[str] = ()) -> None:
-    """Raise TypeError if a field does not have its type in `types`, and KeyError if a required field is missing."""
+    """Check the types of fields, and that numbers are credible.
+
+    Raises:
+        TypeError: A field does not have its type in `types`.
+        KeyError: A required field is missing.
+        ValueError: A number is larger than our writer's.
+    """
     for name in required:
         data[name]
     for name, kind in types.items():
-        if name in data and (not isinstance(data[name], kind) or isinstance(data[name], bool)):
+        value = data.get(name)
+        if name in data and (not isinstance(value, kind) or isinstance(value, bool)):
             raise TypeError(name)
+        if isinstance(value, (int, float)) and not abs(value) < MAX_NUMBER:
+            raise ValueError(name)
 
 
 def read_search_lines(part: Path) -> Iterator[SearchLine]:
@@ -294,5 +322,5 @@ def _parse_trial_line(raw: bytes, part: Path) -> AskedTrial | TrialReport | None
             return AskedTrial(*(data[name] for name in types))
         value, is_pruned = float(data["value"]), data["pruned"] is True
         return TrialReport(data["key"], data["index"], data["step"], value, is_pruned, data["at"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
         return None

@@ -44,7 +44,6 @@ RECORD_TYPES: dict[str, Any] = {
     "began": NUMBER,
     "sandbox_seconds": NUMBER,
     "ended": OPTIONAL_NUMBER,
-    "best": OPTIONAL_NUMBER,
     "column_types": (dict, str),
 }
 
@@ -289,7 +288,7 @@ def _read_record(path: Path) -> RunRecord | None:
         record = RunRecord(**data)
         if not all(0 <= at < MAX_TIME for at in (record.began, record.ended or 0.0)):
             return None
-        if record.best is not None and not math.isfinite(record.best):
+        if not isinstance(record.best, float) or not math.isfinite(record.best):
             record.best = None
         _ = record.report_spec  # This raises an error if the objectives are damaged.
         return record

@@ -15,6 +15,7 @@ import pytest
 
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.sandbox.meta import Meta
+from rlm_batch.sandbox.queries.budget import Usage
 from rlm_batch.tasks.ledger.answer_ledger import AnswerLedger
 from rlm_batch.tasks.ledger.collected_files import CollectedFilesStore
 from rlm_batch.tasks.ledger.ledger import Ledger
@@ -22,6 +23,7 @@ from rlm_batch.tasks.ledger.ledger_line import (
     AskedTrial,
     LedgerLine,
     TrialReport,
+    count_usage,
     encode_asked_trial,
     encode_trial_report,
 )
@@ -102,6 +104,16 @@ def test_incomplete_and_damaged_lines_are_skipped(ledger):
     assert set(ledger.load_latest_lines()) == {"a", "b"}
 
 
+def test_pipes_devices_and_endless_lines_are_skipped(ledger):
+    ledger.write_outcome("a", success(1))
+    os.mkfifo(ledger.path / "part-a-1.jsonl")
+    (ledger.path / "part-b-1.jsonl").symlink_to("/dev/zero")
+    (ledger.path / "part-c-1.jsonl").touch()
+    os.truncate(ledger.path / "part-c-1.jsonl", 1 << 40)
+    assert set(ledger.load_latest_lines()) == {"a"}
+    assert count_usage(ledger.list_parts()) == Usage()
+
+
 def test_a_line_without_an_outcome_is_skipped(ledger):
     ledger.write_outcome("a", success(1))
     ledger.write_outcome("b", failure())
@@ -114,6 +126,11 @@ def test_a_line_without_an_outcome_is_skipped(ledger):
         ("a", {"key": ["a"]}),
         ("a", {"meta": {"layers": 5}}),
         ("a", {"meta": {"queries": {"tree": 5}}}),
+        ("a", {"meta": {"queries": {"calls": "3"}}}),
+        ("a", {"meta": {"queries": {"cost": 10**400}}}),
+        ("a", {"meta": {"seconds": 1e308}}),
+        ("a", {"meta": {"peak_mib": -(10**400)}}),
+        ("a", {"index": 10**400}),
         ("a", {"error": {}}),
         ("a", {"version": None}),
         ("a", {"version": "1"}),
@@ -362,6 +379,7 @@ def test_incomplete_and_damaged_search_lines_are_skipped(tmp_path: Path) -> None
     damaged = [
         *({**asked, name: value} for name, value in (("index", "3"), ("index", -1), ("variables", []), ("at", "now"))),
         *({**report, name: value} for name, value in (("step", -1), ("step", True), ("value", "high"), ("key", 1))),
+        *({**report, name: 10**400} for name in ("step", "value", "at")),
         {name: value for name, value in asked.items() if name != "search"},
         [],
     ]
