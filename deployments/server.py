@@ -14,7 +14,7 @@ from prefect.settings import get_current_settings
 from ..flows.child_process import build_module_command
 from ..flows.prefect_server import server_environment
 from ..flows.proxies import check_proxies
-from ..flows.server.launch import API_URL, ServerProcess, show_errors_in_log
+from ..flows.server.launch import API_URL, ServerProcess, check_open_files, show_errors_in_log
 from ..sandbox.errors import ConfigurationError
 
 WORK_POOL = "rlm-batch"  # the name of the pool whose workers run our deployments
@@ -53,6 +53,7 @@ class PrefectServer:
 
     def __enter__(self) -> Self:
         check_proxies()
+        check_open_files()
         log_level = get_current_settings().server.logging_level.lower()
         try:
             server = ServerProcess.launch(self.log, self._build_environment(), port=self._port, log_level=log_level)

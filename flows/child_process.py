@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import runpy
+import shutil
 import signal
 import sys
 import threading
@@ -22,6 +23,7 @@ POLL_INTERVAL_SECONDS = 0.2  # seconds between two looks at the parent
 END_GRACE_SECONDS = 0.5  # seconds from SIGTERM to SIGKILL
 NO_PARENT = "-"
 NEWER_DATABASE = "Can't locate revision identified by"  # what Alembic says of a revision that this Prefect lacks
+LITTLE_SPACE = 64 * 1024 * 1024  # bytes; a new server's database takes 10 MB, and its log needs room too
 # Python looks for garbage after 700 to 2,000 new objects by default. An import of Prefect makes 100,000 objects
 # that stay. Checking them again and again takes a twentieth of the time of a first run.
 GARBAGE_THRESHOLD = 10_000
@@ -95,7 +97,7 @@ def _has_settings(path: Path) -> bool:
 def read_failure_reason(log: Path, offset: int) -> str:
     """Return the last error in a log after the byte `offset`, or the last line if there is no error."""
     lines = _read_lines(log, offset)
-    return (_find_errors(lines) or lines or ["it said nothing"])[-1]
+    return (_find_errors(lines) or lines or [_describe_silence(log)])[-1]
 
 
 def read_last_error(log: Path, offset: int) -> str:
@@ -107,6 +109,11 @@ def _read_lines(log: Path, offset: int) -> list[str]:
     with log.open("rb") as file:
         file.seek(offset)
         return [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+
+
+def _describe_silence(log: Path) -> str:
+    free = shutil.disk_usage(log.parent).free
+    return "it said nothing" if free > LITTLE_SPACE else f"only {free:,} bytes are free in {log.parent}: make room"
 
 
 def _find_errors(lines: list[str]) -> list[str]:

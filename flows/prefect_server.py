@@ -95,8 +95,10 @@ async def provide_server(
     from pydantic import SecretStr
 
     from .prefect_client import change_settings, open_clients
+    from .server.launch import check_open_files
 
     check_proxies()
+    check_open_files()
     on_prefect_start = FlowListener().on_prefect_start if listener is None else listener.on_prefect_start
     url = PREFECT_API_URL.value()
     if url:

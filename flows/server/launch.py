@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -23,6 +24,7 @@ from ..child_process import NO_PARENT, build_module_command, build_safe_environm
 ORIGIN_VARIABLES = ("PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS", "PREFECT_SERVER_CORS_ALLOWED_ORIGINS")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 API_URL = "http://127.0.0.1:{}/api"
+MIN_OPEN_FILES = 32  # files of a run with one sandbox at a time, or of a server
 POLL_SECONDS = 0.05  # seconds between two looks at a server that starts
 
 
@@ -146,6 +148,19 @@ def is_healthy(url: str) -> bool:
     return answer.status_code == httpx.codes.OK
 
 
+def check_open_files() -> None:
+    """Raise ConfigurationError if this process cannot open the files of a run: Prefect would try again for ever."""
+    with ExitStack() as files:
+        try:
+            for _ in range(MIN_OPEN_FILES):
+                files.enter_context(open(os.devnull))
+        except OSError as error:
+            raise ConfigurationError(
+                f"this process cannot open {MIN_OPEN_FILES} more files ({error.strerror}): raise the limit with "
+                "`ulimit -n 4096` first"
+            ) from None
+
+
 def create_prefect_home(home: Path) -> None:
     """Create the directory of a server's database and logs, unless it exists.
 
@@ -154,8 +169,8 @@ def create_prefect_home(home: Path) -> None:
     """
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=home):
-            pass
+        with tempfile.TemporaryFile(dir=home) as file:
+            file.write(b"0")  # A full disk can create files, and takes no byte.
     except OSError as error:
         raise ConfigurationError(
             f"PREFECT_HOME is {home}, where this user cannot create files ({error.strerror}): set HOME to a directory "

@@ -33,7 +33,7 @@ from ..infra.waiting import wait_until
 
 
 def test_a_used_port_is_a_one_sentence_error(server: str, tmp_path: Path) -> None:
-    port = urlsplit(server).port
+    port = urlsplit(server).port or 0
     with pytest.raises(ConfigurationError) as refused, PrefectServer(tmp_path, port):
         pass
     assert f"port {port} is taken: name another with --port" in str(refused.value)
@@ -138,7 +138,7 @@ def test_a_foreign_page_cannot_frame_the_ui(server: str) -> None:
 
 
 def test_a_foreign_host_name_is_refused(server: str) -> None:
-    port = urlsplit(server).port
+    port = urlsplit(server).port or 0
     names = ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", f"a@localhost:{port}", "")
     for host in (*names, f"prefect-in-memory:{port}"):
         refused = httpx.get(f"{server}/admin/version", headers={"Host": host}, timeout=60)
@@ -163,7 +163,7 @@ def test_web_sockets_of_foreign_pages_are_refused(server: str) -> None:
 
 
 def test_the_ui_works_under_every_local_name_with_a_csrf_token(server: str) -> None:
-    port = urlsplit(server).port
+    port = urlsplit(server).port or 0
     for name in ("127.0.0.1", "localhost", "[::1]"):
         origin = f"http://{name}:{port}"
         wish = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "prefect-csrf-token"}

@@ -41,7 +41,7 @@ def run(tmp_path: Path, no_process_left: None) -> Iterator[Run]:
     """Return a function that starts the command without a server; two of its four executions wait for the file `go`."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(home: Path) -> subprocess.Popen[str]:
+    def start(home: Path, before: str = "") -> subprocess.Popen[str]:
         environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
         # If the command is killed, its sandboxes' folders stay in TMPDIR.
         environment |= {"PREFECT_HOME": str(home), "TMPDIR": str(tmp_path)}
@@ -49,6 +49,8 @@ def run(tmp_path: Path, no_process_left: None) -> Iterator[Run]:
         (tmp_path / "in.csv").write_text("x,folder\n" + "".join(f"{x},{tmp_path}\n" for x in range(4)))
         command = [COMMAND, "batch", "code.py", "--inputs", "in.csv", "--provider", "local:none"]
         command += ["--timeout", "200", "--results-path", "results"]
+        if before:
+            command = ["unshare", "--map-root-user", "--mount", "sh", "-c", f'{before}; exec "$@"', "sh", *command]
         started.append(
             subprocess.Popen(
                 command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -135,6 +137,21 @@ def test_a_database_of_a_newer_prefect_is_reported_at_the_start(home: Path, run:
     migrate_to_the_future(home)
     sentence = read_sentence(run(home))
     assert f"did not start: a Prefect newer than {version('prefect')} has migrated its database: install" in sentence
+
+
+@pytest.mark.requires("namespaces")
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        ("ulimit -n 24", "this process cannot open 32 more files (Too many open files): raise the limit with `ulimit"),
+        ("mount -t tmpfs -o size=64k tmpfs {home}; head -c 1M /dev/zero > {home}/filled", "(No space left on device)"),
+        ("mount -t tmpfs -o size=2M tmpfs {home}", " bytes are free in {home}"),
+    ],
+)
+def test_a_lack_of_open_files_or_of_disk_space_is_reported_at_the_start(
+    home: Path, run: Run, before: str, reason: str
+) -> None:
+    assert reason.format(home=home) in read_sentence(run(home, before.format(home=home)))
 
 
 def test_a_killed_program_leaves_no_server(

@@ -7,6 +7,7 @@ import base64
 import fcntl
 import json
 import os
+import resource
 import socket
 import stat
 import subprocess
@@ -22,6 +23,7 @@ from prefect.settings import PREFECT_HOME, temporary_settings
 
 from rlm_batch import ConfigurationError
 from rlm_batch.cli.server import show_servers, stop_servers
+from rlm_batch.flows.prefect_server import provide_server
 from rlm_batch.flows.server import shared
 from rlm_batch.flows.server.shared import SharedServerUnusable, find_shared_server, wants_shared_server
 from rlm_batch.sandbox.caller import use_options
@@ -226,6 +228,18 @@ def test_a_home_that_cannot_be_used_is_a_one_sentence_error() -> None:
         pytest.raises(ConfigurationError, match="PREFECT_HOME is /dev/null/home, where this user cannot create files"),
     ):
         shared.start_shared_server()
+
+
+@pytest.mark.anyio
+async def test_a_run_without_free_file_descriptors_is_refused_at_once() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, limits[1]))
+    try:
+        with pytest.raises(ConfigurationError, match=r"cannot open 32 more files .* `ulimit -n 4096`"):
+            async with provide_server():
+                pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_start_that_another_command_began_is_waited_for(
