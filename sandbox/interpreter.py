@@ -91,6 +91,8 @@ class Interpreter:
         self._waiters: dict[int, asyncio.Event] = {}  # keys are execution numbers; 0 is the driver's start
         self._calls: dict[int, CallQueue] = {}
         self._call_lock = asyncio.Lock()  # A call holds the lock while it converts a body, and during a pause after it.
+        # A call holds the lock from the encoding of its answer until it is sent: the host has one answer as JSON.
+        self._answer_lock = asyncio.Lock()
         self._calls_since_pause = 0
         self._heartbeat: asyncio.Task[None] | None = None
         self._is_shut_down = False
@@ -464,26 +466,28 @@ class Interpreter:
         # The tool's thread gets a copy of this context variable.
         _waiting_for_tool.set((*_waiting_for_tool.get(), (self, pending.context)))
         running_call.set(call)
-        try:
-            async with self._call_lock:
-                size = len(call.body)
-                tool = await finish_in_turns(pending.bind_tool(call, limit))
-                await self._pause_after(size)
-            value = tool() if inspect.iscoroutinefunction(tool) else await self._threads.run_in_thread(tool)
-            if inspect.isawaitable(value):
-                value = await value
-            async with self._call_lock:
-                body = encode_value(call.header["name"], value)
-                await self._pause_after(len(body))
-        except asyncio.CancelledError as error:
-            if pending.end is not None or pending.refusal or pending.id not in protocol.pending:
-                raise  # The execution has ended or is about to, so the reply is not needed.
-            body = encode_exception(error)
-        except BaseException as error:  # noqa: BLE001 - the code that called the tool handles it
-            body = encode_exception(error)
-        if self._channel is not None and not protocol.closed_reason:
-            with contextlib.suppress(SandboxLost):  # The execution itself reports the loss.
-                await self._send(self._channel, protocol.encode_reply(call, body))
+        async with contextlib.AsyncExitStack() as answering:
+            try:
+                async with self._call_lock:
+                    size = len(call.body)
+                    tool = await finish_in_turns(pending.bind_tool(call, limit))
+                    await self._pause_after(size)
+                value = tool() if inspect.iscoroutinefunction(tool) else await self._threads.run_in_thread(tool)
+                if inspect.isawaitable(value):
+                    value = await value
+                await answering.enter_async_context(self._answer_lock)
+                async with self._call_lock:
+                    body = encode_value(call.header["name"], value)
+                    await self._pause_after(len(body))
+            except asyncio.CancelledError as error:
+                if pending.end is not None or pending.refusal or pending.id not in protocol.pending:
+                    raise  # The execution has ended or is about to, so the reply is not needed.
+                body = encode_exception(error)
+            except BaseException as error:  # noqa: BLE001 - the code that called the tool handles it
+                body = encode_exception(error)
+            if self._channel is not None and not protocol.closed_reason:
+                with contextlib.suppress(SandboxLost):  # The execution itself reports the loss.
+                    await self._send(self._channel, protocol.encode_reply(call, body))
 
     async def _pause_after(self, size: int) -> None:
         """Let the event loop run after a large body, or after several small ones. The next call waits for the lock."""

@@ -12,7 +12,7 @@ import select
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,7 @@ class PipeTransport:
         self._run = run
         self._stall_seconds = stall_seconds
         self._send_lock = threading.Lock()
+        self._answer_lock = threading.Lock()  # held from the encoding of an answer until it is sent
         self._execute_lock = threading.Lock()
         self._threads = ThreadPool()
         self._thread = threading.local()  # `is_waited_for` is True on threads that run a tool or deliver output
@@ -224,17 +225,19 @@ class PipeTransport:
             return  # The execution ended while the call waited for its turn.
         self._thread.is_waited_for = True
         running_call.set(call)
-        try:
-            with host_memory.reading:
-                tool = finish(pending.bind_tool(call, limit))
-            value = tool()
-            if inspect.isawaitable(value):
-                value = self._run(partial(_await, value))
-            body = encode_value(call.header["name"], value)
-        except BaseException as error:  # noqa: BLE001 - the code that called the tool handles it
-            body = encode_exception(error)
-        with suppress(SandboxLost):  # The execution itself reports the loss.
-            self._send(lambda: self._protocol.encode_reply(call, body))
+        with ExitStack() as answering:
+            try:
+                with host_memory.reading:
+                    tool = finish(pending.bind_tool(call, limit))
+                value = tool()
+                if inspect.isawaitable(value):
+                    value = self._run(partial(_await, value))
+                answering.enter_context(self._answer_lock)
+                body = encode_value(call.header["name"], value)
+            except BaseException as error:  # noqa: BLE001 - the code that called the tool handles it
+                body = encode_exception(error)
+            with suppress(SandboxLost):  # The execution itself reports the loss.
+                self._send(lambda: self._protocol.encode_reply(call, body))
         limit.release(call)
 
     def _send(self, make_frame: Callable[[], bytes]) -> None:

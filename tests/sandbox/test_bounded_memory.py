@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from rlm_batch import LocalInterpreter, LocalSandbox
+from rlm_batch import CodeCrashed, LocalInterpreter, LocalSandbox
 
 from .conftest import read_memory
 
@@ -95,6 +96,27 @@ async def test_the_total_size_of_tool_arguments_is_bounded(is_sync: bool) -> Non
         sizes = await asyncio.gather(run(), run())
     assert sizes == [[3_900_001] * 12] * 2
     assert most <= 128 * 1024 * 1024  # Python uses four bytes per character here, so all texts together have 374 MB
+
+
+@pytest.mark.parametrize("is_sync", [False, True])
+async def test_the_answers_of_tools_fill_no_memory(is_sync: bool) -> None:
+    text = "x" * 8_000_000
+    code = """
+        from concurrent.futures import ThreadPoolExecutor
+        with ThreadPoolExecutor(40) as pool:
+            SUBMIT(sizes=list(pool.map(lambda _: len(answer()), range(40))))
+        """
+    tools = {"answer": lambda: text}
+    ours = read_memory("self", "VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    with suppress(CodeCrashed):  # The driver ends code that leaves too many answers unread.
+        if is_sync:
+            with LocalInterpreter(isolation="none", tools=tools) as script:
+                await asyncio.to_thread(script.execute, dedent(code))
+        else:
+            async with LocalSandbox(isolation="none").interpreter(tools=tools) as interpreter:
+                await interpreter.execute(dedent(code))
+    assert read_memory("self", "VmHWM") - ours < 128 * MIB  # all answers together have 320 MB
 
 
 @pytest.mark.parametrize("is_sync", [False, True])
