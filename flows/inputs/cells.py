@@ -17,6 +17,7 @@ ColumnType = Literal["int", "float", "bool", "json", "str"]
 WHOLE = re.compile("-?(?:0|[1-9][0-9]*)")
 DECIMAL = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 WHOLE_DIGITS = 18  # Longer whole numbers in a column are identifiers, such as card numbers.
+SURE_DIGITS = 15  # a float holds any whole number of so many digits
 MOST_DIGITS = 800  # The exact decimal form of a float has at most 767 digits.
 BOOLEANS = {"true": True, "false": False}
 MISSING = frozenset(("", "NA", "N/A", "null", "None"))  # Columns of type int, float and bool read these as None.
@@ -92,6 +93,8 @@ READERS: dict[ColumnType, Callable[[str], Any]] = {"int": read_whole, "float": r
 
 def list_fitting_types(text: str, candidates: list[ColumnType]) -> list[ColumnType]:
     """Return the candidates that fit a cell's text, or an empty list if the cell can only be text."""
+    if len(text) <= SURE_DIGITS and WHOLE.fullmatch(text):
+        return candidates if "bool" not in candidates else [kind for kind in candidates if kind != "bool"]
     is_identifier = len(digits := text.removeprefix("-")) > WHOLE_DIGITS and digits.isdigit()
     fitting: list[ColumnType] = []
     for kind in () if is_identifier else candidates:

@@ -12,8 +12,6 @@ MISSING_TYPES = ("NAType", "NaTType")  # the types of pandas.NA and pandas.NaT
 def list_table_rows(name: str, value: Any) -> list[dict[Any, Any]] | None:
     """Return a dict for each row of a table, or None if the value is no table.
 
-    Missing cells become None, and dates and times become text in ISO 8601.
-
     Args:
         name: The parameter that has the value.
         value: A DataFrame of pandas or polars, a table of pyarrow, or anything else.
@@ -23,9 +21,11 @@ def list_table_rows(name: str, value: Any) -> list[dict[Any, Any]] | None:
     """
     kind = type(value)
     if hasattr(kind, "to_pylist") and hasattr(kind, "schema"):  # a Table or a RecordBatch of pyarrow
-        columns, read_rows = value.schema.names, value.to_pylist
-    elif hasattr(kind, "to_dicts"):  # polars
+        check_column_names(value.schema.names, name)
+        return list_arrow_rows(value, name)
+    if hasattr(kind, "to_dicts"):  # polars
         columns, read_rows = value.columns, value.to_dicts
+        _check_polars_times(name, value)
     elif hasattr(kind, "to_dict") and hasattr(kind, "columns"):  # pandas, and packages with its methods
         columns, read_rows = list(value.columns), lambda: value.to_dict("records")
         if any(index is not None for index in value.index.names):
@@ -39,28 +39,102 @@ def list_table_rows(name: str, value: Any) -> list[dict[Any, Any]] | None:
         raise ConfigurationError(f"{name} is a {kind.__name__}, which has no rows yet: use {name}.collect()")
     else:
         return None
-    twice = next((column for column in columns if columns.count(column) > 1), None)
-    if twice is not None:
-        raise ConfigurationError(f"{name} has two columns {twice!r}: rename one of them")
+    check_column_names(columns, name)
     return [{column: _convert_cell(name, column, cell) for column, cell in row.items()} for row in read_rows()]
 
 
-def _convert_cell(name: str, column: Any, cell: Any) -> Any:
+def check_column_names(names: list[str], table: object) -> None:
+    """Raise ConfigurationError if two columns have one name, or a column is an index that pandas wrote."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"{table} has two columns {name!r}: rename one of them")
+        if name.startswith("__index_level_"):
+            raise ConfigurationError(f"{table}: {name} is pandas' index: save without it, to_parquet(index=False)")
+
+
+def list_arrow_rows(table: Any, name: object) -> list[dict[str, Any]]:
+    """Return a dict for each row of a table or a record batch of pyarrow, which messages call `name`.
+
+    Raises:
+        ConfigurationError: JSON cannot hold a cell.
+    """
+    columns: list[list[Any]] = []
+    for field, column in zip(table.schema, table.columns, strict=True):
+        kind = _shorten_times(field.type)
+        try:
+            column = column if kind == field.type else column.cast(kind)
+            cells = column.to_pylist(maps_as_pydicts="strict")
+        except (ValueError, TypeError, KeyError, OverflowError, NotImplementedError) as error:
+            if "lose data" in str(error):
+                raise _refuse_nanoseconds(name, field.name) from None
+            raise ConfigurationError(
+                f"column {field.name!r} of {name} is {field.type}, which cannot become JSON: {error}. Cast it to a "
+                "number or text, or leave it out"
+            ) from None
+        columns.append([_convert_cell(name, field.name, cell) for cell in cells])
+    return [dict(zip(table.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _shorten_times(kind: Any) -> Any:
+    """Return a type of pyarrow with microseconds in the place of nanoseconds, which Python's times cannot hold."""
+    import pyarrow
+
+    types: Any = pyarrow.types
+    if types.is_timestamp(kind) and kind.unit == "ns":
+        return pyarrow.timestamp("us", kind.tz)
+    if types.is_time64(kind) and kind.unit == "ns":
+        return pyarrow.time64("us")
+    if types.is_dictionary(kind):
+        short = _shorten_times(kind.value_type)
+        return kind if short == kind.value_type else short
+    if types.is_struct(kind):
+        return pyarrow.struct([field.with_type(_shorten_times(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pyarrow.map_(kind.key_type, _shorten_times(kind.item_type))
+    if types.is_fixed_size_list(kind):
+        return pyarrow.list_(_shorten_times(kind.value_type), kind.list_size)
+    if types.is_large_list(kind):
+        return pyarrow.large_list(_shorten_times(kind.value_type))
+    return pyarrow.list_(_shorten_times(kind.value_type)) if types.is_list(kind) else kind
+
+
+def _check_polars_times(name: str, frame: Any) -> None:
+    """Raise ConfigurationError for a column of nanoseconds, which `to_dicts` would cut off."""
+    for column, kind in frame.schema.items():
+        text = str(kind)
+        if (text == "Time" or "Datetime(time_unit='ns'" in text) and (
+            kind.is_nested() or (frame[column].dt.nanosecond() % 1000 != 0).any()
+        ):
+            raise _refuse_nanoseconds(name, column)
+
+
+def _refuse_nanoseconds(name: object, column: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"column {column!r} of {name} has times with nanoseconds, which Python's datetime cannot hold: round them to "
+        "microseconds, or cast them to text"
+    )
+
+
+def _convert_cell(name: object, column: Any, cell: Any) -> Any:
+    """Return a cell as JSON. Missing cells and NaN become None, and dates and times become text in ISO 8601."""
     kind = type(cell)
     if cell is None or kind in (str, int, bool):
         return cell
     if kind.__name__ in MISSING_TYPES or (not hasattr(kind, "__len__") and cell != cell):
         return None
     if isinstance(cell, (datetime.date, datetime.time)):
+        if getattr(cell, "nanosecond", 0):  # of a Timestamp of pandas
+            raise _refuse_nanoseconds(name, column)
         return cell.isoformat()
     if isinstance(cell, (list, tuple)):
         return [_convert_cell(name, column, item) for item in cell]  # type: ignore[reportUnknownVariableType]
-    if isinstance(cell, dict):
+    if isinstance(cell, dict) and all(isinstance(key, str) for key in cell):  # type: ignore[reportUnknownVariableType]
         return {key: _convert_cell(name, column, item) for key, item in cell.items()}  # type: ignore[reportUnknownVariableType]
     try:
-        return convert_fields({"cell": cell}, allow_nonfinite=True)["cell"]
+        converted = convert_fields({"cell": cell}, allow_nonfinite=True)["cell"]
     except NotJsonError:
         raise ConfigurationError(
             f"column {column!r} of {name} has the type {kind.__name__}, which JSON cannot hold: cast it to a number or "
             "text, or leave it out"
         ) from None
+    return _convert_cell(name, column, converted) if isinstance(converted, list) else converted

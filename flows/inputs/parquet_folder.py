@@ -1,6 +1,5 @@
 """Folders of Parquet files, plain or partitioned as by Hive, as one file."""
 
-import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +9,11 @@ from urllib.parse import unquote
 
 from ...blocks.host_files.source_tree import open_source
 from ...sandbox.errors import ConfigurationError
+from .cells import WHOLE, WHOLE_DIGITS
 from .file_patterns import match_files
-from .tables import BATCH_ROWS, import_pyarrow
+from .tables import import_pyarrow, read_batches
 
 NULL = "__HIVE_DEFAULT_PARTITION__"  # a missing value in the name of a directory
-WHOLE = re.compile("-?[0-9]{1,18}")
 
 
 @contextmanager
@@ -63,7 +62,7 @@ def merge_parquet_folder(folder: Path) -> Iterator[Path]:
             with parquet.ParquetWriter(merged, merged_schema) as writer:
                 for path, partition in zip(files, partitions, strict=True):
                     with _open_file(path) as file:
-                        for batch in parquet.ParquetFile(file).iter_batches(batch_size=BATCH_ROWS):
+                        for batch in read_batches(parquet, file, path):
                             writer.write_batch(_complete_batch(arrow, batch, partition, merged_schema))
             merged.flush()
             yield Path(merged.name)
@@ -72,14 +71,14 @@ def merge_parquet_folder(folder: Path) -> Iterator[Path]:
 
 
 def _read_partitions(names: list[str]) -> list[dict[str, Any]]:
-    """Return the columns that each file's directories name. A column has integers if all of its values are whole."""
+    """Return the columns that each file's directories name, with integers where a column of CSV has them."""
     partitions: list[dict[str, Any]] = []
     for name in names:
         pairs = (part.partition("=") for part in PurePosixPath(name).parts[:-1] if "=" in part)
         partitions.append({unquote(key): None if text == NULL else unquote(text) for key, _, text in pairs})
     for key in dict.fromkeys(key for partition in partitions for key in partition):
         having = [partition for partition in partitions if partition.get(key) is not None]
-        if all(WHOLE.fullmatch(partition[key]) for partition in having):
+        if all(WHOLE.fullmatch(partition[key]) and len(partition[key]) <= WHOLE_DIGITS for partition in having):
             for partition in having:
                 partition[key] = int(partition[key])
     return partitions

@@ -7,12 +7,12 @@ import io
 import os
 import re
 import shlex
-import shutil
 import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -23,6 +23,7 @@ from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.requests.json_text import JSON, RepeatedKeyError
 from ...sandbox.wire.names import add_article
 from .cells import READERS, ColumnType, list_fitting_types, read_cell
+from .data_frames import check_column_names, list_arrow_rows
 
 Report = Callable[[str], None]  # takes a line for a person
 
@@ -46,7 +47,13 @@ ZSTD_MODULES = ("compression.zstd", "backports.zstd")  # Python has the first on
 BLANK = re.compile(r"[ \t\n\r]*")  # JSON's blank characters
 
 BATCH_ROWS = 2000  # rows of Parquet in memory at a time
-CELL_CHARACTERS = 64 * 1024 * 1024  # A cell may be long, but an unclosed quote must not read the whole file.
+ITEM_BYTES = 8  # bytes of a number in a list
+BATCH_BYTES = 64 * 1024 * 1024  # bytes of text of these rows
+CELL_CHARACTERS = 64 * 1024 * 1024  # A cell or a line may be long, but must not fill the memory.
+# Compressed data may have so many bytes, and so many times the file's size. A small file could fill the machine.
+UNPACKED_BYTES = 256 * 1024 * 1024
+UNPACKED_RATIO = 100
+PIECE_BYTES = 1024 * 1024
 WITH_POINT = "c.replace(',', '.') if re.fullmatch('[-+]?[0-9]*,[0-9]+([eE][-+]?[0-9]+)?', c.strip()) else c"
 OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
@@ -72,7 +79,11 @@ class FileCopy:
         with open(source, "rb") as stream, _open_packed(stream, path) as unpacked:
             try:
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115  # Garbage collection closes it.
-                shutil.copyfileobj(unpacked, self._file)
+                most = max(UNPACKED_BYTES, UNPACKED_RATIO * os.fstat(stream.fileno()).st_size)
+                while piece := unpacked.read(PIECE_BYTES):
+                    self._file.write(piece)
+                    if unpacked is not stream and self._file.tell() > most:
+                        raise describe_expansion(path, self._file.tell())
                 self._file.flush()
             except OSError as error:
                 if isinstance(error, gzip.BadGzipFile):
@@ -105,6 +116,14 @@ def _open_packed(stream: BinaryIO, path: PathOrLocation) -> BinaryIO:
     raise ConfigurationError(
         f"reading {path} needs backports.zstd, which is not installed: pip install 'rlm-batch[zstd]', or unpack the "
         "file with unzstd"
+    )
+
+
+def describe_expansion(path: PathOrLocation, size: int) -> ConfigurationError:
+    """Return the error of a file whose data is too large for the file's size."""
+    return ConfigurationError(
+        f"{path} unpacks to more than {size >> 20:,} MiB, over {UNPACKED_RATIO} times its size, which would fill this "
+        "machine: if you trust it, unpack it yourself"
     )
 
 
@@ -172,17 +191,22 @@ class TextFile:
             command = spell_filter("tr -d '\\000'", path, "utf8")
             raise ConfigurationError(f"{path} has null characters: remove them with {command}")
 
-    def read_lines(self, report: Report | None = None) -> Iterator[str]:
+    def read_lines(self, report: Report | None = None, most: int = CELL_CHARACTERS) -> Iterator[str]:
         """Yield the lines with their ends, and report how far a large file has been read.
 
-        Raises ConfigurationError, with the line, for bytes that are wrong in the file's encoding.
+        Raises ConfigurationError, with the line, for bytes that are wrong in the file's encoding, or a line of at least
+        `most` characters; -1 for no limit.
         """
         if report is not None and self.copy.size >= LARGE_BYTES:
             report(f"reading {self.path}, {self.copy.size / 1e6:.0f} MB")
         reported_at = time.monotonic()
         with self.copy.open() as stream, io.TextIOWrapper(stream, self.encoding, newline="") as text:
             try:
-                for number, line in enumerate(text, 1):
+                for number, line in enumerate(iter(partial(text.readline, most), ""), 1):
+                    if len(line) == most:
+                        raise ConfigurationError(
+                            f"line {number} of {self.path} has {most:,} characters or more: break it into shorter lines"
+                        )
                     yield line
                     if number % WATCHED_LINES == 0 and time.monotonic() >= reported_at + REPORT_SECONDS and report:
                         reported_at = time.monotonic()
@@ -240,7 +264,9 @@ class JsonValues:
         object.
         """
         self._file, self._path, self._takes_any_value = TextFile(source, path), path, takes_any_value
-        self._is_array = split_suffix(path)[0] == ".json" and self._find_array()
+        is_json = split_suffix(path)[0] == ".json"
+        self._read_lines = partial(self._file.read_lines, most=-1 if is_json else CELL_CHARACTERS)
+        self._is_array = is_json and self._find_array()
         self._count = 0
         for value, where in self._read_values(report):
             self._count += 1
@@ -254,7 +280,7 @@ class JsonValues:
 
     def _find_array(self) -> bool:
         """Return whether the file is one array, and not lines that are arrays."""
-        line = next((line for line in self._file.read_lines() if line.strip()), "")
+        line = next((line for line in self._read_lines() if line.strip()), "")
         if not line.lstrip().startswith("["):
             return False
         if not self._takes_any_value:
@@ -263,14 +289,14 @@ class JsonValues:
             JSON.decode(line)
         except (ValueError, RecursionError):
             return True
-        return sum(bool(line.strip()) for line in self._file.read_lines()) == 1
+        return sum(bool(line.strip()) for line in self._read_lines()) == 1
 
     def _read_values(self, report: Report | None = None) -> Iterator[tuple[Any, str]]:
         """Yield each value with its place in the file, for messages. Raises ConfigurationError."""
         if self._is_array:
             yield from self._read_items(report)
             return
-        for number, line in enumerate(self._file.read_lines(report), 1):
+        for number, line in enumerate(self._read_lines(report), 1):
             if line.strip():
                 where = f"line {number} of {self._path}"
                 try:
@@ -281,7 +307,7 @@ class JsonValues:
 
     def _read_items(self, report: Report | None) -> Iterator[tuple[Any, str]]:
         """Yield the items of an array. Only its text is in memory as a whole."""
-        text = "".join(self._file.read_lines(report))
+        text = "".join(self._read_lines(report))
         at = _skip_blank(text, text.index("[") + 1)
         line, counted, mark = 1, 0, text[at : at + 1]
         while mark != "]":
@@ -353,14 +379,15 @@ class CsvTable:
             name: kind for name in self.names if (kind := types.get(name) or default) is not None
         }
         fitting: dict[str, list[ColumnType]] = {}
+        all_kinds = list(READERS)
         self._count = 0
         for line, row in self._read_data(report):
             self._count += 1
             for name, cell in zip(self.names, row, strict=True):
                 if name in self.types:
                     self._check_cell(name, cell, line)
-                elif text := cell.strip():  # An empty cell fits every type.
-                    fitting[name] = list_fitting_types(text, fitting.get(name, list(READERS)))
+                elif (kinds := fitting.get(name, all_kinds)) and (text := cell.strip()):  # Empty cells fit all types.
+                    fitting[name] = list_fitting_types(text, kinds)
         self.types |= {name: kinds[0] if kinds else "str" for name, kinds in fitting.items()}
 
     def __len__(self) -> int:
@@ -449,7 +476,7 @@ def import_pyarrow(path: PathOrLocation) -> tuple[Any, Any]:
 
 
 class ParquetTable:
-    """A file of Parquet, with the types that it names. Dates and times become text in ISO 8601."""
+    """A file of Parquet, with the types that it names."""
 
     def __init__(self, source: Path, path: PathOrLocation) -> None:
         """Check the columns and read all data once. Messages name the file `path`.
@@ -457,16 +484,13 @@ class ParquetTable:
         Raises OSError. Raises ConfigurationError if JSON cannot hold a column, data is damaged, or pyarrow is missing.
         """
         arrow, parquet = import_pyarrow(path)
-        self._copy, self._path, self._arrow, self._parquet = FileCopy(source, path), path, arrow, parquet
+        self._copy, self._path, self._parquet = FileCopy(source, path), path, parquet
         self.types: dict[str, ColumnType] = {}
         try:
             with parquet.ParquetFile(self._copy.open()) as opened:
                 self.names: list[str] = opened.schema_arrow.names
                 self._count: int = opened.metadata.num_rows
-                for field in opened.schema_arrow:
-                    if self.names.count(field.name) > 1:
-                        raise ConfigurationError(f"the columns of {path} have {field.name!r} twice: rename one of them")
-                    _check_arrow_type(arrow.types, field.type, field.name, path)
+            check_column_names(self.names, path)
             for _ in self:  # Read everything, because pages of data may be damaged.
                 pass
         except arrow.ArrowException as error:
@@ -476,35 +500,41 @@ class ParquetTable:
         return self._count
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        with self._parquet.ParquetFile(self._copy.open()) as opened:
-            for batch in opened.iter_batches(batch_size=BATCH_ROWS):
-                columns = [_convert_times(self._arrow.types, column) for column in batch.columns]
-                for row in zip(*columns, strict=True):
-                    yield dict(zip(self.names, row, strict=True))
+        for batch in read_batches(self._parquet, self._copy.open(), self._path):
+            yield from list_arrow_rows(batch, self._path)
 
 
-def _check_arrow_type(types: Any, kind: Any, name: str, path: PathOrLocation, *, is_nested: bool = False) -> None:
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        _check_arrow_type(types, kind.value_type, name, path, is_nested=True)
-        return
-    if types.is_struct(kind):
-        for number in range(kind.num_fields):
-            _check_arrow_type(types, kind.field(number).type, name, path, is_nested=True)
-        return
-    is_number = types.is_integer(kind) or (types.is_floating(kind) and not types.is_float16(kind))
-    is_text = types.is_string(kind) or types.is_large_string(kind)
-    is_time = (types.is_date(kind) or types.is_timestamp(kind)) and not is_nested
-    if not (is_number or is_text or is_time or types.is_boolean(kind) or types.is_null(kind)):
-        raise ConfigurationError(
-            f"column {name!r} of {path} is {kind}, which JSON cannot hold: cast it to a number or text, or leave it out"
+def read_batches(parquet: Any, stream: BinaryIO, path: PathOrLocation) -> Iterator[Any]:
+    """Yield the rows of a file of Parquet in batches that fit into memory. Raises ConfigurationError."""
+    size = stream.seek(0, os.SEEK_END)
+    with parquet.ParquetFile(stream) as opened:
+        groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
+        leaves = [opened.schema.column(number) for number in range(len(opened.schema))]
+        # Lists of one number that repeats take little space in the file.
+        items = sum(
+            group.column(number).num_values
+            for group in groups
+            for number, leaf in enumerate(leaves)
+            if leaf.max_repetition_level
         )
+        unpacked = max(sum(group.total_byte_size for group in groups), ITEM_BYTES * items)
+        if unpacked > max(UNPACKED_BYTES, UNPACKED_RATIO * size):
+            raise describe_expansion(path, unpacked)
+        texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+        for number in range(len(groups)):
+            rows = BATCH_ROWS
+            if texts:  # A text is in the file once, and in memory for each row that has it.
+                with parquet.ParquetFile(stream, read_dictionary=texts) as probe:
+                    for first in probe.iter_batches(1, [number], texts):
+                        longest = sum(map(_measure_longest_text, first.columns))
+                        rows = max(1, min(rows, BATCH_BYTES // max(1, longest)))
+                        break
+            yield from opened.iter_batches(rows, [number])
 
 
-def _convert_times(types: Any, column: Any) -> list[Any]:
-    if types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if types.is_date(column.type) or types.is_timestamp(column.type):
-        return [value and value.replace(" ", "T", 1) for value in column.cast("string").to_pylist()]
-    return column.to_pylist()
+def _measure_longest_text(column: Any) -> int:
+    """Return the bytes of the longest text of a column, or the size of all texts if it is nested."""
+    compute: Any = import_module("pyarrow.compute")
+    if not hasattr(column, "dictionary"):
+        return column.nbytes
+    return compute.max(compute.binary_length(column.dictionary)).as_py() or 0

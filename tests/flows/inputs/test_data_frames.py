@@ -2,10 +2,14 @@
 
 import copy
 import datetime
+import decimal
 import json
 import pickle
 import subprocess
 import sys
+import zoneinfo
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +61,52 @@ def test_tables_of_pandas_polars_and_pyarrow_become_the_same_rows() -> None:
         assert ChunksParameters.parse({"code": "SUBMIT()", "data": table, "chunk_size": 1}).data == ROWS
 
 
+BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
+# Columns of pyarrow by name: the values, their type, and the values of the variables, or None for a refusal.
+CELLS: dict[str, tuple[list[Any], Any, list[Any] | None]] = {
+    "int": ([1, None], "int64", [1, None]),
+    "big": ([2**64 - 1, 0], "uint64", [2**64 - 1, 0]),
+    "float": ([0.5, float("nan"), float("inf")], "float64", [0.5, None, float("inf")]),
+    "short": ([0.1, None], "float32", [0.10000000149011612, None]),
+    "bool": ([True, None], "bool", [True, None]),
+    "text": (["01234", "1e5", None], "string", ["01234", "1e5", None]),
+    "category": (["b", "a", "b"], pyarrow.dictionary("int8", "string"), ["b", "a", "b"]),
+    "day": ([NOON.date(), None], "date32", ["2026-01-02", None]),
+    "hour": ([datetime.time(1, 2, 3), None], pyarrow.time64("ns"), ["01:02:03", None]),
+    "naive": ([NOON, None], pyarrow.timestamp("ns"), ["2026-01-02T12:00:00", None]),
+    "zone": ([NOON.replace(tzinfo=BERLIN)], pyarrow.timestamp("ns", "Europe/Berlin"), ["2026-01-02T12:00:00+01:00"]),
+    "milli": ([NOON.replace(microsecond=250000)], pyarrow.timestamp("ms"), ["2026-01-02T12:00:00.250000"]),
+    "times": ([[NOON], [], None], pyarrow.list_(pyarrow.timestamp("us")), [["2026-01-02T12:00:00"], [], None]),
+    "floats": ([[0.5, float("nan")]], pyarrow.list_(pyarrow.float64()), [[0.5, None]]),
+    "struct": ([{"a": 1, "b": None}], pyarrow.struct({"a": "int64", "b": "string"}), [{"a": 1, "b": None}]),
+    "nanos": ([1767355200000000001], pyarrow.timestamp("ns"), None),
+    "bytes": ([b"x"], "binary", None),
+    "decimal": ([decimal.Decimal("1.50")], pyarrow.decimal128(5, 2), None),
+    "duration": ([datetime.timedelta(1)], pyarrow.duration("us"), None),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_column_gives_the_same_values_by_every_route(name: str, tmp_path: Path) -> None:
+    polars: Any = pytest.importorskip("polars")
+    parquet: Any = pytest.importorskip("pyarrow.parquet")
+    values, kind, expected = CELLS[name]
+    table = pyarrow.table({name: pyarrow.array(values, kind)})
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "in.parquet", tmp_path / "folder" / "in.parquet"):
+        parquet.write_table(table, path)
+    is_nullable = name in ("int", "bool")  # pandas' own dtypes hold no missing values
+    frame = table.to_pandas(types_mapper=pandas.ArrowDtype) if is_nullable else table.to_pandas()
+    routes: list[Any] = [table, table.to_batches()[0], polars.from_arrow(table)]
+    routes += [tmp_path / "in.parquet", tmp_path / "folder", *([frame] if name != "times" else [])]
+    for route in routes:
+        with nullcontext() if expected else pytest.raises(ConfigurationError, match=f"column '{name}' of "):
+            rows = [
+                variables for _, variables in BatchParameters.parse({"code": "", "inputs": route}).make_plan().items
+            ]
+            assert json.dumps(rows) == json.dumps([{name: value} for value in expected or ()]), type(route)
+
+
 def test_missing_cells_of_every_dtype_become_none() -> None:
     frame = pandas.DataFrame(
         {
@@ -78,6 +128,12 @@ WRONG_TABLES = [
     ("pandas.DataFrame({'x': [1]}).rename_axis('id')", r"the index id, .*: use inputs\.reset_index\(\)$"),
     ("pandas.DataFrame([[1, 2]], columns=['a', 'a'])", "two columns 'a': rename one of them"),
     ("pyarrow.table([[1], [2]], names=['a', 'a'])", "two columns 'a': rename one of them"),
+    ("pyarrow.table({'x': [1], '__index_level_0__': [1]})", "__index_level_0__ is pandas' index: save without it"),
+    (
+        "pyarrow.table({'x': pyarrow.array([[(1, 2)]], pyarrow.map_('int8', 'int8'))})",
+        "'x' of inputs has the type dict",
+    ),
+    ("pandas.DataFrame({'x': pandas.to_datetime([1])})", "'x' of inputs has times with nanoseconds"),
     ("pandas.DataFrame({'x': [b'raw']})", "column 'x' of inputs has the type bytes, .*: cast it to a number or text"),
     ("pandas.DataFrame({'x': pandas.to_timedelta(['1s'])})", "column 'x' of inputs has the type Timedelta"),
     ("pandas.DataFrame({'learning rate': [1]})", "rename it, as to learning_rate"),

@@ -18,6 +18,7 @@ import pytest
 
 from rlm_batch import ConfigurationError, batch
 from rlm_batch.flows.batch import BatchParameters
+from rlm_batch.flows.inputs import tables
 from rlm_batch.flows.inputs.readers import InputFile, build_chunks, read_inputs, read_points
 from rlm_batch.flows.inputs.tables import ZSTD_MODULES
 from rlm_batch.flows.reporting.export import write_csv
@@ -367,7 +368,7 @@ def test_parquet_keeps_its_types_and_values_beyond_json_are_refused(tmp_path: Pa
     parquet.write_table(large, file)
     assert [row["x"] for row in read_points(str(file))] == large["x"].to_pylist()
     parquet.write_table(arrow.table({"raw": [b"x"]}), file)
-    with pytest.raises(ConfigurationError, match=r"column 'raw' of .* is binary"):
+    with pytest.raises(ConfigurationError, match=r"column 'raw' of .* has the type bytes"):
         read_points(str(file))
     file.write_bytes(b"PAR1 not")
     with pytest.raises(ConfigurationError, match="is not valid Parquet"):
@@ -404,6 +405,53 @@ def test_a_folder_of_parquet_files_is_one_table(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigurationError, match=r"is a folder without Parquet files: name a file, or '.*empty/\*'"):
         read_inputs(str(tmp_path / "empty"))
+
+
+def test_a_partition_with_leading_zeros_is_text(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for folder in ("zip=01234/n=-0", "zip=90210/n=12"):
+        (tmp_path / folder).mkdir(parents=True)
+        parquet.write_table(arrow.table({"x": [1]}), tmp_path / folder / "0.parquet")
+    assert list(read_points(str(tmp_path))) == [{"x": 1, "zip": "01234", "n": 0}, {"x": 1, "zip": "90210", "n": 12}]
+
+
+def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    zstd = pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
+    monkeypatch.setattr(tables, "UNPACKED_BYTES", 8 * 1024 * 1024)
+    data = b"x\n" + b"1\n" * 5_000_000
+    lists = arrow.ListArray.from_arrays([0, 2_000_000], arrow.nulls(2_000_000, "int8"))
+    parquet.write_table(arrow.table({"x": lists}), tmp_path / "in.parquet")
+    (tmp_path / "folder").mkdir()
+    parquet.write_table(arrow.table({"x": lists}), tmp_path / "folder" / "in.parquet")
+    for name, content in {
+        "in.csv.gz": pack(data), "in.csv.zst": zstd.compress(data), "in.jsonl.zst": zstd.compress(b" " * 10_000_000),
+        "in.json.gz": pack(b"[" + b" " * 10_000_000 + b"]"), "in.parquet": None, "folder": None,
+    }.items():  # fmt: skip
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigurationError, match=r"unpacks to more than \d+ MiB, over 100 times its size"):
+            read_inputs(str(tmp_path / name))
+    plain = tmp_path / "plain.csv"
+    plain.write_bytes(b"x\n1\n" + b"y" * tables.CELL_CHARACTERS)
+    with pytest.raises(ConfigurationError, match=r"line 3 of .* has 67,108,864 characters or more: break it"):
+        read_inputs(str(plain))
+
+
+def test_a_text_that_many_rows_of_parquet_share_does_not_fill_the_memory(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    texts = arrow.DictionaryArray.from_arrays(arrow.array([0] * 1500), arrow.array(["x" * 2**20]))
+    parquet.write_table(arrow.table({"x": texts, "n": range(1500)}), tmp_path / "in.parquet")
+    program = """
+import resource, sys
+from rlm_batch.flows.inputs.readers import read_inputs
+print(sum(row["n"] for row in read_inputs(sys.argv[1])), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "in.parquet")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    total, mib = map(int, done.stdout.split())
+    assert total == sum(range(1500))
+    assert mib < 700  # 3 GiB if 1,500 rows are in memory
 
 
 def test_parquet_without_pyarrow_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
