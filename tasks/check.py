@@ -27,14 +27,11 @@ from typing import Any
 
 from ..sandbox.errors import (
     CheckError,
-    CodeError,
     ConfigurationError,
-    ExecutionTimeout,
     OutcomeUnknown,
     RlmBatchError,
     SandboxLost,
     SubmitError,
-    VolumeError,
 )
 from ..sandbox.meta import Meta
 from ..sandbox.requests.execution_request import encode_variable
@@ -48,9 +45,6 @@ FOLDER_NAME = "execution-files"  # the folder of the copies, below the check's w
 ARCHIVE_NAME = "execution-files.zip"
 MAX_FILES = 1_000  # files of one execution that its check gets
 MAX_BYTES = 32 * 1024 * 1024  # bytes of these files together; the host holds them in memory
-# Failures that a check judges if the code began.
-JUDGED_ERRORS = (CodeError, ExecutionTimeout, SubmitError, VolumeError, OutcomeUnknown)
-CHECK_ERRORS = (CodeError, ExecutionTimeout, SubmitError, VolumeError, ConfigurationError)
 # The file names in the archive are those that the host has accepted, below one folder.
 UNPACK = f"""
 import os, shutil, zipfile
@@ -102,7 +96,8 @@ class Check:
 
 def is_judged(error: RlmBatchError) -> bool:
     """Return whether a check judges an execution that failed with this error. Its code was sent to a sandbox then."""
-    return isinstance(error, JUDGED_ERRORS) and error.meta is not None and bool(error.meta.sandbox_id)
+    is_of_code = error.is_failure_of_code or isinstance(error, OutcomeUnknown)
+    return is_of_code and error.meta is not None and bool(error.meta.sandbox_id)
 
 
 def build_archive(folder: Path, paths: Iterable[str]) -> tuple[bytes, list[str]]:
@@ -163,7 +158,7 @@ def explain(error: RlmBatchError, execution: Execution, ended: Outcome) -> RlmBa
     """Return the error of an execution whose check failed with `error`. Errors of the sandbox keep their type."""
     meta = build_judged_meta(execution, ended, error.meta)
     explained = error
-    if isinstance(error, CHECK_ERRORS):
+    if error.is_failure_of_code or isinstance(error, ConfigurationError):
         attributes = {name: getattr(error, name) for name in CheckError.details if hasattr(error, name)}
         text = error.text  # The errors of code begin with "the code".
         is_named = text.startswith("the code ")

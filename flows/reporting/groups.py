@@ -172,7 +172,8 @@ def is_incomplete(group: Outcome, spec: ReportSpec) -> bool:
     """Return whether a number of a group is from fewer repeats than the run has."""
     if spec.repeats is None or not isinstance(group, Result):
         return False
-    return any(group.outputs.get(f"{name}.count", spec.repeats.count) < spec.repeats.count for name in group.outputs)
+    counts = (read_number(group.outputs.get(f"{name}.count")) for name in group.outputs)
+    return any(count is not None and count < spec.repeats.count for count in counts)
 
 
 def describe_repeats(spec: ReportSpec, incomplete: int) -> str:

@@ -9,12 +9,12 @@ import pytest
 
 from rlm_batch import ConfigurationError, Failure, Result, SandboxLost, batch, chunks, load_report, sweep
 from rlm_batch.flows.reporting.export import write_csv
-from rlm_batch.flows.reporting.groups import aggregate_group, describe_numbers
+from rlm_batch.flows.reporting.groups import aggregate_group, describe_numbers, is_incomplete
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.flows.reporting.report import build_summary_rows
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.run_record import RunRecord
+from rlm_batch.tasks.ledger.run_record import ReportSpec, RunRecord
 
 from ..infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
 
@@ -145,6 +145,8 @@ def test_a_row_of_repeats_has_the_aggregate_of_their_seconds_and_the_greatest_pe
     metas = [Meta(index=i, seconds=2.0 * i, cpu_seconds=1.0 + i, peak_mib=10.0 * i, group=0, repeat=i) for i in (0, 1)]
     outcomes: list[Any] = [Result({"y": 1}, meta) for meta in metas]
     lost = Failure(SandboxLost("gone"), Meta(index=2, group=0, repeat=2))
+    named = Result({"a": "x", "a.count": "many"}, Meta(index=0, group=0, repeat=0))
+    assert not is_incomplete(named, ReportSpec().with_repeats(2, 1))  # Code chooses the names of fields.
     for members in (outcomes, [*outcomes, lost]):
         row = aggregate_group(members, 0, "mean")
         assert (row.meta.seconds, row.meta.cpu_seconds, row.meta.peak_mib) == (1.0, 1.5, 10.0)
