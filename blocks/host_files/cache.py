@@ -19,6 +19,7 @@ from pydantic import SecretStr
 
 from ...sandbox.errors import ConfigurationError
 from ..git import run_git
+from ..storage.location import locate_local
 from ..worker_consent import check_repository
 from .python_path import PythonPath
 
@@ -36,7 +37,7 @@ def resolve_cache_root() -> Path:
     """Return the cache's directory: `RLM_BATCH_CACHE`, or one in the user's cache. Deleting its content is safe."""
     named = os.environ.get("RLM_BATCH_CACHE")
     if named:
-        return Path(named).expanduser().absolute()
+        return locate_local(named, "RLM_BATCH_CACHE")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "rlm-batch"
 
 

@@ -13,7 +13,7 @@ from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError, VolumeError
 from ..volume import NAME, VolumeFile, VolumeStore, check_volume_name, is_reserved_name, split_volume_path
 from ..worker_consent import check_path, check_writable_directory
-from .location import resolve_data_dir
+from .location import locate_local, resolve_data_dir
 from .safe_paths import enter_directory_below, read_file_below, replace_file_below
 
 FIRST_GID = 0x59000000  # The first group id of volumes if the host process is root, far from ids that systems assign.
@@ -33,7 +33,7 @@ def find_volumes_root(named: str | None) -> Path:
     default = resolve_data_dir("volumes", "RLM_BATCH_VOLUMES")
     if named is None:
         return default
-    root = Path(named).expanduser().absolute()
+    root = locate_local(named, name_parameter("volume_root"))
     check_path(root, below=default)
     return root  # Links are kept, because the path is part of the result's key.
 

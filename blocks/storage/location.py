@@ -3,7 +3,9 @@
 import errno
 import fnmatch
 import os
+import re
 import tempfile
+import urllib.parse
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,8 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...sandbox.errors import ConfigurationError
+
 # Stores in which a directory is only a prefix of names. Creating one could create a bucket with a mistyped name.
 OBJECT_STORE_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "http", "https")
+LOCAL_SCHEMES = ("file", "local")  # Schemes of paths on this machine.
+SCHEME_PATTERN = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
+# A location whose slashes are missing, as in the text of `Path("s3://bucket")`.
+MISSING_SLASHES = re.compile(
+    rf"({'|'.join((*OBJECT_STORE_SCHEMES, *LOCAL_SCHEMES, 'sftp', 'ssh', 'smb', 'block'))}):/*", re.IGNORECASE
+)
 PUBLIC_SETTINGS = ("endpoint_url", "region_name", "host", "hostname", "username")  # Errors may show these.
 
 
@@ -210,6 +220,50 @@ def describe_error(error: BaseException, secrets: tuple[str, ...]) -> str:
     return text[:300].rstrip(". ")
 
 
+def parse_scheme(text: str) -> str | None:
+    """Return the scheme of a location, such as `s3`, or None for a path.
+
+    Raises:
+        ConfigurationError: The text is a chain of locations, lacks slashes, or contains a password.
+    """
+    match = SCHEME_PATTERN.match(text)
+    if match is None:
+        if "::" in text.partition("://")[0] and "://" in text:
+            raise ConfigurationError(f"{text!r} contains several locations: give one, such as s3://bucket/dir")
+        if (start := MISSING_SLASHES.match(text)) is not None:
+            slashes = ":///" if start[1].lower() in LOCAL_SCHEMES else "://"
+            raise ConfigurationError(
+                f"{text!r} is no location: write {start[1]}{slashes}{text[start.end() :]} as a text, not as a Path, or "
+                f"./{text} for a file of that name"
+            )
+        return None
+    if "@" in (authority := urllib.parse.urlsplit(text).netloc) and ":" in authority.rpartition("@")[0]:
+        raise ConfigurationError(
+            f"a location of {match[1]}:// contains a password, which logs would show: save it as a block "
+            "(remote-file-system), and give block://remote-file-system/NAME"
+        )
+    return match[1].lower()
+
+
+def is_remote(text: object) -> bool:
+    """Return whether this is the text of a location and not a path on this machine. Raises ConfigurationError."""
+    return isinstance(text, str) and parse_scheme(text) not in (None, *LOCAL_SCHEMES)
+
+
+def locate_local(text: str, name: str) -> Path:
+    """Return the absolute path of a directory or file of this machine.
+
+    Raises:
+        ConfigurationError: The text is a location elsewhere, or a relative path after `file://`. The error says `name`.
+    """
+    if is_remote(text):
+        raise ConfigurationError(f"{name} is {text}, and must be a directory of this machine")
+    path = text if parse_scheme(text) is None else text.partition("://")[2]
+    if path is not text and not path.startswith("/"):
+        raise ConfigurationError(f"{text} is not an absolute path: use three slashes, as in file:///data/results")
+    return Path(path).expanduser().absolute()
+
+
 def get_data_dir() -> Path:
     """Return rlm-batch's directory in the user's data directory."""
     data = os.environ.get("XDG_DATA_HOME")
@@ -220,4 +274,4 @@ def get_data_dir() -> Path:
 def resolve_data_dir(room: str, variable: str) -> Path:
     """Return the directory that an environment variable names, or by default `room` below `get_data_dir()`."""
     named = os.environ.get(variable)
-    return Path(named).expanduser().absolute() if named else get_data_dir() / room
+    return locate_local(named, variable) if named else get_data_dir() / room

@@ -6,7 +6,6 @@ credentials. The first location imports fsspec.
 """
 
 import os
-import re
 import urllib.parse
 import warnings
 import weakref
@@ -15,10 +14,18 @@ from typing import Any
 
 from ...sandbox.errors import ConfigurationError
 from ..worker_consent import check_location
-from .location import Location, PathOrLocation, collect_secrets, describe_error
+from .location import (
+    LOCAL_SCHEMES,
+    SCHEME_PATTERN,
+    Location,
+    PathOrLocation,
+    collect_secrets,
+    describe_error,
+    is_remote,
+    locate_local,
+    parse_scheme,
+)
 
-SCHEME_PATTERN = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
-LOCAL_SCHEMES = ("file", "local")  # Schemes of paths on this machine.
 PACKAGE_BY_SCHEME = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "sftp": "paramiko", "ssh": "paramiko"}
 PACKAGE_BY_SCHEME |= {"az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "smb": "smbprotocol"}
 # Locations in use. Parsing a text again returns the existing location, without a new request for its block.
@@ -37,36 +44,12 @@ def parse_location(text: str | os.PathLike[str] | Location) -> PathOrLocation:
     if (known := _open_locations.get(text)) is not None:
         return known
     scheme = parse_scheme(text)
-    if scheme is None:
-        return Path(text).expanduser().absolute()
+    if scheme is None or scheme in LOCAL_SCHEMES:
+        return locate_local(text, "the location")
     location = _parse_block_location(text) if scheme == "block" else _open_location(text, text, {})
     if isinstance(location, Location):
         _open_locations[text] = location
     return location
-
-
-def parse_scheme(text: str) -> str | None:
-    """Return the scheme of a location, such as `s3`, or None for a path.
-
-    Raises:
-        ConfigurationError: The text is a chain of locations, or contains a password.
-    """
-    match = SCHEME_PATTERN.match(text)
-    if match is None:
-        if "::" in text.partition("://")[0] and "://" in text:
-            raise ConfigurationError(f"{text!r} contains several locations: give one, such as s3://bucket/dir")
-        return None
-    if "@" in (authority := urllib.parse.urlsplit(text).netloc) and ":" in authority.rpartition("@")[0]:
-        raise ConfigurationError(
-            f"a location of {match[1]}:// contains a password, which logs would show: save it as a block "
-            "(remote-file-system), and give block://remote-file-system/NAME"
-        )
-    return match[1].lower()
-
-
-def is_remote(text: object) -> bool:
-    """Return whether this is the text of a location and not a path on this machine. Raises ConfigurationError."""
-    return isinstance(text, str) and parse_scheme(text) not in (None, *LOCAL_SCHEMES)
 
 
 def make_absolute(text: str) -> str:
@@ -124,12 +107,9 @@ def _load_base_path(slug: str, name: str) -> tuple[str, dict[str, Any]]:
 
 def _open_location(text: str, url: str, settings: dict[str, Any]) -> PathOrLocation:
     """Return the location at `url`, with `text` as its name. Raises ConfigurationError if it cannot be reached."""
-    scheme, _, path = url.partition("://")
-    scheme = scheme.lower()
+    scheme = url.partition("://")[0].lower()
     if scheme in LOCAL_SCHEMES:
-        if not path.startswith("/"):
-            raise ConfigurationError(f"{url} is not an absolute path: use three slashes, as in file:///data/results")
-        return Path(path)
+        return locate_local(url, "the location")
     check_location(text, url, settings)
     from fsspec.core import url_to_fs
 

@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...blocks.storage.location import resolve_data_dir
-from ...blocks.storage.location_parsing import is_remote, parse_location, parse_scheme
-from ...sandbox.caller import name_parameter
-from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Failure, Result
 from ..execution import Execution, is_interruption, with_index
 from ..repeats import NO_PLACE
@@ -32,14 +29,6 @@ def get_results_root() -> Path:
 
     Raises ConfigurationError if the variable names a location that is not on this machine.
     """
-    text = os.environ.get("RLM_BATCH_RESULTS", "")
-    if is_remote(text):
-        raise ConfigurationError(
-            f"RLM_BATCH_RESULTS is {text}, and must be a directory of this machine: set "
-            f"{name_parameter('results_path')} to the location instead"
-        )
-    if parse_scheme(text) is not None:
-        return Path(str(parse_location(text)))
     return resolve_data_dir("results", "RLM_BATCH_RESULTS")
 
 

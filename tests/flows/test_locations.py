@@ -16,6 +16,8 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 
 from rlm_batch import ConfigurationError, batch, sweep
+from rlm_batch.blocks.host_files.cache import resolve_cache_root
+from rlm_batch.blocks.storage.local_volume import find_volumes_root
 from rlm_batch.blocks.storage.location import write_file
 from rlm_batch.blocks.storage.location_parsing import parse_location
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
@@ -146,6 +148,11 @@ async def test_a_block_of_a_directory_stores_results_there(server: str, tmp_path
         ({"results_path": "s3://no-such-bucket/job"}, "bucket does not exist"),
         ({"inputs": "s3://results/nosuch.jsonl"}, "the input file s3://results/nosuch.jsonl cannot be read"),
         ({"inputs": "nosuch://results/nosuch.jsonl"}, "unknown kind of location nosuch://"),
+        ({"results_path": "s3:/results/job"}, "'s3:/results/job' is no location: write s3://results/job as a text"),
+        ({"results_path": "gs:job"}, "write gs://job"),
+        ({"results_path": "file:/job"}, "write file:///job"),
+        ({"inputs": "S3:/results/x.jsonl"}, "write S3://results/x.jsonl"),
+        ({"code": "@s3:/results/code.txt", "inputs": None}, "write s3://results/code.txt"),
         ({"code": "@s3://results/nosuch.txt", "inputs": None}, "the code in s3://results/nosuch.txt cannot be read"),
     ],
 )
@@ -154,6 +161,7 @@ async def test_an_invalid_location_is_refused_with_one_sentence(s3: Any, paramet
     with pytest.raises(ConfigurationError, match=said) as raised:
         await batch(**arguments)
     assert "\n" not in str(raised.value)
+    assert not {"s3:", "gs:", "file:"} & set(os.listdir())
 
 
 async def test_code_and_inputs_are_read_from_locations(s3: Any, tmp_path: Path) -> None:
@@ -164,6 +172,16 @@ async def test_code_and_inputs_are_read_from_locations(s3: Any, tmp_path: Path) 
     for inputs in ("s3://results/in/points.csv", f"file://{tmp_path}/points.csv"):
         results = await batch("@s3://results/in/code.txt", inputs, provider="local:none", max_workers=1)
         assert [result.y for result in results] == [2, 3]
+
+
+@pytest.mark.parametrize("place", ["s3://results/root", "s3:/results/root", "file:results"])
+def test_directories_of_this_machine_are_no_locations(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RLM_BATCH_VOLUMES", "RLM_BATCH_CACHE"):
+        monkeypatch.setenv(name, place)
+    for find in (lambda: find_volumes_root(None), lambda: find_volumes_root(place), resolve_cache_root):
+        with pytest.raises(ConfigurationError, match=r"must be a directory of this machine|is no location"):
+            find()
+    assert parse_location("./s3:notes") == Path("s3:notes").absolute()
 
 
 async def test_the_results_root_must_be_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
