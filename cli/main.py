@@ -119,7 +119,9 @@ def _run_command(arguments: list[str] | None) -> int:
         command = " ".join(["rlm-batch", *(error.command_chain or ())])
         _print_error(f"{_describe_usage_error(error)} (see {command} --help)")
         return 2
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as end:  # rich raises SystemExit after a BrokenPipeError.
+        if isinstance(end, SystemExit) and not isinstance(getattr(sys.stdout, "error", None), BrokenPipeError):
+            raise
         # The reader closed the pipe, as `head` does. At exit Python would try to write the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE

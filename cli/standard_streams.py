@@ -32,9 +32,9 @@ class StandardStream(io.TextIOWrapper):
             self._discard_after(error)
 
     def _discard_after(self, error: OSError) -> None:
+        self.error = error
         if isinstance(error, BrokenPipeError) and self is sys.stdout:
             raise error
-        self.error = error
         # Otherwise the end of the process would write the buffer again, and fail again.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, self.fileno())
