@@ -1,17 +1,18 @@
 """The command `doctor`: tests providers, isolation levels, directories and the Prefect server."""
 
 import asyncio
-import os
 import platform
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 from rich.table import Table
 from rich.text import Text
 
+from ..blocks.host_files.cache import resolve_cache_root
 from ..blocks.registry import PROVIDERS, ProviderEntry, make_unsaved_provider
 from ..blocks.storage.local_volume import find_volumes_root
 from ..flows.prefect_server import check_server, describe_lost_leases
@@ -36,6 +37,8 @@ def run_doctor(*, is_json: bool = False) -> int:
             rows.append((entry.name, *asyncio.run(_check_provider(entry, entry.name))))
     rows.append(_check_directory("results", get_results_root(), "RLM_BATCH_RESULTS"))
     rows.append(_check_directory("volumes", find_volumes_root(None), "RLM_BATCH_VOLUMES"))
+    rows.append(_check_directory("cache", resolve_cache_root(), "RLM_BATCH_CACHE"))
+    rows.append(_check_directory("Prefect's files", PREFECT_HOME.value(), "PREFECT_HOME"))
     rows.append(asyncio.run(_check_server()))
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, works, text in rows:
@@ -74,10 +77,12 @@ async def _check_provider(entry: ProviderEntry, provider_name: str) -> tuple[boo
 
 
 def _check_directory(name: str, root: Path, variable: str) -> tuple[str, bool, str]:
-    closest = next(directory for directory in (root, *root.parents) if directory.exists())
-    if os.access(closest, os.W_OK):
-        return name, True, str(root)
-    return name, False, f"{root} cannot be written: set {variable} to another directory"
+    try:
+        closest = next(directory for directory in (root, *root.parents) if directory.exists())
+        with tempfile.TemporaryDirectory(dir=closest):
+            return name, True, str(root)
+    except OSError as error:
+        return name, False, f"{root} cannot be written ({error.strerror}): set {variable} to another directory"
 
 
 def _check_shared_server() -> tuple[str, bool, str]:

@@ -8,7 +8,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+
+from rlm_batch.cli import doctor
 
 from .conftest import COMMAND, ROOT, environment
 
@@ -184,6 +186,32 @@ def test_doctor_lists_the_features_of_this_machine(run):
     checks = [json.loads(line) for line in run("doctor", "--json").stdout.splitlines()]
     assert [check["works"] for check in checks if check["check"] == "modal"] == [False]
     assert len(checks) == len(done.stdout.splitlines())
+
+
+def test_doctor_finds_directories_that_cannot_be_written(run, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(doctor, "PROVIDERS", {})
+    for name in ("RLM_BATCH_VOLUMES", "RLM_BATCH_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path / "file" / "below"))
+    with temporary_settings({PREFECT_HOME: "/proc/home"}):
+        checks = [json.loads(line) for line in run("doctor", "--json").stdout.splitlines()]
+    refused = {check["check"]: check["details"] for check in checks if not check["works"]}
+    assert list(refused) == ["volumes", "cache", "Prefect's files"]
+    assert all("cannot be written" in details for details in refused.values())
+
+
+@pytest.mark.parametrize("words", ["--help", "volume --help", "report --help"])
+def test_a_reader_of_both_streams_that_closes_them_ends_the_command_with_141(words, tmp_path):
+    done = subprocess.run(
+        ["bash", "-c", f"{COMMAND} {words} 2>&1 | true; echo ${{PIPESTATUS[0]}}"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("141\n", "")
 
 
 def test_a_silent_server_is_a_one_sentence_error(run, tmp_path):
