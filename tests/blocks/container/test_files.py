@@ -81,6 +81,8 @@ except OSError as error:
 """
     async with with_data.interpreter() as interpreter:
         assert (await interpreter.execute(code)).outputs == {"error": "Read-only file system", "text": "data"}
+        # SELinux would refuse files without a container's label.
+        assert "label=disable" in await asyncio.to_thread(run_podman, "inspect", interpreter.sandbox.id)
     for place in ("/data,x", '/"data'):
         with pytest.raises(ConfigurationError, match="which an engine cannot mount"):
             await container.with_files(mounts={place: data}).check()
