@@ -138,8 +138,8 @@ class SandboxProvider(SandboxSettings, ABC):
         """Return all sandboxes with rlm-batch's labels, also those that another process or user opened."""
 
     @abstractmethod
-    async def delete_sandbox(self, sandbox_id: str) -> None:
-        """Delete a sandbox with all its processes. Deleting a missing sandbox is not an error."""
+    async def delete_sandbox(self, sandbox_id: str) -> bool:
+        """Delete a sandbox with all its processes. Return False if it is missing, which is not an error."""
 
     @abstractmethod
     async def open_terminal(self, sandbox_id: str) -> int:

@@ -1,6 +1,7 @@
 """The search for orphaned sandboxes, whose flow runs or processes have ended, and their removal."""
 
 import asyncio
+import itertools
 import socket
 import time
 import uuid
@@ -45,7 +46,7 @@ class OrphanedSandbox:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The removed sandboxes, and the errors of the others."""
+    """The removed sandboxes, and the errors of others. Sandboxes that were gone are in neither."""
 
     removed: list[OrphanedSandbox]
     errors: dict[str, RlmBatchError]  # The keys are sandbox ids.
@@ -126,15 +127,16 @@ async def remove_orphans(provider: SandboxProvider, orphans: Iterable[OrphanedSa
     """Remove sandboxes, some at a time. An error does not prevent the removal of the others."""
     orphans, errors, gate = list(orphans), dict[str, RlmBatchError](), asyncio.Semaphore(MAX_CONCURRENT_REMOVALS)
 
-    async def remove_one(info: SandboxInfo) -> None:
+    async def remove_one(info: SandboxInfo) -> bool:
         async with gate:
             try:
-                await provider.delete_sandbox(info.id)
+                return await provider.delete_sandbox(info.id)
             except RlmBatchError as error:
                 errors[info.id] = error
+                return False
 
-    await asyncio.gather(*(remove_one(orphan.info) for orphan in orphans))
-    return Removal([orphan for orphan in orphans if orphan.info.id not in errors], errors)
+    were_removed = await asyncio.gather(*(remove_one(orphan.info) for orphan in orphans))
+    return Removal(list(itertools.compress(orphans, were_removed)), errors)
 
 
 def _make_orphan(info: SandboxInfo, reason: str, now: float) -> OrphanedSandbox:

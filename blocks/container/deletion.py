@@ -54,8 +54,8 @@ async def find_container(engine: Engine, sandbox_id: str) -> str | None:
     return next((found for found, name, _ in containers if name.partition(KEPT_SUFFIX)[0] == sandbox_id), None)
 
 
-async def delete_container(engines: list[Engine], sandbox_id: str) -> None:
-    """Remove a container by its name, with all its processes. Removing a missing container is not an error.
+async def delete_container(engines: list[Engine], sandbox_id: str) -> bool:
+    """Remove a container by its name, with all its processes. Return False if it is missing.
 
     A container without this package's label is left alone, whatever its name. Raise ConfigurationError or
     RlmBatchError.
@@ -66,6 +66,8 @@ async def delete_container(engines: list[Engine], sandbox_id: str) -> None:
         container = await find_container(engine, sandbox_id)
         if container is not None:
             await remove_container(engine, container, sandbox_id)
+            return True
+    return False
 
 
 async def remove_container(engine: Engine, container: str, sandbox_id: str) -> None:

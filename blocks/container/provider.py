@@ -49,8 +49,8 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
         """List the containers with this package's label, of the named engine or of every engine that answers."""
         return [info for engine in await list_engines(self.engine) for info in await list_containers(engine)]
 
-    async def delete_sandbox(self, sandbox_id: str) -> None:
-        await delete_container(await list_engines(self.engine), sandbox_id)
+    async def delete_sandbox(self, sandbox_id: str) -> bool:
+        return await delete_container(await list_engines(self.engine), sandbox_id)
 
     async def open_terminal(self, sandbox_id: str) -> int:
         """Open a shell with the engine's `exec`. Raise RlmBatchError."""

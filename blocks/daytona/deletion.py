@@ -32,6 +32,11 @@ async def find_sandbox(
     return None
 
 
+def is_in_deletion(remote: daytona.AsyncSandbox) -> bool:
+    """Return whether Daytona is deleting the sandbox, or has deleted it."""
+    return remote.state in (daytona.SandboxState.DESTROYING, daytona.SandboxState.DESTROYED)
+
+
 async def delete_sandbox(remote: daytona.AsyncSandbox, wait: bool = False) -> None:
     """Delete a sandbox, retrying for `DELETE_SECONDS`. Deleting a missing sandbox is not an error. Raise DaytonaError.
 
@@ -43,7 +48,7 @@ async def delete_sandbox(remote: daytona.AsyncSandbox, wait: bool = False) -> No
             await remote.delete(CALL_SECONDS, wait)
         except daytona.DaytonaConflictError:  # The sandbox's state is changing, perhaps because it is being deleted.
             await remote.refresh_data(CALL_SECONDS)
-            if wait or remote.state not in (daytona.SandboxState.DESTROYING, daytona.SandboxState.DESTROYED):
+            if wait or not is_in_deletion(remote):
                 raise
 
     try:

@@ -42,6 +42,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         import daytona
 
         from .client import use_client
+        from .deletion import is_in_deletion
         from .errors import CALL_SECONDS, retry_call
 
         async def list_all() -> list[SandboxInfo]:
@@ -50,21 +51,23 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
             return [
                 SandboxInfo(item.id, dict(item.labels))
                 async for item in client.sdk.list(query, CALL_SECONDS)
-                if item.state not in (daytona.SandboxState.DESTROYING, daytona.SandboxState.DESTROYED)
+                if not is_in_deletion(item)
             ]
 
         async with use_client(self, "the sandboxes could not be listed") as client:
             return await retry_call(list_all)
 
-    async def delete_sandbox(self, sandbox_id: str) -> None:
+    async def delete_sandbox(self, sandbox_id: str) -> bool:
         await _import_sdk()
         from .client import use_client
-        from .deletion import DELETE_SECONDS, delete_sandbox, find_sandbox
+        from .deletion import DELETE_SECONDS, delete_sandbox, find_sandbox, is_in_deletion
 
         async with use_client(self, f"sandbox {sandbox_id} could not be removed") as client:
             remote = await find_sandbox(client, sandbox_id, seconds=DELETE_SECONDS)
-            if remote is not None:
-                await delete_sandbox(remote)
+            if remote is None or is_in_deletion(remote):
+                return False
+            await delete_sandbox(remote)
+            return True
 
     async def open_terminal(self, sandbox_id: str) -> int:
         """Open a shell in a pseudo-terminal of Daytona's. Raise RlmBatchError."""

@@ -38,8 +38,8 @@ REMOVAL_SECONDS = 60.0  # time to remove a folder; half a million files take les
 log = logging.getLogger("rlm_batch.local")
 
 
-async def delete_sandbox(sandbox_id: str) -> None:
-    """End a sandbox's processes and remove its folder. A missing sandbox is not an error.
+async def delete_sandbox(sandbox_id: str) -> bool:
+    """End a sandbox's processes and remove its folder. Return False if it is missing.
 
     Raises ConfigurationError for a wrong id. Raises RlmBatchError if processes survive or the folder is not removed in
     time; the folder then stays, so that it can be found again.
@@ -48,7 +48,7 @@ async def delete_sandbox(sandbox_id: str) -> None:
     if not sandbox_id.startswith(FOLDER_PREFIX) or "/" in sandbox_id:
         raise ConfigurationError(f"{sandbox_id!r} is not a local sandbox: their ids begin with {FOLDER_PREFIX}")
     if not is_own_directory(folder):
-        return  # It is missing, or another user's.
+        return False  # It is missing, or another user's.
     pids = await asyncio.to_thread(_find_processes, folder)
     # The topmost processes end their descendants. If a signal ended the code first, its driver would report a crash.
     topmost = [pid for pid in pids if not _count_ancestors(pid, pids)]
@@ -67,6 +67,7 @@ async def delete_sandbox(sandbox_id: str) -> None:
     if not await asyncio.to_thread(remove_folder, folder):
         raise RlmBatchError(describe_rest(folder))
     await kill_processes(folder)  # A terminal whose shell was killed above may have started a keeper.
+    return True
 
 
 async def kill_processes(folder: Path) -> str:

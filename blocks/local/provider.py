@@ -130,9 +130,9 @@ class LocalProvider(LocalSettings, SandboxProvider):
         """Return this user's local sandboxes in this temporary directory."""
         return list_sandboxes()
 
-    async def delete_sandbox(self, sandbox_id: str) -> None:
-        """End the sandbox's processes and remove its folder. A missing sandbox is not an error."""
-        await delete_sandbox(sandbox_id)
+    async def delete_sandbox(self, sandbox_id: str) -> bool:
+        """End the sandbox's processes and remove its folder. Return False if it is missing."""
+        return await delete_sandbox(sandbox_id)
 
     async def open_terminal(self, sandbox_id: str) -> int:
         """Open a shell in a new sandbox over the folder of a kept one. Its limits and walls are those of the code.

@@ -58,7 +58,7 @@ class ModalProvider(ModalSettings, SandboxProvider):
             raise map_error(error, "sandboxes could not be listed") from error
         return sandboxes
 
-    async def delete_sandbox(self, sandbox_id: str) -> None:
+    async def delete_sandbox(self, sandbox_id: str) -> bool:
         import modal
 
         from .account import open_account
@@ -67,8 +67,12 @@ class ModalProvider(ModalSettings, SandboxProvider):
 
         account = await open_account(self)
         try:
-            with suppress(modal.exception.NotFoundError):
-                await terminate_sandbox(await modal.Sandbox.from_id.aio(sandbox_id, client=account.client))
+            sandbox = await modal.Sandbox.from_id.aio(sandbox_id, client=account.client)
+            is_open = sandbox.returncode is None
+            await terminate_sandbox(sandbox)
+            return is_open
+        except modal.exception.NotFoundError:
+            return False
         except modal.exception.Error as error:
             raise map_error(error, f"sandbox {sandbox_id} could not be removed") from error
 

@@ -7,7 +7,7 @@ import pytest
 
 from rlm_batch import LocalSandbox
 from rlm_batch.blocks.provider import SandboxInfo, SandboxProvider
-from rlm_batch.flows.orphans import find_orphans
+from rlm_batch.flows.orphans import OrphanedSandbox, find_orphans, remove_orphans
 from rlm_batch.sandbox.interpreter import Interpreter
 
 from ..infra.waiting import wait_until
@@ -48,6 +48,19 @@ async def test_a_kept_sandbox_is_an_orphan_only_after_its_time(provider: Sandbox
     finally:
         await provider.delete_sandbox(sandbox_id)
     assert await find_sandbox(provider, sandbox_id) is None
+
+
+@pytest.mark.usefixtures("one_keeps_containers")
+async def test_a_removed_sandbox_that_a_listing_still_shows_is_not_removed_again(provider: SandboxProvider) -> None:
+    interpreter = await open_sandbox(provider)
+    sandbox_id = interpreter.sandbox.id
+    await interpreter.keep(time.time() + 600)
+    info = await find_sandbox(provider, sandbox_id)
+    assert info is not None
+    orphan = OrphanedSandbox(info, "its process has ended", 0.0)
+    for expected in ([orphan], []):
+        removal = await remove_orphans(provider, [orphan])
+        assert (removal.removed, removal.errors) == (expected, {})
 
 
 async def test_a_local_sandbox_is_removed_when_its_time_is_over(local: LocalSandbox, no_process_left: None) -> None:
