@@ -5,6 +5,8 @@ import platform
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from prefect.client.orchestration import get_client
@@ -35,10 +37,10 @@ def run_doctor(*, is_json: bool = False) -> int:
             rows.append((f"{entry.name}, {kind}", works, text))
         if not kinds:
             rows.append((entry.name, *asyncio.run(_check_provider(entry, entry.name))))
-    rows.append(_check_directory("results", get_results_root(), "RLM_BATCH_RESULTS"))
-    rows.append(_check_directory("volumes", find_volumes_root(None), "RLM_BATCH_VOLUMES"))
-    rows.append(_check_directory("cache", resolve_cache_root(), "RLM_BATCH_CACHE"))
-    rows.append(_check_directory("Prefect's files", PREFECT_HOME.value(), "PREFECT_HOME"))
+    rows.append(_check_directory("results", get_results_root, "RLM_BATCH_RESULTS"))
+    rows.append(_check_directory("volumes", partial(find_volumes_root, None), "RLM_BATCH_VOLUMES"))
+    rows.append(_check_directory("cache", resolve_cache_root, "RLM_BATCH_CACHE"))
+    rows.append(_check_directory("Prefect's files", PREFECT_HOME.value, "PREFECT_HOME"))
     rows.append(asyncio.run(_check_server()))
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, works, text in rows:
@@ -76,7 +78,11 @@ async def _check_provider(entry: ProviderEntry, provider_name: str) -> tuple[boo
     return True, text
 
 
-def _check_directory(name: str, root: Path, variable: str) -> tuple[str, bool, str]:
+def _check_directory(name: str, find: Callable[[], Path], variable: str) -> tuple[str, bool, str]:
+    try:
+        root = find()
+    except RlmBatchError as error:
+        return name, False, str(error)
     try:
         closest = next(directory for directory in (root, *root.parents) if directory.exists())
         with tempfile.TemporaryDirectory(dir=closest):

@@ -231,10 +231,10 @@ def parse_scheme(text: str) -> str | None:
         if "::" in text.partition("://")[0] and "://" in text:
             raise ConfigurationError(f"{text!r} contains several locations: give one, such as s3://bucket/dir")
         if (start := MISSING_SLASHES.match(text)) is not None:
-            slashes = ":///" if start[1].lower() in LOCAL_SCHEMES else "://"
+            slashes = "///" if start[1].lower() in LOCAL_SCHEMES else "//"
             raise ConfigurationError(
-                f"{text!r} is no location: write {start[1]}{slashes}{text[start.end() :]} as a text, not as a Path, or "
-                f"./{text} for a file of that name"
+                f"{text!r} lacks slashes, which a Path drops: write the text {start[1]}:{slashes}"
+                f"{text[start.end() :]}, or ./{text} for a file of that name"
             )
         return None
     if "@" in (authority := urllib.parse.urlsplit(text).netloc) and ":" in authority.rpartition("@")[0]:

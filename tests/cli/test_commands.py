@@ -191,12 +191,13 @@ def test_doctor_lists_the_features_of_this_machine(run):
 def test_doctor_finds_directories_that_cannot_be_written(run, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr(doctor, "PROVIDERS", {})
-    for name in ("RLM_BATCH_VOLUMES", "RLM_BATCH_CACHE"):
-        monkeypatch.setenv(name, str(tmp_path / "file" / "below"))
+    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "file" / "below"))
+    monkeypatch.setenv("RLM_BATCH_CACHE", "s3://cache")
     with temporary_settings({PREFECT_HOME: "/proc/home"}):
         checks = [json.loads(line) for line in run("doctor", "--json").stdout.splitlines()]
     refused = {check["check"]: check["details"] for check in checks if not check["works"]}
     assert list(refused) == ["volumes", "cache", "Prefect's files"]
+    assert "must be a directory of this machine" in refused.pop("cache")
     assert all("cannot be written" in details for details in refused.values())
 
 
