@@ -28,7 +28,7 @@ class RlmAnswer(Report):
         queries: Number, tokens and cost of the queries to the model, and all queries as a tree.
         result: The question's outcome: a `Result`, or a `Failure` without an answer.
         results_path: The ledger's directory or location.
-        answered: False if a budget, depth or time limit ended the model without an answer.
+        answered: False if the model submitted no answer within its turns, or a budget, depth or time limit ended it.
         error: Without an answer, a `CodeError` with a `type` such as "BudgetExceeded", which names the parameter to
             raise.
         value: The answer as the code submitted it: a text, or another JSON value, which `answer` has as text. With an

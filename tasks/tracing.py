@@ -29,9 +29,9 @@ from ..sandbox.queries.budget import Usage
 from ..sandbox.queries.session import (
     DEFAULT_OPTIONS,
     Answer,
+    EmptyAnswerError,
     Message,
     Model,
-    NoAnswerError,
     Query,
     RequestOptions,
     RunTracked,
@@ -148,13 +148,17 @@ class _TracedModel:
         described = _describe_model(self.model.name)
         attributes = {"gen_ai.operation.name": "chat", **described}
         with _open_span(f"chat {described['gen_ai.request.model']}", attributes, kind=SpanKind.CLIENT) as span:
+            answer = None
             try:
                 answer = await self.model.ask(messages, options)
-            except NoAnswerError as error:
-                _set_usage(span, error.usage)
+                return answer
+            except EmptyAnswerError as error:
+                answer = error.answer
                 raise
-            _set_usage(span, answer.usage)
-            return answer
+            finally:
+                if answer is not None:
+                    _set_usage(span, answer.usage)
+                    span.set_attribute("gen_ai.response.finish_reasons", [_clean(answer.finish_reason)])
 
 
 def _get_task_run() -> TaskRun | None:

@@ -16,7 +16,7 @@ from typing import Any
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError, QueryError
 from ...sandbox.queries.budget import Estimate, Usage
-from ...sandbox.queries.session import DEFAULT_OPTIONS, Answer, Message, NoAnswerError, RequestOptions
+from ...sandbox.queries.session import DEFAULT_OPTIONS, Answer, EmptyAnswerError, Message, RequestOptions
 from ..retry import call_with_retries
 from .credentials import CredentialMask, filter_log_record
 from .openai_client import can_send_directly, send
@@ -33,6 +33,15 @@ TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")  # names of the limit on 
 STRICT_KEYWORDS = {
     *("type", "properties", "required", "additionalProperties", "items", "anyOf", "enum", "const", "$ref", "$defs"),
     *("title", "description"),
+}
+# What a model did instead of answering, and a remedy, by LiteLLM's word for the reason or by the server's own.
+CUT = ("gave an answer that was cut", "raise max_tokens, or ask for less")
+BROKEN = ("broke off its answer", "ask again")
+INCOMPLETE = {
+    **dict.fromkeys(("length", "model_length"), CUT),
+    "content_filter": ("gave an answer that was filtered", "ask in another way"),
+    **dict.fromkeys(("error", "network_error", "abort", "insufficient_system_resource"), BROKEN),
+    **dict.fromkeys(("malformed_response", "malformed_function_call"), BROKEN),
 }
 MAX_MESSAGE_LENGTH = 500  # characters of a server's message in an error
 # Variables from which LiteLLM reads the keys of providers that always require one. `check` demands no key for other
@@ -132,7 +141,7 @@ class LiteLLMModel:
         return {"model": self.name, "api_base": address, "sampling": self.sampling}
 
     async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
-        """Ask the model, with retries after transient errors. Raises QueryError, NoAnswerError, ConfigurationError."""
+        """Ask the model, with retries after transient errors. Raises QueryError, ConfigurationError."""
         litellm = self._litellm = self._litellm or await _import_litellm()
         messages, arguments = self._build_request(messages, options)
         tries = 0
@@ -223,15 +232,24 @@ class LiteLLMModel:
 
     def _read(self, response: Any, messages: list[Message], mask: CredentialMask) -> Answer:
         choice = response.choices[0] if response.choices else None
-        text = choice.message.content if choice is not None else None
+        message = getattr(choice, "message", None)
         # Answers reach the code as UTF-8, and a server may send half a surrogate pair.
-        text = None if text is None else text.encode("utf-8", "replace").decode("utf-8")
-        usage = self._usage(response, messages, text or "")
-        if text is None:
-            reason = mask.hide(f" (finish_reason: {choice.finish_reason})") if choice is not None else ""
-            raise NoAnswerError(f"the model {self.name} answered without a text{reason}", usage)
+        text = (getattr(message, "content", None) or "").encode("utf-8", "replace").decode("utf-8")
+        usage = self._usage(response, messages, text)
+        mapped = getattr(choice, "finish_reason", "")
+        # LiteLLM maps words that it does not know to "stop".
+        reason = mask.hide_sent(str(_get_details(choice).get("native_finish_reason", mapped)))
         # Code must not see secrets of this process.
-        return Answer(mask.hide_sent(text), usage, _read_logprobs(choice))
+        answer = Answer(mask.hide_sent(text), usage, _read_logprobs(choice), reason)
+        problem, remedy = INCOMPLETE.get(mapped) or INCOMPLETE.get(reason.lower(), ("", ""))
+        if not text.strip():
+            problem = "answered without a text"
+        if refusal := getattr(message, "refusal", None) or _get_details(message).get("refusal"):
+            problem, remedy = f"refused to answer: {mask.hide_sent(refusal)[:MAX_MESSAGE_LENGTH]}", "ask in another way"
+        if problem:
+            shown = f"the model {self.name} {problem} (finish_reason: {reason})"
+            raise EmptyAnswerError(f"{shown}: {remedy}" if remedy else shown, answer)
+        return answer
 
     def _usage(self, response: Any, messages: list[Message], text: str) -> Usage:
         counted = getattr(response, "usage", None)
@@ -323,6 +341,11 @@ def _is_strict(schema: Any) -> bool:
         return all(map(_is_strict, [*inner, schema["items"]] if "items" in schema else inner))
     except (AttributeError, TypeError, RecursionError):  # The schema may come from the code.
         return False
+
+
+def _get_details(part: Any) -> dict[str, Any]:
+    """Return the server's own fields of a choice or of a message, as LiteLLM keeps them."""
+    return getattr(part, "provider_specific_fields", None) or {}
 
 
 def _read_logprobs(choice: Any) -> list[dict[str, Any]] | None:

@@ -19,6 +19,7 @@ from ..errors import DepthExceeded, QueryError
 from ..requests.code_text import remove_indent
 from .budget import Usage
 from .events import TurnWatch
+from .last_reply import read_submission
 from .model_python import LOST_NAMES, NO_CONTEXT, OUTPUT_CHARACTERS, OUTPUT_FIELDS, ModelPython, shorten
 from .session import EmptyAnswerError
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 PREVIEW_CHARACTERS = 500  # characters of the context that the model sees before its first turn
 # A fence opens with three or more backticks or tildes and a language. `split_reply` says how it closes.
 OPENING = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)")
+SHOWN_CHARACTERS = 200  # characters of a reply in an error
 MAX_FENCE_DEPTH = 3  # fences within fences
 PYTHON_LANGUAGES = {"", "python", "python3", "py", "py3", "repl", "ipython", "tool_code"}
 # Characters of a plain query's prompt: in all if the limit of the model is unknown, else for each token of the limit.
@@ -92,6 +94,7 @@ ERROR_NAMES = """
 - A query that fails raises QueryError, BudgetExceeded, DepthExceeded or DeadlineExceeded. The error of a batch has
   `.results` and `.errors` by index."""
 NO_OUTPUT = "(The code printed nothing.)"
+UNUSED_REPLY = "Your reply is not used, and its code was not run: {problem}."
 STOPPED = "Your work on this question was stopped before you had an answer."
 SUMMARIZE = """\
 This conversation becomes too long. Before the next turn, summarize it for yourself, without code: what was asked, what
@@ -99,7 +102,8 @@ is done, each result that is still needed with its exact value and the name of i
 then on you see only the last question and your summary."""
 CONTINUE = "Continue from your summary. Your names still exist, and `history` has the messages that it replaces."
 LAST_CALL = (
-    "You have no turns left. Reply with the answer to the question alone, as far as you know it: no plan and no code."
+    "You have no turns left, and no code is run any more. Reply with SUBMIT(answer) alone. The answer, as far as you "
+    "know it, has to be a literal: a text in quotes, a number, a list or a dict."
 )
 
 
@@ -108,7 +112,7 @@ class RecursionSettings:
     """The settings of recursive models.
 
     Args:
-        max_turns: Maximum number of replies with code. After the last one, the model must reply with only the answer.
+        max_turns: Maximum number of replies with code. After the last one, the model must submit a literal.
         max_errors: Number of consecutive turns without code, or with failing code, that ends the query with a
             QueryError; None for no limit.
         instructions: Text that is added to the model's instructions.
@@ -199,7 +203,7 @@ class Conversation:
                 if submission is not None:
                     self._outcome = turn["output"]
                     return submission.value
-                self._add("user", f"{turn['output'] or NO_OUTPUT}\n\nTurns left: {settings.max_turns - number}.")
+            self._add("user", f"{turn['output'] or NO_OUTPUT}\n\nTurns left: {settings.max_turns - number}.")
             errors = errors + 1 if turn.get("failed") else 0
             if errors == settings.max_errors:
                 raise QueryError(
@@ -222,15 +226,15 @@ class Conversation:
         question = _write_question(prompt, context if self._python.begin(queries, context) else NO_CONTEXT)
         instructions = _write_instructions(interpreter, self._settings, queries, context)
         self._messages[:1] = [{"role": "system", "content": instructions}]
-        texts = [*filter(None, (self._outcome,)), question]
-        if self._messages[-1]["role"] == "user":  # The last question was stopped before a reply.
-            texts.insert(0, self._messages.pop()["content"])
-            self._history.pop()
+        self._add("user", "\n\n".join(filter(None, (self._outcome, question))))
         self._outcome = STOPPED
-        self._add("user", "\n\n".join(texts))
         self._question = self._messages[-1]  # `_compact` keeps it
 
     def _add(self, role: str, text: str) -> None:
+        """Add a message. One that follows a message of the same role continues it: some models refuse two in a row."""
+        if self._messages[-1]["role"] == role:
+            text = f"{self._messages.pop()['content']}\n\n{text}"
+            self._history.pop()
         message = {"role": role, "content": text}
         self._messages.append(message)
         self._history.append(message)
@@ -244,7 +248,9 @@ class Conversation:
         try:
             yield turn
         except EmptyAnswerError as error:
-            turn |= {"output": str(error), "failed": True}
+            if error.answer.text.strip():
+                self._add("assistant", error.answer.text)
+            turn |= {"reasoning": error.answer.text, "output": UNUSED_REPLY.format(problem=error), "failed": True}
         except BaseException:
             if "usage" not in turn:
                 query.trajectory.pop()
@@ -270,29 +276,30 @@ class Conversation:
         try:
             reply = await session.ask(session.root_model, messages, query)
         except EmptyAnswerError as error:
-            turn["usage"] = asdict(before + error.usage)
+            turn["usage"] = asdict(before + error.answer.usage)
             raise
         turn["usage"] = asdict(before + reply.usage)
         return reply
 
     async def _ask_for_answer(self, query: Query, session: QuerySession, answer_type: AnswerType | None) -> Any:
-        """Ask for the answer without code, after the last turn."""
+        """Ask for the answer as a literal, after the last turn."""
         self._add("user", LAST_CALL if answer_type is None else f"{LAST_CALL} It has to be {answer_type.describe()}.")
         with self._record_turn(query, session) as turn:
             reply = await self._ask(query, session, turn, self._messages)
             self._add("assistant", reply.text)
             turn["reasoning"] = reply.text
             self._watch.emit_code()
-            self._outcome = ""
-            text = reply.text.strip()
-            if answer_type is None:
-                return text
             try:
-                return answer_type.to_jsonable(answer_type.validate(text))
+                value = _read_last_reply(reply.text, answer_type)
             except ValueError as error:
-                turn |= {"output": f"the model's last reply does not have the type of the answer: {error}"}
-                turn["failed"] = True
-        raise QueryError(turn["output"])
+                turn |= {"output": f"the last reply {error}", "failed": True}
+            else:
+                turn["output"] = self._outcome = shorten(f"FINAL: {value!r}")
+                return value
+        raise QueryError(
+            f"the recursive model submitted no answer in {self._settings.max_turns} turns "
+            f"({name_parameter('max_turns')}): {turn['output']}"
+        )
 
     async def _compact(self, query: Query, session: QuerySession, turn: dict[str, Any]) -> None:
         """Replace the messages before the next turn by a summary, if the prompt has become too long."""
@@ -317,6 +324,24 @@ class Conversation:
         """Return the tokens of the next prompt: as counted for the last one, and estimated for later messages."""
         count, tokens = self._counted
         return tokens + sum(len(message["content"].encode()) // 4 for message in self._messages[count:])
+
+
+def _read_last_reply(reply: str, answer_type: AnswerType | None) -> Any:
+    """Return the answer in a reply whose code is not run: a literal in SUBMIT, or a value of a type other than text.
+
+    Raises ValueError if there is none.
+    """
+    text, blocks = split_reply(reply)
+    submission = read_submission((*blocks, text))
+    value = reply.strip() if submission is None else submission.value
+    if answer_type is not None:
+        try:
+            value = answer_type.to_jsonable(answer_type.validate(value))
+        except ValueError as error:
+            raise ValueError(f"does not have the type of the answer: {error}") from None
+    if submission is None and isinstance(value, str):  # Any text would do, such as a refusal.
+        raise ValueError(f"has no SUBMIT(...) with a literal: {shorten(value, SHOWN_CHARACTERS)!r}")
+    return value
 
 
 async def _answer_plainly(

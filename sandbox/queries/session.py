@@ -56,30 +56,27 @@ DEFAULT_OPTIONS = RequestOptions()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A model's answer and its usage. `logprobs` has OpenAI's form, a dict for each token, if they were requested."""
+    """A model's answer and its usage.
+
+    `logprobs` has OpenAI's form, a dict for each token, if they were requested. `finish_reason` is the server's word
+    for why the answer ended.
+    """
 
     text: str
     usage: Usage
     logprobs: list[dict[str, Any]] | None = None
-
-
-class NoAnswerError(Exception):
-    """A request that used tokens but returned no answer; `usage` is what it used.
-
-    A model raises it to its session. The code gets a QueryError.
-    """
-
-    def __init__(self, message: str, usage: Usage) -> None:
-        super().__init__(message)
-        self.usage = usage
+    finish_reason: str = "stop"
 
 
 class EmptyAnswerError(QueryError):
-    """An answer without a text. Code gets it as a QueryError; a recursive model asks again. `usage` is what it used."""
+    """An answer that is empty or incomplete. Code gets it as a QueryError; a recursive model continues.
 
-    def __init__(self, message: str, usage: Usage | None = None) -> None:
+    `answer` is the answer as far as it came, with its usage.
+    """
+
+    def __init__(self, message: str, answer: Answer | None = None) -> None:
         super().__init__(message)
-        self.usage = Usage() if usage is None else usage
+        self.answer = Answer("", Usage()) if answer is None else answer
 
 
 class Model(Protocol):
@@ -88,7 +85,7 @@ class Model(Protocol):
     name: str
 
     async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
-        """Return the model's answer. Raises QueryError, or NoAnswerError if a request used tokens without an answer."""
+        """Return the model's answer. Raises QueryError, or EmptyAnswerError for an answer that is no whole one."""
         ...
 
     async def estimate_max_usage(
@@ -333,10 +330,10 @@ class QuerySession:
                 try:
                     try:
                         answer = await model.ask(messages, options)
-                    except NoAnswerError as error:
-                        reservation.settle(error.usage)
-                        query.usage += error.usage
-                        raise EmptyAnswerError(str(error), error.usage) from None
+                    except EmptyAnswerError as error:
+                        reservation.settle(error.answer.usage)
+                        query.usage += error.answer.usage
+                        raise
                     reservation.settle(answer.usage)
                 finally:
                     reservation.release()  # a cancelled request counts as unused: no provider reports if it was billed

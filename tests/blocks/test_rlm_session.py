@@ -183,7 +183,92 @@ async def test_nested_queries_have_answers_of_any_type(chat: ChatServer) -> None
         assert (await session.ask("which?")).value == 6
 
 
-@pytest.mark.parametrize("reply", ["[1, 2]", "```json\n[1, 2]\n```", "['1', 2]"])
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        ("SUBMIT('seven')", "seven"),
+        ("The answer isn't long: `SUBMIT(answer=\"it's (7\")`. That is all.", "it's (7"),
+        ("```python\n# SUBMIT(6)\nx = 8\nSUBMIT({1: (7, None, -1.5)})\n```", {"1": [7, None, -1.5]}),
+        ('I think:\nSUBMIT(\n    [\'a\',\n  """b\nSUBMIT(1)"""]\n)\nDone.', ["a", "b\nSUBMIT(1)"]),
+    ],
+)
+async def test_a_literal_submission_after_the_last_turn_is_the_answer(chat: ChatServer, reply: str, value: Any) -> None:
+    chat.script = take(format_turn("print(1)"), reply, format_turn("SUBMIT(5)"))
+    async with open_rlm(NAME, "local:none", max_turns=1) as session:
+        answer = await session.ask("which?")
+        assert (answer.value, answer.answered) == (value, True)
+        assert answer.trajectory[-1]["output"] == f"FINAL: {value!r}"
+        assert (await session.ask("again?")).value == 5
+    roles = [message["role"] for message in chat.requests[1].body["messages"]]
+    assert roles == ["system", "user", "assistant", "user"]  # Some models refuse two messages of a role in a row.
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "seven",
+        "I'm sorry, I can't help with that.",
+        Reply(""),
+        Reply("a b", no_text=True),
+        Reply(no_text=True, refusal="I will not."),
+        Reply("SUBMIT('sev')", finish_reason="length"),
+        Reply("SUBMIT('seven')", finish_reason="content_filter"),
+        format_turn("SUBMIT(x)"),
+        format_turn("SUBMIT(open('x', 'w'))"),
+        format_turn("if x == 2:\n    SUBMIT('two')"),
+        format_turn("# SUBMIT('seven')\nprint(x)"),
+        "SUBMIT('seven', 'eight')",
+        "SUBMIT(" * 100_000,
+        f"SUBMIT({'[' * 150}{']' * 150})",
+        "SUBMIT({1, 2})",
+    ],
+    ids=lambda reply: str(reply)[:60],
+)
+@pytest.mark.parametrize("output_type", [None, "str"])
+async def test_without_a_submission_there_is_no_answer(
+    chat: ChatServer, reply: Reply | str, output_type: str | None
+) -> None:
+    chat.script = take(format_turn("x = 1\nprint('on')"), reply)
+    async with open_rlm(NAME, "local:none", max_turns=1, output_type=output_type) as session:
+        with pytest.raises(QueryError, match=r"submitted no answer in 1 turns \(max_turns\): "):
+            await session.ask("which?")
+        (answer,) = session.answers
+    assert (answer.answered, answer.value, answer.text, answer.queries.calls) == (False, None, "on", 2)
+    assert answer.trajectory[-1]["failed"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "problem"), [("length", "an answer that was cut"), ("content_filter", "an answer that was filtered")]
+)
+async def test_a_reply_that_is_not_whole_is_not_run_and_the_model_learns_why(
+    chat: ChatServer, reason: str, problem: str
+) -> None:
+    part, silence = Reply(format_turn("SUBMIT('part')"), finish_reason=reason), Reply("", finish_reason=reason)
+    chat.script = take(part, silence, format_turn("SUBMIT('whole')"))
+    async with open_rlm(NAME, "local:none") as session:
+        answer = await session.ask("which?")
+    assert answer.value == "whole"
+    assert [turn.get("failed", False) for turn in answer.trajectory] == [True, True, False]
+    assert (answer.trajectory[0]["reasoning"], answer.trajectory[0]["code"]) == (part.text, "")
+    assert answer.queries.calls == sum(turn["usage"]["calls"] for turn in answer.trajectory) == 3
+    messages = [(message["role"], message["content"]) for message in chat.requests[-1].body["messages"][1:]]
+    assert [role for role, _ in messages] == ["user", "assistant", "user"]
+    assert messages[1][1] == part.text
+    told = messages[2][1]
+    assert told.index(problem) < told.index("Turns left: 19.") < told.index("without a text") < told.index("left: 18.")
+
+
+async def test_a_summary_that_was_cut_replaces_no_messages(chat: ChatServer) -> None:
+    summary = Reply("Half a", finish_reason="length")
+    chat.script = take(format_turn("print('word ' * 900)"), summary, format_turn("SUBMIT(1)"))
+    async with open_rlm(NAME, "local:none", compact_tokens=1000) as session:
+        answer = await session.ask("which?")
+    assert (answer.value, answer.queries.calls) == (1, 3)
+    assert "summary" not in answer.trajectory[1]
+    assert "word word" in chat.requests[-1].text
+
+
+@pytest.mark.parametrize("reply", ["[1, 2]", "```json\n[1, 2]\n```", "['1', 2]", "SUBMIT(['1', 2])"])
 async def test_the_reply_after_the_last_turn_is_read_as_the_type(chat: ChatServer, reply: str) -> None:
     chat.script = take(format_turn("print(1)"), reply)
     async with open_rlm(NAME, "local:none", output_type=list[int], max_turns=1) as session:

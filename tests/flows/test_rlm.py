@@ -347,13 +347,13 @@ async def test_instructions_and_the_number_of_turns_reach_the_model(chat):
 
 
 async def test_the_last_turn_is_followed_by_a_call_for_the_answer(chat):
-    chat.script = lambda request: "seven" if "no turns left" in request.text else format_turn("print(7)")
+    chat.script = lambda request: "SUBMIT('seven')" if "no turns left" in request.text else format_turn("print(7)")
     found = await rlm("q", NAME, max_turns=2)
     assert (found.answer, found.queries.calls) == ("seven", 3)
 
 
 async def test_each_turn_is_in_the_ledger_with_its_usage_even_without_a_text(chat):
-    replies = iter([Reply("a b c", no_text=True), format_turn("print(7)"), "seven"])
+    replies = iter([Reply("a b c", no_text=True), format_turn("print(7)"), "SUBMIT('seven')"])
     chat.script = lambda _: next(replies)
     found = await rlm("q", NAME, max_turns=2)
     assert found.answer == "seven"

@@ -284,6 +284,62 @@ def test_a_script_interpreter_limits_the_calls_of_all_executions(chat):
     assert "all 3 calls of the model are used up: make fewer, or raise max_total_llm_calls" in "".join(replies)
 
 
+LIMIT = ": raise max_tokens, or ask for less"
+
+
+@pytest.mark.parametrize("name", [NAME, "openai/o3-mini", "mistral/mistral-small"])
+@pytest.mark.parametrize(
+    ("reply", "problem"),
+    [
+        (Reply("half an", finish_reason="length"), f"gave an answer that was cut (finish_reason: length){LIMIT}"),
+        (Reply("half an", finish_reason="max_tokens"), f"was cut (finish_reason: max_tokens){LIMIT}"),
+        (Reply("half an", finish_reason="model_length"), f"was cut (finish_reason: model_length){LIMIT}"),
+        (Reply("half an", finish_reason="content_filter"), "gave an answer that was filtered"),
+        (Reply("half an", finish_reason="SAFETY"), "gave an answer that was filtered (finish_reason: SAFETY)"),
+        (Reply("half an", finish_reason="error"), "broke off its answer (finish_reason: error): ask again"),
+        (Reply("", finish_reason="length"), f"answered without a text (finish_reason: length){LIMIT}"),
+        (Reply(" \n"), "answered without a text (finish_reason: stop)"),
+        (Reply("half an", no_text=True, refusal="I will not."), "refused to answer: I will not. (finish_reason: stop)"),
+    ],
+    ids=lambda value: str(value)[:60] if isinstance(value, str) else "",
+)
+async def test_an_answer_that_is_not_whole_is_an_error(chat, reply, problem, name):
+    chat.rule("question", replace(reply, usage=(40, 60)))
+    with pytest.raises(QueryError) as caught:
+        await ask(model(chat, model=name))
+    assert str(caught.value).startswith(f"the model {name} ")
+    assert problem in str(caught.value)
+    answer = caught.value.answer
+    assert (answer.text, answer.finish_reason) == ("" if reply.no_text else reply.text, reply.finish_reason)
+    assert (answer.usage.calls, answer.usage.completion_tokens) == (1, 60)
+
+
+@pytest.mark.parametrize("reason", [None, "stop", "end_turn", "STOP", "eos", "tool_calls", "a word of its own"])
+async def test_an_answer_that_ended_by_itself_is_whole(chat, reason):
+    chat.rule("question", Reply("an answer", finish_reason=reason))
+    answer = await ask(model(chat))
+    assert (answer.text, answer.finish_reason) == ("an answer", reason or "stop")
+
+
+def test_code_gets_an_error_object_for_an_answer_that_was_cut(chat):
+    chat.rule("long", Reply('{"value": [1, 2', finish_reason="length"))
+    chat.rule("short", "a text")
+    code = """
+        errors = llm_query_batched(["long", "short"], on_error="return")
+        for ask in (lambda: llm_query("long"), lambda: llm_query("long", response_format=list[int])):
+            try:
+                errors.append(ask())
+            except QueryError as error:
+                errors.append(error)
+        SUBMIT([[type(error).__name__, str(error)] for error in errors])
+        """
+    with LocalInterpreter(language_model=model(chat)) as interpreter:
+        result = interpreter.execute(dedent(code))
+    problem = f"the model {NAME} gave an answer that was cut (finish_reason: length){LIMIT}"
+    assert result.output == [["QueryError", problem], ["str", "a text"], *[["QueryError", problem]] * 2]
+    assert (result.meta.queries.calls, result.meta.queries.failed) == (4, 3)
+
+
 def test_a_billed_call_without_text_counts(chat):
     chat.rule("silent", Reply(no_text=True, usage=(40, 60)))
     code = """

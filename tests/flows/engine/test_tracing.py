@@ -24,7 +24,7 @@ from rlm_batch.tasks import tracing
 from ...infra.listening import run_with_listener
 from ...infra.scripted_turns import make_script
 from ...infra.workers import Worker, wait_until_online
-from ...standins.openai_chat import ChatServer
+from ...standins.openai_chat import ChatServer, Reply
 from ..conftest import OutputListener
 
 pytestmark = [pytest.mark.anyio, pytest.mark.full]
@@ -131,12 +131,20 @@ async def test_a_batchs_trace_has_executions_and_queries_with_their_cost(chat, e
     # Each execution with queries has two chat spans, also in reused sandboxes.
     assert sorted(span.parent for span in chats) == sorted([by_index[index].id for index in (0, 1, 3)] * 2)
     assert all(span.is_client for span in chats)
+    assert {span.attributes["gen_ai.response.finish_reasons"] for span in chats} == {("stop",)}
     tokens = sum(span.attributes["gen_ai.usage.input_tokens"] for span in chats)
     assert tokens == chat.stats.prompt_tokens == run.attributes["rlm_batch.usage.input_tokens"]
     cost = sum(span.attributes["gen_ai.usage.cost"] for span in chats)
     assert cost == pytest.approx(run.attributes["rlm_batch.usage.cost"])
     assert cost > 0
     assert "secret" not in repr(exported.own)  # spans contain neither prompts nor error messages
+
+    chat.rule("half", Reply("an answer", finish_reason="length"))
+    exported.exporter.clear()
+    await batch(["llm_query_batched(['half a pair'], on_error='return')"], language_model=NAME)
+    (asked,) = exported.find("chat gpt-4o-mini")
+    assert asked.attributes["gen_ai.response.finish_reasons"] == ("length",)
+    assert asked.attributes["error.type"] == "EmptyAnswerError"
 
 
 async def test_a_recursive_query_is_an_agent_span_with_its_calls(chat, exported):
