@@ -107,6 +107,14 @@ def test_a_column_gives_the_same_values_by_every_route(name: str, tmp_path: Path
             assert json.dumps(rows) == json.dumps([{name: value} for value in expected or ()]), type(route)
 
 
+def test_types_that_only_pandas_has_are_refused_by_every_route(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"x": pandas.period_range("2026", periods=2)})
+    frame.to_parquet(tmp_path / "in.parquet")
+    for route in (frame, tmp_path / "in.parquet"):
+        with pytest.raises(ConfigurationError, match=r"column 'x' of .*[Pp]eriod"):
+            BatchParameters.parse({"code": "", "inputs": route}).make_plan()
+
+
 def test_missing_cells_of_every_dtype_become_none() -> None:
     frame = pandas.DataFrame(
         {
