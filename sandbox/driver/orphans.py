@@ -48,7 +48,7 @@ class OrphanKiller:
         self._dead: set[int] = set()
         self._living: list[int] = []
         self._until = NEVER
-        self._scan_at = NEVER  # the first round does not scan: most orphans have no descendants
+        self._scan_at = NEVER  # Most orphans end before the first scan, which would take longer than all the rest.
 
     def kill(self, *known: Container[int]) -> bool:
         """Kill the orphans, which are children not in any of `known`, and return whether none is left."""
@@ -76,7 +76,7 @@ class OrphanKiller:
             now = time.monotonic()
             self._scan_at = now + SCAN_SECONDS
         elif self._scan_at == NEVER:
-            self._scan_at = now
+            self._scan_at = now + SCAN_SECONDS
         self._until = min(self._until, now + ORPHANS_TIMEOUT_SECONDS)
         self.is_late = now >= self._until
         self.next_at = now + (LATE_ROUND_SECONDS if self.is_late else ROUND_SECONDS)
