@@ -291,7 +291,8 @@ class Interpreter:
             index: Number or numbers from which the execution's seed is derived, if the preparation has a seed. By
                 default, the number of earlier executions.
             should_prune: Called with the step and value of each report; returns True to end the execution.
-            refuse_exit: Treat `exit()` as a failure, even with status 0.
+            refuse_exit: Treat `exit()` as a failure, even with status 0, and in a context put back what
+                code has changed of the names that it found.
             collect: Patterns of files in the working folder (`*.png`, `out/model.bin`, `out/**`). Files that the code
                 created or changed are copied to the host, with their directories.
             collect_to: Target directory; existing files of the same name are replaced. By default a new temporary

@@ -59,7 +59,9 @@ class ModelPython:
         self._queries = queries
         is_new = context != self._context
         if is_new:
-            self._context, self._has_context = context, False
+            self._context = context
+        if is_new or context.is_json:  # Code can change a list or a dict.
+            self._has_context = False
         return is_new
 
     async def run_turn(
@@ -102,8 +104,8 @@ class ModelPython:
         """
         lost = ""
         try:
-            variables = await self._prepare()
-            result = await self._execute(code, variables)
+            await self._prepare()
+            result = await self._execute(code)
         except (CodeError, SubmitError, ExecutionTimeout, StateLost) as error:
             self._queries.session.check_seconds_left()
             if isinstance(error, (CodeCrashed, StateLost)):
@@ -122,17 +124,16 @@ class ModelPython:
         if name:
             await self.interpreter.forget_context(name)
 
-    async def _prepare(self) -> dict[str, Any] | None:
-        """Give the process its context. Return the variables that the next code needs."""
+    async def _prepare(self) -> None:
+        """Give the process its context and its history. The driver keeps variables for later turns."""
         if not self._name:
             self._name = f"rlm-{uuid.uuid4().hex[:12]}"
         if not self._has_context:
             await self._load_context()
             self._has_context = True
-        if self.history is self._known_history:
-            return None
-        self._known_history = self.history
-        return {"history": self.history}
+        if self.history is not self._known_history:
+            await self._execute("pass", {"history": self.history})
+            self._known_history = self.history
 
     async def _load_context(self) -> None:
         context = self._context
@@ -140,7 +141,7 @@ class ModelPython:
             if context.path:
                 read = f"{JSON}.load(_file)" if context.is_json else "_file.read()"
                 opened = f"open({context.path!r}, encoding='utf-8', errors='surrogatepass', newline='')"
-                await self._execute(f"with {opened} as _file:\n    context = {read}\ndel _file")
+                await self._execute(f"with {opened} as _file:\n    context = {read}\ndel _file", {"context": ""})
             elif context.shape:
                 parse = f"context = {JSON}.loads(context)" if context.is_json else "pass"
                 await self._execute(parse, {"context": context.text})

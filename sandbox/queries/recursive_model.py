@@ -60,8 +60,9 @@ print(len(context))
 
 The code finds these names:
 {names}
-Names persist from turn to turn. {network} Print what you need to see: more than {output} characters are cut, and the
-value of a last line that is an expression is shown too.
+Names persist from turn to turn. Before each turn, the names above get their values back.
+{network} Print what you need to see: more than {output} characters are cut, and the value of a last line that is an
+expression is shown too.
 
 - Look at the data before you process it: its type, its length, some samples.
 - Work in small steps. Use code to find and count, and llm_query to understand text.

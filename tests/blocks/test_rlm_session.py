@@ -66,6 +66,38 @@ async def test_names_and_messages_persist_from_question_to_question(chat: ChatSe
     assert get_question(chat)[-1] == "FINAL: 3\n\nand doubled?"
 
 
+@pytest.mark.parametrize(
+    ("code", "changed"),
+    [
+        ("context = context.split()[:2]", "context"),
+        ("del context", "context"),
+        ("llm_query = rlm_query = 5", "llm_query, rlm_query"),
+        ("def SUBMIT(x): print(x)", "SUBMIT"),
+        ("list_volume = find = None", "list_volume, find"),
+        ("context = 1\n1 / 0", "context"),
+        ("report = 7", ""),
+    ],
+)
+async def test_names_that_code_changed_are_put_back_and_the_model_learns_it(
+    chat: ChatServer, code: str, changed: str
+) -> None:
+    check = "SUBMIT([context, find('x'), callable(llm_query), callable(rlm_query), callable(list_volume)])"
+    chat.script = take(format_turn(code), format_turn(check), format_turn(check))
+    async with open_rlm(NAME, "local:none", context="eins zwei drei vie", tools={"find": str.upper}) as session:
+        value = (await session.ask("which?")).value
+        assert value[:4] == ["eins zwei drei vie", "X", True, True]
+        assert (await session.ask("again?")).value == value
+    told = session.answers[0].trajectory[0]["output"]
+    assert (f"(Your code changed {changed}: the next turn finds" in told) == bool(changed)
+    assert "- `context`: a str of 18 characters." in chat.requests[-1].messages[0]
+
+
+async def test_each_question_finds_a_context_whose_items_code_changed_as_it_was(chat: ChatServer) -> None:
+    chat.script = take(format_turn("context.pop()\nSUBMIT(context)"), format_turn("SUBMIT(context)"))
+    async with open_rlm(NAME, "local:none", context=["a", "b"]) as session:
+        assert [(await session.ask("which?")).value for _ in range(2)] == [["a"], ["a", "b"]]
+
+
 async def test_the_context_can_be_new_for_each_question(chat: ChatServer, tmp_path: Path) -> None:
     chat.script = lambda _: format_turn("SUBMIT([type(context).__name__, len(context), str(context)[:20]])")
     for name in ("a.txt", "b.txt"):

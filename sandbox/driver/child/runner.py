@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ..confinement import Confinement
 
 PREPARE_NAME = "<prepare>"
+SHADOWED_NAMES = ("report", "display")  # names that no model is told of, and may use for its own variables
 MAX_TRACEBACK_CHARACTERS = 20_000
 REHEARSAL = b'{"code":"x = 0","names":[],"output_fields":null,"queries":false,"variables":{}}'
 # Message of the SystemError that Python 3.11 raised instead of a MemoryError in a function that had filled its memory.
@@ -81,6 +82,7 @@ class CodeRunner:
         self._reserve: bytes | None = None
         self._provided_names: dict[bool, dict[str, Any]] = {}
         self._given_names: dict[str, Any] = {}  # the driver's names with the values it last set
+        self._own_names: dict[str, Any] = {}  # names that a model's turns find, whatever its code makes of them
         self._displays: Displays | None = None  # displays of the current execution
         self._volume = Volume(None, False, self._shield)  # replaced when the settings arrive
         for can_query in (False, True):
@@ -121,7 +123,7 @@ class CodeRunner:
         self._module.__dict__.clear()
         self._module.__dict__.update(names)
         self._main.reset()
-        self._displays, self._executions, self._given_names = None, 0, {}
+        self._displays, self._executions, self._given_names, self._own_names = None, 0, {}, {}
 
     def wait_for_settings(self) -> dict[str, Any]:
         """Wait for the sandbox's settings and return them; a process forked ahead gets them before any execution."""
@@ -264,6 +266,9 @@ class CodeRunner:
         if self._parent and self._executions == 1:
             seed_generators(request.get("seed"))
         namespace = self._module.__dict__
+        is_turn = self._refuses_exit and not self._is_stateless
+        if is_turn:
+            namespace.update(self._own_names)
         number = self._channel.number
         displays = self._displays = Displays(self._send_shown)
         report = make_report(self._channel.call_host, lambda: self._submit(number, b"{}"))
@@ -279,6 +284,11 @@ class CodeRunner:
         namespace.update(variables)
         functions = {name: namespace[name] for name in ("SUBMIT", *request["names"])}
         self._main.add_names(variables, {**self._given_names, **functions})
+        if is_turn:
+            given = {name: value for name, value in self._given_names.items() if namespace[name] is value}
+            self._own_names.update({**given, **functions})
+            for name in SHADOWED_NAMES:
+                self._own_names.pop(name, None)
         try:
             value = self._compile_and_run(request["code"])
             if value is not None and self._is_own_process:
@@ -287,10 +297,23 @@ class CodeRunner:
             if not error.code and self._is_own_process:
                 displays.show_figures()
             raise
+        finally:
+            if is_turn and self._is_own_process:
+                self._note_changed_names(variables)
         if self._is_own_process:
             displays.show_figures()
             if self._is_stateless:
                 self._finish_as_script()
+
+    def _note_changed_names(self, variables: dict[str, Any]) -> None:
+        """Keep the variables of a turn as its code leaves them, and print the other names that it has changed."""
+        namespace, own = self._module.__dict__, self._own_names
+        own.update({name: namespace[name] for name in variables if name in namespace})
+        changed = [name for name, value in own.items() if namespace.get(name) is not value]
+        if changed:
+            self._flush()
+            names = ", ".join(changed)
+            os.write(1, f"(Your code changed {names}: the next turn finds what was there before.)\n".encode())
 
     @property
     def _is_own_process(self) -> bool:
