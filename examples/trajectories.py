@@ -92,7 +92,7 @@ def build_step(turn: Json, number: int, flat: list[Json], below: list[str]) -> J
     return drop_none(
         source="agent",
         message="",
-        reasoning_content=turn.get("reasoning") or None,
+        reasoning_content="\n\n".join(filter(None, (turn.get("thoughts"), turn.get("reasoning")))) or None,
         tool_calls=[call],
         observation={"results": [observation]},
         metrics=metrics,

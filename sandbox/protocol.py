@@ -19,9 +19,9 @@ from .intake.collected_files import LOST, CollectedFiles
 from .intake.large_json import Parts, read_json
 from .intake.reports import Reports, ShouldPrune
 from .meta import NOTHING_ASKED, Meta, QuerySummary
+from .model_reply import read_program
 from .outcomes.decoding import decode_end, decode_shown
 from .outcomes.preparation import check_preparation
-from .requests.code_text import clean_code
 from .result import Result
 from .wire.collection import COLLECT_TIMEOUT_SECONDS
 from .wire.displays import check_displays
@@ -205,7 +205,7 @@ class DriverProtocol:
         """Register the code that runs before the first execution, and encode its frame."""
         self.sandbox.expect_execution(is_preparation=True)
         pending = self.preparation = self._add_pending({}, preparation.timeout, None, {}, on_output)
-        body = encode_fields({"code": clean_code(preparation.code)})
+        body = encode_fields({"code": read_program(preparation.code)})
         return pending, self.encode({"op": "prepare", "id": pending.id, "timeout": pending.timeout}, body)
 
     def add_execution(

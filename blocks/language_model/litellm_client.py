@@ -240,7 +240,8 @@ class LiteLLMModel:
         # LiteLLM maps words that it does not know to "stop".
         reason = mask.hide_sent(str(_get_details(choice).get("native_finish_reason", mapped)))
         # Code must not see secrets of this process.
-        answer = Answer(mask.hide_sent(text), usage, _read_logprobs(choice), reason)
+        thoughts = mask.hide_sent(_read_thoughts(message))
+        answer = Answer(mask.hide_sent(text), usage, _read_logprobs(choice), reason, thoughts)
         problem, remedy = INCOMPLETE.get(mapped) or INCOMPLETE.get(reason.lower(), ("", ""))
         if not text.strip():
             problem = "answered without a text"
@@ -352,6 +353,13 @@ def _read_logprobs(choice: Any) -> list[dict[str, Any]] | None:
     """Return the log probabilities of an answer's tokens, or None if the server sent none."""
     tokens = getattr(getattr(choice, "logprobs", None), "content", None)
     return None if tokens is None else [token.model_dump() for token in tokens]
+
+
+def _read_thoughts(message: Any) -> str:
+    """Return the thoughts that the server sent apart from the text, or ""."""
+    names = ("reasoning_content", "reasoning")  # the latter in OpenRouter and vLLM
+    thoughts = next(filter(None, (getattr(message, name, None) for name in names)), "")
+    return str(thoughts).encode("utf-8", "replace").decode("utf-8")
 
 
 def _describe(error: Exception, mask: CredentialMask) -> str:

@@ -87,6 +87,8 @@ def _add_request(parts: list[Json], line: Json) -> None:
     if "answer" not in line:
         return
     part["messages"].append({"role": "assistant", "content": line["answer"]})
+    if "reasoning_content" in line:
+        part["messages"][-1]["reasoning_content"] = line["reasoning_content"]
     part["answers"] = len(part["messages"])
     part["logprobs"].append(line.get("logprobs"))
     usage, cost = part["usage"], line["usage"]["cost"]

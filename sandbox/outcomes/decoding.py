@@ -26,7 +26,7 @@ from ..errors import (
     VolumeError,
 )
 from ..intake.large_json import Parts, is_large, read_json
-from ..requests.code_text import FENCE_LINE
+from ..model_reply import OPENING_FENCE
 from ..result import Result
 from ..wire.displays import MAX_REPR_CHARACTERS, check_bundle
 from ..wire.frames import EXITED
@@ -216,7 +216,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
         )
     advice = find_advice(name, message, traceback, meta.stderr, meta.variables, has_network=header["has_network"])
     if kind == "syntax":
-        fence = FENCE_LINE.search(traceback)
+        fence = OPENING_FENCE.search(traceback)
         tag = fence["tag"][:40] if fence else ""
         hint = f". It is in a Markdown fence of {tag!r}, which is not Python" if tag else ""
         said = remove_place(message)

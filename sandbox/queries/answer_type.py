@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-import re
 import types
 import typing
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pydantic_core import PydanticSerializationError
 
 from ..caller import name_parameter
 from ..errors import ConfigurationError
+from ..model_reply import read_value
 from ..requests.json_text import JSON
 
 MAX_TEXT_CHARACTERS = 1000  # of a type's text
@@ -34,7 +34,6 @@ NAMED_TYPES: dict[str, Any] = {
 }
 GENERICS = {list: 1, dict: 2, tuple: None, set: 1}  # numbers of their arguments
 SCALARS = {"integer": TypeAdapter(int), "number": TypeAdapter(float), "boolean": TypeAdapter(bool)}
-FENCED = re.compile(r"```\w*\n(.*)\n```", re.DOTALL)  # as models write JSON
 EXAMPLES = 'use a type such as int, "list[str]" or a pydantic model, or a JSON schema'
 
 
@@ -144,8 +143,7 @@ class AnswerType:
         """Return the values that a submitted value can mean, the likeliest first."""
         if not isinstance(value, str):
             return [value]
-        fenced = FENCED.fullmatch(text := value.strip())
-        text = text if fenced is None else fenced[1]
+        text = read_value(value)
         if self._has_text_option(value):  # "None", "42" or "1e5" is a text here.
             return [value, text]
         for read in (partial(json.loads, parse_float=_read_float), ast.literal_eval):

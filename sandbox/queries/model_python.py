@@ -12,6 +12,7 @@ from .recursion import QueryContext
 
 if TYPE_CHECKING:
     from ..interpreter import Interpreter
+    from ..model_reply import Reply
     from ..result import Result
     from .answer_type import AnswerType
     from .recursion import Queries
@@ -21,8 +22,8 @@ OUTPUT_FIELDS = [{"name": "answer"}]  # one field of any type
 NO_CONTEXT = QueryContext()
 JSON = "__import__('json')"  # An import statement would change a name of the model's code.
 NO_CODE = (
-    "Your reply has no block of Python, so nothing was run. Write code in a block that begins with ```python and ends "
-    "with ```. When you have the answer, call SUBMIT(answer) in it."
+    "Your reply has no block of Python outside of its thoughts, so nothing was run. Write code in a block that begins "
+    "with ```python and ends with ```. When you have the answer, call SUBMIT(answer) in it."
 )
 LOST_NAMES = "The process of your code ended, so its names are gone, except for `context`. Define again what you need."
 WRONG_TYPE = "SUBMIT did not take this answer: {problem}. The answer has to be {type}. Call SUBMIT again."
@@ -64,17 +65,15 @@ class ModelPython:
             self._has_context = False
         return is_new
 
-    async def run_turn(
-        self, blocks: list[str], turn: dict[str, Any], answer_type: AnswerType | None
-    ) -> Submission | None:
-        """Run the blocks in order until one fails or submits, and record the output in the turn.
+    async def run_turn(self, reply: Reply, turn: dict[str, Any], answer_type: AnswerType | None) -> Submission | None:
+        """Run the reply's blocks in order until one fails or submits, and record the output in the turn.
 
         Return the answer, or None if the code did not submit one of the type. Raises the errors of `run`.
         """
         self.output = ""
-        if not blocks:
+        if not reply.blocks:
             turn |= {"output": NO_CODE, "failed": True}
-        for block in blocks:
+        for _, block in reply.blocks:
             output, result = await self.run(block)
             self.output = "\n".join(filter(None, (self.output, output)))
             _add_output(turn, output)
@@ -83,6 +82,7 @@ class ModelPython:
                 break
             if result.meta.submitted:
                 return self._take_answer(result["answer"], turn, answer_type)
+        _add_output(turn, reply.reason)
         return None
 
     @staticmethod

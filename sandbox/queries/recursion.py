@@ -9,6 +9,7 @@ from types import NoneType
 from typing import Any
 
 from ..errors import BudgetExceeded, DeadlineExceeded, DepthExceeded, QueryError, RlmBatchError
+from ..model_reply import read_value
 from .flat_request import Prompt, build_messages, check_images, check_prompts, find_last_text, read_options
 from .session import DEFAULT_OPTIONS, FLAT_KIND, RECORDED_CHARACTERS, Query, QuerySession
 
@@ -100,7 +101,8 @@ class Queries:
                 names = ", ".join(map(repr, session.models)) or "none, because models is not set"
                 raise QueryError(f"no model {query.model!r} is allowed here: the names are {names}")
             messages = build_messages(prompt, system, image_urls)
-            return (await session.ask(chosen, messages, query, request_options)).text
+            text = (await session.ask(chosen, messages, query, request_options)).text
+            return text if request_options.response_format is None else read_value(text)
 
         name = str(model)[:RECORDED_CHARACTERS] if chosen is None else chosen.name
         return await self._answer_all(FLAT_KIND, name, check_prompts(prompts), concurrency, answer)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..caller import name_parameter
 from ..cancellation import run_shielded
 from ..errors import DepthExceeded, QueryError
-from ..requests.code_text import remove_indent
+from ..model_reply import Reply, read_reply
 from .budget import Usage
 from .events import TurnWatch
 from .last_reply import read_submission
@@ -24,7 +24,7 @@ from .model_python import LOST_NAMES, NO_CONTEXT, OUTPUT_CHARACTERS, OUTPUT_FIEL
 from .session import EmptyAnswerError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
 
     from ..interpreter import Interpreter
     from .answer_type import AnswerType
@@ -32,11 +32,7 @@ if TYPE_CHECKING:
     from .session import Answer, Message, Query, QuerySession
 
 PREVIEW_CHARACTERS = 500  # characters of the context that the model sees before its first turn
-# A fence opens with three or more backticks or tildes and a language. `split_reply` says how it closes.
-OPENING = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)")
 SHOWN_CHARACTERS = 200  # characters of a reply in an error
-MAX_FENCE_DEPTH = 3  # fences within fences
-PYTHON_LANGUAGES = {"", "python", "python3", "py", "py3", "repl", "ipython", "tool_code"}
 # Characters of a plain query's prompt: in all if the limit of the model is unknown, else for each token of the limit.
 # A token has about 4 characters of English text.
 PLAIN_CHARACTERS, CHARACTERS_PER_TOKEN = 400_000, 3
@@ -197,8 +193,8 @@ class Conversation:
         for number in range(1, settings.max_turns + 1):
             with self._record_turn(query, session) as turn:
                 await self._compact(query, session, turn)
-                blocks = await self._reply(query, session, turn)
-                submission = await self._python.run_turn(blocks, turn, answer_type)
+                reply = await self._reply(query, session, turn)
+                submission = await self._python.run_turn(reply, turn, answer_type)
                 if session.transcript is not None and len(self._python.output) > OUTPUT_CHARACTERS:
                     session.transcript.add_output(query, self._python.output)
                 if submission is not None:
@@ -260,16 +256,16 @@ class Conversation:
             if "usage" in turn:
                 self._watch.emit_end()
 
-    async def _reply(self, query: Query, session: QuerySession, turn: dict[str, Any]) -> list[str]:
-        """Ask the model for its next turn, and return the blocks of code."""
-        reply = await self._ask(query, session, turn, self._messages)
-        if reply.usage.prompt_tokens:
-            self._counted = len(self._messages), reply.usage.prompt_tokens
-        self._add("assistant", reply.text)
-        turn["reasoning"], blocks = split_reply(reply.text)
-        turn["code"] = "\n\n".join(blocks)
+    async def _reply(self, query: Query, session: QuerySession, turn: dict[str, Any]) -> Reply:
+        """Ask the model for its next turn, and return its reply."""
+        answer = await self._ask(query, session, turn, self._messages)
+        if answer.usage.prompt_tokens:
+            self._counted = len(self._messages), answer.usage.prompt_tokens
+        self._add("assistant", answer.text)
+        reply = read_reply(answer.text)
+        turn |= {"reasoning": reply.text, "code": "\n\n".join(code.strip("\n") for _, code in reply.blocks)}
         self._watch.emit_code()
-        return blocks
+        return reply
 
     async def _ask(self, query: Query, session: QuerySession, turn: dict[str, Any], messages: list[Message]) -> Answer:
         """Ask the model, and add what it used to the turn."""
@@ -277,9 +273,9 @@ class Conversation:
         try:
             reply = await session.ask(session.root_model, messages, query)
         except EmptyAnswerError as error:
-            turn["usage"] = asdict(before + error.answer.usage)
+            _note_answer(turn, before, error.answer)
             raise
-        turn["usage"] = asdict(before + reply.usage)
+        _note_answer(turn, before, reply)
         return reply
 
     async def _ask_for_answer(self, query: Query, session: QuerySession, answer_type: AnswerType | None) -> Any:
@@ -327,14 +323,22 @@ class Conversation:
         return tokens + sum(len(message["content"].encode()) // 4 for message in self._messages[count:])
 
 
-def _read_last_reply(reply: str, answer_type: AnswerType | None) -> Any:
+def _note_answer(turn: dict[str, Any], before: Usage, answer: Answer) -> None:
+    """Add to a turn what it used with an answer, and the answer's thoughts."""
+    turn["usage"] = asdict(before + answer.usage)
+    if answer.thoughts:
+        turn["thoughts"] = shorten(answer.thoughts)
+
+
+def _read_last_reply(text: str, answer_type: AnswerType | None) -> Any:
     """Return the answer in a reply whose code is not run: a literal in SUBMIT, or a value of a type other than text.
 
     Raises ValueError if there is none.
     """
-    text, blocks = split_reply(reply)
-    submission = read_submission((*blocks, text))
-    value = reply.strip() if submission is None else submission.value
+    reply = read_reply(text)
+    blocks = [code for _, code in reply.blocks]
+    submission = read_submission(blocks if reply.made_up else (*blocks, reply.text))
+    value = text.strip() if submission is None else submission.value
     if answer_type is not None:
         try:
             value = answer_type.to_jsonable(answer_type.validate(value))
@@ -365,39 +369,6 @@ async def _answer_plainly(
         text = str(result["answer"])
     content = "\n\n".join(filter(None, (prompt, shorten(text, 2 * half))))
     return (await session.ask(model, [{"role": "user", "content": content}], query)).text
-
-
-def split_reply(reply: str, depth: int = MAX_FENCE_DEPTH) -> tuple[str, list[str]]:
-    """Return a model's reply without its fenced blocks, and the blocks of Python in their order.
-
-    A closing fence has at least as many characters as the opening one. It is on its own line or, as some models write
-    it, at the end of the last line of code. The run time is linear in the length of any reply.
-    """
-    text: list[str] = []
-    blocks: list[str] = []
-    lines = iter(reply.split("\n"))
-    for line in lines:
-        opening = OPENING.match(line)
-        if opening is None or "`" in line[opening.end() :]:  # Backticks that close on the same line are no fence.
-            text.append(line)
-            continue
-        marker, language = opening.groups()
-        content = "\n".join(_take_content(lines, marker))
-        if content.lstrip().startswith(("```", "~~~")):  # a fence around other fences
-            blocks += split_reply(content, depth - 1)[1] if depth > 1 else []
-        elif language.lower() in PYTHON_LANGUAGES and content.strip():
-            blocks.append(remove_indent(content).strip("\n"))
-    return "\n".join(text).strip(), blocks
-
-
-def _take_content(lines: Iterator[str], marker: str) -> Iterator[str]:
-    """Yield the lines of a block. If the block has a closing fence, consume the fence."""
-    for line in lines:
-        stripped = line.rstrip(" \t\r")
-        closing = stripped.find(marker, len(stripped.rstrip("`~")))
-        yield line if closing < 0 else stripped[:closing]
-        if closing >= 0:
-            return
 
 
 def _write_instructions(

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from ..caller import name_parameter
 from ..errors import BudgetExceeded, DeadlineExceeded, QueryError, RlmBatchError
 from ..meta import QuerySummary
+from ..model_reply import split_thoughts
 from ..wire.nonfinite import replace_nonfinite
 from .answer_cache import AnswerCache, build_question
 from .budget import NO_ESTIMATE, Budget, Estimate, Usage
@@ -58,14 +59,19 @@ DEFAULT_OPTIONS = RequestOptions()
 class Answer:
     """A model's answer and its usage.
 
-    `logprobs` has OpenAI's form, a dict for each token, if they were requested. `finish_reason` is the server's word
-    for why the answer ended.
+    Attributes:
+        text: The answer. `QuerySession.ask` leaves the thoughts out.
+        usage: What the request used.
+        logprobs: A dict for each token in OpenAI's form, if they were requested.
+        finish_reason: The server's word for why the answer ended.
+        thoughts: The thoughts of the text, and those that the server sent apart.
     """
 
     text: str
     usage: Usage
     logprobs: list[dict[str, Any]] | None = None
     finish_reason: str = "stop"
+    thoughts: str = ""
 
 
 class EmptyAnswerError(QueryError):
@@ -267,20 +273,33 @@ class QuerySession:
     async def ask(
         self, model: Model, messages: list[Message], query: Query, options: RequestOptions = DEFAULT_OPTIONS
     ) -> Answer:
-        """Return the answer to one question of the query, from the cache or by a request.
+        """Return the answer to one question of the query, from the cache or by a request, without thoughts in its text.
 
         Raises BudgetExceeded, DeadlineExceeded and QueryError.
         """
         if self.transcript is None:
-            return await self._ask(model, messages, query, options)
+            return await self._ask_for_text(model, messages, query, options)
         started_at, asked = time.monotonic(), list_options(model.fingerprint().get("sampling", {}), options)
         add = partial(self.transcript.add_request, model.name, messages, asked, query)
         try:
-            answer = await self._ask(model, messages, query, options)
+            answer = await self._ask_for_text(model, messages, query, options)
         except RlmBatchError as error:
             add(error, time.monotonic() - started_at)
             raise
         add(answer, time.monotonic() - started_at)
+        return answer
+
+    async def _ask_for_text(
+        self, model: Model, messages: list[Message], query: Query, options: RequestOptions
+    ) -> Answer:
+        """Return an answer whose text has no thoughts."""
+        try:
+            answer = _take_thoughts(await self._ask(model, messages, query, options))
+        except EmptyAnswerError as error:
+            error.answer = _take_thoughts(error.answer)
+            raise
+        if answer.thoughts and not answer.text:
+            raise EmptyAnswerError(f"the model {model.name} gave only thoughts and no answer: raise max_tokens", answer)
         return answer
 
     async def _ask(self, model: Model, messages: list[Message], query: Query, options: RequestOptions) -> Answer:
@@ -394,3 +413,9 @@ class QuerySession:
             cached=self._cached,
             tree=tuple(query.to_json() for query in self.queries),
         )
+
+
+def _take_thoughts(answer: Answer) -> Answer:
+    """Return the answer without the thoughts in its text."""
+    text, thoughts = split_thoughts(answer.text)
+    return replace(answer, text=text, thoughts="\n\n".join(filter(None, (answer.thoughts, thoughts))))

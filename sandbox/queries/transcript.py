@@ -60,6 +60,9 @@ class Transcript:
                 line["cached"] = True
             if outcome.logprobs is not None:
                 line["logprobs"] = outcome.logprobs
+        answer = getattr(outcome, "answer", outcome)  # EmptyAnswerError has one.
+        if thoughts := getattr(answer, "thoughts", ""):
+            line["reasoning_content"] = thoughts
         self._save(line)
 
     def add_output(self, query: Query, output: str) -> None:

@@ -1,4 +1,4 @@
-"""Cleaning of code text from files, people and models: encodings, Markdown fences and indents."""
+"""Cleaning of code text from files and people: encodings and indents."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ import tokenize
 
 from ..errors import ConfigurationError
 
-# A line with a Markdown fence. Python code has such marks only in strings and comments. Words may precede the mark.
-FENCE_LINE = re.compile(r"^[^#'\"`\n]*(?P<mark>```++)[ \t]*+(?P<tag>[^\s`]*+)[^\n`]*$", re.MULTILINE)
-PYTHON_TAGS = ("py", "py3", "python", "python3", "ipython", "ipython3", "repl")
-QUOTES = ('"""', "'''")
 INDENT = re.compile(r"(?:[ \t\f]*+(?:#[^\r\n]*+)?[\r\n])*+([ \t]*+)")  # group 1 is the first statement's indent
 BETWEEN_STATEMENTS = ("INDENT", "DEDENT", "NL", "COMMENT", "ENDMARKER")
 DECLARATION = re.compile(r"^([ \t\f]*#.*?coding[:=][ \t]*)[-\w.]+", re.ASCII | re.MULTILINE)  # PEP 263
@@ -56,18 +52,6 @@ def declare_utf8(text: str) -> str:
     return DECLARATION.sub(r"\1utf-8", first_lines, count=1) + text[len(first_lines) :]
 
 
-def clean_code(code: str) -> str:
-    """Return the code without a byte order mark, Markdown around it or a common indent. Lines keep their numbers.
-
-    From several fenced blocks, this takes the first one tagged as Python, or else the first one without a tag. The
-    closing fence may be missing.
-    """
-    code = code.removeprefix("\ufeff")
-    if "```" in code:
-        code = _take_fenced(code)
-    return remove_indent(code)
-
-
 def remove_indent(code: str) -> str:
     """Return the code without its first statement's indent. Lines that begin inside a string stay unchanged.
 
@@ -94,43 +78,3 @@ def remove_indent(code: str) -> str:
     except (tokenize.TokenError, SyntaxError, UnicodeError):
         pass  # Compiling reports the error.
     return "".join(line if number in inside else line.removeprefix(indent) for number, line in enumerate(lines, 1))
-
-
-def _take_fenced(code: str) -> str:
-    """Return the fenced code, with empty lines for the text before it, or the whole text if it has no fenced code.
-
-    A fence after triple quotes is ignored: it may be part of a string of the code.
-    """
-    texts = min((place for place in map(code.find, QUOTES) if place >= 0), default=len(code))
-    found = None
-    opening = FENCE_LINE.search(code)
-    while opening is not None and opening.start() < texts:
-        start = opening.end() + 1
-        inner = FENCE_LINE.match(code, start)
-        if inner is not None and inner["tag"]:  # a fence directly inside a fence
-            opening = inner
-            continue
-        end, after = _find_end(code, start)
-        tag = opening["tag"].strip("{.}").lower()
-        if code[start:end].strip() and (tag in PYTHON_TAGS or (not tag and found is None)):
-            found = start, end
-            if tag:
-                break
-        opening = FENCE_LINE.search(code, after)
-    if found is None:
-        return code
-    start, end = found
-    return "\n" * code.count("\n", 0, start) + code[start:end]
-
-
-def _find_end(code: str, start: int) -> tuple[int, int]:
-    """Return the end of the block that begins at `start`, and the end of its closing fence."""
-    counts, place = [0] * len(QUOTES), start
-    for closing in FENCE_LINE.finditer(code, start):
-        counts = [
-            count + code.count(quotes, place, closing.start()) for count, quotes in zip(counts, QUOTES, strict=True)
-        ]
-        place = closing.start()
-        if not closing["tag"] and not any(count % 2 for count in counts):
-            return closing.start("mark"), closing.end()
-    return start + len(code[start:].rstrip().rstrip("`")), len(code)  # the closing fence is missing or incomplete

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigurationError
+from ..model_reply import read_program
 from ..wire.collection import MAX_PATTERN_CHARACTERS, parse_pattern
 from ..wire.names import QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES, add_article
 from ..wire.nonfinite import encode_values, encode_values_in_parts
 from ..wire.strict_json import NotJsonError, convert_fields, encode_fields
-from .code_text import clean_code
 
 PROVIDED_NAMES = frozenset(("SUBMIT", *VOLUME_NAMES))  # defined for all code
 FILE_ABOVE_BYTES = 256 * 1024  # JSON; larger values enter the sandbox as a file, not in a frame
@@ -102,7 +102,7 @@ def encode_request(
     """
     if type(code) is not str:
         raise ConfigurationError(f"code is {add_article(type(code).__name__)}: pass the text of a Python program")
-    code = clean_code(code)
+    code = read_program(code)
     for name in (*variables, *(encoded or ()), *(files or ())):
         check_variable_name(name)
         if name in tools or (queries and (name in QUERY_NAMES or name in QUERY_ERROR_NAMES)):

@@ -4,7 +4,7 @@ import symtable
 import warnings
 from collections.abc import Iterator
 
-from .code_text import clean_code
+from ..model_reply import read_program
 from .function_code import find_parameters
 
 
@@ -40,7 +40,7 @@ def _build_table(code: str) -> symtable.SymbolTable | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
-            return symtable.symtable(clean_code(code), "<code>", "exec")
+            return symtable.symtable(read_program(code), "<code>", "exec")
     except (SyntaxError, ValueError):
         return None
 

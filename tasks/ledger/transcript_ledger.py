@@ -42,7 +42,7 @@ class TranscriptLedger:
     def write(self, execution: Execution, line: Json) -> None:
         """Write a line of `Transcript` without credentials and without the middle of very long texts."""
         fields = self._clean(line)
-        if "logprobs" in fields and HIDDEN in fields["answer"]:
+        if "logprobs" in fields and HIDDEN in fields["answer"] + fields.get("reasoning_content", ""):
             del fields["logprobs"]  # The tokens of a credential would be in them one by one.
         start = {"index": execution.index, "attempt": execution.attempt}
         data = encode_fields(execution.key, {**start, **fields})

@@ -53,13 +53,12 @@ class AnswerFormat:
     def read(self, text: str) -> Any:
         """Return the value in an answer's text. Raises ValueError if it does not fit."""
         try:
-            found = text.strip()
-            if found.startswith("```"):  # Some models put the JSON into a fence.
-                found = found.strip("`").partition("\n")[2].strip()
             try:
-                value = loads(found)
+                value = loads(text)
             except (ValueError, RecursionError):
                 raise ValueError("it is not JSON") from None
+            if self._is_wrapped and not (isinstance(value, dict) and value.keys() == {"value"}):
+                value = {"value": value}  # Some models leave the object out.
             is_pydantic = hasattr(self._kind, "model_validate")
             if not is_pydantic:
                 _check(value, self._natural, self._natural, "it")
