@@ -43,7 +43,7 @@ MAX_CLOSINGS = 10  # closing fences that are tried for a block
 MAX_SPANS = 20  # thoughts after which tags in code are no longer data
 QUOTES = ('"""', "'''")
 PYTHON_TAG = re.compile(r"(?:i?python|py|repl|tool_code)[\d.]*(?![\w+-])", re.IGNORECASE)
-OUTPUT_TAG = re.compile(r"(\w+_)?(out|outputs?|results?)|(plain)?te?xt|plain|stdout|console|log|json|", re.IGNORECASE)
+OUTPUT_TAG = re.compile(r"(\w+_)?(out|outputs?|results?)|(plain)?te?xt|plain|stdout|console|log|", re.IGNORECASE)
 # A line that begins an output or another speaker's turn.
 LABEL = re.compile(
     r"""^[ \t>#*_\[(<|`-]*(

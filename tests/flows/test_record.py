@@ -92,6 +92,26 @@ async def test_credentials_are_in_no_request_and_no_export(chat: ChatServer, tmp
         assert TOKEN not in text
 
 
+async def test_thoughts_are_kept_apart_from_the_answers(chat: ChatServer, tmp_path: Path) -> None:
+    turn = "```python\nSUBMIT(llm_query('flat') + str(llm_query('number', response_format=int)))\n```"
+    replies = {"flat": Reply("<think>a</think>\n\nyes", reasoning="Apart."), "number": Reply("</think>42")}
+    chat.script = lambda request: replies.get(request.messages[-1], f"<thinking>\nmine\n</thinking>\n{turn}")
+    answer = await rlm("q", NAME, record="full")
+    assert (answer.answer, answer.trajectory[0]["thoughts"]) == ("yes42", "mine")
+    messages = [one["messages"][-1] for one in export(answer, tmp_path / "messages.jsonl")]
+    assert messages == [
+        {"role": "assistant", "content": turn, "reasoning_content": "mine"},
+        {"role": "assistant", "content": "yes", "reasoning_content": "Apart.\n\na"},
+        {"role": "assistant", "content": "42"},
+    ]
+    write_trajectories(open_run_ledger(answer.results_path), tmp_path / "out")
+    *_, step = json.loads((tmp_path / "out" / "trajectory-0.json").read_text("utf-8"))["steps"]
+    assert step["reasoning_content"] == "mine"
+    chat.script = lambda _request: "<think>no end"
+    (failure,) = await batch(["llm_query('q')"], language_model=NAME, record="full", on_failure="return")
+    assert "gave only thoughts and no answer" in str(failure)
+
+
 async def test_log_probabilities_are_kept_unless_they_spell_a_credential(chat: ChatServer, tmp_path: Path) -> None:
     model = LanguageModel(model=NAME, api_key=KEY, api_base=chat.url, options={"logprobs": True})
     await model.save("probable", overwrite=True)  # type: ignore[misc]

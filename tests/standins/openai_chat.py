@@ -31,8 +31,8 @@ class Reply:
     A `status` other than 200 is an API error with `text` as its message. `drop` closes the connection without an
     answer. `garbled` sends a body that is not JSON. `no_usage` omits the token counts, and `usage` replaces them.
     `no_text` sends an answer without text, but counts the tokens of `text`. `logprobs` adds a log probability for each
-    word. `trickle` sends a body that never ends. `finish_reason` says why the answer ended, and `refusal` is a text in
-    the place of the answer.
+    word. `trickle` sends a body that never ends. `finish_reason` says why the answer ended, `refusal` is a text in the
+    place of the answer, and `reasoning` has thoughts apart from it.
     """
 
     text: str = ""
@@ -49,6 +49,7 @@ class Reply:
     trickle: bool = False
     finish_reason: str | None = "stop"
     refusal: str | None = None
+    reasoning: str = ""
 
 
 @dataclass
@@ -211,6 +212,8 @@ class ChatServer:
         stats.prompt_tokens += prompt
         stats.completion_tokens += completion
         message = {"role": "assistant", "content": None if reply.no_text else reply.text, "refusal": reply.refusal}
+        if reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
         answer: dict[str, Any] = {
             "id": f"chatcmpl-{stats.requests}",
             "object": "chat.completion",
