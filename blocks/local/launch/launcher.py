@@ -78,7 +78,8 @@ class Launch:
         The mounts also decide what is in `python_directory`.
         """
         sources = (self.folder.parent, *(mount.source for mount in self.mounts))
-        return os.geteuid(), find_python(), self.is_bubblewrap, self.mounts, *map(_identify, sources)
+        system = os.geteuid(), find_python(), os.environ.get("PATH")  # PATH decides which bubblewrap is started
+        return *system, self.is_bubblewrap, self.mounts, *map(_identify, sources)
 
     def build_request(self) -> dict[str, Any]:
         """Return the request to the zygote."""
