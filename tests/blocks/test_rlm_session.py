@@ -88,7 +88,7 @@ async def test_names_that_code_changed_are_put_back_and_the_model_learns_it(
         assert value[:4] == ["eins zwei drei vie", "X", True, True]
         assert (await session.ask("again?")).value == value
     told = session.answers[0].trajectory[0]["output"]
-    assert (f"(Your code changed {changed}: the next turn finds" in told) == bool(changed)
+    assert (f"(Your code changed {changed}: later code finds" in told) == bool(changed)
     assert "- `context`: a str of 18 characters." in chat.requests[-1].messages[0]
 
 

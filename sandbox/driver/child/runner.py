@@ -313,7 +313,7 @@ class CodeRunner:
         if changed:
             self._flush()
             names = ", ".join(changed)
-            os.write(1, f"(Your code changed {names}: the next turn finds what was there before.)\n".encode())
+            os.write(1, f"(Your code changed {names}: later code finds what was there before.)\n".encode())
 
     @property
     def _is_own_process(self) -> bool:
