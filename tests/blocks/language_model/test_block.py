@@ -19,6 +19,7 @@ from rlm_batch.blocks.language_model.credentials import find_environment_credent
 from rlm_batch.blocks.language_model.model_access import open_model_access
 from rlm_batch.blocks.local.provider import LocalProvider
 from rlm_batch.sandbox.queries.budget import Usage
+from rlm_batch.sandbox.queries.session import EmptyAnswerError
 
 from ...infra.scripted_turns import make_script
 from ...standins.openai_chat import Reply
@@ -305,7 +306,7 @@ LIMIT = ": raise max_tokens, or ask for less"
 )
 async def test_an_answer_that_is_not_whole_is_an_error(chat, reply, problem, name):
     chat.rule("question", replace(reply, usage=(40, 60)))
-    with pytest.raises(QueryError) as caught:
+    with pytest.raises(EmptyAnswerError) as caught:
         await ask(model(chat, model=name))
     assert str(caught.value).startswith(f"the model {name} ")
     assert problem in str(caught.value)
