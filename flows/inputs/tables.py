@@ -6,7 +6,6 @@ import gzip
 import io
 import os
 import re
-import shlex
 import tempfile
 import time
 import zlib
@@ -41,8 +40,7 @@ BINARY = {
     b"\x28\xb5\x2f\xfd": "compressed: add .zst to its name",
     b"PAR1": "Parquet: call it NAME.parquet",
 }
-# Suffixes of compressed files, with the commands that unpack them to standard output.
-COMPRESSIONS = {".gz": "gunzip -c", ".zst": "unzstd -c"}
+COMPRESSIONS = (".gz", ".zst")
 ZSTD_MODULES = ("compression.zstd", "backports.zstd")  # Python has the first one from 3.14 on.
 BLANK = re.compile(r"[ \t\n\r]*")  # JSON's blank characters
 
@@ -54,7 +52,6 @@ CELL_CHARACTERS = 64 * 1024 * 1024  # A cell or a line may be long, but must not
 UNPACKED_BYTES = 256 * 1024 * 1024
 UNPACKED_RATIO = 100
 PIECE_BYTES = 1024 * 1024
-WITH_POINT = "c.replace(',', '.') if re.fullmatch('[-+]?[0-9]*,[0-9]+([eE][-+]?[0-9]+)?', c.strip()) else c"
 OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -132,20 +129,6 @@ def _describe_damage(path: PathOrLocation, error: Exception) -> ConfigurationErr
     return ConfigurationError(f"{path} is damaged, or not compressed as {suffix} says: {error}")
 
 
-def spell_filter(program: str, path: PathOrLocation, mark: str) -> str:
-    """Return a shell command that converts a file with a program, which reads standard input.
-
-    The new file has `mark` before its suffix.
-    """
-    file = Path(str(path))
-    suffix, compression = split_suffix(path)
-    plain = file.with_suffix("") if compression else file
-    target = shlex.quote(str(plain.with_suffix(f".{mark}{suffix}")))
-    if compression:
-        return f"{COMPRESSIONS[compression]} {shlex.quote(str(file))} | {program} > {target}"
-    return f"{program} < {shlex.quote(str(file))} > {target}"
-
-
 class _PositionedReader(io.RawIOBase):
     """A reader with its own position in a file that several readers share."""
 
@@ -183,13 +166,9 @@ class TextFile:
             if head.startswith(beginning):
                 raise ConfigurationError(f"{path} is {kind}")
         if head[1:4:2] == b"\0\0" or head[:4:2] == b"\0\0":
-            encoding = "utf-16le" if head[1] == 0 else "utf-16be"
-            raise ConfigurationError(
-                f"{path} has null characters, like UTF-16 without its mark. {self._advise_conversion(encoding)}"
-            )
+            raise ConfigurationError(f"{path} has null characters, like UTF-16 without its mark: save it as UTF-8")
         if b"\0" in head and not is_utf16:
-            command = spell_filter("tr -d '\\000'", path, "utf8")
-            raise ConfigurationError(f"{path} has null characters: remove them with {command}")
+            raise ConfigurationError(f"{path} has null characters: remove them")
 
     def read_lines(self, report: Report | None = None, most: int = CELL_CHARACTERS) -> Iterator[str]:
         """Yield the lines with their ends, and report how far a large file has been read.
@@ -221,17 +200,17 @@ class TextFile:
     def _describe_encoding(self, error: UnicodeDecodeError) -> ConfigurationError:
         if self.encoding == "utf-16":
             return ConfigurationError(f"{self.path} is not UTF-16, although its first bytes say so: {error.reason}")
-        where, shown, advice = str(self.path), "", self._advise_conversion("windows-1252")
+        where, shown = str(self.path), ""
         with self.copy.open() as stream:
             for number, line in enumerate(stream, 1):
                 if line.decode("utf-8", "replace").encode() != line:
                     where = f"line {number} of {self.path}"
                     shown = escape_text(line[:40].decode("utf-8", "replace").strip())
                     break
-        return ConfigurationError(f"{where} is not UTF-8 ({error.reason}): {shown!r}. {advice}")
-
-    def _advise_conversion(self, encoding: str) -> str:
-        return f"If it is {encoding}, convert it: {spell_filter(f'iconv -f {encoding} -t utf-8', self.path, 'utf8')}"
+        return ConfigurationError(
+            f"{where} is not UTF-8 ({error.reason}): {shown!r}. Save it as UTF-8, or convert it, as with "
+            "iconv -f windows-1252 -t utf-8"
+        )
 
 
 class Table(Protocol):
@@ -436,17 +415,9 @@ class CsvTable:
         mark = next((mark for mark in OTHER_DELIMITERS if mark in "".join(self.names)), None)
         if len(self.names) != 1 or mark is None:
             return
-        text = f"open(0, encoding='{self._file.encoding}', newline='')"
-        rows = f"csv.reader({text}, delimiter={mark!r})"
-        points = ""
-        if mark == ";":  # If semicolons separate cells, numbers often have decimal commas.
-            rows = f"([{WITH_POINT} for c in r] for r in {rows})"
-            points = ", with 0,5 as 0.5"
-        program = f"import csv, re, sys; csv.writer(sys.stdout).writerows({rows})"
-        command = spell_filter(f'python3 -c "{program}"', self._path, "commas")
         raise ConfigurationError(
-            f"{self._path} has {OTHER_DELIMITERS[mark]} between its cells, and CSV has commas, and points in numbers. "
-            f"Convert it{points}: {command}"
+            f"{self._path} has {OTHER_DELIMITERS[mark]} between its cells: save it with commas, and with points in "
+            "numbers"
         )
 
     def _check_cell(self, name: str, cell: str, line: int) -> None:
