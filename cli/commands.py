@@ -291,7 +291,7 @@ SnapshotProvider = Annotated[
 
 @snapshot.command(name="list")
 def list_snapshots(*, provider: SnapshotProvider = "daytona", json: Json = False) -> int:
-    """List the snapshots of set-ups, with their sizes, ages and last use, and the sandboxes that they keep warm."""
+    """List the snapshots of set-ups, with their sizes, ages and last use."""
     from .snapshot import print_snapshots
 
     return print_snapshots(provider, is_json=json)

@@ -50,8 +50,7 @@ async def reap(
       sandboxes this applies only to this user's.
     - `keep_failed` kept the sandbox, and its hour is over. With `kept` it may not be over.
 
-    Snapshots of sandboxes' set-ups that have been unused for the block's `snapshot_ttl` are deleted too, and warm
-    pools that no run with open sandboxes uses.
+    Snapshots of sandboxes' set-ups that have been unused for the block's `snapshot_ttl` are deleted too.
 
     Slots of concurrency limits that no living run holds are given back, too: those of blocks' limits whose leases the
     Prefect server has lost, and those of our deployments whose runs have ended, or have been silent for 360 s.
