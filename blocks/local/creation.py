@@ -3,7 +3,6 @@
 import os
 import pwd
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -156,7 +155,7 @@ def create_sandbox(
     shm_mib = min(settings.memory_mib, (settings.total_memory_mib or 2 * settings.memory_mib) // 2)
     launch = Launch(folder, is_bubblewrap)
     if is_bubblewrap:
-        launch = Launch(folder, is_bubblewrap, tuple(mounts), shm_mib * MIB, python_directory, _build_users(uid))
+        launch = Launch(folder, is_bubblewrap, tuple(mounts), shm_mib * MIB, python_directory, _build_user_line(uid))
     folders = (folder / "work", folder / "tmp")
     watched = WatchedSandbox(folders, plan.watched, has_own_shm=is_bubblewrap) if plan.watched else None
     layers = (*list_layers(level), *plan.layers)
@@ -164,14 +163,6 @@ def create_sandbox(
     handle.disk_mib = settings.disk_mib
     handle.limits = list_limits(settings, level)
     return handle
-
-
-@cache
-def _read_users() -> str:
-    """Return the content of /etc/passwd; empty if it cannot be read."""
-    with suppress(OSError):
-        return Path("/etc/passwd").read_text(encoding="utf-8", errors="surrogateescape")
-    return ""
 
 
 @cache
@@ -183,12 +174,12 @@ def _is_known_user(uid: int) -> bool:
     return True
 
 
-def _build_users(uid: int | None) -> str:
-    """Return a replacement for /etc/passwd if that file exists and lacks the sandbox's user; otherwise nothing."""
-    if not _read_users() or (uid is None and _is_known_user(os.geteuid())):
+def _build_user_line(uid: int | None) -> str:
+    """Return the line of the sandbox's user if /etc/passwd can be read and lacks it; otherwise nothing."""
+    if not os.access("/etc/passwd", os.R_OK) or (uid is None and _is_known_user(os.geteuid())):
         return ""
     user, group = (os.geteuid(), os.getegid()) if uid is None else (uid, uid)
-    return f"{_read_users()}{USER_NAME}:x:{user}:{group}::/sandbox:/bin/sh\n"
+    return f"{USER_NAME}:x:{user}:{group}::/sandbox:/bin/sh\n"
 
 
 def _mount_all(directories: Sequence[Path], target: str) -> list[Mount]:

@@ -30,7 +30,7 @@ Key = tuple[object, ...]
 class Launch:
     """The parameters for starting a sandbox's driver. Only bubblewrap uses those after `is_bubblewrap`.
 
-    `python_directory` has the arguments of `write_python_directory`; `users` replaces /etc/passwd unless it is empty.
+    `python_directory` has the arguments of `write_python_directory`; `user_line` is a line to add to /etc/passwd.
     """
 
     folder: Path
@@ -38,7 +38,7 @@ class Launch:
     mounts: tuple[Mount, ...] = ()
     shm_bytes: int = 0
     python_directory: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    users: str = ""
+    user_line: str = ""
 
     async def start(self) -> DriverProcess:
         """Fork or spawn the driver's process, which waits for its first frame. Raises SandboxStartError."""
@@ -57,7 +57,8 @@ class Launch:
         call = f"watched={not self.is_bubblewrap}{arguments}"
         command = build_python_command(build_boot_program(what, len(build_driver_code(modules)), call))
         if self.is_bubblewrap:
-            files = {USERS_FILE: self.users.encode("utf-8", "surrogateescape")} if self.users else {}
+            line = self.user_line.encode()
+            files = {USERS_FILE: Path("/etc/passwd").read_bytes() + line} if line else {}
             write_python_directory(str(self.folder / "python"), **self.python_directory, files=files)
             command = [*build_bubblewrap_command(self.folder, self.mounts, self.shm_bytes), *command]
         return command
@@ -89,7 +90,7 @@ class Launch:
             "cwd": "/" if self.is_bubblewrap else str(self.folder / "work"),
             "covered": list_covered_mounts(self.mounts),
             "shm_bytes": self.shm_bytes,
-            "users": self.users,
+            "user_line": self.user_line,
         }
 
 

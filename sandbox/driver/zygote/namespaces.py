@@ -76,8 +76,8 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
     """Mount the sandbox's own folder for the calling process, and hide the other sandboxes' folders. Raises OSError.
 
     `folders` is the directory with the folders of all sandboxes. The request has ``folder`` (the sandbox's name in it),
-    ``covered`` (mounts that the folder's mounts would hide), ``shm_bytes`` and ``users`` (a replacement for
-    /etc/passwd, or empty). /proc/self must be open to the process.
+    ``covered`` (mounts that the folder's mounts would hide), ``shm_bytes`` and ``user_line`` (a line
+    to add to /etc/passwd, or empty). /proc/self must be open to the process.
     """
     covered = [(os.open(path, os.O_PATH | os.O_CLOEXEC), path) for path in request["covered"]]
     for name, target in (("work", "/sandbox"), ("tmp", "/tmp")):
@@ -97,16 +97,15 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
         os.close(fd)
     _call("umount2", os.fsencode(folders), MNT_DETACH)
     _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={request['shm_bytes']}")
-    if request["users"]:
-        _replace_users(request["users"].encode("utf-8", "surrogateescape"))
+    if request["user_line"]:
+        _add_user(request["user_line"].encode())
 
 
-def _replace_users(users: bytes) -> None:
+def _add_user(line: bytes) -> None:
     """Mount a file without a name over /etc/passwd. On a disk each new file would cost as much as ten mounts."""
-    fd = os.open("/dev/shm/passwd", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    os.write(fd, users)
-    os.fchmod(fd, 0o644)
-    os.close(fd)
+    with open("/etc/passwd", "rb") as old, open("/dev/shm/passwd", "xb") as new:
+        new.write(old.read() + line)
+        os.fchmod(new.fileno(), 0o644)
     _mount("/dev/shm/passwd", "/etc/passwd", None, MS_BIND)
     os.unlink("/dev/shm/passwd")
 

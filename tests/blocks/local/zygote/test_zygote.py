@@ -331,6 +331,27 @@ def test_sandboxes_start_without_namespaces(calls: list[str], found: str) -> Non
     assert start in done.stdout
 
 
+@pytest.mark.requires("root", "bubblewrap")
+def test_a_machine_with_many_users_forks_its_sandboxes(tmp_path: Path) -> None:
+    users = tmp_path / "passwd"
+    users.write_text(
+        Path("/etc/passwd").read_text() + "".join(f"u{n}:x:{n}:{n}::/home/u{n}:\n" for n in range(70000, 75000))
+    )
+    program = """
+        import logging
+        logging.basicConfig()
+        logging.getLogger("rlm_batch.local").setLevel("DEBUG")  # tells why a sandbox is not forked
+        from rlm_batch import LocalInterpreter
+        code = "import os, pwd\\nSUBMIT(own=pwd.getpwuid(os.getuid()).pw_name, last=pwd.getpwuid(74999).pw_name)"
+        with LocalInterpreter(isolation="bubblewrap") as interpreter:
+            print(interpreter.execute(code).outputs)
+    """
+    shell = 'mount --bind "$1" /etc/passwd && exec "$2" -c "$3"'
+    command = ["unshare", "--mount", "sh", "-c", shell, "sh", str(users), sys.executable, dedent(program)]
+    done = subprocess.run(command, check=True, timeout=100, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("{'own': 'sandbox', 'last': 'u74999'}\n", "")
+
+
 # --------------------------------------------------------------------------------------------------------- many of them
 
 
