@@ -188,7 +188,7 @@ FIGURES = {
 
 
 class Side:
-    """A checkout with a home of its own, which runs programs; its server lives from the first round to the last."""
+    """A checkout with a separate home, which runs programs. Its server lives from the first round to the last."""
 
     def __init__(self, checkout: Path, folder: Path) -> None:
         imports, self._home = folder / "imports", folder / "home"

@@ -221,7 +221,7 @@ def _make_flow(function: Callable[..., Any], name: str, **options: Any) -> Batch
     return BatchFlow(
         function,
         name=name,
-        retries=0,  # Without numbers of its own, a flow takes those of Prefect's settings.
+        retries=0,  # By default, a flow takes the number in Prefect's settings.
         retry_delay_seconds=0,
         persist_result=False,
         on_cancellation=cancelled,

@@ -251,9 +251,8 @@ class _Fences:
     def __init__(self, text: str) -> None:
         self._text = text
         self._closings = list(CLOSING_FENCE.finditer(text))
-        self._last = len(
-            text.rstrip().rstrip("`~")
-        )  # the end of the code if its closing fence is missing or incomplete
+        # The code ends here if its closing fence is missing or incomplete.
+        self._last = len(text.rstrip().rstrip("`~"))
 
     def list_blocks(self) -> list[Block]:
         """Return the blocks that have a content, but none after triple quotes: the text may be code with a string."""

@@ -80,9 +80,8 @@ def build_run_command(
         words += [word for name in PROXY_VARIABLES for word in ("--env", f"{name}=", "--env", f"{name.lower()}=")]
     words += [word for name, value in START_ENVIRONMENT.items() for word in ("--env", f"{name}={value}")]
     words += [word for bind in binds for word in ("--mount", bind.build_option())]
-    if (
-        binds
-    ):  # With SELinux, a container may only read files of its label, and new labels would change the user's files.
+    if binds:
+        # With SELinux, a container may only read files of its label, and new labels would change the user's files.
         words += ["--security-opt", "label=disable"]
     return [*words, image, "-u", "-c", program]
 

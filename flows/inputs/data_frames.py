@@ -79,7 +79,7 @@ def list_arrow_rows(table: Any, name: object) -> list[dict[str, Any]]:
 
 
 def _shorten_times(kind: Any) -> Any:
-    """Return a type of pyarrow with microseconds in the place of nanoseconds, which Python's times cannot hold."""
+    """Return a type of pyarrow with microseconds instead of nanoseconds, which Python's times cannot hold."""
     import pyarrow
 
     types: Any = pyarrow.types
@@ -126,7 +126,7 @@ def _convert_cell(name: object, column: Any, cell: Any) -> Any:
     if kind.__name__ in MISSING_TYPES or (not hasattr(kind, "__len__") and cell != cell):
         return None
     if isinstance(cell, (datetime.date, datetime.time)):
-        if getattr(cell, "nanosecond", 0):  # of a Timestamp of pandas
+        if getattr(cell, "nanosecond", 0):  # A Timestamp of pandas has this attribute.
             raise _refuse_nanoseconds(name, column)
         return cell.isoformat()
     if isinstance(cell, (list, tuple)):

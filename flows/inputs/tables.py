@@ -494,7 +494,7 @@ def read_batches(parquet: Any, stream: BinaryIO, path: PathOrLocation) -> Iterat
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
         for number in range(len(groups)):
             rows = BATCH_ROWS
-            if texts:  # A text is in the file once, and in memory for each row that has it.
+            if texts:  # A file has a repeated text once, and memory has it for each row.
                 with parquet.ParquetFile(stream, read_dictionary=texts) as probe:
                     for first in probe.iter_batches(1, [number], texts):
                         longest = sum(map(_measure_longest_text, first.columns))

@@ -206,7 +206,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
         )
     if kind == "exit":
         code = read_integer(outcome, "exit_code")
-        last_line = meta.stderr.rstrip().rpartition("\n")[2]  # of argparse and unittest, this line has the reason
+        last_line = meta.stderr.rstrip().rpartition("\n")[2]  # argparse and unittest print the reason there
         reason = f", and the last line on stderr is {last_line[-200:]!r}" if last_line else ""
         return CodeCrashed(
             f"the code called exit({message if code is None else code}){where} before SUBMIT{reason}: return values "

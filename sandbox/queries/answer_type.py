@@ -21,7 +21,7 @@ from ..model_reply import read_value
 from ..requests.json_text import JSON
 
 MAX_TEXT_CHARACTERS = 1000  # of a type's text
-MAX_NUMBER_CHARACTERS = 1000  # of a number whose digits are all kept
+MAX_NUMBER_CHARACTERS = 1000  # longest number that keeps all digits
 MAX_PROBLEM_CHARACTERS = 500  # of the problems that the model reads
 NAMED_TYPES: dict[str, Any] = {
     **{kind.__name__: kind for kind in (str, int, float, bool, list, dict, tuple, set)},

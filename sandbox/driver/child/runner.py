@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ..confinement import Confinement
 
 PREPARE_NAME = "<prepare>"
-SHADOWED_NAMES = ("report", "display")  # names that no model is told of, and may use for its own variables
+SHADOWED_NAMES = ("report", "display")  # Instructions of models lack these names, so code may use them.
 MAX_TRACEBACK_CHARACTERS = 20_000
 REHEARSAL = b'{"code":"x = 0","names":[],"output_fields":null,"queries":false,"variables":{}}'
 # Message of the SystemError that Python 3.11 raised instead of a MemoryError in a function that had filled its memory.
@@ -82,7 +82,7 @@ class CodeRunner:
         self._reserve: bytes | None = None
         self._provided_names: dict[bool, dict[str, Any]] = {}
         self._given_names: dict[str, Any] = {}  # the driver's names with the values it last set
-        self._own_names: dict[str, Any] = {}  # names that a model's turns find, whatever its code makes of them
+        self._own_names: dict[str, Any] = {}  # names that each turn of a model finds unchanged
         self._displays: Displays | None = None  # displays of the current execution
         self._volume = Volume(None, False, self._shield)  # replaced when the settings arrive
         for can_query in (False, True):
