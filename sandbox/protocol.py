@@ -375,6 +375,8 @@ class DriverProtocol:
     def _note_limit(self, end: Frame) -> Frame:
         """Return the end frame with facts about the sandbox, the exceeded limit and the option for more memory."""
         header, body = end
+        if header["status"] in ("finished", "submitted"):
+            return end  # Only errors name limits.
         sandbox = self.sandbox
         header = {
             **header,

@@ -234,6 +234,8 @@ class CallLimit:
     def end(self) -> None:
         """Discard the waiting calls, because the execution no longer needs their answers."""
         self.has_ended = True
+        if not self._waiting:  # the usual case, which needs no lock: no call is admitted after the end
+            return
         with self._lock:
             waiting = list(self._waiting)
             for call in waiting:

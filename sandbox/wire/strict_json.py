@@ -179,6 +179,8 @@ def convert_fields(
     Raises:
         NotJsonError: JSON cannot hold a value, or `expect` refuses it. The message names the value.
     """
+    if not fields:
+        return {}
     converter = _Converter(max_items, allow_nonfinite, expect)
     converted: dict[str, Any] = {}
     for name, value in fields.items():

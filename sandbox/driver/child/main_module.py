@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 CODE_NAME = "<code>"
 MAX_SOURCES = 100  # executions of a context whose source lines tracebacks can show
-FILE_WORDS = ("__file__", "argv")  # code that contains one of these may open its file
 # A process that multiprocessing starts with `spawn` or `forkserver` runs this program instead of the code's file. The
 # program runs the code as Python would. If `if __name__ == "__main__":` is missing, it stops at the first process that
 # the code starts. Of a context's earlier executions, it runs only imports, definitions and assignments.
@@ -119,7 +118,7 @@ class MainModule:
         self.sources[name] = source.replace("\r\n", "\n").replace("\r", "\n")
         if len(self.sources) > MAX_SOURCES:
             del self.sources[next(iter(self.sources))]
-        if any(word in source for word in FILE_WORDS):
+        if "__file__" in source or "argv" in source:  # The code may open its file.
             self._write(self._path, source.encode("utf-8", "surrogatepass"))
         self.show_lines(name)
 
