@@ -12,7 +12,7 @@ import re
 import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
-from .requests.code_text import remove_indent
+from .requests.code_text import parse_module, remove_indent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +112,7 @@ def parse_python(code: str) -> ast.Module | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ast.parse(code)
+            return parse_module(code)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
 

@@ -1,7 +1,8 @@
-"""Cleaning of code text from files and people: encodings and indents."""
+"""Code text from files and people: its encoding, its indent and its syntax tree."""
 
 from __future__ import annotations
 
+import ast
 import codecs
 import io
 import re
@@ -78,3 +79,16 @@ def remove_indent(code: str) -> str:
     except (tokenize.TokenError, SyntaxError, UnicodeError):
         pass  # Compiling reports the error.
     return "".join(line if number in inside else line.removeprefix(indent) for number, line in enumerate(lines, 1))
+
+
+def parse_module(code: str) -> ast.Module:
+    """Return the syntax tree of code. Raises SyntaxError, ValueError, MemoryError and RecursionError.
+
+    Before 3.13, CPython adds up the tree depths of all threads that parse, and may raise a SystemError.
+    """
+    for _ in range(100):
+        try:
+            return ast.parse(code)
+        except SystemError:
+            continue
+    return ast.parse(code)

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..wire.names import QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES, add_article
-from .code_text import remove_indent
+from .code_text import parse_module, remove_indent
 
 # Functions and constants that the sandbox may define for code.
 PROVIDED_NAMES = {"SUBMIT", "display", "report", "VolumeError", *VOLUME_NAMES, *QUERY_NAMES, *QUERY_ERROR_NAMES}
@@ -179,7 +179,7 @@ def _read_definition(name: str, function: FunctionType) -> tuple[str, Definition
         raise _refuse(name, "its source is unknown, as in a Python prompt. Save it to a file, import it") from None
     try:
         text = remove_indent("".join(lines).rstrip() + "\n")
-        body = _parse(text)
+        body = parse_module(text).body
     except SyntaxError:
         body, text = [], ""
     definition = body[0] if len(body) == 1 else None
@@ -238,16 +238,6 @@ def _build_call(parameters: FunctionParameters, names: Collection[str]) -> str:
     lists = [json.dumps(part, ensure_ascii=False) for part in (required, optional)]
     call = f"await {parameters.function}" if parameters.is_async else parameters.function
     return CALL.format(call=call, required=lists[0], optional=lists[1])
-
-
-def _parse(text: str) -> list[ast.stmt]:
-    """Parse the text into statements. Raises SyntaxError."""
-    for _ in range(100):
-        try:
-            return ast.parse(text).body
-        except SystemError:  # retry: CPython before 3.13 adds up the tree depths of all threads that parse
-            continue
-    return ast.parse(text).body
 
 
 def _is_compiled_from(function: FunctionType, text: str, definition: Definition, flags: int) -> bool:

@@ -1,7 +1,11 @@
-"""Tests of the indent of code."""
+"""Tests of the indent and the syntax tree of code."""
+
+import ast
+from typing import Any
 
 import pytest
 
+from rlm_batch.sandbox.model_reply import read_program
 from rlm_batch.sandbox.requests.code_text import remove_indent
 
 # In a program, these lines follow "if True:". Each one sets `s`.
@@ -40,3 +44,17 @@ def test_code_without_a_common_indent_is_unchanged() -> None:
     ):
         assert remove_indent(code) == code
     assert remove_indent("  s = (1\n  t = 2\n") == "s = (1\nt = 2\n"  # Python reports line 1 and its bracket.
+
+
+def test_code_is_parsed_again_after_an_error_of_cpython_with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    results: list[Any] = [SystemError("AST constructor recursion depth mismatch")] * 3
+    parse = ast.parse
+
+    def fail_first(code: str) -> ast.Module:
+        if results:
+            raise results.pop()
+        return parse(code)
+
+    monkeypatch.setattr(ast, "parse", fail_first)
+    assert read_program("Here:\n```python\nx = 1\n```") == "\n\nx = 1\n"
+    assert not results
