@@ -21,40 +21,49 @@ if TYPE_CHECKING:
 # OpenThinker and gpt-oss have tags of their own.
 NAME = r"(?:[a-z]{1,10}[:_])?(?:think|thinking|thoughts?|reasoning)"
 OPENING_TAG = (
-    rf"<{NAME}(?:\s[^<>/]*)?>|\[THINK\]|◁think▷|<\|START_THINKING\|>|<\|begin_of_thought\|>"
+    rf"< ?{NAME}(?:\s[^<>]*)?(?<!/)>|\[THINK\]|◁think▷|<\|START_THINKING\|>|<\|begin_of_thought\|>"
     r"|(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>"
 )
 CLOSING_TAG = (
-    rf"</{NAME}\s*>|\[/THINK\]|◁/think▷|<\|END_THINKING\|>|<\|end_of_thought\|>|<\|channel\|>final<\|message\|>"
+    rf"< ?/ ?{NAME}\s*>|\[/THINK\]|◁/think▷|<\|END_THINKING\|>|<\|end_of_thought\|>|<\|channel\|>final<\|message\|>"
 )
 TAG = re.compile(
-    rf"(?P<quote>['\"`])(?:(?:{OPENING_TAG})[^\n]*?|(?:{CLOSING_TAG}))(?P=quote)"  # The text is about the tag.
+    rf"(?P<quote>['\"]|(?<!``)`)(?:(?:{OPENING_TAG})[^\n]*?|(?:{CLOSING_TAG}))(?P=quote)"  # The text is about the tag.
     rf"|(?P<opening>{OPENING_TAG})|(?P<closing>{CLOSING_TAG})",
     re.IGNORECASE,
 )
 OPENING_FENCE = re.compile(
     r"^(?P<before>[^\n`]*?)(?P<mark>`{3,}+|~{3,}+)[ \t]*(?P<tag>[^\s`~]*)(?P<rest>[^\n]*)$", re.MULTILINE
 )
-CLOSING_FENCE = re.compile(r"^[^\n#]*?(?<![`~])(?P<mark>`{3,}+|~{3,}+)[ \t\r]*+$", re.MULTILINE)
+CLOSING_FENCE = re.compile(r"^[^\n#]*?(?<![`~])(?P<mark>`{3,}+|~{3,}+)[ \t\r]*+(?:\n|\Z|(?=<[^\n`]*$))", re.MULTILINE)
 LINE_START = re.compile(r"^[ \t]*+", re.MULTILINE)
 LIST_MARKS = " \t>-*+.)0123456789"  # characters that may precede any opening fence in its line
 BLANK_LINES = re.compile(r"(?:[ \t\r]*\n)*+")
 MAX_CLOSINGS = 10  # closing fences that are tried for a block
 MAX_SPANS = 20  # thoughts after which tags in code are no longer data
+MAX_TAGS = 20  # tags for which the text behind a thought is parsed
 QUOTES = ('"""', "'''")
 PYTHON_TAG = re.compile(r"(?:i?python|py|repl|tool_code)[\d.]*(?![\w+-])", re.IGNORECASE)
-OUTPUT_TAG = re.compile(r"(\w+_)?(out|outputs?|results?)|(plain)?te?xt|plain|stdout|console|log|", re.IGNORECASE)
-# A line that begins an output or another speaker's turn.
+OUTPUT_TAG = re.compile(
+    r"(\w+[_-])?(out|outputs?|results?)|observation|(plain)?te?xt|plain|stdout|stderr|console|pycon|log|", re.IGNORECASE
+)
+# A line that begins an output or another speaker's turn, or a token of a chat's format.
 LABEL = re.compile(
-    r"""^[ \t>#*_\[(<|`-]*(
+    r"""^(?:[^\w\n]|_)*+(
       (?:(?:the|this|it|that|here|is|are|my|your|code|program|execution|console|terminal|repl|tool|function|actual|
-            expected|python|sandbox|shell|interpreter|cell)(?:'s)?[ _-])*
-      (?:outputs?|out|results?|observations?|stdout|stderr|response|prints?|printed|returns?|returned|gives)
+            expected|python|sandbox|shell|interpreter|cell|printed|step|\d{1,3})(?:'s)?[ _-])*
+      (?:outputs?|out|results?|observations?|stdout|stderr|response|prints?|printed|returns?|returned|gives
+         |ausgabe|ergebnis|sortie|r[eé]sultats?|salida|resultados?|saída|risultat[oi]|вывод|результат
+         |\w{0,3}(?:输出|结果|出力|結果|출력|결과))
       (?:[ ](?:of|from|in|for)\b[^\n:]{0,60})?
-      | (?:im_start\|>)?(?:user|human|system|assistant|environment)
-    )(?:[ \t]*[\[(][^\n\])]{0,20}[\])])?(?:[*_`]+|[ \t]*[:>\])|]|[ \t\r]*$)
-    | ^\W*(?:the[ ])?(?:output|result)[ ](?:is|was|shows|reads):?[ ][`'"\[({\d-]
-    | ^(?:Turns[ ]left:|FINAL:|\(The[ ]code[ ]printed|Traceback[ ]\(most)""",
+      | user|human|system|assistant|environment|tool
+    )(?:[ \t]*(?:[\[(][^\n\])]{0,20}[\])]|\#?\d{1,3}))?
+      (?:[*_`]+|[ \t]*[:\uff1a>\])|]|[ \t\r]*$|[ ][=\u2013-][ ](?=['"\d]))
+    | ^\W*(?:(?:the[ ])?(?:output|result)[ ](?:is|was|shows|reads)|(?:it|this)[ ]print(?:s|ed)):?
+      [ ](?!`[a-z_]\w*`)(?=[`'"\[({\d-])
+    | ^\W*(?:>>>|[-=]>|[→⇒])[ ](?=['"\[({\d-])
+    | ^(?:Turns[ ]left:|FINAL:|\(The[ ]code[ ]printed|Traceback[ ]\(most)
+    | <\|\w{1,40}\|>|<(?:start|end)_of_turn>|\[/?INST\]""",
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
 MARKUP = " \t\r\n*_`:>])|<#"
@@ -171,7 +180,7 @@ def _find_thoughts(text: str) -> list[tuple[int, int]]:
     depth = begin = place = 0
     nowhere = len(text) + 1
     line_starts = {line.end() for line in LINE_START.finditer(text)}
-    for tag in tags:
+    for number, tag in enumerate(tags):
         is_first = tag.start() in line_starts
         if tag["quote"] or tag.start() < place:
             continue
@@ -181,6 +190,8 @@ def _find_thoughts(text: str) -> list[tuple[int, int]]:
                 spans.append((begin, tag.end()))
                 place = tag.end()
             continue
+        if spans and number < MAX_TAGS and parse_python(remove_indent(text[spans[-1][1] :])) is not None:
+            break
         while block.begin < place or block.after <= tag.start():
             place = max(place, block.after) if block.begin >= place else place
             block = fences.find_block(place) or Block(nowhere, nowhere, nowhere, nowhere)
@@ -274,7 +285,7 @@ class _Fences:
             inner = OPENING_FENCE.match(text, BLANK_LINES.match(text, start).end())  # type: ignore[reportOptionalMemberAccess]
             if not _is_opening(opening):
                 opening = OPENING_FENCE.search(text, opening.end())
-            elif inner is not None and inner["tag"] and _is_opening(inner):
+            elif inner is not None and inner["tag"] and _is_opening(inner) and not self._is_example(opening, inner):
                 opening = inner
             else:
                 tag = opening["tag"].strip("{.}")
@@ -288,6 +299,12 @@ class _Fences:
         """Return a block's content without the indent that its lines share."""
         return remove_indent(self._text[block.start : block.end])
 
+    def _is_example(self, outer: re.Match[str], inner: re.Match[str]) -> bool:
+        """Return whether a fence around another one is longer, and its block is not the last one."""
+        is_longer = outer["mark"].startswith(inner["mark"]) and outer["mark"] != inner["mark"]
+        _, after = self._find_end(outer.end() + 1, outer["mark"], is_code=False)
+        return is_longer and OPENING_FENCE.search(self._text, after) is not None
+
     def _find_end(self, start: int, mark: str, *, is_code: bool) -> tuple[int, int]:
         """Return the end of the content that begins at `start`, and the place behind the closing fence.
 
@@ -296,7 +313,7 @@ class _Fences:
         text = self._text
         first = bisect.bisect_left(self._closings, start, key=lambda closing: closing.start("mark"))
         closings = [
-            (closing.start("mark"), min(closing.end() + 1, len(text)))
+            (closing.start("mark"), closing.end())
             for closing in self._closings[first : first + MAX_CLOSINGS]
             if closing["mark"].startswith(mark)
         ]

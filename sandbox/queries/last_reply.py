@@ -16,6 +16,7 @@ from ..wire.submission import check_limits
 from .model_python import Submission
 
 CALL = re.compile(r"\bSUBMIT\s*\(")
+JSON_NAMES = {"true": True, "false": False, "null": None}
 MAX_CALLS, MAX_CALL_CHARACTERS = 10, 100_000  # calls that are read in prose, and characters of each
 UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, tokenize.TokenError)
 
@@ -36,13 +37,22 @@ def read_submission(texts: Iterable[str]) -> Submission | None:
                         ast.Name("SUBMIT"), [], [ast.keyword("answer", value)]
                     ):
                         with suppress(*UNREADABLE):
-                            body = json.dumps({"answer": ast.literal_eval(value)}, ensure_ascii=False)
+                            answer = ast.literal_eval(_JsonNames().visit(value))
+                            body = json.dumps({"answer": answer}, ensure_ascii=False)
                             fields = json.loads(encoded := body.encode("utf-8", "replace"))
                             check_limits(fields, encoded)
                             return Submission(fields["answer"])
                     case _:
                         pass
     return None
+
+
+class _JsonNames(ast.NodeTransformer):
+    """A reader of JSON's constants, which models write in the place of Python's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Return the constant of a name of JSON."""
+        return ast.Constant(JSON_NAMES[node.id]) if node.id in JSON_NAMES else node
 
 
 def _list_calls(text: str) -> Iterator[ast.expr]:

@@ -82,7 +82,7 @@ class EmptyAnswerError(QueryError):
 
     def __init__(self, message: str, answer: Answer | None = None) -> None:
         super().__init__(message)
-        self.answer = Answer("", Usage()) if answer is None else answer
+        self.answer = Answer("", Usage()) if answer is None else _take_thoughts(answer)
 
 
 class Model(Protocol):
@@ -278,28 +278,15 @@ class QuerySession:
         Raises BudgetExceeded, DeadlineExceeded and QueryError.
         """
         if self.transcript is None:
-            return await self._ask_for_text(model, messages, query, options)
+            return _read_text(model, await self._ask(model, messages, query, options))
         started_at, asked = time.monotonic(), list_options(model.fingerprint().get("sampling", {}), options)
         add = partial(self.transcript.add_request, model.name, messages, asked, query)
         try:
-            answer = await self._ask_for_text(model, messages, query, options)
+            answer = _read_text(model, await self._ask(model, messages, query, options))
         except RlmBatchError as error:
             add(error, time.monotonic() - started_at)
             raise
         add(answer, time.monotonic() - started_at)
-        return answer
-
-    async def _ask_for_text(
-        self, model: Model, messages: list[Message], query: Query, options: RequestOptions
-    ) -> Answer:
-        """Return an answer whose text has no thoughts."""
-        try:
-            answer = _take_thoughts(await self._ask(model, messages, query, options))
-        except EmptyAnswerError as error:
-            error.answer = _take_thoughts(error.answer)
-            raise
-        if answer.thoughts and not answer.text:
-            raise EmptyAnswerError(f"the model {model.name} gave only thoughts and no answer: raise max_tokens", answer)
         return answer
 
     async def _ask(self, model: Model, messages: list[Message], query: Query, options: RequestOptions) -> Answer:
@@ -311,6 +298,7 @@ class QuerySession:
         async def request() -> str:
             nonlocal answer
             answer = await self._request(model, messages, query, options)
+            _read_text(model, answer)  # An answer of thoughts alone is not cached.
             return answer.text
 
         async def request_tracked() -> str:
@@ -413,6 +401,14 @@ class QuerySession:
             cached=self._cached,
             tree=tuple(query.to_json() for query in self.queries),
         )
+
+
+def _read_text(model: Model, answer: Answer) -> Answer:
+    """Return the answer without the thoughts in its text. Raises EmptyAnswerError if it has only thoughts."""
+    read = _take_thoughts(answer)
+    if read.thoughts and not read.text:
+        raise EmptyAnswerError(f"the model {model.name} gave only thoughts and no answer: raise max_tokens", answer)
+    return read
 
 
 def _take_thoughts(answer: Answer) -> Answer:

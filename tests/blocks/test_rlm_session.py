@@ -219,6 +219,7 @@ async def test_nested_queries_have_answers_of_any_type(chat: ChatServer) -> None
     ("reply", "value"),
     [
         ("SUBMIT('seven')", "seven"),
+        ('SUBMIT({"a": [true, null]})', {"a": [True, None]}),
         ("The answer isn't long: `SUBMIT(answer=\"it's (7\")`. That is all.", "it's (7"),
         ("```python\n# SUBMIT(6)\nx = 8\nSUBMIT({1: (7, None, -1.5)})\n```", {"1": [7, None, -1.5]}),
         ('I think:\nSUBMIT(\n    [\'a\',\n  """b\nSUBMIT(1)"""]\n)\nDone.', ["a", "b\nSUBMIT(1)"]),

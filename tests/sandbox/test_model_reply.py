@@ -41,6 +41,9 @@ def test_a_fenced_block_is_code_whatever_stands_around_it(fence: str, language: 
         ("Here's the code: ```python\nprint(1)\n```", ["print(1)"]),
         ("```{.python .numberLines}\nprint(1)\n```", ["print(1)"]),
         ("```\n```python\nprint(1)\n```\n```", ["print(1)"]),
+        ("````markdown\n```python\nprint(1)\n```\n````", ["print(1)"]),
+        ("````markdown\n```python\nprint(1)\n```\n````\n```python\nprint(2)\n```", ["print(2)"]),
+        *((f"```python\nprint(1)\n```{tag}", ["print(1)"]) for tag in ("<|im_end|>", "</s>", " </answer>\nDone.")),
         ("1. Look:\n   ```python\n   for x in y:\n       print(x)\n   ```", ["for x in y:\n    print(x)"]),
         ("- ```python\n  print(1)\n  ```\n- done", ["print(1)"]),
         ("````python\ntext = '''\n```\n'''\n````", ["text = '''\n```\n'''"]),
@@ -71,7 +74,9 @@ def test_replies_are_read_leniently(reply: str, blocks: list[str]) -> None:
     [
         *(f"<{name}>\nplan\n{DRAFT}\n</{name}>" for name in ("think", "thinking", "THINK", "thought", "seed:think")),
         *(f"<{name}>{DRAFT}</{name}>" for name in ("reasoning", "longcat_think", "budget:thinking")),
-        f'<think time="3">\n{DRAFT}\n</think>',
+        *(f"{tag}\n{DRAFT}\n</think>" for tag in ('<think time="3">', '<think source="a/b">', "< think >")),
+        f"<think>\n{DRAFT}\n</ think >",
+        f"plan\n{DRAFT}</think>",  # The fence is no quote of the tag.
         f"[THINK]{DRAFT}[/THINK]",
         f"◁think▷{DRAFT}◁/think▷",
         f"<|START_THINKING|>{DRAFT}<|END_THINKING|>",
@@ -125,6 +130,13 @@ def test_a_tag_in_code_or_data_is_no_thought(text: str) -> None:
         assert read_program(text) == text
 
 
+@pytest.mark.parametrize("text", ["SUBMIT('a</think>b')", "s = r'<think>.*?</think>'", '{\n "a": "b </think> c"\n}'])
+@pytest.mark.parametrize("thought", ["<think>plan</think>\n", "plan\n</think>\n"])
+def test_a_tag_in_code_or_data_after_a_thought_is_no_thought(thought: str, text: str) -> None:
+    assert split_thoughts(thought + text)[0] == text
+    assert read_program(thought + text).strip() == text
+
+
 @pytest.mark.parametrize(
     "made_up",
     [
@@ -137,7 +149,18 @@ def test_a_tag_in_code_or_data_is_no_thought(text: str) -> None:
             "Turns left: 3.",
             "It prints:\n3",
         ),
-        *(wrap("3", tag) for tag in ("output", "text", "", "tool_output", "console")),
+        *(
+            "Observation 1: 3",
+            "Step 1 output: 3",
+            "Printed output:\n3",
+            "\U0001f4e4 Output: 3",
+            "Output = 3",
+            "It prints 3.",
+        ),
+        *(">>> 3", "-> 3", "=> [3]", "Ausgabe: 3", "Sortie : 3", "Resultado:\n3", "Вывод: 3", "执行结果\uff1a3"),
+        *("Tool: 3", "<|im_start|>tool\n3", "<|start_header_id|>ipython<|end_header_id|>\n3", "[INST] 3 [/INST]"),
+        "<end_of_turn>\n<start_of_turn>user\n3",
+        *(wrap("3", tag) for tag in ("output", "text", "", "tool_output", "bash-output", "pycon", "console")),
     ],
 )
 def test_code_after_an_output_that_the_model_made_up_is_not_run(made_up: str) -> None:
@@ -156,6 +179,7 @@ def test_code_after_an_output_that_the_model_made_up_is_not_run(made_up: str) ->
     "between",
     [
         *("Next, I look at the result:", "Result:", "Then I output the sum: it is small.", "This prints the lines."),
+        *("The result is `a`, so I submit it.", "Output format: one number", "-> then I submit it", "Tools are next."),
         *("Users are next.", "The output is a list.", wrap("pip install x", "bash"), "Step 2\n---"),
     ],
 )
@@ -191,6 +215,11 @@ def test_a_value_may_be_fenced(text: str) -> None:
         "```python\n<think></think>\n" * 30_000,
         "</think>" * 100_000,
         "Output:\n" * 100_000,
+        "````a\n```python\n" * 50_000,
+        "````a\n```python\n1\n```\n````\n" * 10_000,
+        '<think></think>x = """\n' + "a</think>b\n" * 50_000,
+        "```python\n1\n```\n" + " _" * 500_000,
+        "```python\n1\n" + "``` <" * 100_000,
     ],
 )
 @pytest.mark.timeout(60)  # quadratic time would be hours

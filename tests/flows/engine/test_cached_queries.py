@@ -27,24 +27,26 @@ async def test_executions_and_later_runs_share_one_cached_answer(
     chat: ChatServer, results: Path, capsys: pytest.CaptureFixture[str]
 ):
     chat.rule("refused", Reply("refused", status=400))
-    chat.rule("long", Reply("half", finish_reason="length"))  # This answer is not in the cache, so it is asked twice.
+    # These answers are not in the cache, so they are asked twice.
+    chat.rule("long", Reply("half", finish_reason="length"))
+    chat.rule("pensive", "<think>half")
     code = """
 from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(4) as pool:
     answers = set(pool.map(llm_query, ["the same"] * 4))
-failed = {type(error).__name__ for error in llm_query_batched(["refused", "long"], on_error="return")}
+failed = {type(error).__name__ for error in llm_query_batched(["refused", "long", "pensive"], on_error="return")}
 SUBMIT(answers=sorted(answers), failed=list(failed))
 """
-    outcomes = await batch([code, code], language_model=NAME, max_workers=1, max_llm_calls=3, cache_queries=True)
+    outcomes = await batch([code, code], language_model=NAME, max_workers=1, max_llm_calls=4, cache_queries=True)
     assert [outcome.outputs for outcome in outcomes] == [
         {"answers": ["answer to: the same"], "failed": ["QueryError"]}
     ] * 2  # fmt: skip
     queries = [outcome.meta.queries for outcome in outcomes]
-    assert sum(one.asked for one in queries) == 12
-    assert (sum(one.calls for one in queries), sum(one.cached for one in queries)) == (3, 7)
+    assert sum(one.asked for one in queries) == 14
+    assert (sum(one.calls for one in queries), sum(one.cached for one in queries)) == (5, 7)
     assert sum(one.prompt_tokens for one in queries) == chat.stats.prompt_tokens
     requests = chat.stats.requests
-    assert requests - sum("refused" in request.text for request in chat.requests) == 3
+    assert requests - sum("refused" in request.text for request in chat.requests) == 5
     (ledger,) = results.glob("*/")
     (part,) = ledger.glob("answers-*.jsonl")
     line = json.loads(part.read_text())
@@ -54,7 +56,7 @@ SUBMIT(answers=sorted(answers), failed=list(failed))
     output = OutputFormat(shows_output=False, is_json=False)
     assert show_report(ledger.name, None, None, None, None, shows_queries=True, output=output) == 0
     printed = capsys.readouterr()
-    assert "12 asked; the model was called 3 times: " in printed.err
+    assert "14 asked; the model was called 5 times: " in printed.err
     assert "; 7 answers came from the cache" in printed.err
     assert printed.out.count("; 1 answers came from the cache") == 7
     assert len(load_report(ledger.name).results) == 2  # readers of outcomes skip the answers
