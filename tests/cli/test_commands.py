@@ -23,6 +23,14 @@ def split_rows(text):
     return [line.split() for line in text.splitlines()]
 
 
+def run_pipe(command, folder):
+    """Run a pipe of commands in a folder, and print the exit status of the first one."""
+    words = ["bash", "-c", f"{command}; echo ${{PIPESTATUS[0]}}"]
+    return subprocess.run(
+        words, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=500, check=False
+    )
+
+
 def test_a_sweep_prints_its_trials_and_can_be_reported_and_resumed(run):
     words = ["sweep", LEARNING_RATE, "--grid", "lr=0.001,0.01", "--grid", "batch_size=32,64", "--minimize", "loss"]
     done = run(*words)
@@ -159,15 +167,7 @@ def test_code_from_stdin_uses_local_tools_and_tolerates_a_closed_reader(tmp_path
     (tmp_path / "in.jsonl").write_text('{"x": 2}\n' * 4)
     (tmp_path / "code.py").write_text("SUBMIT(both=join('a', 'b'))")
     command = f"{COMMAND} batch /dev/stdin --inputs in.jsonl --tools join=words:join --json <code.py"
-    done = subprocess.run(
-        ["bash", "-c", f"{command} | head -c 12; echo ${{PIPESTATUS[0]}}"],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    done = run_pipe(f"{command} | head -c 12", tmp_path)
     assert done.stdout == '{"index": 0,141\n', done.stderr
     assert "4 of 4 done" in done.stderr
     assert "rlm-batch:" not in done.stderr
@@ -203,15 +203,7 @@ def test_doctor_finds_directories_that_cannot_be_written(run, tmp_path, monkeypa
 
 @pytest.mark.parametrize("words", ["--help", "volume --help", "report --help"])
 def test_a_reader_of_both_streams_that_closes_them_ends_the_command_with_141(words, tmp_path):
-    done = subprocess.run(
-        ["bash", "-c", f"{COMMAND} {words} 2>&1 | true; echo ${{PIPESTATUS[0]}}"],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    done = run_pipe(f"{COMMAND} {words} 2>&1 | true", tmp_path)
     assert (done.stdout, done.stderr) == ("141\n", "")
 
 
