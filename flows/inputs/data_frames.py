@@ -129,6 +129,11 @@ def _convert_cell(name: object, column: Any, cell: Any) -> Any:
         if getattr(cell, "nanosecond", 0):  # A Timestamp of pandas has this attribute.
             raise _refuse_nanoseconds(name, column)
         return cell.isoformat()
+    if kind.__name__ in ("ndarray", "datetime64") and cell.dtype.kind in "MO":
+        short = cell if cell.dtype.kind == "O" else cell.astype("datetime64[us]")
+        if ((short != cell) & (cell == cell)).any():  # NaT differs from itself.
+            raise _refuse_nanoseconds(name, column)
+        return _convert_cell(name, column, short.tolist())
     if isinstance(cell, (list, tuple)):
         return [_convert_cell(name, column, item) for item in cell]  # type: ignore[reportUnknownVariableType]
     if isinstance(cell, dict) and all(isinstance(key, str) for key in cell):  # type: ignore[reportUnknownVariableType]

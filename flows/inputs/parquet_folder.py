@@ -88,7 +88,13 @@ def _complete_batch(arrow: Any, batch: Any, partition: dict[str, Any], schema: A
     columns: list[Any] = []
     for field in schema:
         if field.name in batch.schema.names:
-            columns.append(batch.column(field.name).cast(field.type))
+            try:
+                columns.append(batch.column(field.name).cast(field.type))
+            except arrow.ArrowException as error:
+                raise ConfigurationError(
+                    f"column {field.name!r} has several types in the Parquet files, and not every value fits "
+                    f"{field.type}: {error}. Convert it to one type"
+                ) from None
         else:
             columns.append(arrow.array([partition.get(field.name)] * batch.num_rows, field.type))
     return arrow.record_batch(columns, schema=schema)

@@ -77,6 +77,8 @@ CELLS: dict[str, tuple[list[Any], Any, list[Any] | None]] = {
     "zone": ([NOON.replace(tzinfo=BERLIN)], pyarrow.timestamp("ns", "Europe/Berlin"), ["2026-01-02T12:00:00+01:00"]),
     "milli": ([NOON.replace(microsecond=250000)], pyarrow.timestamp("ms"), ["2026-01-02T12:00:00.250000"]),
     "times": ([[NOON], [], None], pyarrow.list_(pyarrow.timestamp("us")), [["2026-01-02T12:00:00"], [], None]),
+    "days": ([[NOON.date(), None]], pyarrow.list_(pyarrow.date32()), [["2026-01-02", None]]),
+    "nanos in a list": ([[1767355200000000001]], pyarrow.list_(pyarrow.timestamp("ns")), None),
     "floats": ([[0.5, float("nan")]], pyarrow.list_(pyarrow.float64()), [[0.5, None]]),
     "struct": ([{"a": 1, "b": None}], pyarrow.struct({"a": "int64", "b": "string"}), [{"a": 1, "b": None}]),
     "nanos": ([1767355200000000001], pyarrow.timestamp("ns"), None),
@@ -98,7 +100,7 @@ def test_a_column_gives_the_same_values_by_every_route(name: str, tmp_path: Path
     is_nullable = name in ("int", "bool")  # pandas' own dtypes hold no missing values
     frame = table.to_pandas(types_mapper=pandas.ArrowDtype) if is_nullable else table.to_pandas()
     routes: list[Any] = [table, table.to_batches()[0], polars.from_arrow(table)]
-    routes += [tmp_path / "in.parquet", tmp_path / "folder", *([frame] if name != "times" else [])]
+    routes += [tmp_path / "in.parquet", tmp_path / "folder", frame]
     for route in routes:
         with nullcontext() if expected else pytest.raises(ConfigurationError, match=f"column '{name}' of "):
             rows = [

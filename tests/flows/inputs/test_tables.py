@@ -369,6 +369,9 @@ def test_a_folder_of_parquet_files_is_one_table(tmp_path: Path) -> None:
     parquet.write_table(arrow.table({"x": ["s"]}), plain / "c.parquet")
     with pytest.raises(ConfigurationError, match=r"have columns of different types: .*double vs string"):
         read_inputs(str(plain))
+    parquet.write_table(arrow.table({"x": [2**60 + 1]}), plain / "c.parquet")  # a float loses its last digit
+    with pytest.raises(ConfigurationError, match=r"column 'x' has several types in the Parquet files, and not every"):
+        read_inputs(str(plain))
     (plain / "c.parquet").write_bytes(b"PAR1 not")
     with pytest.raises(ConfigurationError, match=r"a Parquet file in .*plain\.parquet is not valid"):
         read_inputs(str(plain))
