@@ -111,6 +111,7 @@ class RlmSession:
         return QuerySummary(
             asked=sum(summary.asked for summary in summaries),
             failed=sum(summary.failed for summary in summaries),
+            unsolved=sum(summary.unsolved for summary in summaries),
             calls=sum(summary.calls for summary in summaries),
             prompt_tokens=sum(summary.prompt_tokens for summary in summaries),
             completion_tokens=sum(summary.completion_tokens for summary in summaries),

@@ -118,13 +118,14 @@ class RlmAnswers(Report, Sequence[RlmAnswer]):
         cls, results: Sequence[Outcome], results_path: str, answer_type: AnswerType | None = None
     ) -> Self:
         """Return the report on the outcomes of all questions."""
-        asked = failed = cached = 0
+        asked = failed = unsolved = cached = 0
         usage = Usage()
         for outcome in results:
             queries = outcome.meta.queries
             asked, failed, cached = asked + queries.asked, failed + queries.failed, cached + queries.cached
+            unsolved += queries.unsolved
             usage += Usage(queries.calls, queries.prompt_tokens, queries.completion_tokens, queries.cost)
-        summary = QuerySummary(asked=asked, failed=failed, cached=cached, **asdict(usage))
+        summary = QuerySummary(asked=asked, failed=failed, unsolved=unsolved, cached=cached, **asdict(usage))
         return cls(results, summary, results_path, answer_type)
 
     @property

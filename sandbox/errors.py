@@ -31,7 +31,7 @@ class RlmBatchError(Exception):
     """
 
     retry_rule: ClassVar[RetryRule] = "never"
-    is_failure_of_code: ClassVar[bool] = False  # The code ran and failed by itself, so rates count it as not passed.
+    is_failure_of_code: bool = False  # The code ran and failed by itself, so rates count it as not passed.
     details: ClassVar[tuple[str, ...]] = ()  # attributes that the JSON contains besides the text
     _kinds: ClassVar[dict[str, type["RlmBatchError"]]] = {}  # all subclasses, by name
 
@@ -148,9 +148,13 @@ class SubmitError(RlmBatchError):
 
 
 class VolumeError(RlmBatchError):
-    """A path leaves the volume, a file is missing or not writable, or there is no volume."""
+    """A path leaves the volume, a file is missing or not writable, or there is no volume.
 
-    is_failure_of_code = True
+    Attributes:
+        is_failure_of_code: True if the code raised it, and False if the host could not send, read or commit a file.
+    """
+
+    details = ("is_failure_of_code",)
 
 
 class StateLost(RlmBatchError):
@@ -211,7 +215,13 @@ class NotRun(RlmBatchError):
 
 
 class QueryError(RlmBatchError):
-    """No model answered."""
+    """No model answered.
+
+    Attributes:
+        is_failure_of_code: True if the models answered, but a recursive model submitted no answer within its turns.
+    """
+
+    details = ("is_failure_of_code",)
 
 
 class SandboxesLeft(RlmBatchError):

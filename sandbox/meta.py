@@ -11,6 +11,7 @@ class QuerySummary:
     Attributes:
         asked: Number of queries.
         failed: Number of queries that failed.
+        unsolved: Number of these whose models answered, but a recursive model submitted no answer within its turns.
         calls: Number of answered calls to the model, including a recursive model's own turns.
         prompt_tokens: Tokens of these calls' prompts.
         completion_tokens: Tokens of these calls' answers.
@@ -21,6 +22,7 @@ class QuerySummary:
 
     asked: int = 0
     failed: int = 0
+    unsolved: int = 0
     calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0

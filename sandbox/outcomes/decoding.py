@@ -196,7 +196,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     if kind == "submit":
         return SubmitError(f"{message}{where}")
     if kind == "volume":
-        return VolumeError(f"{message}{where}")
+        return VolumeError(f"{message}{where}", is_failure_of_code=True)
     if kind == "memory":
         more = describe_more_memory(header)
         return CodeCrashed(

@@ -53,7 +53,8 @@ def get_status(outcome: Outcome) -> str:
     An unfinished execution failed for a reason outside of its code, such as a lost sandbox, so no rate counts it.
     """
     if isinstance(outcome, Failure):
-        is_of_model = outcome.meta.queries.failed > 0 and getattr(outcome.error, "type", "") in QUERY_ERRORS
+        queries = outcome.meta.queries
+        is_of_model = queries.failed > queries.unsolved and getattr(outcome.error, "type", "") in QUERY_ERRORS
         return "failed" if outcome.error.is_failure_of_code and not is_of_model else "unfinished"
     return "exited" if outcome.meta.exited and not outcome.meta.submitted else "succeeded"
 

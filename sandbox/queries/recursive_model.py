@@ -204,7 +204,8 @@ class Conversation:
             errors = errors + 1 if turn.get("failed") else 0
             if errors == settings.max_errors:
                 raise QueryError(
-                    f"the recursive model failed in {errors} turns in a row (max_errors): {turn['output']}"
+                    f"the recursive model failed in {errors} turns in a row (max_errors): {turn['output']}",
+                    is_failure_of_code=True,
                 )
         return await self._ask_for_answer(query, session, answer_type)
 
@@ -295,7 +296,8 @@ class Conversation:
                 return value
         raise QueryError(
             f"the recursive model submitted no answer in {self._settings.max_turns} turns "
-            f"({name_parameter('max_turns')}): {turn['output']}"
+            f"({name_parameter('max_turns')}): {turn['output']}",
+            is_failure_of_code=True,
         )
 
     async def _compact(self, query: Query, session: QuerySession, turn: dict[str, Any]) -> None:

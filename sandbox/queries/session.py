@@ -80,8 +80,8 @@ class EmptyAnswerError(QueryError):
     `answer` is the answer as far as it came, with its usage.
     """
 
-    def __init__(self, message: str, answer: Answer | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, answer: Answer | None = None, **attributes: Any) -> None:
+        super().__init__(message, **attributes)
         self.answer = Answer("", Usage()) if answer is None else _take_thoughts(answer)
 
 
@@ -235,7 +235,7 @@ class QuerySession:
 
     def __post_init__(self) -> None:
         self._request_slots = asyncio.Semaphore(self.concurrency)
-        self._asked = self._failed = self._recorded = self._cached = 0
+        self._asked = self._failed = self._unsolved = self._recorded = self._cached = 0
         self.listener_error: Exception | None = None  # the exception of `on_event`
 
     def emit(self, event: RlmEvent) -> None:
@@ -364,6 +364,7 @@ class QuerySession:
             return answer
         except BaseException as error:
             self._failed += 1
+            self._unsolved += isinstance(error, RlmBatchError) and error.is_failure_of_code
             text = error.summary if isinstance(error, RlmBatchError) else str(error)
             query.error = f"{type(error).__name__}: {text}"[:RECORDED_CHARACTERS]
             raise
@@ -397,6 +398,7 @@ class QuerySession:
         return QuerySummary(
             asked=self._asked,
             failed=self._failed,
+            unsolved=self._unsolved,
             **asdict(self.budget.usage),
             cached=self._cached,
             tree=tuple(query.to_json() for query in self.queries),

@@ -135,6 +135,7 @@ async def test_a_missing_path_or_one_outside_the_volume_raises_volume_error(sand
             with pytest.raises(VolumeError, match=said) as caught:
                 await interpreter.execute(code)
             assert caught.value.meta is not None
+            assert caught.value.is_failure_of_code
         assert (await interpreter.execute("SUBMIT(list_volume())")).output == []
         code = "try: load_from_volume('nosuch')\nexcept VolumeError as error: SUBMIT(isinstance(error, OSError))"
         assert (await interpreter.execute(code)).output is True

@@ -24,8 +24,10 @@ from rlm_batch import (
     LanguageModel,
     LocalSandbox,
     batch,
+    load_report,
     rlm,
 )
+from rlm_batch.sandbox.outcomes.outcome_json import get_status
 
 from ..infra.scripted_turns import format_turn, make_script
 from ..infra.waiting import HANG_SECONDS
@@ -352,6 +354,13 @@ async def test_the_last_turn_is_followed_by_a_call_for_the_answer(chat):
     assert (found.answer, found.queries.calls) == ("seven", 3)
 
 
+async def test_a_question_without_an_answer_after_its_turns_has_failed_and_is_no_lost_one(chat):
+    chat.script = lambda request: "I cannot." if "no turns left" in request.text else format_turn("print(7)")
+    found = await rlm("q", NAME, max_turns=2, on_failure="return")
+    assert (found.answered, get_status(found.result), found.queries.unsolved) == (False, "failed", 1)
+    assert get_status(load_report(found.results_path)[0]) == "failed"
+
+
 async def test_each_turn_is_in_the_ledger_with_its_usage_even_without_a_text(chat):
     replies = iter([Reply("a b c", no_text=True), format_turn("print(7)"), "SUBMIT('seven')"])
     chat.script = lambda _: next(replies)
@@ -370,6 +379,7 @@ async def test_failed_turns_in_a_row_end_the_query(chat):
     found = await rlm("q", NAME, max_errors=3, on_failure="return")
     assert found.error is not None
     assert "failed in 3 turns in a row (max_errors)" in str(found.error)
+    assert get_status(found.result) == "failed"
     assert found.queries.calls == len(found.trajectory) == 3
 
 

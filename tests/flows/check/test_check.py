@@ -19,6 +19,7 @@ from rlm_batch import (
     sweep,
 )
 from rlm_batch.blocks.local.handle import LocalSandboxHandle
+from rlm_batch.sandbox.outcomes.outcome_json import get_status
 from rlm_batch.tasks.ledger.ledger import Ledger
 
 pytestmark = pytest.mark.anyio
@@ -191,6 +192,7 @@ async def test_a_check_judges_no_code_that_did_not_begin(tmp_path, monkeypatch):
     for failure in (with_file[0], with_large_variable["0"]):
         assert isinstance(failure, Failure)
         assert isinstance(failure.error, VolumeError)
+        assert get_status(failure) == "unfinished"
         assert failure.meta.judged is None
 
 

@@ -1,6 +1,7 @@
 """The estimate of pass@k of a run's outcomes."""
 
 import itertools
+import json
 import random
 import re
 
@@ -10,7 +11,7 @@ from rlm_batch import CodeError, ConfigurationError, Failure, Result, pass_at_k
 from rlm_batch.flows.reporting.summary import RunSummary
 from rlm_batch.sandbox import errors
 from rlm_batch.sandbox.meta import Meta, QuerySummary
-from rlm_batch.sandbox.outcomes.outcome_json import get_status
+from rlm_batch.sandbox.outcomes.outcome_json import get_status, outcome_from_json, outcome_to_json
 from rlm_batch.sandbox.result import Outcome
 from rlm_batch.tasks.ledger.run_record import ReportSpec
 
@@ -68,7 +69,7 @@ def test_what_did_not_run_to_the_end_is_left_out_and_the_number_is_said():
         pass_at_k(samples("??"), 1)
 
 
-CODE_FAILURES = {"CodeError", "CodeSyntaxError", "CodeCrashed", "ExecutionTimeout", "SubmitError", "VolumeError"}
+CODE_FAILURES = {"CodeError", "CodeSyntaxError", "CodeCrashed", "ExecutionTimeout", "SubmitError"}
 
 
 @pytest.mark.parametrize("name", sorted(errors.RlmBatchError._kinds))
@@ -78,6 +79,20 @@ def test_the_type_of_an_error_says_whether_rates_count_it(name: str) -> None:
     summary = RunSummary(ReportSpec())
     summary.add(failure)
     assert summary.unfinished == (name not in CODE_FAILURES)
+
+
+@pytest.mark.parametrize("kind", [errors.QueryError, errors.VolumeError])
+@pytest.mark.parametrize("is_of_code", [True, False])
+def test_an_error_of_a_volume_or_a_model_says_whether_the_code_is_its_cause(kind, is_of_code):
+    failure = Failure(kind("text", is_failure_of_code=is_of_code), Meta(index=0))
+    for outcome in (failure, outcome_from_json(json.loads(json.dumps(outcome_to_json(failure))))):
+        assert get_status(outcome) == ("failed" if is_of_code else "unfinished")
+
+
+def test_code_whose_recursive_model_submitted_nothing_counts_as_failed():
+    unsolved = Meta(index=0, queries=QuerySummary(asked=1, failed=1, unsolved=1))
+    failure = Failure(CodeError("no", type="QueryError"), unsolved)
+    assert get_status(outcome_from_json(outcome_to_json(failure))) == "failed"
 
 
 def test_code_whose_model_did_not_answer_is_left_out():
