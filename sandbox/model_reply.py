@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 # OpenThinker and gpt-oss have tags of their own.
 NAME = r"(?:[a-z]{1,10}[:_])?(?:think|thinking|thoughts?|reasoning)"
 OPENING_TAG = (
-    rf"< ?{NAME}(?:\s[^<>]*)?(?<!/)>|\[THINK\]|◁think▷|<\|START_THINKING\|>|<\|begin_of_thought\|>"
+    rf"< ?{NAME}(?:\s[^<>]*)?(?<!/)>|\[THINK(?:ING)?\]|◁think▷|<\|START_THINKING\|>|<\|begin_of_thought\|>"
     r"|(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>"
 )
 CLOSING_TAG = (
-    rf"< ?/ ?{NAME}\s*>|\[/THINK\]|◁/think▷|<\|END_THINKING\|>|<\|end_of_thought\|>|<\|channel\|>final<\|message\|>"
+    rf"< ?/ ?{NAME}\s*>|\[/THINK(?:ING)?\]|◁/think▷|<\|END_THINKING\|>|<\|end_of_thought\|>"
+    r"|<\|channel\|>final<\|message\|>"
 )
 TAG = re.compile(
     rf"(?P<quote>['\"]|(?<!``)`)(?:(?:{OPENING_TAG})[^\n]*?|(?:{CLOSING_TAG}))(?P=quote)"  # The text is about the tag.
@@ -266,11 +267,11 @@ class _Fences:
         self._last = len(text.rstrip().rstrip("`~"))
 
     def list_blocks(self) -> list[Block]:
-        """Return the blocks that have a content, but none after triple quotes: the text may be code with a string."""
+        """Return the blocks that have a content, but none in an open triple-quoted string: the text may be code."""
         blocks: list[Block] = []
         place = 0
         while block := self.find_block(place):
-            if any(quotes in self._text[place : block.begin] for quotes in QUOTES):
+            if any(self._text.count(quotes, place, block.begin) % 2 for quotes in QUOTES):
                 break
             blocks.append(block)
             place = block.after
@@ -285,7 +286,7 @@ class _Fences:
             inner = OPENING_FENCE.match(text, BLANK_LINES.match(text, start).end())  # type: ignore[reportOptionalMemberAccess]
             if not _is_opening(opening):
                 opening = OPENING_FENCE.search(text, opening.end())
-            elif inner is not None and inner["tag"] and _is_opening(inner) and not self._is_example(opening, inner):
+            elif inner is not None and inner["tag"] and self._is_wrapper(opening, inner):
                 opening = inner
             else:
                 tag = opening["tag"].strip("{.}")
@@ -299,11 +300,16 @@ class _Fences:
         """Return a block's content without the indent that its lines share."""
         return remove_indent(self._text[block.start : block.end])
 
-    def _is_example(self, outer: re.Match[str], inner: re.Match[str]) -> bool:
-        """Return whether a fence around another one is longer, and its block is not the last one."""
+    def _is_wrapper(self, outer: re.Match[str], inner: re.Match[str]) -> bool:
+        """Return whether a fence directly around another one has no block of its own.
+
+        A longer fence before further blocks has one: an example.
+        """
+        if inner["before"].strip(LIST_MARKS) or not _is_opening(inner):  # The inner fence may be in a string.
+            return False
         is_longer = outer["mark"].startswith(inner["mark"]) and outer["mark"] != inner["mark"]
         _, after = self._find_end(outer.end() + 1, outer["mark"], is_code=False)
-        return is_longer and OPENING_FENCE.search(self._text, after) is not None
+        return not is_longer or OPENING_FENCE.search(self._text, after) is None
 
     def _find_end(self, start: int, mark: str, *, is_code: bool) -> tuple[int, int]:
         """Return the end of the content that begins at `start`, and the place behind the closing fence.

@@ -42,6 +42,8 @@ def test_a_fenced_block_is_code_whatever_stands_around_it(fence: str, language: 
         ("```{.python .numberLines}\nprint(1)\n```", ["print(1)"]),
         ("```\n```python\nprint(1)\n```\n```", ["print(1)"]),
         ("````markdown\n```python\nprint(1)\n```\n````", ["print(1)"]),
+        ('```python\na = """```json\n1\n```"""\nb(a)\n```', ['a = """```json\n1\n```"""\nb(a)']),
+        ('It has a """docstring""":\n```python\nprint(1)\n```', ["print(1)"]),
         ("````markdown\n```python\nprint(1)\n```\n````\n```python\nprint(2)\n```", ["print(2)"]),
         *((f"```python\nprint(1)\n```{tag}", ["print(1)"]) for tag in ("<|im_end|>", "</s>", " </answer>\nDone.")),
         ("1. Look:\n   ```python\n   for x in y:\n       print(x)\n   ```", ["for x in y:\n    print(x)"]),
@@ -78,6 +80,7 @@ def test_replies_are_read_leniently(reply: str, blocks: list[str]) -> None:
         f"<think>\n{DRAFT}\n</ think >",
         f"plan\n{DRAFT}</think>",  # The fence is no quote of the tag.
         f"[THINK]{DRAFT}[/THINK]",
+        f"[THINKING]\n{DRAFT}\n[/THINKING]",
         f"◁think▷{DRAFT}◁/think▷",
         f"<|START_THINKING|>{DRAFT}<|END_THINKING|>",
         f"<|begin_of_thought|>{DRAFT}<|end_of_thought|>",
