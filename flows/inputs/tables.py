@@ -46,6 +46,7 @@ BLANK = re.compile(r"[ \t\n\r]*")  # JSON's blank characters
 
 BATCH_ROWS = 2000  # rows of Parquet in memory at a time
 ITEM_BYTES = 8  # bytes of a number in a list
+LIST_BYTES = 64  # bytes of memory of an empty list or object, so that a plain file is never over its ratio
 BATCH_BYTES = 64 * 1024 * 1024  # bytes of text of these rows
 CELL_CHARACTERS = 64 * 1024 * 1024  # A cell or a line may be long, but must not fill the memory.
 # Compressed data may have so many bytes, and so many times the file's size. A small file could fill the machine.
@@ -76,10 +77,10 @@ class FileCopy:
         with open(source, "rb") as stream, _open_packed(stream, path) as unpacked:
             try:
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115  # Garbage collection closes it.
-                most = max(UNPACKED_BYTES, UNPACKED_RATIO * os.fstat(stream.fileno()).st_size)
+                self.most = max(UNPACKED_BYTES, UNPACKED_RATIO * os.fstat(stream.fileno()).st_size)
                 while piece := unpacked.read(PIECE_BYTES):
                     self._file.write(piece)
-                    if unpacked is not stream and self._file.tell() > most:
+                    if unpacked is not stream and self._file.tell() > self.most:
                         raise describe_expansion(path, self._file.tell())
                 self._file.flush()
             except OSError as error:
@@ -278,6 +279,7 @@ class JsonValues:
         for number, line in enumerate(self._read_lines(report), 1):
             if line.strip():
                 where = f"line {number} of {self._path}"
+                self._check_size(line)
                 try:
                     value = JSON.decode(line)
                 except (ValueError, RecursionError) as error:
@@ -287,6 +289,7 @@ class JsonValues:
     def _read_items(self, report: Report | None) -> Iterator[tuple[Any, str]]:
         """Yield the items of an array. Only its text is in memory as a whole."""
         text = "".join(self._read_lines(report))
+        self._check_size(text)
         at = _skip_blank(text, text.index("[") + 1)
         line, counted, mark = 1, 0, text[at : at + 1]
         while mark != "]":
@@ -305,6 +308,12 @@ class JsonValues:
                 raise ConfigurationError(
                     f"line {line} of {self._path} is not JSON: after an item of an array comes a comma or the end"
                 )
+
+    def _check_size(self, text: str) -> None:
+        """Raise ConfigurationError if the lists and objects of compressed JSON could fill the memory."""
+        size = LIST_BYTES * (text.count("[") + text.count("{"))
+        if size > self._file.copy.most:
+            raise describe_expansion(self._path, size)
 
     def _check_kind(self, value: Any, where: str, line: str = "") -> Any:
         if not (self._takes_any_value or isinstance(value, dict)):

@@ -400,6 +400,8 @@ def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, monkeypatc
     for name, content in {
         "in.csv.gz": pack(data), "in.csv.zst": zstd.compress(data), "in.jsonl.zst": zstd.compress(b" " * 10_000_000),
         "in.json.gz": pack(b"[" + b" " * 10_000_000 + b"]"), "in.parquet": None, "folder": None,
+        "lists.json.gz": pack(b'[{"x": [' + b"[]," * 400_000 + b"[]]}]"),
+        "lists.jsonl.gz": pack(b'{"x": [' + b"[]," * 400_000 + b"[]]}"),
     }.items():  # fmt: skip
         if content is not None:
             (tmp_path / name).write_bytes(content)
