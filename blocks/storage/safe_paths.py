@@ -35,6 +35,8 @@ def enter_directory_below(root: Path, names: tuple[str, ...], make: int | None =
             below = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
             os.close(at)
             at = below
+            if make is not None and not os.fstat(at).st_mode & stat.S_IXUSR:  # The kernel would not refuse root.
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         yield at
     finally:
         os.close(at)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import SecretStr
 
-from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, OutcomeUnknown, SandboxLost
+from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, OutcomeUnknown, SandboxLost, VolumeError
 from rlm_batch.blocks.local import creation, deletion, isolation_level
 from rlm_batch.blocks.local import isolation as levels
 from rlm_batch.blocks.local.isolation_level import resolve_level
@@ -312,6 +312,15 @@ def test_a_folder_is_deleted_whatever_code_did_to_it(own_box: Boxes) -> None:
         assert not folder.exists()
     finally:
         subprocess.run(["rm", "-rf", str(folder)], check=False)  # too deep for pytest's own clean-up
+
+
+@pytest.mark.requires("bubblewrap")
+@pytest.mark.parametrize("path", ["closed/file", "closed/folder/file"])
+def test_a_file_that_the_code_could_not_reach_is_not_uploaded(path: str) -> None:
+    with LocalInterpreter(isolation="bubblewrap") as interpreter:
+        interpreter.execute("import os\nos.mkdir('closed')\nos.chmod('closed', 0)")
+        with pytest.raises(VolumeError, match="could not be written: Permission denied"):
+            interpreter.upload(path, "data")
 
 
 def test_deleting_a_folder_leaves_the_targets_of_its_links(own_box: Boxes, open_folder: Path) -> None:
