@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 
+from ..requests.code_text import parse_module
 from ..wire.submission import check_limits
 from .model_python import Submission
 
@@ -57,14 +58,13 @@ class _JsonNames(ast.NodeTransformer):
 
 def _list_calls(text: str) -> Iterator[ast.expr]:
     """Yield the expressions at the top level of Python, or the calls of SUBMIT in prose."""
+    statements: list[ast.stmt] = []
     try:
-        statements = ast.parse(text).body
+        statements = parse_module(text).body
     except UNREADABLE:
         for match in islice(CALL.finditer(text), MAX_CALLS):
             with suppress(*UNREADABLE):
-                call = _cut_call(text[match.start() : match.start() + MAX_CALL_CHARACTERS])
-                yield ast.parse(call, mode="eval").body
-        return
+                statements += parse_module(_cut_call(text[match.start() : match.start() + MAX_CALL_CHARACTERS])).body
     yield from (statement.value for statement in statements if isinstance(statement, ast.Expr))
 
 
