@@ -27,7 +27,7 @@ DASHES = str.maketrans("\u2212\u2013", "--")  # A minus and a dash that editors 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 # Texts that are hardly meant as texts: bounds, calls such as range(5), and numbers without commas between.
 UNCLEAR = re.compile(
-    rf"(?:\w+:)?\s*{NUMBER}\s*(?:\.\.|\u2026).*|\W*\.\.[-+.\d].*|log.*\.\..*|.*,.*"
+    rf"(?:\w+:)?\s*{NUMBER}\s*(?:\.\.|\u2026).*|\W*\.\.[-+.\d].*|log.*\.\..*|(?:log|int):[-+.\d].*|.*,.*"
     r"|(?:np|numpy)\.\w+\(.*|(?:\w+\.)?(?:range|uniform|choice)\(.*"
     rf"|{NUMBER}(?:[\s;|]+{NUMBER})+",
     re.DOTALL,
