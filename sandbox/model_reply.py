@@ -39,7 +39,7 @@ OPENING_FENCE = re.compile(
 CLOSING_FENCE = re.compile(r"^[^\n#]*?(?<![`~])(?P<mark>`{3,}+|~{3,}+)[ \t\r]*+(?:\n|\Z|(?=<[^\n`]*$))", re.MULTILINE)
 LINE_START = re.compile(r"^[ \t]*+", re.MULTILINE)
 LIST_MARKS = " \t>-*+.)0123456789"  # characters that may precede any opening fence in its line
-BLANK_LINES = re.compile(r"(?:[ \t\r]*\n)*+")
+BLANK_LINES = re.compile(r"(?:[ \t\r]*\n)*")
 MAX_CLOSINGS = 10  # closing fences that are tried for a block
 MAX_SPANS = 20  # thoughts after which tags in code are no longer data
 MAX_TAGS = 20  # tags for which the text behind a thought is parsed

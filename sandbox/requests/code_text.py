@@ -10,7 +10,7 @@ import tokenize
 
 from ..errors import ConfigurationError
 
-INDENT = re.compile(r"(?:[ \t\f]*+(?:#[^\r\n]*+)?[\r\n])*+([ \t]*+)")  # group 1 is the first statement's indent
+INDENT = re.compile(r"(?:[ \t\f]*(?:#[^\r\n]*)?[\r\n])*([ \t]*)")  # group 1 is the first statement's indent
 BETWEEN_STATEMENTS = ("INDENT", "DEDENT", "NL", "COMMENT", "ENDMARKER")
 DECLARATION = re.compile(r"^([ \t\f]*#.*?coding[:=][ \t]*)[-\w.]+", re.ASCII | re.MULTILINE)  # PEP 263
 
