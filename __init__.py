@@ -30,8 +30,9 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .blocks.rlm_session import open_rlm as open_rlm
     from .blocks.sync_volume import Volume as Volume
     from .flows.batch import batch as batch
-    from .flows.chunks import ChunksReport as ChunksReport
     from .flows.chunks import chunks as chunks
+    from .flows.plans.chunks import ChunksReport as ChunksReport
+    from .flows.plans.sweep import SweepReport as SweepReport
     from .flows.reap import reap as reap
     from .flows.reporting.pass_at_k import PassAtK as PassAtK
     from .flows.reporting.pass_at_k import pass_at_k as pass_at_k
@@ -43,7 +44,6 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .flows.run_report import RunReport as RunReport
     from .flows.run_report import load_report as load_report
     from .flows.sequence import sequence as sequence
-    from .flows.sweep import SweepReport as SweepReport
     from .flows.sweep import sweep as sweep
     from .sandbox.errors import BudgetExceeded as BudgetExceeded
     from .sandbox.errors import CheckError as CheckError

@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 from ..blocks.registry import make_unsaved_provider
 from ..flows.inputs.secrets import refuse_secrets
 from ..flows.parameters import FlowParameters
-from ..flows.registry import FLOWS, load_model
+from ..flows.registry import FLOWS, load_flow, load_model
 from ..sandbox.errors import ConfigurationError
 from .parameter_options import DEPLOYMENT, FlowAction, Option, build_flow_command
 from .progress import print_reading
@@ -136,10 +136,9 @@ def _deploy_flow(
 ) -> int:
     """Create the deployment, print its name and how to run it, and return the exit status."""
     from ..deployments.deploy import deploy_own
-    from ..flows.prefect_flow import load_flow
 
     schedules = [] if cron is None and timezone is None else [_build_schedule(cron, timezone)]
-    flow = load_flow(f"rlm_batch.flows.{flow_name}", flow_name)
+    flow = load_flow(flow_name)
     names = ", ".join(Path(file).name for file in files[:5]) + ", ..." * (len(files) > 5)
     description = f"A {flow_name}{f' of {names}' if files else ''}, by rlm-batch deploy."
     work_pool = asyncio.run(deploy_own(flow, name, values, description, schedules, work_pool))

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from ..flows.listener import FlowListener
+from ..flows.plans.rlm import NOUN as QUESTION
 from ..flows.reporting.groups import GroupCollector
 from ..flows.reporting.summary import BestTrials
-from ..flows.rlm import NOUN as QUESTION
 from ..sandbox.errors import NotRun
 from ..sandbox.outcomes.outcome_json import get_status
 from ..sandbox.outcomes.text_escape import escape_text

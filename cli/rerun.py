@@ -3,10 +3,10 @@
 from dataclasses import fields
 from itertools import islice
 
-from ..flows.batch import BatchParameters
 from ..flows.inputs.spilling import read_text_reference
 from ..flows.parameters import Options
 from ..flows.plan import Plan
+from ..flows.plans.batch import BatchParameters
 from ..flows.reporting.ledger_reader import LedgerReader
 from ..sandbox.errors import ConfigurationError
 from ..tasks.repeats import Item

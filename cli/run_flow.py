@@ -14,6 +14,7 @@ import httpx
 from ..blocks.registry import make_unsaved_provider
 from ..flows.parameters import FlowParameters
 from ..flows.plan import Outcomes, Plan
+from ..flows.registry import load_flow
 from ..flows.reporting.failure_reasons import group_failures
 from ..flows.reports import Report
 from ..flows.search.plan import find_sampler_class
@@ -86,10 +87,9 @@ def _import_from_working_directory(tools: dict[str, str], sampler: str) -> None:
 async def _start_flow(
     model: type[FlowParameters[Any]], parameters: FlowParameters[Any], plan: Plan | None, display: ProgressDisplay
 ) -> Report:
-    from ..flows.prefect_flow import load_flow
     from ..flows.run import run
 
-    return await run(load_flow(model.__module__, model.flow_name), parameters, display, plan)
+    return await run(load_flow(model.flow_name), parameters, display, plan)
 
 
 def _print_report(report: Report, output: OutputFormat, files: list[str]) -> None:

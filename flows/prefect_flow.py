@@ -185,7 +185,7 @@ def define_flow(model: Callable[P, FlowParameters[R]]) -> BatchFlow[P, Coroutine
         return await execute_flow(parameters, _bind_arguments(execute, args, kwargs))
 
     execute.__name__ = execute.__qualname__ = parameters.flow_name
-    execute.__module__ = parameters.__module__
+    execute.__module__ = f"{__package__}.{parameters.flow_name}"  # Deployments and copies in other processes use it.
     execute.__doc__ = read_docstring(parameters)
     execute.__signature__ = build_signature(parameters)  # type: ignore[attr-defined]
     # The model validates the values, with one sentence for all problems.

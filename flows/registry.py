@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .parameters import FlowParameters
+    from .prefect_flow import BatchFlow
 
 # One line for `rlm-batch --help` by the name of each flow.
 FLOWS = {
@@ -21,4 +22,9 @@ FLOWS = {
 
 def load_model(name: str) -> "type[FlowParameters[Any]]":
     """Import and return the parameter model of a flow, such as `BatchParameters` of `batch`."""
-    return getattr(import_module(f".{name}", __package__), f"{name.title()}Parameters")
+    return getattr(import_module(f".plans.{name}", __package__), f"{name.title()}Parameters")
+
+
+def load_flow(name: str) -> "BatchFlow[..., Any]":
+    """Import Prefect and the flow of that name, and return the flow."""
+    return getattr(import_module(f".{name}", __package__), name)

@@ -37,7 +37,7 @@ def test_refused_parameters_start_no_flow_run(caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_defect_keeps_its_traceback(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlm_batch.flows.batch.BatchParameters.build_report", lambda *_: 1 / 0)
+    monkeypatch.setattr("rlm_batch.flows.plans.batch.BatchParameters.build_report", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         batch.sync(["pass"])
     assert "traceback" in read_log(caplog)[0]

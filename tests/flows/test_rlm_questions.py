@@ -20,7 +20,7 @@ from rlm_batch import (
     load_report,
     rlm,
 )
-from rlm_batch.flows.rlm import RlmParameters
+from rlm_batch.flows.plans.rlm import RlmParameters
 from rlm_batch.sandbox.interpreter import Interpreter
 
 from ..infra.scripted_turns import MARK, format_turn, make_script

@@ -22,13 +22,13 @@ from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, RunReport
 from rlm_batch.blocks.registry import resolve_provider
-from rlm_batch.flows.batch import BatchParameters
 from rlm_batch.flows.inputs import host_paths
 from rlm_batch.flows.inputs.host_paths import locate_ledger
 from rlm_batch.flows.inputs.readers import build_chunks
 from rlm_batch.flows.inputs.spilling import read_text_reference, spill_long_parameters
 from rlm_batch.flows.parameters import find_contents
-from rlm_batch.flows.rlm import RlmParameters
+from rlm_batch.flows.plans.batch import BatchParameters
+from rlm_batch.flows.plans.rlm import RlmParameters
 from rlm_batch.tasks.execution import Execution
 from rlm_batch.tasks.ledger.result_index import get_results_root
 

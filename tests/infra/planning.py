@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from rlm_batch.flows.batch import BatchParameters
-from rlm_batch.flows.sequence import SequenceParameters
-from rlm_batch.flows.sweep import SweepParameters
+from rlm_batch.flows.plans.batch import BatchParameters
+from rlm_batch.flows.plans.sequence import SequenceParameters
+from rlm_batch.flows.plans.sweep import SweepParameters
 
 
 def plan_batch(code: Any, inputs: Any = None) -> list[tuple[str, dict[str, Any]]]:

@@ -16,9 +16,9 @@ import pytest
 from prefect import flow, task
 
 from rlm_batch import ConfigurationError, Failure, OutcomesReport, batch, chunks, load_report, sequence, sweep
-from rlm_batch.flows.batch import BatchParameters
-from rlm_batch.flows.chunks import ChunksParameters
-from rlm_batch.flows.sweep import SweepParameters
+from rlm_batch.flows.plans.batch import BatchParameters
+from rlm_batch.flows.plans.chunks import ChunksParameters
+from rlm_batch.flows.plans.sweep import SweepParameters
 
 pandas = pytest.importorskip("pandas")
 pyarrow = pytest.importorskip("pyarrow")
@@ -167,7 +167,7 @@ def test_a_lazy_frame_is_refused_with_its_remedy() -> None:
 
 def test_a_list_of_inputs_imports_no_data_frames() -> None:
     program = (
-        "import sys\nfrom rlm_batch.flows.batch import BatchParameters\n"
+        "import sys\nfrom rlm_batch.flows.plans.batch import BatchParameters\n"
         "BatchParameters.parse({'code': 'SUBMIT()', 'inputs': [{'x': 1}]}).make_plan()\n"
         "print([name for name in ('pandas', 'polars', 'pyarrow', 'numpy') if name in sys.modules])"
     )

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, Failure, batch, chunks, sweep
-from rlm_batch.flows.batch import BatchParameters
 from rlm_batch.flows.inputs.file_patterns import MAX_FILE_BYTES, MatchedFiles
+from rlm_batch.flows.plans.batch import BatchParameters
 from rlm_batch.tasks.execution import Execution
 
 READ = "with open(path, newline='') as file: SUBMIT(text=file.read())"

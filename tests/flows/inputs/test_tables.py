@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, batch
-from rlm_batch.flows.batch import BatchParameters
 from rlm_batch.flows.inputs import tables
 from rlm_batch.flows.inputs.readers import InputFile, build_chunks, read_inputs, read_points
 from rlm_batch.flows.inputs.tables import ZSTD_MODULES
+from rlm_batch.flows.plans.batch import BatchParameters
 from rlm_batch.flows.reporting.export import write_csv
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 

@@ -1,0 +1,1 @@
+"""The parameters, the plan and the report of each flow. Nothing here imports Prefect."""

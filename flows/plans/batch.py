@@ -1,0 +1,145 @@
+"""The batch flow: many pieces of code, or one piece over many inputs, each in a sandbox."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as parameter_model
+
+from ...blocks.storage.location import PathOrLocation
+from ...sandbox.caller import name_parameter
+from ...sandbox.errors import ConfigurationError
+from ...tasks.ledger.run_record import ReportSpec
+from ..inputs.conversion import Code, Items, PathText, Variables
+from ..inputs.file_patterns import MatchedFiles, is_pattern
+from ..inputs.readers import check_judge, check_variables, get_column_types, read_inputs, resolve_types_of
+from ..inputs.spilling import read_code_reference, read_codes
+from ..inputs.tables import Report as ProgressReport
+from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
+from ..plan import CodeForEach, Outcomes, Plan, count_executions, repeat_items
+from ..reports import OutcomesReport, report_outcomes
+
+
+@parameter_model(frozen=True)
+class BatchParameters(Options, FlowParameters[OutcomesReport]):
+    """Run each piece of code in a sandbox.
+
+    `code` is a list of texts, or one text that runs once for each item of `inputs`. Python callers may pass a function
+    instead of a text: its source is sent, its parameters are the variables, and its return value is submitted.
+
+    Returns:
+        A list with a `Result` for each execution, in order. With `on_failure="return"`, a `Failure` for each that
+        failed. With `repeats`, the results of one input follow each other. The list is a report, too: see
+        `OutcomesReport`.
+
+    Raises:
+        ConfigurationError: A parameter is wrong. Nothing has run.
+        ExecutionsFailed: All executions have ended and some failed, with `on_failure="raise"` (the default).
+    """
+
+    code: Annotated[
+        Items[Code] | Code,
+        Field(description="Pieces of Python code, or one piece with inputs."),
+        CommandLineForm(
+            "code files",
+            "Python files, one execution each, or one file with --inputs; /dev/stdin is standard input.",
+            is_argument=True,
+        ),
+    ]
+    inputs: Annotated[
+        Items[Variables] | PathText | None,
+        Field(
+            description="Variables of each execution of one piece of code, or a path to JSON, CSV or Parquet. A "
+            "pattern such as csv/*.csv gives an execution for each file, with the variable path."
+        ),
+        CommandLineForm(
+            "path",
+            "Variables of each execution: JSON, CSV or Parquet; or a pattern in quotes, such as 'csv/*.csv', for an "
+            "execution with the variable path for each file.",
+            is_common=True,
+        ),
+    ] = None
+    types: Types = None
+    repeats: RepeatCount = None
+
+    flow_name = "batch"
+    prefect_name = "rlm-batch"
+
+    def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
+        """Read the inputs and check them with the code. Raises ConfigurationError."""
+        options = self.make_options()
+        codes, has_inputs = self._read_codes(), self.inputs is not None
+        needs_all = options.prepare is None
+        if not has_inputs:
+            for code in codes:
+                check_variables(code, [()], needs_all=needs_all, repeats=self.repeats)
+            check_judge(options.read_check(), [()])
+            spec = ReportSpec().with_repeats(self.repeats, len(codes))
+            items = repeat_items([(code, {}) for code in codes], spec, options)
+            total = count_executions(len(codes), spec)
+            return Plan(options=options, total=total, items=items, runs_each_code=True, report_spec=spec)
+        source: Any = self.inputs
+        files = self._match_files(report) if isinstance(source, str) and is_pattern(source) else None
+        if files is None:
+            types: Any = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))
+            inputs = read_inputs(source, types, report)
+        else:
+            inputs = files
+        check_variables(codes[0], inputs, needs_all=needs_all, repeats=self.repeats)
+        check_judge(options.read_check(), inputs)
+        spec = ReportSpec().with_repeats(self.repeats, len(inputs))
+        return Plan(
+            options=options,
+            total=count_executions(len(inputs), spec),
+            items=repeat_items(CodeForEach(codes[0], inputs), spec, options),
+            report_spec=spec,
+            column_types=get_column_types(inputs),
+            find_uploads=None if files is None else files.find_uploads,
+            digests=None if files is None else files.digests,
+        )
+
+    def _match_files(self, report: ProgressReport | None) -> MatchedFiles:
+        """Return the files that match the pattern of `inputs`. Raises ConfigurationError."""
+        if self.types is not None:
+            raise ConfigurationError(
+                f"{name_parameter('types')} needs a CSV file, and a pattern gives each execution the path of a file: "
+                "leave it out"
+            )
+        if self.shards is not None:
+            raise ConfigurationError(
+                f"{name_parameter('inputs')} is a pattern of files of this machine, and shards run on others: put the "
+                f"files on a volume and pass their paths, or leave out {name_parameter('shards')}"
+            )
+        return MatchedFiles(str(self.inputs), report)
+
+    def _read_codes(self) -> list[str]:
+        """Return the pieces of code: exactly one if there are inputs. Raises ConfigurationError."""
+        code: Any = self.code
+        if self.inputs is None and self.types is not None:
+            raise ConfigurationError(
+                f"{name_parameter('types')} needs a CSV file in {name_parameter('inputs')}: leave it out"
+            )
+        if isinstance(code, list):
+            if self.inputs is not None:
+                raise ConfigurationError(
+                    f"{name_parameter('inputs')} needs one piece of code, and there are {len(code)}: pass one"
+                )
+            if not code:
+                raise ConfigurationError("the list of code is empty: pass at least one piece")
+            return read_codes(code)  # type: ignore[reportUnknownArgumentType]
+        content = read_code_reference(code)
+        if isinstance(content, list) and self.inputs is not None:
+            raise ConfigurationError(
+                f"{name_parameter('inputs')} needs one piece of code, and the file of code has a list: pass one"
+            )
+        return content if isinstance(content, list) else [content]
+
+    def get_variables_source(self) -> str:
+        """Return `inputs`, or an empty text if there are several pieces of code."""
+        return "" if isinstance(self.code, list) and len(self.code) > 1 else "inputs"  # type: ignore[arg-type]
+
+    def build_report(self, outcomes: Outcomes) -> OutcomesReport:
+        """Return the outcomes, in order."""
+        spec = ReportSpec()
+        if self.repeats is not None:
+            spec = spec.with_repeats(self.repeats, len(outcomes.results) // self.repeats)
+        return report_outcomes(outcomes.results, outcomes.results_path, spec)

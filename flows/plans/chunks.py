@@ -1,0 +1,343 @@
+"""The chunks flow: runs one piece of code on each chunk of the data, and another to reduce the results."""
+
+import asyncio
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Self, cast
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as parameter_model
+
+from ...blocks.storage.location import PathOrLocation
+from ...blocks.volume import check_volume_name
+from ...sandbox.driver_settings import Preparation
+from ...sandbox.errors import ConfigurationError
+from ...sandbox.outcomes.text_escape import escape_text
+from ...sandbox.requests.execution_request import EncodedVariable, encode_variable
+from ...sandbox.result import MaybeNone, Outcome, Result
+from ...sandbox.wire.strict_json import NotJsonError
+from ...tasks.execution import Execution, add_index, compute_key, number_seed
+from ...tasks.ledger.run_record import ReportSpec
+from ...tasks.repeats import REPEAT, Repeats, add_repeat, locate_execution, make_repeat_test
+from ..inputs.conversion import Code, DataById, DataItem, Items, PathText
+from ..inputs.readers import (
+    ChunkSource,
+    build_chunks,
+    check_judge,
+    check_provided_variables,
+    get_column_types,
+    resolve_types_of,
+)
+from ..inputs.spilling import read_text_reference
+from ..inputs.tables import Report as ProgressReport
+from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types, VolumeName
+from ..plan import CodeForEach, Outcomes, Plan, chunk_label, count_executions, repeat_items
+from ..reporting.groups import group_outcomes, list_hidden_fields
+from ..reporting.table import format_cell, format_rows
+from ..reports import Report, describe_outcome
+
+if TYPE_CHECKING:
+    from ..engine.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class ChunksReport(Report):
+    """A chunked job's results by chunk id (a text), and the result of `reduce`.
+
+    `report[id]` is a chunk's outcome. A loop over the report visits the chunks' outcomes in order. The report prints as
+    a table of chunks and fields.
+
+    Attributes:
+        results: A `Result` or `Failure` for each chunk, by its id, in the order of the data. With `repeats`, a result
+            has the mean of each numeric field over the repeats, and its statistics in further fields such as
+            `loss.std`: `count`, `mean`, `std`, `se`, `min` and `max`.
+        reduction: The outcome of `reduce`; None without `reduce`.
+        overlaps: Files on the volume that several chunks wrote, with the chunks' ids. Each file has the content of the
+            last write. Files that a subprocess wrote are missing.
+        results_path: The ledger's directory or location.
+        spec: The number of repeats.
+        repeated: With `repeats`, the outcomes of all executions of chunks, in order; otherwise empty.
+    """
+
+    results: Mapping[str, Outcome]
+    reduction: Outcome | MaybeNone
+    overlaps: dict[str, list[str]]
+    results_path: str
+    spec: ReportSpec = field(default_factory=ReportSpec)
+    repeated: Sequence[Outcome] = ()
+
+    @classmethod
+    def from_outcomes(cls, outcomes: Outcomes, count: int, repeats: int | None = None) -> Self:
+        """Return the report. The first `count` outcomes belong to the chunks, and the next one to the reduction."""
+        places: dict[str, int] = {}
+        writers: dict[str, dict[str, None]] = {}
+        spec = ReportSpec().with_repeats(repeats, count // (repeats or 1))
+        for place, outcome in enumerate(itertools.islice(outcomes.results, count)):
+            chunk_id = str(outcome.meta.variables["chunk_id"])
+            places[chunk_id] = place // (repeats or 1)
+            for path in outcome.meta.files:
+                writers.setdefault(path, {})[chunk_id] = None
+        overlaps = {path: list(ids) for path, ids in writers.items() if len(ids) > 1}
+        reduction = outcomes.results[count] if len(outcomes.results) > count else None
+        if repeats is None:
+            return cls(_ById(places, outcomes.results), reduction, overlaps, outcomes.results_path)
+        repeated = outcomes.results[:count]
+        groups = list(group_outcomes(repeated, spec))
+        return cls(_ById(places, groups), reduction, overlaps, outcomes.results_path, spec, repeated)
+
+    @property
+    def rows_outcomes(self) -> Sequence[Outcome]:
+        """The outcomes that have a row in the table: one for each chunk."""
+        return list(self.results.values())
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """The chunks' outcomes, in order. With repeats, those of one chunk follow each other."""
+        return self.repeated or list(self.results.values())
+
+    def __getitem__(self, chunk_id: str | int) -> Outcome:
+        return self.results[str(chunk_id)]
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __iter__(self) -> Iterator[Outcome]:
+        return iter(self.results.values())
+
+    def rows(
+        self, limit: int | None = None, *, shows_output: bool = False, shows_usage: bool = False
+    ) -> list[list[str]]:
+        """Return the table as `Report.rows` does. Read only the first `limit` chunks, because there may be many."""
+        shown = list(itertools.islice(self.results.values(), limit))
+        hidden = set[str]() if self.spec.repeats is None else list_hidden_fields(shown, self.spec)
+        return format_rows(shown, shows_output=shows_output, hidden=hidden, shows_usage=shows_usage)
+
+    def describe(self) -> str:
+        """Return the fields that the reduction submitted, and a sentence about repeats, or an empty text."""
+        lines = [Report.describe(self)] if self.spec.repeats is not None else []
+        if isinstance(self.reduction, Result):
+            values = [f"{name}={format_cell(value)}" for name, value in self.reduction.outputs.items()]
+            lines.append(f"Reduction: {escape_text(', '.join(values))}")
+        return "\n".join(lines)
+
+    def list_overlaps(self) -> list[str]:
+        """Return a sentence about each file that several chunks wrote."""
+        notes: list[str] = []
+        for path, ids in self.overlaps.items():
+            shown = ", ".join(ids[:10]) + (f" and {len(ids) - 10} more" if len(ids) > 10 else "")
+            note = f"several chunks ({shown}) wrote {path} on the volume, and only the last content remains"
+            notes.append(escape_text(f"{note}: use chunk_id in the file's name"))
+        return notes
+
+    def list_notes(self) -> list[str]:
+        """Return sentences about chunks without fields and about files that several chunks wrote."""
+        return [*self.list_overlaps(), *Report.list_notes(self)]
+
+    def to_json_lines(self) -> Iterator[dict[str, Any]]:
+        """Yield an object for each chunk, and one for the reduction."""
+        yield from map(describe_outcome, self.outcomes)
+        if self.reduction is not None:
+            yield describe_outcome(self.reduction)
+
+
+class _ById(Mapping[str, Outcome]):
+    """A view of a sequence of outcomes as a mapping from chunk ids, in order. It copies no outcomes."""
+
+    def __init__(self, places: dict[str, int], outcomes: Sequence[Outcome]) -> None:
+        self._places, self._outcomes = places, outcomes
+
+    def __getitem__(self, chunk_id: str) -> Outcome:
+        return self._outcomes[self._places[chunk_id]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+@parameter_model(frozen=True)
+class ChunksParameters(Options, FlowParameters[ChunksReport]):
+    """Run the code once for each chunk, with `chunk_id` (text) and `data`, and `reduce` once at the end.
+
+    The chunks are `chunks`, a dict of data by id, or `data`, which is cut into lists of `chunk_size` items with the ids
+    "0", "1" and so on. A job with the results of an earlier run executes only chunks without a result for their code
+    and data. `reduce` reads the chunks' results in `results`, a dict by chunk id, and their files on the volume. It
+    runs if no chunk failed. With `repeats`, a value of `results` is a list with the fields of each repeat.
+
+    Returns:
+        The report: the results by chunk id, and the result of `reduce`. With `on_failure="return"`, failed chunks are
+        `Failure`.
+
+    Raises:
+        ConfigurationError: A parameter is wrong. Nothing has run.
+        ExecutionsFailed: All executions have ended and some failed, with `on_failure="raise"` (the default).
+    """
+
+    code: Annotated[
+        Code,
+        Field(description="Python code that reads chunk_id and data, and submits its fields."),
+        CommandLineForm(
+            "code file",
+            "Python file that reads chunk_id and data, and submits its fields; /dev/stdin is standard input.",
+            is_argument=True,
+        ),
+    ]
+    chunks: Annotated[
+        DataById | PathText | None,
+        Field(description="Data of each chunk by its id, or a path to JSON, CSV or Parquet with id and data."),
+        CommandLineForm("path", "Chunks, with id and data in each line: JSON, CSV or Parquet.", is_common=True),
+    ] = None
+    data: Annotated[
+        Items[DataItem] | PathText | None,
+        Field(description="Items to divide into chunks, or a path to JSON, CSV or Parquet with one in each line."),
+        CommandLineForm("path", "Items to divide into chunks, one in each line: JSON, CSV or Parquet.", is_common=True),
+    ] = None
+    chunk_size: Annotated[
+        int | None, Field(ge=1, description="Items of the data in each chunk."), CommandLineForm(is_common=True)
+    ] = None
+    volume_name: VolumeName = None
+    reduce: Annotated[
+        Code | None,
+        Field(description="Code that runs once after all chunks, with their fields in results."),
+        CommandLineForm(
+            "code file", "Python file that runs once after all chunks, with their fields in results.", is_common=True
+        ),
+    ] = None
+    types: Types = None
+    repeats: RepeatCount = None
+
+    flow_name = "chunks"
+    prefect_name = "rlm-chunks"
+
+    def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
+        """Read the chunks. Raises ConfigurationError."""
+        code = read_text_reference(cast("str", self.code))
+        reduce = None if self.reduce is None else read_text_reference(cast("str", self.reduce))
+        options = self.make_options()
+        if self.volume_name is not None:
+            check_volume_name(self.volume_name)
+        provided = ("chunk_id", "data") if self.repeats is None else ("chunk_id", "data", REPEAT)
+        check_provided_variables(code, provided, needs_all=options.prepare is None)
+        check_judge(options.read_check(), [("chunk_id", "data")])
+        check_provided_variables(reduce, ("results",), needs_all=options.prepare is None)
+        chunks: Any = self.chunks
+        data: Any = self.data
+        source = data if chunks is None else chunks
+        types = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))  # type: ignore[arg-type]
+        parts = build_chunks(chunks, data, self.chunk_size, types, report)
+        spec = ReportSpec("chunk" if reduce is None else "execution").with_repeats(self.repeats, len(parts))
+        items = CodeForEach(code, _ChunkVariables(parts))
+        return Plan(
+            options=options,
+            total=count_executions(len(parts), spec) + (reduce is not None),
+            items=repeat_items(items, spec, options),
+            execute=ChunkedJob(code, parts, reduce, spec.repeats).execute,
+            label=chunk_label,
+            report_spec=spec,
+            volume_name=self.volume_name,
+            column_types=get_column_types(parts),
+        )
+
+    def build_report(self, outcomes: Outcomes) -> ChunksReport:
+        """Return the report: the outcomes of the chunks, and then the outcome of the reduction if there is one."""
+        count = len(outcomes.results) - (self.reduce is not None)
+        return ChunksReport.from_outcomes(outcomes, count, self.repeats)
+
+
+@dataclass(frozen=True, slots=True)
+class _ChunkVariables:
+    """The variables of each chunk. They can be read again."""
+
+    parts: ChunkSource
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return ({"chunk_id": chunk_id, "data": data} for chunk_id, data in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedJob:
+    """The chunks of one job, and the code that reduces their results."""
+
+    code: str
+    parts: ChunkSource
+    reduce: str | None
+    repeats: Repeats | None = None
+
+    async def execute(self, job: "Job") -> None:
+        """Execute the chunks, and then the reduction if there is one and no chunk failed."""
+        fingerprint = await job.compute_fingerprint()
+        keys = hashlib.sha256()
+        executions = self._build_executions(fingerprint, keys, job.context.preparation)
+        await job.executor.execute_all(executions, job.cache.find_result)
+        if self.reduce is not None:
+            await self._execute_reduction(job, self.reduce, {**fingerprint, "chunks": keys.hexdigest()})
+        count, repeats = self._count(), None if self.repeats is None else self.repeats.count
+        report = ChunksReport.from_outcomes(job.collect_outcomes(), count, repeats)
+        for note in report.list_overlaps():
+            job.context.log.warning("%s", note)
+
+    def _count(self) -> int:
+        """Return the number of the chunks' executions."""
+        return len(self.parts) if self.repeats is None else self.repeats.total
+
+    def _build_executions(
+        self, fingerprint: dict[str, Any], keys: Any, preparation: Preparation | None
+    ) -> Iterator[Execution]:
+        """Yield the executions of the chunks, and add the key of each to the hash `keys`.
+
+        The first repeat has the key of a job without repeats, unless the code reads the number of the repeat.
+        """
+        needs_repeat = self.repeats is not None and make_repeat_test(None if preparation is None else preparation.code)(
+            self.code
+        )
+        count = 1 if self.repeats is None else self.repeats.count
+        for number, (chunk_id, data) in enumerate(self.parts):
+            encoded = {"data": _encode(data, f"the data of chunk {chunk_id}")}
+            for repeat in range(count):
+                index = number * count + repeat
+                place = locate_execution(self.repeats, index)
+                variables = {"chunk_id": chunk_id}
+                if needs_repeat:
+                    variables = add_repeat(variables, repeat)
+                about = add_index(fingerprint, number_seed(index, place))
+                if repeat and not needs_repeat:
+                    about = {**about, REPEAT: repeat}
+                key = compute_key(self.code, variables, encoded, about)
+                keys.update(key.encode())
+                yield Execution(index, self.code, variables, key, encoded, place=place)
+
+    async def _execute_reduction(self, job: "Job", reduce: str, fingerprint: dict[str, Any]) -> None:
+        count = self._count()
+        submitted = await asyncio.to_thread(_collect_submitted, job.store.outcomes, self.repeats)
+        encoded = {"results": await asyncio.to_thread(_encode, submitted, "the chunks' submitted fields")}
+        key = compute_key(reduce, {}, encoded, add_index(fingerprint, count))
+        reduction = Execution(count, reduce, {}, key, encoded, is_checked=False)
+        if failed := job.store.failures:
+            noun = "chunks" if self.repeats is None else "executions"
+            job.skip([reduction], f"{len(failed)} of {count} {noun} have no result")
+        else:
+            await job.executor.execute_all(iter([reduction]), job.cache.find_result)
+
+
+def _encode(value: Any, description: str) -> EncodedVariable:
+    try:
+        return encode_variable(value)
+    except NotJsonError as error:
+        raise ConfigurationError(f"{description} is not JSON: {error}") from None
+
+
+def _collect_submitted(outcomes: Sequence[Outcome], repeats: Repeats | None) -> dict[str, Any]:
+    """Return the chunks' fields by id: a dict for each chunk, or with repeats a list with a dict for each repeat."""
+    submitted: dict[str, Any] = {}
+    for outcome in outcomes:
+        chunk_id = outcome.meta.variables.get("chunk_id")
+        if chunk_id is None or not isinstance(outcome, Result):
+            continue
+        if repeats is None:
+            submitted[chunk_id] = outcome.outputs
+        else:
+            submitted.setdefault(chunk_id, []).append(outcome.outputs)
+    return submitted

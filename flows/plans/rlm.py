@@ -1,0 +1,293 @@
+"""The rlm flow: questions over long contexts, each answered by a recursive language model in a sandbox."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import PurePath
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as parameter_model
+
+from ...blocks.storage.location import PathOrLocation
+from ...sandbox.caller import get_caller, name_parameter
+from ...sandbox.errors import ConfigurationError
+from ...sandbox.queries.answer_type import AnswerType
+from ...sandbox.queries.recursive_model import RecursionSettings
+from ...tasks.execution import Execution, Upload
+from ...tasks.ledger.run_record import ReportSpec
+from ..inputs.cells import ColumnType
+from ..inputs.contexts import ContextReader, Question
+from ..inputs.conversion import AnswerTypeText, ContextValue, Items, ModelText, PathText, TurnFunction, Variables
+from ..inputs.readers import VariablesFile, get_column_types, read_lines, read_rows, resolve_types_of
+from ..inputs.tables import Report as ProgressReport
+from ..parameters import CommandLineForm, FlowParameters, LaneParameters, Types
+from ..plan import Item, Outcomes, Plan
+from ..rlm_answers import RlmAnswer, RlmAnswers
+
+NOUN = "question"
+CONTEXT_COLUMNS = ("context", "context_file", "context_volume_path")  # columns of a row that the flow reads
+
+
+class QuestionsFile(VariablesFile):
+    """A file with a row for each question. Columns of texts are not read as numbers."""
+
+    default_types: ClassVar[dict[str, ColumnType]] = dict.fromkeys(("query", *CONTEXT_COLUMNS), "str")
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionRows:
+    """The questions of rows, as code with its variables. It can be read again, for a flow run that Prefect retries.
+
+    Args:
+        rows: The rows: a query, a context, and other columns, which are variables too.
+        shared: The context of rows without their own: its values by the names of `CONTEXT_COLUMNS`.
+        reader: Reads the contexts.
+    """
+
+    rows: Iterable[Mapping[str, Any]]
+    shared: dict[str, Any]
+    reader: ContextReader
+
+    def __iter__(self) -> Iterator[Item]:
+        for number, row in enumerate(self.rows, 1):
+            question = self._read_row(row, number)
+            yield question.code, question.variables
+
+    def _read_row(self, row: Mapping[str, Any], number: int) -> Question:
+        query = row.get("query")
+        if not isinstance(query, str) or not query.strip():
+            raise ConfigurationError(f"row {number} of the questions has no query: give each row a text as its query")
+        own = {name: row[name] for name in CONTEXT_COLUMNS if row.get(name) not in (None, "", [])}
+        for name in ("context_file", "context_volume_path"):
+            if not isinstance(own.get(name, ""), str if name == "context_volume_path" else (str, list)):
+                raise ConfigurationError(f"row {number} of the questions has {name} {own[name]!r}: give a path")
+        question = self.reader.read(query, *map((own or self.shared).get, CONTEXT_COLUMNS))
+        others = {name: value for name, value in row.items() if name not in ("query", *CONTEXT_COLUMNS)}
+        return Question(question.code, {**others, **question.variables})
+
+
+@parameter_model(frozen=True, kw_only=True)
+class RlmOptions(LaneParameters):
+    """The parameters of one question and of many."""
+
+    context_file: Annotated[
+        list[PathText] | PathText | None,
+        Field(description="File with the context, in UTF-8 and of any length. Several are a dict of texts by name."),
+        CommandLineForm("paths", is_common=True),
+    ] = None
+    context_volume_path: Annotated[
+        PathText | None,
+        Field(description="Path of the context on the provider's volume."),
+    ] = None
+    instructions: Annotated[str, Field(description="Text to add to the model's instructions.")] = ""
+    system_prompt: Annotated[str, Field(description="Text in the place of the model's built-in instructions.")] = ""
+    output_type: Annotated[
+        AnswerTypeText | None,
+        Field(
+            description="Type of an answer, such as int or list[str], or a JSON schema. Python callers may pass a "
+            "type, such as a pydantic model."
+        ),
+        CommandLineForm("output type", is_common=True),
+    ] = None
+    max_turns: Annotated[int, Field(ge=1, description="Turns of a recursive model, which are replies with code.")] = 20
+    max_errors: Annotated[
+        int | None,
+        Field(ge=1, description="Failed turns in a row at which to stop; no limit by default."),
+    ] = None
+    on_depth: Annotated[
+        Literal["error", "plain"],
+        Field(description="Refuse a recursive query beyond max_depth, or ask the model once without code."),
+    ] = "error"
+    compact_tokens: Annotated[
+        int | None,
+        Field(ge=1, description="Tokens of a prompt from which earlier turns are summarized; never by default."),
+    ] = None
+    on_turn: Annotated[
+        TurnFunction | None,
+        Field(
+            description="Function of the host to call when a turn of a model ends. It takes the turn's RlmEvent. If it "
+            "raises an exception, the run ends with it."
+        ),
+        CommandLineForm("hidden"),
+    ] = None
+    # A conversation takes longer than an execution of plain code.
+    timeout: Annotated[
+        float, Field(gt=0, description="Seconds for each question."), CommandLineForm(is_common=True)
+    ] = 600
+    # Questions share a sandbox, so that it gets a context once.
+    reuse_sandboxes: Annotated[
+        bool, Field(description="Answer several questions in each sandbox. Each has a separate process.")
+    ] = True
+
+
+Query = Annotated[str | None, Field(min_length=1, description="Question to answer."), CommandLineForm(is_argument=True)]
+Model = Annotated[
+    ModelText,
+    Field(
+        description="Model to ask, such as openai/gpt-4o-mini. It is a name in LiteLLM, or a saved block "
+        "(language-model/NAME)."
+    ),
+    CommandLineForm(is_common=True),
+]
+Context = Annotated[
+    ContextValue,
+    Field(description="Text that the question is about, or a list or dict."),
+    CommandLineForm("text", is_common=True),
+]
+Queries = Annotated[
+    Items[str] | PathText | None,
+    Field(description="Questions to answer, or the path of a file with one in each line."),
+    CommandLineForm("path", "File with a question in each line.", is_common=True),
+]
+Inputs = Annotated[
+    Items[Variables] | PathText | None,
+    Field(
+        description="Rows with a query, and a context, context_file or context_volume_path of their own; or a path to "
+        "JSON, CSV or Parquet. Other columns are in the results."
+    ),
+    CommandLineForm("path", "Questions with their contexts: JSON, CSV or Parquet.", is_common=True),
+]
+
+
+@parameter_model(frozen=True)
+class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
+    """Answer questions over contexts of any length, with a recursive language model in a sandbox.
+
+    The model does not read the context. It writes Python code that reads the context in the sandbox, and that asks
+    models about parts of the context. Pass one `query`, or many as `queries` or `inputs`.
+
+    Returns:
+        An `RlmAnswer` for one query, and `RlmAnswers` for many. With `on_failure="return"` an answer can be missing:
+        `answered` is False, and `answer` is the last output.
+
+    Raises:
+        ConfigurationError: A parameter is wrong. Nothing has run.
+        ExecutionsFailed: The model gave no answer to a question, with `on_failure="raise"` (the default).
+    """
+
+    query: Query = None
+    language_model: Model = ""
+    context: Context = ""
+    _: KW_ONLY
+    queries: Queries = None
+    inputs: Inputs = None
+    types: Types = None
+
+    flow_name = "rlm"
+    prefect_name = "rlm-query"
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """Convert and check the parameters. A path as `context` becomes `context_file`, and a type its JSON."""
+        values = dict(values)
+        context = values.get("context")
+        paths: list[Any] = context if isinstance(context, list) else [context]  # type: ignore[reportUnknownVariableType]
+        if paths and all(isinstance(path, PurePath) for path in paths) and not values.get("context_file"):
+            values |= {"context": "", "context_file": context}
+        files = values.get("context_file")
+        if isinstance(files, Sequence) and not isinstance(files, str):
+            values["context_file"] = [str(file) for file in files]  # type: ignore[reportUnknownVariableType]
+        source = values.get("output_type")
+        answer_type = None if source is None else AnswerType.read(source)
+        if answer_type is not None:
+            values["output_type"] = answer_type.to_json()
+        parameters = super().parse(values)
+        # JSON has only the schema of a class. In this process answers become instances of it.
+        object.__setattr__(parameters, "_answer_type", answer_type)
+        return parameters
+
+    @property
+    def answer_type(self) -> AnswerType | None:
+        """Return the type of the answers, or None. Raises ConfigurationError."""
+        source: Any = self.output_type
+        return vars(self).get("_answer_type") or (None if source is None else AnswerType.read(source))
+
+    def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
+        """Read the questions and their contexts. Raises ConfigurationError."""
+        self._check_parameters()
+        options, reader = self.make_options(), ContextReader()
+        rows, total, types = self._read_questions(options.locate_ledger(run_ledger), report)
+        shared = {name: getattr(self, name) for name in CONTEXT_COLUMNS if getattr(self, name) not in (None, "", [])}
+        items = QuestionRows(rows, shared, reader)
+        for _ in items:  # Check each row, and find each file, before anything runs.
+            pass
+
+        def find_uploads(execution: Execution) -> Mapping[str, Upload]:
+            return {path: Upload(file) for path, file in reader.files.get(execution.code, {}).items()}
+
+        def label(execution: Execution) -> str:
+            query = execution.variables["query"]
+            number = "" if self.query is not None else f" {execution.index}"
+            return f"rlm{number}: {query if len(query) <= 100 else query[:97] + '...'}"
+
+        return Plan(
+            options=options,
+            total=total,
+            items=items,
+            label=label,
+            noun="questions",
+            report_spec=ReportSpec(NOUN),
+            find_uploads=find_uploads,
+            on_turn=self.on_turn,
+            recursion=RecursionSettings(
+                self.max_turns,
+                self.max_errors,
+                self.instructions,
+                system_prompt=self.system_prompt,
+                answer_type=self.answer_type,
+                on_depth=self.on_depth,
+                compact_tokens=self.compact_tokens,
+            ),
+            column_types=types,
+        )
+
+    def _check_parameters(self) -> None:
+        if not self.language_model:
+            raise ConfigurationError(
+                f"{name_parameter('language_model')} is missing: name a model, such as openai/gpt-4o-mini"
+            )
+        # A command takes the query without an option.
+        names = {"query": "QUERY" if get_caller().is_command else "query"}
+        names |= {name: name_parameter(name) for name in ("queries", "inputs")}
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) != 1:
+            problem = f"{' and '.join(names[name] for name in given)} are given" if given else "there is no question"
+            raise ConfigurationError(
+                f"{problem}: pass one of {names['query']}, {names['queries']} or {names['inputs']}"
+            )
+        if self.types is not None and self.inputs is None:
+            raise ConfigurationError(
+                f"{name_parameter('types')} needs a CSV file in {name_parameter('inputs')}: leave it out"
+            )
+
+    def _read_questions(
+        self, ledger: PathOrLocation | None, report: ProgressReport | None
+    ) -> tuple[Iterable[Mapping[str, Any]], int, Any]:
+        """Return the rows, their number, and the types of a CSV file's columns. Raises ConfigurationError."""
+        if self.query is not None:
+            return [{"query": self.query}], 1, {}
+        source: Any = self.queries
+        if source is not None:
+            queries = read_lines(source, "queries") if isinstance(source, str) else source
+            if not queries:
+                raise ConfigurationError(f"{name_parameter('queries')} is empty: give at least one question")
+            for number, query in enumerate(queries, 1):
+                if not isinstance(query, str) or not query.strip():
+                    raise ConfigurationError(
+                        f"question {number} of {name_parameter('queries')} is not a text: write one"
+                    )
+            return [{"query": query} for query in queries], len(queries), {}
+        source = self.inputs
+        inputs = read_rows(QuestionsFile, source, resolve_types_of(source, self.types, ledger), report)
+        return inputs, len(inputs), get_column_types(inputs)
+
+    def get_variables_source(self) -> str:
+        """Return `inputs`, or an empty text without rows."""
+        return "" if self.inputs is None else "inputs"
+
+    def build_report(self, outcomes: Outcomes) -> RlmAnswer | RlmAnswers:
+        """Return the answer to one query, or the answers to many."""
+        if self.query is None:
+            return RlmAnswers.from_outcomes(outcomes.results, outcomes.results_path, self.answer_type)
+        (outcome,) = outcomes.results
+        return RlmAnswer.from_outcome(outcome, outcomes.results_path, self.answer_type)

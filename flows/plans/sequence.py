@@ -1,0 +1,110 @@
+"""The sequence flow: pieces of code that share one sandbox and its state, one after the other."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as parameter_model
+
+from ...blocks.storage.location import PathOrLocation
+from ...sandbox.errors import ConfigurationError
+from ...tasks.execution import Execution, compute_key
+from ...tasks.ledger.run_record import ReportSpec
+from ..inputs.conversion import Items, Step
+from ..inputs.readers import check_variables
+from ..inputs.spilling import read_code_reference, read_codes
+from ..inputs.tables import Report as ProgressReport
+from ..parameters import CodeParameters, CommandLineForm, FlowParameters
+from ..plan import Outcomes, Plan, step_label
+from ..reports import OutcomesReport, report_outcomes
+
+if TYPE_CHECKING:
+    from ..engine.job import Job
+
+
+@parameter_model(frozen=True)
+class SequenceParameters(CodeParameters, FlowParameters[OutcomesReport]):
+    """Run the steps in order in one sandbox.
+
+    Later steps see the names that a step defines. The effects of a failed step remain, and with `stop_on_error=False`
+    the next step continues from there. If a step ends its process or loses its sandbox, the state is lost, and all
+    later steps fail with StateLost. State cannot be restored, so a retried sequence starts again with the first step,
+    unless all steps have results.
+
+    Returns:
+        A list with a `Result` for each step, in order. With `on_failure="return"`, a `Failure` for each step that
+        failed or did not run. The list is a report, too: see `OutcomesReport`.
+
+    Raises:
+        ConfigurationError: A parameter is wrong. Nothing has run.
+        ExecutionsFailed: A step failed, with `on_failure="raise"` (the default).
+    """
+
+    steps: Annotated[
+        Items[Step] | Step,
+        Field(description="Pieces of Python code that share the state of one sandbox."),
+        CommandLineForm("code files", "Python files, one step each; /dev/stdin is standard input.", is_argument=True),
+    ]
+    stop_on_error: Annotated[
+        bool, Field(description="Skip the remaining steps after a failure."), CommandLineForm(is_common=True)
+    ] = True
+
+    flow_name = "sequence"
+    prefect_name = "rlm-sequence"
+    fixed_options = {"max_workers": 1, "reuse_sandboxes": True, "executions_per_task": 1}  # noqa: RUF012
+
+    def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
+        """Read the steps. Raises ConfigurationError."""
+        codes = self._read_steps()
+        options = self.make_options()
+        check_variables(codes[0], [()], needs_all=options.prepare is None)  # Later steps see its names.
+        return Plan(
+            options=options,
+            total=len(codes),
+            items=[(code, {}) for code in codes],
+            execute=execute_steps,
+            label=step_label,
+            noun="steps",
+            rerun_effect="begin again with the first step",
+            report_spec=ReportSpec("step"),
+            runs_each_code=True,
+            state_context="main",
+            stop_on_failure=self.stop_on_error,
+        )
+
+    def _read_steps(self) -> list[str]:
+        """Return the code of each step. Raises ConfigurationError."""
+        steps: Any = self.steps
+        if isinstance(steps, list):
+            if not steps:
+                raise ConfigurationError("the list of steps is empty: pass at least one")
+            return read_codes(steps)  # type: ignore[reportUnknownArgumentType]
+        content = read_code_reference(steps)
+        return content if isinstance(content, list) else [content]
+
+    def build_report(self, outcomes: Outcomes) -> OutcomesReport:
+        """Return the outcomes of the steps, in order."""
+        # Later steps see the names that a step defines, so most steps submit nothing.
+        return report_outcomes(outcomes.results, outcomes.results_path, ReportSpec("step"), expects_fields=False)
+
+
+async def execute_steps(job: "Job") -> None:
+    """Execute the steps in order, or take all of their results from the ledger."""
+    executions = _chain_steps([code for code, _ in job.plan.items], await job.compute_fingerprint())
+    # Results of only some steps are of no use: the other steps need the state, which is not in the ledger.
+    results = [job.cache.find_result(execution) for execution in executions]
+    is_complete = all(result is not None for result in results)
+    await job.executor.execute_all(
+        iter(executions), lambda execution: results[execution.index] if is_complete else None
+    )
+    if failed := job.store.failures:
+        job.skip(executions, f"step {failed[0].meta.index} failed, and this step depends on it")
+
+
+def _chain_steps(codes: list[str], fingerprint: dict[str, Any]) -> list[Execution]:
+    """Return the executions. Each key covers all earlier steps, because a step's result depends on them."""
+    executions: list[Execution] = []
+    key = ""
+    for index, code in enumerate(codes):
+        key = compute_key(code, {}, {}, {**fingerprint, "before": key})
+        executions.append(Execution(index, code, {}, key))
+    return executions
