@@ -21,7 +21,6 @@ from .cancellation import run_shielded
 from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
 from .intake.calls import CALLS_AT_ONCE, Call, CallLimit, CallQueue, running_call
 from .intake.collected_files import FilesInThread
-from .intake.large_json import QUICK_BYTES, finish_in_turns
 from .protocol import (
     START_TIMEOUT_SECONDS,
     DriverProtocol,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from .sandbox_api import Channel, Sandbox
 
 
+LARGE_BODY_BYTES = 64 * 1024  # after such a body the event loop gets a turn
 log = logging.getLogger("rlm_batch.sandbox")
 REFUSED_GRACE_SECONDS = 3.0  # seconds to send the cancellation of a refused execution
 
@@ -156,7 +156,7 @@ class Interpreter:
             if protocol is None or channel is None or protocol.preparation is None:
                 raise SandboxLost("the sandbox was shut down before it was prepared: run the code in a new one")
             await self._wait(protocol, channel, protocol.preparation, b"")
-            await finish_in_turns(protocol.check_prepared())
+            protocol.check_prepared()
         except BaseException:
             await self.shutdown()
             raise
@@ -380,7 +380,7 @@ class Interpreter:
             if collected is not None:
                 pending.end_collection()
                 await collected.finish()
-            return await finish_in_turns(protocol.take_result(pending))
+            return protocol.take_result(pending)
 
     async def _wait(self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution, frame: bytes) -> None:
         """Send the frame, unless it is empty, and wait for the execution's end."""
@@ -471,7 +471,7 @@ class Interpreter:
             try:
                 async with self._call_lock:
                     size = len(call.body)
-                    tool = await finish_in_turns(pending.bind_tool(call, limit))
+                    tool = pending.bind_tool(call)
                     await self._pause_after(size)
                 value = tool() if inspect.iscoroutinefunction(tool) else await self._threads.run_in_thread(tool)
                 if inspect.isawaitable(value):
@@ -493,7 +493,7 @@ class Interpreter:
     async def _pause_after(self, size: int) -> None:
         """Let the event loop run after a large body, or after several small ones. The next call waits for the lock."""
         self._calls_since_pause += 1
-        if size > QUICK_BYTES or self._calls_since_pause >= CALLS_AT_ONCE:
+        if size > LARGE_BODY_BYTES or self._calls_since_pause >= CALLS_AT_ONCE:
             self._calls_since_pause = 0
             await asyncio.sleep(0)
 

@@ -18,8 +18,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigurationError, SandboxLost
-from .intake.calls import Call, CallLimit, host_memory, running_call
-from .intake.large_json import finish
+from .intake.calls import Call, CallLimit, running_call
 from .protocol import (
     STALL_SECONDS,
     START_TIMEOUT_SECONDS,
@@ -94,7 +93,7 @@ class PipeTransport:
         seconds = self._protocol.compute_answer_timeout(pending)
         self._call_limit = CallLimit(pending.caller_context)
         self._wait(pending, None if seconds is None else time.monotonic() + seconds)
-        finish(self._protocol.check_prepared())
+        self._protocol.check_prepared()
 
     def execute(
         self,
@@ -134,7 +133,7 @@ class PipeTransport:
                 raise
             finally:
                 self._call_limit.end()
-            return finish(protocol.take_result(pending))
+            return protocol.take_result(pending)
 
     def forget_context(self, context: str) -> bool:
         """End a context; the next execution under its name starts fresh. Return False while an execution is running.
@@ -227,9 +226,7 @@ class PipeTransport:
         running_call.set(call)
         with ExitStack() as answering:
             try:
-                with host_memory.reading:
-                    tool = finish(pending.bind_tool(call, limit))
-                value = tool()
+                value = pending.bind_tool(call)()
                 if inspect.isawaitable(value):
                     value = self._run(partial(_await, value))
                 answering.enter_context(self._answer_lock)

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from .caller import name_parameter
 from .errors import CodeCrashed, ConfigurationError, OutcomeUnknown, PrepareError, SandboxLost, SandboxStartError
 from .intake.collected_files import LOST, CollectedFiles
-from .intake.large_json import Parts, read_json
 from .intake.reports import Reports, ShouldPrune
 from .meta import NOTHING_ASKED, Meta, QuerySummary
 from .model_reply import read_program
-from .outcomes.decoding import decode_end, decode_shown
+from .outcomes.decoding import decode_end, decode_shown, read_json
 from .outcomes.preparation import check_preparation
 from .result import Result
 from .wire.collection import COLLECT_TIMEOUT_SECONDS
@@ -31,7 +30,7 @@ from .wire.strict_json import NotJsonError, encode_fields, loads
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation
-    from .intake.calls import Call, CallLimit
+    from .intake.calls import Call
     from .sandbox_api import Sandbox
 
 START_TIMEOUT_SECONDS = 60.0  # seconds for the driver to answer after the provider started it
@@ -142,10 +141,9 @@ class PendingExecution:
             **more,
         )
 
-    def bind_tool(self, call: Call, limit: CallLimit) -> Parts[Callable[[], Any]]:
+    def bind_tool(self, call: Call) -> Callable[[], Any]:
         """Bind the tool that the code calls to its arguments. The code can forge the arguments, so expect any error."""
-        arguments = yield from read_json(call.take_body())
-        limit.measure(call, arguments)
+        arguments = read_json(call.take_body())
         args: list[Any] = arguments["args"]
         kwargs: dict[str, Any] = arguments["kwargs"]
         if type(args) is not list or type(kwargs) is not dict:
@@ -328,7 +326,7 @@ class DriverProtocol:
             del self.pending[pending.id]
             events.append((pending, end))
 
-    def take_result(self, pending: PendingExecution) -> Parts[Result]:
+    def take_result(self, pending: PendingExecution) -> Result:
         """Return the result of an execution that has ended or that the caller gave up.
 
         Raises:
@@ -348,16 +346,16 @@ class DriverProtocol:
         header, body = self._note_limit(pending.end)
         if header["status"] == "unprepared" or "loss" in header:  # Existing contexts still work.
             self.is_spent = True
-        files = () if pending.files == NO_FILES else (yield from _read_file_names(pending.files))
-        shown = (yield from decode_shown(pending.value, pending.displays)) if pending.has_shown else {}
+        files = () if pending.files == NO_FILES else _read_file_names(pending.files)
+        shown = decode_shown(pending.value, pending.displays) if pending.has_shown else {}
         build_meta = functools.partial(pending.build_meta, files=files, **shown)
         output_fields = None if pending.reports.is_pruned else pending.output_fields
-        result = yield from decode_end(header, body, build_meta, pending.timeout, output_fields)
+        result = decode_end(header, body, build_meta, pending.timeout, output_fields)
         if result.meta.pruned and not result.outputs:
             result.meta = replace(result.meta, submitted=False)
         return result
 
-    def check_prepared(self) -> Parts[None]:
+    def check_prepared(self) -> None:
         """Raise PrepareError if the preparation failed, and SandboxStartError if the driver did not report its end."""
         pending = self.preparation
         if pending is None:
@@ -370,7 +368,7 @@ class DriverProtocol:
             reason = self.closed_reason
             raise SandboxStartError(f"sandbox {self.sandbox.id} was lost before prepare ended ({reason})")
         header, body = self._note_limit(pending.end)
-        yield from check_preparation(header, body, pending.build_meta(), pending.timeout)
+        check_preparation(header, body, pending.build_meta(), pending.timeout)
 
     def _note_limit(self, end: Frame) -> Frame:
         """Return the end frame with facts about the sandbox, the exceeded limit and the option for more memory."""
@@ -448,10 +446,10 @@ def _describe_unfinished(body: bytes) -> str:
     )
 
 
-def _read_file_names(body: bytes) -> Parts[tuple[str, ...]]:
+def _read_file_names(body: bytes) -> tuple[str, ...]:
     """Decode file names. The code may have forged the names, so ignore everything but strings."""
     try:
-        value = yield from read_json(body)
+        value = read_json(body)
     except (ValueError, RecursionError):
         return ()
     names: list[Any] = value if isinstance(value, list) else []  # type: ignore[reportUnknownVariableType]

@@ -10,7 +10,6 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from .errors import SandboxStartError
-from .intake.calls import host_memory, running_call
 
 T = TypeVar("T")
 MAX_THREADS = 256  # per sandbox; further calls wait. A thread takes 8 MiB of address space and some 100 us to start.
@@ -69,7 +68,7 @@ class ThreadPool:
         A cancelled caller does not wait for the function. The function is skipped if it has not begun.
         """
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-        work, call = [function], running_call.get()
+        work = [function]
 
         def finish(value: Any, error: BaseException | None) -> None:
             if not done.done():
@@ -78,14 +77,10 @@ class ThreadPool:
         def call_function() -> None:
             if done.cancelled():
                 return
-            if call is not None:
-                host_memory.hold(call)
             try:
                 outcome = work.pop()(), None
             except BaseException as error:  # noqa: BLE001 - raised for the caller of `run_in_thread`
                 outcome = None, error
-            if call is not None:
-                host_memory.let_go(call)
             with contextlib.suppress(RuntimeError):  # The loop may have ended.
                 loop.call_soon_threadsafe(finish, *outcome)
             del outcome  # An error's traceback would form a reference cycle.

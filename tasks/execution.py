@@ -15,7 +15,7 @@ from ..sandbox.meta import Meta, QuerySummary
 from ..sandbox.queries.budget import Usage
 from ..sandbox.requests.execution_request import EncodedVariable
 from ..sandbox.result import Failure, Outcome, Result
-from ..sandbox.wire.nonfinite import replace_nonfinite, restore_number
+from ..sandbox.wire.nonfinite import replace_nonfinite, restore_numbers
 from .repeats import NO_PLACE, Place, Repeats, locate_execution
 
 
@@ -171,7 +171,7 @@ def execution_from_json(index: int, code: str, work: dict[str, Any]) -> Executio
         if name in encoded:
             encoded[name].nonfinite[slash + rest] = number
         else:
-            restore_number(work["variables"], pointer, number)
+            restore_numbers(work["variables"], {pointer: number})
     place, is_checked = Place(*work.get("place", ())), work.get("is_checked", True)
     return Execution(index, code, work["variables"], work["key"], encoded, is_checked=is_checked, place=place)
 

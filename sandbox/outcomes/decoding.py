@@ -25,13 +25,13 @@ from ..errors import (
     SubmitError,
     VolumeError,
 )
-from ..intake.large_json import Parts, is_large, read_json
 from ..model_reply import OPENING_FENCE
 from ..result import Result
 from ..wire.displays import MAX_REPR_CHARACTERS, check_bundle
 from ..wire.frames import EXITED
-from ..wire.nonfinite import restore_number
-from ..wire.submission import MAX_SUBMIT_DEPTH, SubmissionError, check_submission
+from ..wire.nonfinite import restore_numbers
+from ..wire.strict_json import MAX_CONTAINERS, dumps, has_too_many_containers, loads
+from ..wire.submission import SubmissionError, check_submission
 from .advice import find_advice
 
 if TYPE_CHECKING:
@@ -56,10 +56,19 @@ HIT_LIMITS = {  # options that set a limit (the lowest one applies) and a remedy
 # Python writes this text if it exits before it runs any code, because of a wrong environment variable.
 FAILED_START = re.compile(r"(?m)^Fatal Python error: (.{1,200}).*\nPython runtime state: (?:pre|core )initializ")
 MAX_TEXT_CHARACTERS = 21_000  # text of an error; the driver cuts it at 20,000 and adds a note
-NUMBERS_AT_ONCE = 200  # non-finite numbers restored between two pauses, in less than 10 ms
 MAX_SHOWN_CHARACTERS = MAX_REPR_CHARACTERS + 100  # text of a last value, with the note about omitted text
 MAX_PEAK_KIB = 1 << 44  # largest credible memory of a process, 16 PiB
 MAX_SECONDS = 1e9  # longest credible run time, 30 years; larger values did not come from our driver
+
+
+def read_json(body: bytes) -> Any:
+    """Parse JSON from a sandbox. Raises ValueError or RecursionError, also for text that UTF-8 cannot encode."""
+    value = loads(body.decode("utf-8"))
+    if has_too_many_containers(value, body):
+        raise ValueError(f"more than {MAX_CONTAINERS:,} lists and dicts")
+    if b"\\u" in body:  # the driver escapes control characters only; untrusted JSON may have a lone surrogate
+        dumps(value).encode("utf-8")
+    return value
 
 
 def decode_end(
@@ -68,7 +77,7 @@ def decode_end(
     build_meta: Callable[..., Meta],
     timeout: float | None,
     output_fields: list[dict[str, str]] | None,
-) -> Parts[Result]:
+) -> Result:
     """Return the result in an execution's last frame, or raise the error in it.
 
     `build_meta` builds the meta; it takes further fields by keyword.
@@ -81,7 +90,7 @@ def decode_end(
     error: RlmBatchError
     if header["status"] == "submitted":
         try:
-            fields = yield from decode_submission(body, output_fields)
+            fields = decode_submission(body, output_fields)
             return Result(fields, build_meta(seconds=seconds, submitted=True))
         except SubmissionError as reason:
             meta = build_meta(seconds=seconds)
@@ -91,7 +100,7 @@ def decode_end(
     else:
         outcome: Any = None
         try:
-            outcome = yield from read_json(body)
+            outcome = read_json(body)
         except (ValueError, RecursionError):
             header, outcome = {"status": "channel"}, {"message": "an outcome that is not JSON"}
         meta = build_meta(seconds=seconds)
@@ -111,28 +120,19 @@ def _decode_usage(header: dict[str, Any]) -> dict[str, Any]:
     return usage
 
 
-def decode_submission(body: bytes, expected: list[dict[str, str]] | None) -> Parts[dict[str, Any]]:
+def decode_submission(body: bytes, expected: list[dict[str, str]] | None) -> dict[str, Any]:
     """Return the submitted fields. Raises SubmissionError."""
     has_nonfinite = body.startswith(b"[")  # a list of the fields and their non-finite numbers
     try:
-        value = yield from read_json(body, MAX_SUBMIT_DEPTH + 1 + has_nonfinite)
+        value = read_json(body)
         if has_nonfinite:
-            value = yield from _restore_numbers(value)
+            if len(value) != 2 or type(value[1]) is not dict:
+                raise ValueError("not a list of fields and their non-finite numbers")
+            value, numbers = value
+            restore_numbers(value, numbers)
     except (ValueError, RecursionError) as error:
         raise SubmissionError(f"it is not strict JSON ({type(error).__name__}: {str(error)[:100]})") from None
-    return check_submission(value, body, expected, is_within_limits=is_large(body))
-
-
-def _restore_numbers(pair: Any) -> Parts[Any]:
-    """Return the fields of a pair (fields, non-finite numbers) with the numbers restored. Raises ValueError."""
-    if len(pair) != 2 or type(pair[1]) is not dict:
-        raise ValueError("not a list of fields and their non-finite numbers")
-    fields, numbers = pair
-    for count, (pointer, number) in enumerate(numbers.items(), 1):
-        restore_number(fields, pointer, number)
-        if count % NUMBERS_AT_ONCE == 0:
-            yield
-    return fields
+    return check_submission(value, body, expected)
 
 
 def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout: float | None) -> RlmBatchError:
@@ -320,12 +320,12 @@ def _get_limits(header: dict[str, Any]) -> Mapping[str, int]:
     return header.get("limits", {})  # set by the host in `DriverProtocol._note_limit`, so trusted
 
 
-def decode_shown(value: bytes | None, displays: list[bytes]) -> Parts[dict[str, Any]]:
+def decode_shown(value: bytes | None, displays: list[bytes]) -> dict[str, Any]:
     """Return the non-empty fields of the meta: `value` or `value_repr`, and `displays`. Invalid data is ignored."""
     shown: dict[str, Any] = {}
     if value is not None:
         try:
-            fields = yield from decode_submission(value, None)
+            fields = decode_submission(value, None)
         except SubmissionError:
             fields = {}
         text = fields.get("repr")
@@ -336,7 +336,7 @@ def decode_shown(value: bytes | None, displays: list[bytes]) -> Parts[dict[str, 
     bundles: list[dict[str, Any]] = []
     for body in displays:
         try:
-            bundles.append(check_bundle((yield from read_json(body, MAX_SUBMIT_DEPTH + 1)), body))
+            bundles.append(check_bundle(read_json(body), body))
         except (ValueError, RecursionError):
             continue
     if bundles:

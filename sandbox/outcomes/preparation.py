@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..caller import name_parameter
 from ..errors import PrepareError, RlmBatchError, SandboxStartError
-from ..intake.large_json import Parts, read_json
 from .advice import find_advice
 from .decoding import (
     describe_crash,
@@ -18,6 +17,7 @@ from .decoding import (
     describe_more_memory,
     describe_shortage,
     read_integer,
+    read_json,
     read_text,
     remove_place,
 )
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 MAX_PRINTED_LINES = 10  # last lines of the error output in an error
 
 
-def check_preparation(header: dict[str, Any], body: bytes, meta: Meta, timeout: float | None) -> Parts[None]:
+def check_preparation(header: dict[str, Any], body: bytes, meta: Meta, timeout: float | None) -> None:
     """Return if the preparation succeeded; otherwise raise its error, with `meta`."""
     if header["status"] == "finished":
         return
     outcome: Any = None
     with suppress(ValueError, RecursionError):
-        outcome = yield from read_json(body)
+        outcome = read_json(body)
     error = _build_error(header, outcome if isinstance(outcome, dict) else {}, meta, timeout)  # type: ignore[reportUnknownArgumentType]
     error.meta = meta
     raise error

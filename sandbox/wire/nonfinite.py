@@ -76,8 +76,13 @@ def _replace(value: Any, pointer: str, numbers: dict[str, str]) -> Any:
     return value
 
 
-def restore_number(value: Any, pointer: Any, name: Any) -> None:
-    """Replace the null at a JSON pointer by nan, inf or -inf. Raises ValueError for an invalid pointer or name."""
+def restore_numbers(value: Any, numbers: dict[str, str]) -> None:
+    """Undo `replace_nonfinite` in place. Raises ValueError if a pointer does not lead to a null."""
+    for pointer, name in numbers.items():
+        _restore_number(value, pointer, name)
+
+
+def _restore_number(value: Any, pointer: Any, name: Any) -> None:
     number = NUMBERS.get(name) if type(name) is str else None
     steps = pointer.split("/", MAX_STEPS) if type(pointer) is str else []
     if number is None or len(steps) < 2 or steps[0]:
@@ -101,9 +106,3 @@ def _find_place(around: Any, step: str) -> Any:
         if int(step) < len(items):
             return int(step)
     raise ValueError("a JSON pointer to what is not there")
-
-
-def restore_numbers(value: Any, numbers: dict[str, str]) -> None:
-    """Undo `replace_nonfinite` in place. Raises ValueError if a pointer does not lead to a null."""
-    for pointer, name in numbers.items():
-        restore_number(value, pointer, name)

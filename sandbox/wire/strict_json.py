@@ -72,16 +72,12 @@ try:
     _scan: Any = make_scanner(_settings)
     _encode: Any = make_encoder(None, _no_default, encode_basestring, None, ":", ",", False, False, False)
 
-    def scan_value(text: str, begin: int) -> tuple[Any, int]:
-        """Return the JSON value at index `begin`, and the index after it. Raises ValueError or RecursionError."""
-        try:
-            return _scan(text, begin)
-        except StopIteration:
-            raise ValueError("not JSON") from None
-
     def loads(text: str) -> Any:
         """Parse compact JSON. Raises ValueError or RecursionError."""
-        value, end = scan_value(text, 0)
+        try:
+            value, end = _scan(text, 0)
+        except StopIteration:
+            raise ValueError("not JSON") from None
         if end != len(text):
             raise ValueError("more than one JSON value")
         return value
@@ -92,14 +88,6 @@ try:
 
 except ImportError:  # not CPython
     import json
-
-    _decoder = json.JSONDecoder(parse_float=_read_finite, parse_constant=_refuse_constant)
-
-    def scan_value(text: str, begin: int) -> tuple[Any, int]:
-        try:
-            return _decoder.raw_decode(text, begin)
-        except StopIteration:
-            raise ValueError("not JSON") from None
 
     def loads(text: str) -> Any:
         return json.loads(text, parse_float=_read_finite, parse_constant=_refuse_constant)

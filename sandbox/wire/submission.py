@@ -41,27 +41,17 @@ def check_fields(fields: dict[str, Any], expected: list[dict[str, str]]) -> None
             raise SubmissionError(f"the field {field['name']!r} must be {kind}, not {type(value).__name__}")
 
 
-def check_size(body: bytes) -> None:
-    """Raise SubmissionError if the JSON is too large."""
+def check_limits(fields: dict[str, Any], body: bytes) -> None:
+    """Raise SubmissionError if the fields are too large, too many or nested too deeply; `body` is their JSON."""
     if len(body) > MAX_SUBMIT_BYTES:
         raise SubmissionError(
             f"SUBMIT was given {len(body):,} bytes of JSON, and takes at most {MAX_SUBMIT_BYTES:,}: save "
             "the data to the volume with save_to_volume and submit its path"
         )
-
-
-def check_names(fields: dict[str, Any]) -> None:
-    """Raise SubmissionError if the name of a field is too long."""
     if any(len(name) > MAX_NAME_CHARACTERS for name in fields):
         raise SubmissionError(
             f"a field's name has more than {MAX_NAME_CHARACTERS:,} characters: submit the text as a value"
         )
-
-
-def check_limits(fields: dict[str, Any], body: bytes) -> None:
-    """Raise SubmissionError if the fields are too large, too many or nested too deeply; `body` is their JSON."""
-    check_size(body)
-    check_names(fields)
     if has_too_many_containers(fields, body):
         raise SubmissionError(
             f"SUBMIT was given more than {MAX_CONTAINERS:,} lists and dicts: save the data to the volume "
@@ -76,24 +66,17 @@ def check_limits(fields: dict[str, Any], body: bytes) -> None:
                 )
 
 
-def check_submission(
-    value: Any, body: bytes, expected: list[dict[str, str]] | None, *, is_within_limits: bool
-) -> dict[str, Any]:
+def check_submission(value: Any, body: bytes, expected: list[dict[str, str]] | None) -> dict[str, Any]:
     """Validate fields from a sandbox and return them. Code may have written them without SUBMIT and its checks.
 
-    `body` is their JSON. `expected` lists the expected fields; None allows any. `is_within_limits` means that the
-    parser has already checked the number and the depth of lists and dicts. Raises SubmissionError.
+    `body` is their JSON. `expected` lists the expected fields; None allows any. Raises SubmissionError.
     """
     if type(value) is not dict:
         raise SubmissionError("it has no fields")
     submitted: dict[str, Any] = value  # type: ignore[reportUnknownVariableType]
     if expected is not None:
         check_fields(submitted, expected)
-    if is_within_limits:
-        check_size(body)
-        check_names(submitted)
-    else:
-        check_limits(submitted, body)
+    check_limits(submitted, body)
     return submitted
 
 

@@ -1,8 +1,6 @@
-"""Tests of the intake of a sandbox's data: large JSON in parts, and a limited number of calls of host functions."""
+"""Tests of the intake of a sandbox's data: limited lists and dicts, and a limited number of calls of host functions."""
 
 import asyncio
-import json
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -11,9 +9,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import CodeCrashed, ExecutionTimeout, LocalInterpreter, LocalSandbox
-from rlm_batch.sandbox.intake import large_json
-from rlm_batch.sandbox.intake.large_json import finish, read_json
-from rlm_batch.sandbox.wire.strict_json import MAX_CONTAINERS, dumps, loads
+from rlm_batch.sandbox.wire.strict_json import MAX_CONTAINERS
 
 from .conftest import read_memory
 
@@ -25,81 +21,6 @@ def call(body=b'{"args":[],"kwargs":{}}', number=[1_000_000]):
     number[0] += 1
     channel.send({"op": "call", "token": channel.token, "call": number[0], "name": "ask"}, body)
 """
-
-
-def read(text: str) -> Any:
-    """Read the text in parts and return the value, or "refused"."""
-    try:
-        value = finish(read_json(text.encode()))
-        dumps(value).encode()
-    except (ValueError, RecursionError):
-        return "refused"
-    return value
-
-
-def expect(text: str) -> Any:
-    """Read the text at once and return the value, or "refused"."""
-    try:
-        value = loads(text)
-        dumps(value).encode()
-    except (ValueError, RecursionError):
-        return "refused"
-    return value
-
-
-def make_value(dice: random.Random, depth: int = 0) -> Any:
-    kind = dice.random()
-    if depth < 4 and kind < 0.3:
-        return [make_value(dice, depth + 1) for _ in range(dice.randrange(4))]
-    if depth < 4 and kind < 0.6:
-        return {dice.choice(["a", 'é"', "\\", ""]): make_value(dice, depth + 1) for _ in range(dice.randrange(4))}
-    texts = ["", 'x"y', "[", "é😀", "\n,", "\\" * dice.randrange(9), '"\\u' * dice.randrange(30), "x" * 50]
-    return dice.choice([1, -2, 3.5, 1e300, None, True, False, *texts])
-
-
-def test_json_read_in_parts_equals_json_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check JSON that is cut anywhere, even inside escapes and surrogate pairs, and JSON that is broken."""
-    for name, value in {
-        "QUICK_BYTES": 0, "QUICK_VALUES": 0, "QUICK_TEXT_BYTES": 0, "CHARACTERS_AT_ONCE": 13, "SHORT_CHARACTERS": 3,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(large_json, name, value)
-    dice = random.Random(16)
-    for _ in range(1500):
-        value = make_value(dice)
-        text = dumps(value) if dice.random() < 0.5 else json.dumps(value, separators=(",", ":"))
-        if dice.random() < 0.6 and text:
-            at = dice.randrange(len(text))
-            text = text[:at] + dice.choice(["", *',]}":1[{x\\', "\\ud83d", "\\ude00"]) + text[at + 1 :]
-        assert repr(read(text)) == repr(expect(text)), text
-
-
-def test_large_json_is_read_in_parts_up_to_the_depth_limit() -> None:
-    texts = (
-        "[" + "0," * 300_000 + "0]",
-        "{" + ",".join(f'"{i:x}":0' for i in range(60_000)) + "}",
-        '"' + "\\n" * 2_000_000 + '"',
-        '"' + "é" * 2_000_000 + '"',
-    )
-    for text in texts:
-        parts, count, value = read_json(text.encode()), 0, None
-        while value is None:
-            count += 1
-            try:
-                next(parts)
-            except StopIteration as end:
-                value = end.value
-        assert value == loads(text)
-        assert count > 20
-    bodies = [f"{'[' * levels}{'0,' * 200_000}0{']' * levels}".encode() for levels in (101, 102)]
-    assert finish(read_json(bodies[0], 101))
-    with pytest.raises(RecursionError, match="more than 101 levels"):
-        finish(read_json(bodies[1], 101))
-
-
-@pytest.mark.full
-def test_too_many_lists_in_json_are_refused() -> None:
-    assert read("[" + "[]," * (MAX_CONTAINERS - 2) + "[]]") != "refused"
-    assert read("[" + "[]," * MAX_CONTAINERS + "[]]") == "refused"
 
 
 def test_code_that_submits_too_many_lists_gets_a_clear_error() -> None:
