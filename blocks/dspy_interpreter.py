@@ -41,7 +41,7 @@ REFUSED = (
 ToolDict = dict[str, Callable[..., Any]]
 OutputFields = list[dict[str, Any]] | None
 RESERVED_NAMES = ("SUBMIT", "__builtins__")  # DSPy refuses these for tools and variables.
-# A function that runs code with variables and tools in its sandbox, and raises what `Interpreter.execute` raises.
+# A function that runs code with variables and tools in its sandbox, and raises what `Interpreter.run` raises.
 Run = Callable[[str, dict[str, Any], ToolDict, OutputFields], Result]
 
 

@@ -409,7 +409,7 @@ class SandboxProvider(SandboxSettings, ABC):
         """Run one piece of code in a new sandbox, delete the sandbox, and return what the code submitted.
 
         This call blocks. In async code use `async with block.interpreter()`. It raises what `open` and
-        `Interpreter.execute` raise.
+        `Interpreter.run` raise.
 
         Args:
             code: The code, or a function.

@@ -11,9 +11,8 @@ import contextvars
 import inspect
 import itertools
 import logging
-import os
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,18 +26,13 @@ from .protocol import (
     PendingExecution,
     encode_exception,
     encode_value,
-    resolve_timeout,
 )
-from .requests.execution_request import check_patterns, convert_variables, encode_request
-from .requests.function_code import convert_code
+from .requests.execution_request import ExecutionRequest
 from .thread_pool import ThreadPool
 from .wire.names import OWN_FILE_PREFIX
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation
-    from .intake.reports import ShouldPrune
-    from .queries.recursion import Queries
-    from .requests.execution_request import EncodedVariable
     from .result import Result
     from .sandbox_api import Channel, Sandbox
 
@@ -254,133 +248,80 @@ class Interpreter:
     # -- executing
 
     async def execute(
-        self,
-        code: str | Callable[..., object],
-        variables: dict[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        context: str | None = None,
-        output_fields: list[dict[str, str]] | None = None,
-        on_output: Callable[[str, str], None] | None = None,
-        encoded: Mapping[str, EncodedVariable] | None = None,
-        queries: Queries | None = None,
-        index: int | tuple[int, ...] | None = None,
-        should_prune: ShouldPrune | None = None,
-        refuse_exit: bool = False,
-        collect: Sequence[str] | None = None,
-        collect_to: str | os.PathLike[str] | None = None,
+        self, code: str | Callable[..., object], variables: dict[str, Any] | None = None, **settings: Any
     ) -> Result:
-        """Run the code in the sandbox and return what it submitted. Open the sandbox if it is not open.
+        """Run code in the sandbox and return what it submitted: `run` for a request with these fields."""
+        return await self.run(ExecutionRequest(code, variables, **settings))
+
+    async def run(self, request: ExecutionRequest) -> Result:
+        """Run a request in the sandbox and return what its code submitted. Open the sandbox if it is not open.
 
         The limits on collected files are 1 GiB, 10,000 files and 600 seconds after the execution's timeout. Files are
         collected even if the execution failed, as long as the sandbox exists. A missing file is not an error:
         `meta.collected` has the paths, `meta.not_collected` the reason for each missing file.
-
-        Args:
-            code: Python text, or a function. A function's source is run with `variables` as its arguments, and its
-                return value is submitted.
-            variables: JSON values, available as top-level names.
-            timeout: Seconds; None means the interpreter's default.
-            context: Name of a process that keeps its state between executions. None runs the code in a fresh process.
-            output_fields: The fields that SUBMIT accepts, in order: dicts with `name` and an optional `type` (str, int,
-                float, bool, list, dict).
-            on_output: Called with ("stdout" or "stderr", text) on the event loop while the code writes.
-            encoded: More variables, already encoded as JSON. Variables over 256 KiB are uploaded as files.
-                `meta.variables` does not contain the variables of `encoded`.
-            queries: Gives the code access to a language model.
-            index: Number or numbers from which the execution's seed is derived, if the preparation has a seed. By
-                default, the number of earlier executions.
-            should_prune: Called with the step and value of each report; returns True to end the execution.
-            refuse_exit: Treat `exit()` as a failure, even with status 0, and in a context put back what
-                code has changed of the names that it found.
-            collect: Patterns of files in the working folder (`*.png`, `out/model.bin`, `out/**`). Files that the code
-                created or changed are copied to the host, with their directories.
-            collect_to: Target directory; existing files of the same name are replaced. By default a new temporary
-                directory, which the caller should remove.
 
         Raises:
             CodeError, ExecutionTimeout, SubmitError, StateLost: The code failed. These errors have `meta`.
             SandboxStartError, PrepareError, SandboxLost, OutcomeUnknown: The sandbox failed.
             ConfigurationError: A variable is not JSON, or a tool uses the context that waits for it.
         """
-        if context is not None and (self, context) in _waiting_for_tool.get():
+        if request.context is not None and (self, request.context) in _waiting_for_tool.get():
             raise ConfigurationError(
                 "a tool cannot run code in the interpreter that waits for it: use another interpreter"
             )
-        variables = convert_variables(variables)
-        patterns = check_patterns(collect)
-        collected = FilesInThread(patterns, collect_to) if patterns else None
-        tools = dict(self.tools)
-        if queries is not None:
-            tools = {name: tool for name, tool in tools.items() if name not in queries.tools}
-        text: str = convert_code(code, tools, (*variables, *(encoded or ())))
-        large = {name: value for name, value in (encoded or {}).items() if value.is_large}
+        if request.index is None and self._prepare is not None:
+            request.index = next(self._execution_numbers)
+        request.complete(self.tools, self.timeout, self._prepare)
+        large = {name: value for name, value in (request.encoded or {}).items() if value.is_large}
         paths = {name: f"{OWN_FILE_PREFIX}-{uuid.uuid4().hex}.json" for name in large}
-        small = {name: value for name, value in (encoded or {}).items() if name not in large}
-        seed = None
-        if self._prepare is not None:
-            numbers = next(self._execution_numbers) if index is None else index
-            seed = self._prepare.derive_seed(*(numbers if isinstance(numbers, tuple) else (numbers,)))
-        body = encode_request(
-            text,
-            variables,
-            tools,
-            output_fields,
-            small,
-            paths,
-            queries=queries is not None,
-            seed=seed,
-            refuse_exit=refuse_exit,
-        )
-        seconds = resolve_timeout(timeout, self.timeout)
-        if paths:
-            await self.start()
+        body = request.encode(paths)
         for name, path in paths.items():
             await self.upload(path, await asyncio.to_thread(large[name].encode_file, name))
+        if request.context is None:
+            return await self._run_alone(request, body)
+        async with self._context_locks.setdefault(request.context, asyncio.Lock()):
+            return await self._run_alone(request, body)
+
+    async def _run_alone(self, request: ExecutionRequest, body: list[bytes]) -> Result:
+        """Send a request whose context runs nothing else, and return its result."""
+        collected = FilesInThread(list(request.collect), request.collect_to) if request.collect else None
+        queries = request.queries
         pending: PendingExecution | None = None
         sent_by: DriverProtocol | None = None
 
         def encode_execution(protocol: DriverProtocol) -> bytes:
             nonlocal pending, sent_by
             sent_by = protocol
-            if queries is not None:
-                if queries.is_top_level:
-                    queries.session.set_deadline(seconds)
-                tools.update(queries.tools)
-            pending, frame = protocol.add_execution(
-                body, variables, seconds, context, tools, on_output, output_fields, should_prune, collected
-            )
+            if queries is not None and queries.is_top_level:
+                queries.session.set_deadline(request.timeout)
+            pending, frame = protocol.add_execution(request, body, collected)
             self._waiters[pending.id] = asyncio.Event()
             return b"".join(frame)
 
-        context_lock = (
-            contextlib.nullcontext() if context is None else self._context_locks.setdefault(context, asyncio.Lock())
-        )
-        async with context_lock:
-            # Sending the first execution with the driver's settings saves a call to the provider and a round trip.
-            await self._start(encode_execution)
-            # If the execution was sent at the start, it may have run, even if the sandbox is gone now.
-            protocol, channel, frame = sent_by or self._protocol, self._channel, b""
-            if protocol is None or channel is None:
-                raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
-            if pending is None:
-                # An execution that starts during the refresh could lose the files it saves.
-                async with self._refresh_lock:
-                    if not protocol.pending:
-                        await protocol.sandbox.refresh_volume()
-                    frame = encode_execution(protocol)
-            elif queries is not None and queries.is_top_level:
-                queries.session.set_deadline(seconds)  # The deadline counts from here, without the driver's start.
-            assert pending is not None
-            await self._wait(protocol, channel, pending, frame)
-            if queries is not None:
-                pending.queries = queries.session.summarize()
-                if queries.is_top_level:
-                    pending.listener_error = pending.listener_error or queries.session.listener_error
-            if collected is not None:
-                pending.end_collection()
-                await collected.finish()
-            return protocol.take_result(pending)
+        # Sending the first execution with the driver's settings saves a call to the provider and a round trip.
+        await self._start(encode_execution)
+        # If the execution was sent at the start, it may have run, even if the sandbox is gone now.
+        protocol, channel, frame = sent_by or self._protocol, self._channel, b""
+        if protocol is None or channel is None:
+            raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
+        if pending is None:
+            # An execution that starts during the refresh could lose the files it saves.
+            async with self._refresh_lock:
+                if not protocol.pending:
+                    await protocol.sandbox.refresh_volume()
+                frame = encode_execution(protocol)
+        elif queries is not None and queries.is_top_level:
+            queries.session.set_deadline(request.timeout)  # from here, without the driver's start
+        assert pending is not None
+        await self._wait(protocol, channel, pending, frame)
+        if queries is not None:
+            pending.queries = queries.session.summarize()
+            if queries.is_top_level:
+                pending.listener_error = pending.listener_error or queries.session.listener_error
+        if collected is not None:
+            pending.end_collection()
+            await collected.finish()
+        return protocol.take_result(pending)
 
     async def _wait(self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution, frame: bytes) -> None:
         """Send the frame, unless it is empty, and wait for the execution's end."""
@@ -465,7 +406,7 @@ class Interpreter:
     ) -> None:
         """Call a tool for the code and send its return value or exception."""
         # The tool's thread gets a copy of this context variable.
-        _waiting_for_tool.set((*_waiting_for_tool.get(), (self, pending.context)))
+        _waiting_for_tool.set((*_waiting_for_tool.get(), (self, pending.request.context)))
         running_call.set(call)
         async with contextlib.AsyncExitStack() as answering:
             try:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigurationError, SandboxLost
 from .intake.calls import Call, CallLimit, running_call
+from .intake.collected_files import CollectedFiles
 from .protocol import (
     STALL_SECONDS,
     START_TIMEOUT_SECONDS,
@@ -32,8 +33,7 @@ from .wire.pipes import READ_BYTES, write_available
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation
-    from .intake.collected_files import CollectedFiles
-    from .protocol import Tools
+    from .requests.execution_request import ExecutionRequest
     from .result import Result
     from .sessions.output_listener import OutputQueue
 
@@ -95,30 +95,19 @@ class PipeTransport:
         self._wait(pending, None if seconds is None else time.monotonic() + seconds)
         self._protocol.check_prepared()
 
-    def execute(
-        self,
-        body: list[bytes],
-        variables: dict[str, Any],
-        timeout: float | None,
-        context: str | None,
-        tools: Tools,
-        output_fields: list[dict[str, str]] | None = None,
-        output: OutputQueue | None = None,
-        collected: CollectedFiles | None = None,
-    ) -> Result:
-        """Run one execution (see `Interpreter.execute`). A call from another thread waits for the running execution.
+    def execute(self, request: ExecutionRequest, output: OutputQueue | None = None) -> Result:
+        """Run one completed request. A call from another thread waits for the running execution.
 
         The calling thread delivers the text in the queue `output`.
         """
         if getattr(self._thread, "is_waited_for", False):
             raise ConfigurationError(REENTERED)
+        body = request.encode({})
+        collected = CollectedFiles(list(request.collect), request.collect_to) if request.collect else None
         with self._execute_lock:
             protocol = self._protocol
             with self._send_lock:
-                on_output = None if output is None else output.put
-                pending, frame = protocol.add_execution(
-                    body, variables, timeout, context, tools, on_output, output_fields, collected=collected
-                )
+                pending, frame = protocol.add_execution(request, body, collected)
                 self._write(*frame)
             seconds = protocol.compute_answer_timeout(pending)
             self._call_limit = CallLimit(pending.caller_context)

@@ -8,19 +8,19 @@ from __future__ import annotations
 import contextvars
 import functools
 import itertools
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .caller import name_parameter
-from .errors import CodeCrashed, ConfigurationError, OutcomeUnknown, PrepareError, SandboxLost, SandboxStartError
+from .errors import CodeCrashed, OutcomeUnknown, PrepareError, SandboxLost, SandboxStartError
 from .intake.collected_files import LOST, CollectedFiles
-from .intake.reports import Reports, ShouldPrune
+from .intake.reports import Reports
 from .meta import NOTHING_ASKED, Meta, QuerySummary
 from .model_reply import read_program
 from .outcomes.decoding import decode_end, decode_shown, read_json
 from .outcomes.preparation import check_preparation
+from .requests.execution_request import ExecutionRequest
 from .result import Result
 from .wire.collection import COLLECT_TIMEOUT_SECONDS
 from .wire.displays import check_displays
@@ -46,7 +46,6 @@ MAX_ARGUMENTS = 1_000  # per call: Python binds arguments one by one, which bloc
 
 NO_FILES = b"[]"  # a driver's frame body for "no files were written"
 
-Tools = Mapping[str, Callable[..., Any]]
 Frame = tuple[dict[str, Any], bytes]
 
 
@@ -60,12 +59,7 @@ class PendingExecution:
 
     id: int
     sandbox: Sandbox
-    variables: dict[str, Any]
-    timeout: float | None
-    context: str | None
-    tools: Tools
-    on_output: Callable[[str, str], None] | None
-    output_fields: list[dict[str, str]] | None = None
+    request: ExecutionRequest
     collected: CollectedFiles | None = None
     queries: QuerySummary = NOTHING_ASKED
     output: dict[str, list[str]] = field(default_factory=lambda: {"stdout": [], "stderr": []})
@@ -74,12 +68,15 @@ class PendingExecution:
     displays: list[bytes] = field(default_factory=list[bytes])
     end: Frame | None = None
     refusal: str = ""
-    reports: Reports = field(default_factory=Reports)
+    reports: Reports = field(init=False)
     listener_error: Exception | None = None
     # context variables for the tools
     caller_context: contextvars.Context = field(default_factory=contextvars.copy_context)
     _output_sizes: dict[str, int] = field(default_factory=lambda: {"stdout": 0, "stderr": 0})  # characters
     _display_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.reports = Reports(self.request.should_prune)
 
     @property
     def is_over(self) -> bool:
@@ -110,11 +107,11 @@ class PendingExecution:
         if dropped:
             text = f"\n[... {dropped:,} characters dropped ...]\n{text}"
         self.output[stream].append(text)
-        if self.on_output is not None:
+        if self.request.on_output is not None and self.listener_error is None:
             try:
-                self.on_output(stream, text)
+                self.request.on_output(stream, text)
             except Exception as error:  # noqa: BLE001 - `take_result` raises it for the caller
-                self.on_output, self.listener_error = None, error
+                self.listener_error = error
 
     def add_display(self, body: bytes) -> None:
         """Add a display of the code. Raise BadFrameError if the displays exceed the driver's own limits."""
@@ -128,7 +125,7 @@ class PendingExecution:
         if self.collected is not None:
             more |= {"collected": tuple(self.collected.paths), "not_collected": tuple(self.collected.problems)}
         return Meta(
-            variables=self.variables,
+            variables=self.request.variables or {},
             provider=sandbox.provider,
             sandbox_id=sandbox.id,
             isolation=sandbox.isolation,
@@ -150,7 +147,8 @@ class PendingExecution:
             raise ValueError("a call without arguments")
         if len(args) > MAX_ARGUMENTS or len(kwargs) > MAX_ARGUMENTS:
             raise ValueError(f"a call with more than {MAX_ARGUMENTS:,} arguments: pass them in a list")
-        return functools.partial(self.tools[call.header["name"]], *args, **kwargs)
+        tools = {"report": self.reports.add, **self.request.tools}
+        return functools.partial(tools[call.header["name"]], *args, **kwargs)
 
 
 class DriverProtocol:
@@ -202,51 +200,36 @@ class DriverProtocol:
     ) -> tuple[PendingExecution, bytes]:
         """Register the code that runs before the first execution, and encode its frame."""
         self.sandbox.expect_execution(is_preparation=True)
-        pending = self.preparation = self._add_pending({}, preparation.timeout, None, {}, on_output)
+        request = ExecutionRequest(preparation.code, timeout=preparation.timeout, on_output=on_output)
+        pending = self.preparation = self._add_pending(request)
         body = encode_fields({"code": read_program(preparation.code)})
-        return pending, self.encode({"op": "prepare", "id": pending.id, "timeout": pending.timeout}, body)
+        return pending, self.encode({"op": "prepare", "id": pending.id, "timeout": request.timeout}, body)
 
     def add_execution(
-        self,
-        body: list[bytes],
-        variables: dict[str, Any],
-        timeout: float | None,
-        context: str | None,
-        tools: Tools,
-        on_output: Callable[[str, str], None] | None = None,
-        output_fields: list[dict[str, str]] | None = None,
-        should_prune: ShouldPrune | None = None,
-        collected: CollectedFiles | None = None,
+        self, request: ExecutionRequest, body: list[bytes], collected: CollectedFiles | None = None
     ) -> tuple[PendingExecution, list[bytes]]:
-        """Register an execution and encode its frame in parts. Raise SandboxLost if nothing more can be sent."""
+        """Register an execution and encode its frame in parts. Raise SandboxLost if nothing more can be sent.
+
+        Args:
+            request: The completed request.
+            body: The request's encoded body.
+            collected: Receives the files that the request collects.
+        """
         if self.closed_reason:
             raise SandboxLost(
                 f"the sandbox had gone before the code was sent ({self.closed_reason}): run it in a new one"
             )
         self.sandbox.expect_execution()
-        reports = Reports(should_prune)
-        tools = {"report": reports.add, **tools}
-        pending = self._add_pending(variables, timeout, context, tools, on_output, output_fields)
-        pending.reports, pending.collected = reports, collected
-        header: dict[str, Any] = {"op": "execute", "id": pending.id, "timeout": timeout, "context": context}
+        pending = self._add_pending(request, collected)
+        header = {"op": "execute", "id": pending.id, "timeout": request.timeout, "context": request.context}
         if collected is not None:
             collected.limit_bytes(self.sandbox.disk_mib)
-            header["collect"], header["collect_bytes"] = collected.patterns, collected.max_bytes
+            header |= {"collect": collected.patterns, "collect_bytes": collected.max_bytes}
         return pending, self._encode_in_parts(header, body)
 
-    def _add_pending(
-        self,
-        variables: dict[str, Any],
-        timeout: float | None,
-        context: str | None,
-        tools: Tools,
-        on_output: Callable[[str, str], None] | None,
-        output_fields: list[dict[str, str]] | None = None,
-    ) -> PendingExecution:
+    def _add_pending(self, request: ExecutionRequest, collected: CollectedFiles | None = None) -> PendingExecution:
         number = next(self._execution_numbers)
-        pending = self.pending[number] = PendingExecution(
-            number, self.sandbox, variables, timeout, context, tools, on_output, output_fields
-        )
+        pending = self.pending[number] = PendingExecution(number, self.sandbox, request, collected)
         return pending
 
     def encode_cancel(self, pending: PendingExecution) -> bytes:
@@ -349,8 +332,8 @@ class DriverProtocol:
         files = () if pending.files == NO_FILES else _read_file_names(pending.files)
         shown = decode_shown(pending.value, pending.displays) if pending.has_shown else {}
         build_meta = functools.partial(pending.build_meta, files=files, **shown)
-        output_fields = None if pending.reports.is_pruned else pending.output_fields
-        result = decode_end(header, body, build_meta, pending.timeout, output_fields)
+        output_fields = None if pending.reports.is_pruned else pending.request.output_fields
+        result = decode_end(header, body, build_meta, pending.request.timeout, output_fields)
         if result.meta.pruned and not result.outputs:
             result.meta = replace(result.meta, submitted=False)
         return result
@@ -368,7 +351,7 @@ class DriverProtocol:
             reason = self.closed_reason
             raise SandboxStartError(f"sandbox {self.sandbox.id} was lost before prepare ended ({reason})")
         header, body = self._note_limit(pending.end)
-        check_preparation(header, body, pending.build_meta(), pending.timeout)
+        check_preparation(header, body, pending.build_meta(), pending.request.timeout)
 
     def _note_limit(self, end: Frame) -> Frame:
         """Return the end frame with facts about the sandbox, the exceeded limit and the option for more memory."""
@@ -412,16 +395,15 @@ class DriverProtocol:
 
     def compute_answer_timeout(self, pending: PendingExecution) -> float | None:
         """Return the seconds after which the driver counts as lost if it has not reported the execution's end."""
-        if pending.timeout is None:
+        if pending.request.timeout is None:
             return None
         collecting = 0.0 if pending.collected is None else COLLECT_TIMEOUT_SECONDS
-        return pending.timeout + self._compute_grace() + collecting
+        return pending.request.timeout + self._compute_grace() + collecting
 
     def close_at_silence(self, pending: PendingExecution) -> None:
         """Close the connection because the driver did not report the execution's timeout in time."""
-        self.close(
-            f"it did not answer within {self._compute_grace():.0f} s after the timeout of {pending.timeout or 0:g} s"
-        )
+        timeout = pending.request.timeout or 0
+        self.close(f"it did not answer within {self._compute_grace():.0f} s after the timeout of {timeout:g} s")
 
     def _compute_grace(self) -> float:
         return ANSWER_GRACE_SECONDS + (COMMIT_TIMEOUT_SECONDS if self.sandbox.settings.commit else 0.0)
@@ -454,16 +436,6 @@ def _read_file_names(body: bytes) -> tuple[str, ...]:
         return ()
     names: list[Any] = value if isinstance(value, list) else []  # type: ignore[reportUnknownVariableType]
     return tuple(name for name in names[:MAX_REPORTED_FILES] if isinstance(name, str))
-
-
-def resolve_timeout(timeout: float | None, default: float | None) -> float | None:
-    """Return the timeout in force, in seconds; None means no limit. Raise ConfigurationError if it is invalid."""
-    seconds = default if timeout is None else timeout
-    if seconds == math.inf:
-        return None
-    if seconds is not None and not seconds > 0:
-        raise ConfigurationError(f"timeout is {seconds!r}: use a number of seconds above 0, or None for no limit")
-    return seconds
 
 
 def encode_value(name: str, value: Any) -> bytes:

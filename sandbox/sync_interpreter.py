@@ -5,25 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from .cancellation import run_shielded
 from .errors import ConfigurationError, SandboxLost, SandboxStartError
-from .intake.collected_files import CollectedFiles
 from .pipe_transport import PipeTransport
-from .protocol import DriverProtocol, resolve_timeout
-from .requests.execution_request import check_patterns, convert_variables, encode_request
-from .requests.function_code import convert_code
-from .sessions.async_interpreter import BUSY, CONTEXT, AsyncInterpreter
+from .protocol import DriverProtocol
+from .sessions.async_interpreter import BUSY, AsyncInterpreter
+from .sessions.base_interpreter import CONTEXT, BaseInterpreter
 from .sessions.files import download_file, upload_file
 from .sessions.output_listener import OutputQueue
 from .thread_pool import start_thread
 
 if TYPE_CHECKING:
-    from .driver_settings import Preparation
-    from .interpreter import Interpreter
-    from .queries.recursion import Queries
+    from .requests.execution_request import ExecutionRequest
     from .result import Result
     from .sandbox_api import Sandbox
     from .sessions.files import FileData
@@ -143,47 +139,19 @@ class _BackgroundLoop:
 run_sync = _BackgroundLoop().run
 
 
-class SyncInterpreter:
-    """A handle that runs code in one sandbox; names defined by one execution exist in the next.
+class SyncInterpreter(BaseInterpreter["Result"]):
+    """The synchronous interpreter. Threads may share it.
 
-    Use it as a context manager, or call `start`, `execute` and `shutdown`. Threads may share it: executions run one
-    at a time.
-
-    Args:
-        open_sandbox: Opens the sandbox.
-        timeout: Default for each execution, in seconds; None means no limit.
-        tools: Functions of the host, plain or async, that the code may call by name. Plain functions run in threads. At
-            most 256 calls run at a time.
-        make_queries: Function of an interpreter and a depth that returns the query functions of an execution; None
-            without a model.
-        prepare: Code that runs when the sandbox opens. The executions run in a fork of the process that ran it.
+    Use it as a context manager, or call `start`, `execute` and `shutdown`.
     """
 
-    def __init__(
-        self,
-        open_sandbox: Callable[[], Awaitable[Sandbox]],
-        *,
-        timeout: float | None = 120.0,
-        tools: dict[str, Callable[..., Any]] | None = None,
-        make_queries: Callable[[Interpreter, int], Queries] | None = None,
-        prepare: Preparation | None = None,
-    ) -> None:
-        self.timeout = timeout
-        self.tools: dict[str, Callable[..., Any]] = {} if tools is None else tools
-        self._make_queries = make_queries
-        self._prepare = prepare
-        self._shares_limits = False
-        self._open = open_sandbox
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
         self._start_lock = threading.Lock()
         self._sandbox: Sandbox | None = None
         self._process_id = os.getpid()  # id of the process that opened the sandbox
         self._pipe: PipeTransport | None = None  # wire of a sandbox on this machine that cannot query a model
         self._session: AsyncInterpreter | None = None  # wire of any other sandbox
-
-    @property
-    def can_query(self) -> bool:
-        """Return True if the code may query a model."""
-        return self._make_queries is not None
 
     def start(self) -> Self:
         """Open the sandbox. A second call does nothing; after `shutdown` it opens a new sandbox.
@@ -233,81 +201,18 @@ class SyncInterpreter:
             pipe.start(self._prepare)
         return pipe
 
-    def execute(
-        self,
-        code: str | Callable[..., object],
-        variables: dict[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        output_fields: list[dict[str, str]] | None = None,
-        on_output: OnOutput | None = None,
-        refuse_exit: bool = False,
-        collect: Sequence[str] | None = None,
-        collect_to: str | os.PathLike[str] | None = None,
-    ) -> Result:
-        """Run the code and return what it submitted. Open the sandbox if it is not open.
-
-        Files are collected even if the execution failed, as long as the sandbox exists: at most 10,000 files and 1 GiB
-        in total, within 600 s. `meta.collected` has their paths, and `meta.not_collected` the reason for each missing
-        file.
-
-        Args:
-            code: Python text, or a function. A function's source is run with `variables` as its arguments, and its
-                return value is submitted.
-            variables: JSON values, available as global names. Default: none.
-            timeout: Seconds. Default: the interpreter's `timeout`.
-            output_fields: The fields that SUBMIT accepts, in order: dicts with `name` and an optional `type` (str, int,
-                float, bool, list, dict). Default: any fields.
-            on_output: Function called with ("stdout" or "stderr", text) while the code writes. It runs
-                on the calling thread. If it raises, the error is logged and `on_output` is not called again.
-            refuse_exit: Treat `exit()` as a failure, even with status 0, and in a context put back what
-                code has changed of the names that it found. Default: False.
-            collect: Patterns of files in the working folder (`*.png`, `out/model.bin`, `out/**`). Files that the code
-                created or changed are copied to the host, with their directories. Default: none.
-            collect_to: Target directory; existing files of the same name are replaced. By default a new temporary
-                directory, which the caller should remove.
-
-        Returns:
-            The submitted fields, with the metadata in `meta`.
-
-        Raises:
-            CodeError: The code raised an exception, did not compile or crashed.
-            ExecutionTimeout: The code exceeded its timeout.
-            SubmitError: SUBMIT received values that it cannot return.
-            StateLost: The process with the state of earlier executions has ended.
-            SandboxLost: The sandbox was lost before the code was sent.
-            OutcomeUnknown: The sandbox was lost while the code may have run.
-            ConfigurationError: A variable is not JSON, or a tool uses the interpreter that waits for it.
-            RlmBatchError: An error of `start`, if this call opens the sandbox.
-        """
-        text: str = convert_code(code, self.tools, variables or ())
+    def _run(self, request: ExecutionRequest, on_output: OnOutput | None) -> Result:
         output = None if on_output is None else OutputQueue(on_output)
-        patterns = check_patterns(collect)
+        request.on_output = None if output is None else output.put
         if self._sandbox is None:
             self.start()
         self._check_process()
         pipe, session = self._pipe, self._session
         if pipe is not None:
-            collected = CollectedFiles(patterns, collect_to) if patterns else None
-            variables, tools = convert_variables(variables), dict(self.tools)
-            seed = None if self._prepare is None else self._prepare.derive_seed(0)  # All executions share one process.
-            body = encode_request(text, variables, tools, output_fields, seed=seed, refuse_exit=refuse_exit)
-            seconds = resolve_timeout(timeout, self.timeout)
-            return pipe.execute(body, variables, seconds, CONTEXT, tools, output_fields, output, collected)
+            request.complete(self.tools, self.timeout, self._prepare)
+            return pipe.execute(request, output)
         assert session is not None
-        return run_sync(
-            lambda: session.execute(
-                text,
-                variables,
-                timeout=timeout,
-                output_fields=output_fields,
-                on_output=None if output is None else output.put,
-                refuse_exit=refuse_exit,
-                collect=patterns,
-                collect_to=collect_to,
-            ),
-            output,
-        )
+        return run_sync(lambda: session.run(request), output)
 
     def reset(self) -> None:
         """Forget all names: the next execution starts in a new process. Files, the volume and the sandbox remain.

@@ -29,6 +29,7 @@ from ..sandbox.meta import Meta
 from ..sandbox.queries.answer_cache import AnswerStore, ReplayedAnswers
 from ..sandbox.queries.events import RlmEvent
 from ..sandbox.queries.transcript import Transcript
+from ..sandbox.requests.execution_request import ExecutionRequest
 from ..sandbox.result import Result
 from .capacity.admission import REFUSAL_PATIENCE_SECONDS, Permit
 from .capacity.slots import Slot, Slots
@@ -203,7 +204,7 @@ class Lane:
 
         If the attempt fails and `should_retry` returns False, the flow run may keep the sandbox.
 
-        Raises the errors of `Interpreter.execute`, with complete `meta`. Raises ProviderUnusable if the provider says
+        Raises the errors of `Interpreter.run`, with complete `meta`. Raises ProviderUnusable if the provider says
         that its configuration is wrong.
         """
         run = partial(self._execute, execution, on_output, should_retry)
@@ -370,7 +371,7 @@ class Lane:
                     )
                     execution.summarize_queries = queries.session.summarize
                     execution.get_usage = partial(getattr, queries.session.budget, "usage")
-                result = await interpreter.execute(
+                request = ExecutionRequest(
                     execution.code,
                     execution.variables,
                     context=settings.state_context,
@@ -382,6 +383,7 @@ class Lane:
                     collect=None if folder is None else settings.collect or ALL_FILES,
                     collect_to=folder,
                 )
+                result = await interpreter.run(request)
             except RlmBatchError as error:
                 if needs_files and folder is not None and error.meta is not None:
                     error.meta = await self._archive_files(execution, folder, error.meta)

@@ -244,7 +244,7 @@ class QuerySession:
             return
         try:
             self.on_event(replace(event, index=self.index))
-        except Exception as error:  # noqa: BLE001 - `Interpreter.execute` raises it with its own traceback
+        except Exception as error:  # noqa: BLE001 - `Interpreter.run` raises it with its own traceback
             self.listener_error = error
 
     def set_deadline(self, timeout: float | None) -> None:

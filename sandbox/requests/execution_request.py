@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import keyword
+import math
+import os
 import re
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
 from ..model_reply import read_program
 from ..wire.collection import MAX_PATTERN_CHARACTERS, parse_pattern
-from ..wire.names import QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES, add_article
+from ..wire.names import QUERY_ERROR_NAMES, VOLUME_NAMES, add_article
 from ..wire.nonfinite import encode_values, encode_values_in_parts
 from ..wire.strict_json import NotJsonError, convert_fields, encode_fields
+from .function_code import convert_code
+
+if TYPE_CHECKING:
+    from ..driver_settings import Preparation
+    from ..intake.reports import ShouldPrune
+    from ..queries.recursion import Queries
 
 PROVIDED_NAMES = frozenset(("SUBMIT", *VOLUME_NAMES))  # defined for all code
+Tools = Mapping[str, Callable[..., Any]]  # functions of the host, by the name that the code calls
 FILE_ABOVE_BYTES = 256 * 1024  # JSON; larger values enter the sandbox as a file, not in a frame
 
 
@@ -54,14 +63,6 @@ def encode_variable(value: Any) -> EncodedVariable:
     return EncodedVariable(body[len(b'{"value":') : -1], pointers)
 
 
-def convert_variables(variables: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the variables with arrays as lists. Raises ConfigurationError for values that JSON cannot hold."""
-    try:
-        return convert_fields(variables or {}, allow_nonfinite=True)
-    except NotJsonError as error:
-        raise ConfigurationError(f"the variables are not JSON: {error}") from None
-
-
 def check_variable_name(name: object, where: str = "") -> None:
     """Raise ConfigurationError for an invalid variable name. The message begins with `where`, the name's origin."""
     if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
@@ -75,64 +76,136 @@ def check_variable_name(name: object, where: str = "") -> None:
         )
 
 
-def encode_request(
-    code: str,
-    variables: dict[str, Any],
-    tools: Collection[str],
-    output_fields: list[dict[str, str]] | None = None,
-    encoded: Mapping[str, EncodedVariable] | None = None,
-    files: Mapping[str, str] | None = None,
-    *,
-    queries: bool = False,
-    seed: int | None = None,
-    refuse_exit: bool = False,
-) -> list[bytes]:
-    """Encode the body of an execute frame, in parts. Raises ConfigurationError for invalid code or variables.
+@dataclass(slots=True)
+class ExecutionRequest:
+    """One execution: its code, its variables and its settings.
+
+    An interpreter completes it with `complete`. `encode` then makes the body of the driver's frame.
 
     Args:
-        code: Python program, which may be in Markdown.
-        variables: Variables of the code.
-        tools: Names of the host functions that the code may call.
-        output_fields: Expected fields with name and type, or None for any fields.
-        encoded: More variables, already encoded.
-        files: Paths in the sandbox of variables that are sent as files.
-        queries: Allow queries to a model.
-        seed: Seed of the random generators, for a fork of prepared code.
-        refuse_exit: Treat a call of exit() as a failure, even with status 0.
+        code: Python text, or a function. A function's source is run with `variables` as its arguments, and its return
+            value is submitted.
+        variables: JSON values, available as top-level names.
+        timeout: Seconds. None means the interpreter's default; `complete` sets it, and then None means no limit.
+        context: Name of a process that keeps its state between executions. None runs the code in a fresh process.
+        output_fields: The fields that SUBMIT accepts, in order: dicts with `name` and an optional `type` (str, int,
+            float, bool, list, dict).
+        on_output: Called with ("stdout" or "stderr", text) on the event loop while the code writes.
+        refuse_exit: Treat `exit()` as a failure, even with status 0, and in a context put back what code has changed of
+            the names that it found.
+        collect: Patterns of files in the working folder (`*.png`, `out/model.bin`, `out/**`). Files that the code
+            created or changed are copied to the host, with their directories.
+        collect_to: Target directory; existing files of the same name are replaced. By default a new temporary
+            directory, which the caller should remove.
+        encoded: More variables, already encoded as JSON. Variables over 256 KiB are uploaded as files.
+            `meta.variables` does not contain the variables of `encoded`.
+        queries: Gives the code access to a language model.
+        index: Number or numbers from which the execution's seed is derived, if the preparation has a seed. By default,
+            the number of earlier executions.
+        should_prune: Called with the step and value of each report; returns True to end the execution.
+        tools: Functions of the host that the code may call by name. `complete` sets them.
+        seed: Seed of the random generators, for a fork of prepared code. `complete` sets it.
+
+    Raises:
+        ConfigurationError: A variable is not JSON, or a pattern is invalid.
     """
-    if type(code) is not str:
-        raise ConfigurationError(f"code is {add_article(type(code).__name__)}: pass the text of a Python program")
-    code = read_program(code)
-    for name in (*variables, *(encoded or ()), *(files or ())):
-        check_variable_name(name)
-        if name in tools or (queries and (name in QUERY_NAMES or name in QUERY_ERROR_NAMES)):
-            raise ConfigurationError(
-                f"the variable {name!r} has the name of a function or constant that code already has: rename it"
+
+    code: str | Callable[..., object]
+    variables: dict[str, Any] | None = None
+    _: KW_ONLY
+    timeout: float | None = None
+    context: str | None = None
+    output_fields: list[dict[str, str]] | None = None
+    on_output: Callable[[str, str], None] | None = None
+    refuse_exit: bool = False
+    collect: Sequence[str] | None = None
+    collect_to: str | os.PathLike[str] | None = None
+    encoded: Mapping[str, EncodedVariable] | None = None
+    queries: Queries | None = None
+    index: int | tuple[int, ...] | None = None
+    should_prune: ShouldPrune | None = None
+    tools: Tools = field(default_factory=dict[str, Callable[..., Any]])
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            self.variables = convert_fields(self.variables or {}, allow_nonfinite=True)
+        except NotJsonError as error:
+            raise ConfigurationError(f"the variables are not JSON: {error}") from None
+        self.collect = check_patterns(self.collect)
+
+    def complete(self, tools: Tools, timeout: float | None, preparation: Preparation | None) -> None:
+        """Check the code and the names, and set what the interpreter decides.
+
+        Args:
+            tools: The interpreter's tools.
+            timeout: The interpreter's default timeout in seconds.
+            preparation: The interpreter's preparation, from whose seed `seed` is derived.
+
+        Raises:
+            ConfigurationError: The code, a variable's name or the timeout is invalid.
+        """
+        self.timeout = _resolve_timeout(self.timeout, timeout)
+        self.tools = {**tools, **self._get_query_tools()}
+        names = (*(self.variables or ()), *(self.encoded or ()))
+        code = convert_code(self.code, self.tools, names)
+        if type(code) is not str:
+            raise ConfigurationError(f"code is {add_article(type(code).__name__)}: pass the text of a Python program")
+        self.code = read_program(code)
+        for name in names:
+            check_variable_name(name)
+            if name in self.tools or (self.queries is not None and name in QUERY_ERROR_NAMES):
+                raise ConfigurationError(
+                    f"the variable {name!r} has the name of a function or constant that code already has: rename it"
+                )
+        if preparation is not None:
+            self.seed = preparation.derive_seed(*(self.index if isinstance(self.index, tuple) else (self.index or 0,)))
+
+    def encode(self, paths: Mapping[str, str]) -> list[bytes]:
+        """Encode the body of an execute frame, in parts. Raises ConfigurationError for text that is not UTF-8.
+
+        Args:
+            paths: Paths in the sandbox of the variables of `encoded` that are sent as files.
+        """
+        variables, encoded = self.variables or {}, self.encoded or {}
+        small = {name: value for name, value in encoded.items() if name not in paths}
+        try:
+            # Python normalizes names in code to NFKC, too.
+            values, nonfinite = encode_values_in_parts(
+                {unicodedata.normalize("NFKC", name): value for name, value in variables.items()}
             )
-    try:
-        # Python normalizes names in code to NFKC, too.
-        values, nonfinite = encode_values_in_parts(
-            {unicodedata.normalize("NFKC", name): value for name, value in variables.items()}
-        )
-        for name, value in (encoded or {}).items():
-            nonfinite |= value.build_pointers(name)
-        rest = encode_fields(
-            {
-                "code": code,
-                "names": list(tools),
-                "output_fields": output_fields,
-                "files": dict(files or {}),
-                "queries": queries,
-                **({} if seed is None else {"seed": seed}),
-                **({"refuse_exit": True} if refuse_exit else {}),
-                **({"nonfinite": nonfinite} if nonfinite else {}),
-            }
-        )
-    except NotJsonError as error:
-        raise ConfigurationError(f"the variables or the code are not JSON and UTF-8: {error}") from None
-    more = b",".join(encode_fields({name: None})[1:-5] + value.json for name, value in (encoded or {}).items())
-    comma = b"," if variables and more else b""
-    return [rest[:-1] + b',"variables":', *values[:-1], values[-1][:-1] + comma, more, b"}}"]
+            for name, value in small.items():
+                nonfinite |= value.build_pointers(name)
+            rest = encode_fields(
+                {
+                    "code": self.code,
+                    "names": [name for name in self.tools if name not in self._get_query_tools()],
+                    "output_fields": self.output_fields,
+                    "files": dict(paths),
+                    "queries": self.queries is not None,
+                    **({} if self.seed is None else {"seed": self.seed}),
+                    **({"refuse_exit": True} if self.refuse_exit else {}),
+                    **({"nonfinite": nonfinite} if nonfinite else {}),
+                }
+            )
+        except NotJsonError as error:
+            raise ConfigurationError(f"the variables or the code are not JSON and UTF-8: {error}") from None
+        more = b",".join(encode_fields({name: None})[1:-5] + value.json for name, value in small.items())
+        comma = b"," if variables and more else b""
+        return [rest[:-1] + b',"variables":', *values[:-1], values[-1][:-1] + comma, more, b"}}"]
+
+    def _get_query_tools(self) -> Tools:
+        return {} if self.queries is None else self.queries.tools
+
+
+def _resolve_timeout(timeout: float | None, default: float | None) -> float | None:
+    """Return the timeout in force, in seconds; None means no limit. Raise ConfigurationError if it is invalid."""
+    seconds = default if timeout is None else timeout
+    if seconds == math.inf:
+        return None
+    if seconds is not None and not seconds > 0:
+        raise ConfigurationError(f"timeout is {seconds!r}: use a number of seconds above 0, or None for no limit")
+    return seconds
 
 
 def check_patterns(collect: Sequence[str] | None) -> list[str]:
