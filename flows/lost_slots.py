@@ -2,7 +2,7 @@
 
 A slot is lost if its holder dies, or ends, after the Prefect server has lost its leases. By default Prefect keeps them
 in memory, so a restart loses them. The limits of provider blocks have a proof of their leases
-(`tasks/capacity/lease_proof.py`). A deployment's limit needs none: each slot belongs to a run that is Pending, Running
+(`tasks/capacity/lost_leases.py`). A deployment's limit needs none: each slot belongs to a run that is Pending, Running
 or Cancelling.
 """
 
@@ -22,7 +22,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.responses import DeploymentResponse
 
-from ..tasks.capacity.lease_proof import describe_repair, repair_limits
+from ..tasks.capacity.lost_leases import return_all_lost_slots
 from .orphans import MIN_SILENCE_SECONDS, PAGE_SIZE, measure_silence
 
 ENTRYPOINT_PREFIX = "rlm_batch."  # the entrypoints of deployments of our flows
@@ -47,7 +47,11 @@ async def return_lost_slots(*, dry_run: bool = False) -> list[str]:
     sentences: list[str] = []
     async with get_client() as client:
         if not dry_run:
-            sentences += [describe_repair(limit) async for limit in repair_limits(client) if limit.active_slots]
+            sentences += [
+                f"the Prefect server has lost its leases, probably by a restart: the {limit.active_slots} slots in use "
+                f"of {limit.name} are free again, and runs that still hold one take it anew"
+                async for limit in return_all_lost_slots(client)
+            ]
         first = {found.id: lost async for found, lost in _find_lost_slots(client)}
         if not first:
             return sentences

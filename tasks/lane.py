@@ -167,8 +167,6 @@ class Lane:
 
     async def acquire_now(self) -> bool:
         """Take a slot and a permit if they are free now, unless the lane has them. Return whether the lane has both."""
-        if self._slot is not None and self._slot.is_lost:
-            await self.release()
         if self._slot is None:
             self._slot = await self._slots.acquire_now()
         if self._slot is not None and self._permit is None:

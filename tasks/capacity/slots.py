@@ -20,7 +20,7 @@ from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import RlmBatchError
 from ...sandbox.outcomes.server_message import describe_server_error
 from .admission import Admission, Log
-from .server_limits import LEASE_SECONDS, LimitNames, Limits, ProcessLimits, get_limit_names, open_limits
+from .limits import LimitNames, Limits, ProcessLimits, get_limit_names, open_limits
 
 T = TypeVar("T")
 
@@ -36,11 +36,11 @@ LOG_INTERVAL_SECONDS = 60.0  # seconds between log lines on waiting
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """The right to have one sandbox."""
+    """A slot of the limit with that name. Its lease is None while the server counts it for another run."""
 
-    lease: UUID
+    name: str
+    lease: UUID | None
     granted_at: float
-    is_lost: bool = False
 
 
 class Slots:
@@ -65,11 +65,9 @@ class Slots:
         self._max_sandboxes = provider.max_sandboxes if limits else None
         self._creations_per_second = provider.creations_per_second if limits else None
         self._request_lock = asyncio.Lock()  # Only the lane that has waited longest makes requests.
-        self._waiter_count = 0
         self._dismissal = asyncio.Event()  # dismisses the lanes that wait now
-        self._held: set[Slot] = set()
-        self._waiting_lease: UUID | None = None  # a slot of `waiting`, while this run has no other slot
-        self._endings: set[asyncio.Task[None]] = set()  # tasks that end leases of `waiting`
+        self._held: set[Slot] = set()  # the lanes' slots
+        self._waiting: Slot | None = None  # a slot of the limit `waiting`, while this run has no other slot
         self._next_request_at = 0.0
         self._next_check_at = 0.0
         self._next_log_at = 0.0
@@ -81,38 +79,30 @@ class Slots:
     async def acquire(self) -> Slot | None:
         """Wait for a slot; None after `dismiss_waiters`."""
         if self._max_sandboxes is None:
-            return Slot(UUID(int=0), 0.0)
+            return Slot("", None, 0.0)
         dismissal = self._dismissal
-        self._waiter_count += 1
-        try:
-            async with self._request_lock:
+        async with self._request_lock:
+            try:
                 return await self._poll_for_slot(dismissal)
-        finally:
-            self._waiter_count -= 1
-            if self._held or not self._waiter_count:
-                self._end_waiting()
+            finally:
+                if self._waiting is not None:
+                    await run_shielded(self._end_lease(self._waiting))
+                    self._waiting = None
 
     async def acquire_now(self) -> Slot | None:
         """Return a slot if one is free and no lane of this run waits for it, else None."""
         if self._max_sandboxes is None:
-            return Slot(UUID(int=0), 0.0)
-        lease = None if self._waiter_count else await self._acquire_lease(self._names.sandboxes)
-        if lease is None:
-            return None
-        slot = Slot(lease, _read_clock())
-        self._held.add(slot)
-        return slot
+            return Slot("", None, 0.0)
+        return None if self._request_lock.locked() else await self._take_slot()
 
     async def release(self, slot: Slot) -> None:
         """Give back a slot whose sandbox was removed."""
         if slot in self._held:
             self._held.remove(slot)
-            await run_shielded(self._end_lease(slot.lease))
+            await run_shielded(self._end_lease(slot))
 
     async def should_hand_over(self, slot: Slot) -> bool:
         """Return whether the lane should give the slot back before its next execution, because other runs wait."""
-        if slot.is_lost:
-            return True
         now = _read_clock()
         min_hold = MIN_HOLD_OF_SEVERAL_SECONDS if len(self._held) > 1 else MIN_HOLD_SECONDS
         if slot not in self._held or now - slot.granted_at < min_hold or now < self._next_check_at:
@@ -139,27 +129,22 @@ class Slots:
         if self._creations_per_second is None:
             return
         async with self._creation_lock:  # one request at a time
-            while True:
-                if await self._ask_server(self._limits.acquire_rate_slot(self._names.creations), False):
-                    return
+            while not await self._ask_server(self._limits.acquire_rate_slot(self._names.creations), False):
                 interval = random.uniform(0.2, 0.6) / self._creations_per_second
                 await asyncio.sleep(POLL_SECONDS if self._is_server_away else interval)
 
     async def close(self) -> None:
         """Give all slots back."""
         self.dismiss_waiters()
-        self._end_waiting()
-        await asyncio.gather(*self._endings, *(self.release(slot) for slot in self._held))
+        await asyncio.gather(*(self.release(slot) for slot in self._held))
 
     async def _poll_for_slot(self, dismissal: asyncio.Event) -> Slot | None:
         """Request a slot until it is granted or the lane is dismissed."""
         while not dismissal.is_set():
             pause = self._next_request_at - _read_clock()
             if pause <= 0:
-                lease = await self._acquire_lease(self._names.sandboxes)
-                if lease is not None:
-                    slot = Slot(lease, _read_clock())
-                    self._held.add(slot)
+                slot = await self._take_slot()
+                if slot is not None:
                     if not dismissal.is_set():
                         return slot
                     await self.release(slot)
@@ -174,75 +159,50 @@ class Slots:
         return None
 
     async def _announce_waiting(self) -> None:
-        """Log that this run waits without any slot, and take a lease of `waiting`, which shows it to other runs."""
+        """Log that this run waits without any slot, and take a slot of `waiting`, which shows it to other runs."""
         if _read_clock() >= self._next_log_at:
             self._next_log_at = _read_clock() + LOG_INTERVAL_SECONDS
             self._log.info("waiting for one of the %s slots of %s", self._max_sandboxes, self._names.sandboxes)
-        if self._waiting_lease is None:
-            self._waiting_lease = await self._acquire_lease(self._names.waiting)
+        if self._waiting is None:
+            self._waiting = await self._request_slot(self._names.waiting)
 
-    async def _acquire_lease(self, name: str) -> UUID | None:
-        """Take a lease of a limit; None if all are in use. Give back a lease that is granted during a cancellation."""
-        acquisition = asyncio.ensure_future(self._ask_server(self._limits.acquire_slot(name), None))
-        try:
-            return await asyncio.shield(acquisition)
-        except asyncio.CancelledError:
+    async def _take_slot(self) -> Slot | None:
+        """Take a slot for a lane; None if all are in use. `close` gives it back if the lane is cancelled meanwhile."""
 
-            async def end_acquired_lease() -> None:
-                if (lease := await acquisition) is not None:
-                    await self._end_lease(lease)
+        async def take() -> None:
+            nonlocal slot
+            slot = await self._request_slot(self._names.sandboxes)
+            if slot is not None:
+                self._held.add(slot)
 
-            await run_shielded(end_acquired_lease())
-            raise
+        slot: Slot | None = None
+        await run_shielded(take())
+        return slot
 
-    def _end_waiting(self) -> None:
-        """Give back the lease of `waiting` in a task, so that the lane need not wait for the server."""
-        if self._waiting_lease is not None:
-            ending = asyncio.create_task(self._end_lease(self._waiting_lease))
-            self._waiting_lease = None
-            self._endings.add(ending)
-            ending.add_done_callback(self._endings.discard)
+    async def _request_slot(self, name: str) -> Slot | None:
+        lease = await self._ask_server(self._limits.acquire_slot(name), None)
+        return None if lease is None else Slot(name, lease, _read_clock())
 
     async def renew_leases(self) -> None:
-        """Renew the held slots until cancelled."""
+        """Renew the slots until cancelled."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
-            try:
-                await asyncio.gather(*(self._renew_slot(slot) for slot in list(self._held)))
-                lease = self._waiting_lease
-                if lease is not None and not await self._ask_server(self._limits.renew_slot(lease), True):
-                    self._waiting_lease = None
-            except Exception as error:  # noqa: BLE001 - renewals must continue after any error
-                self._log.warning("the slots of %s could not be renewed: %r", self._names.sandboxes, error)
+            for slot in [*self._held, *filter(None, [self._waiting])]:
+                await self._renew(slot)
 
-    async def _renew_slot(self, slot: Slot) -> None:
-        """Renew a slot's lease. If it had ended, take another lease at once, unless other runs hold all slots."""
-        if await self._ask_server(self._limits.renew_slot(slot.lease), True) or slot not in self._held:
-            return
-        lease = await self._acquire_lease(self._names.sandboxes)
-        if lease is None:
-            slot.is_lost = True
-            self._held.discard(slot)
-            self._log.warning(
-                "a slot of %s was lost, because the Prefect server did not hear from this run for %g s or has lost its "
-                "leases: running code continues, and the next execution takes another slot",
-                self._names.sandboxes,
-                LEASE_SECONDS,
-            )
-        elif slot in self._held:
-            slot.lease = lease
-        else:  # The lane has given it back meanwhile.
-            await self._end_lease(lease)
+    async def _renew(self, slot: Slot) -> None:
+        """Renew a slot's lease. If it has ended, take another one, now or at the next renewal."""
+        if slot.lease is None:
+            request = self._limits.acquire_slot(slot.name)
+        else:
+            request = self._limits.renew_slot(slot.name, slot.lease)
+        slot.lease = await self._ask_server(request, slot.lease)
+        if slot is not self._waiting and slot not in self._held:  # The lane has given it back meanwhile.
+            await self._end_lease(slot)
 
-    async def _end_lease(self, lease: UUID) -> None:
-        try:
-            await self._limits.release_slot(lease)
-        except httpx.HTTPError as error:
-            self._log.warning(
-                "a slot of %s could not be returned, and expires by itself: %s",
-                self._names.sandboxes,
-                describe_server_error(error),
-            )
+    async def _end_lease(self, slot: Slot) -> None:
+        if slot.lease is not None:
+            await self._ask_server(self._limits.release_slot(slot.lease), None)
 
     async def _ask_server(self, request: Awaitable[T], default: T) -> T:
         """Return the server's answer, or `default` if the server does not answer."""
@@ -268,7 +228,7 @@ def _read_clock() -> float:
 async def open_slots(provider: SandboxProvider, run_id: str, log: Log) -> AsyncIterator[Slots]:
     """Yield the slots of a flow run, and give them back at the end. Raises ConfigurationError."""
     admission = Admission(log, is_gradual=provider.gradual)
-    async with open_limits(provider, run_id, log) as limits:
+    async with open_limits(provider, run_id) as limits:
         names = get_limit_names(provider)
         slots = Slots(provider, admission, log, limits, names)
         if limits is None or names is None:

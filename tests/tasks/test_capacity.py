@@ -19,7 +19,7 @@ from rlm_batch.tasks.capacity.admission import (
     Admission,
     Permit,
 )
-from rlm_batch.tasks.capacity.server_limits import LimitNames, ProcessLimits, build_limit_settings
+from rlm_batch.tasks.capacity.limits import LimitNames, ProcessLimits, build_limit_settings
 from rlm_batch.tasks.capacity.slots import Slots, open_slots
 from rlm_batch.tasks.lane import Lane, LaneSettings
 
@@ -252,57 +252,3 @@ async def test_a_lane_with_work_keeps_waiting_when_others_are_dismissed():
             await staying
             await second.release()
     assert await ProcessLimits({}).count_slots_in_use("stays") == 0
-
-
-class Unwilling(ProcessLimits):
-    """Limits that raise an unexpected error, and release a lease only when the test allows it."""
-
-    def __init__(self, settings: dict[str, dict[str, Any]]) -> None:
-        super().__init__(settings)
-        self.renewals = 0
-        self.was_renewed_after_error = asyncio.Event()
-        self.may_release = asyncio.Event()
-        self.is_refusing = True
-
-    async def renew_slot(self, lease: UUID) -> bool:
-        self.renewals += 1
-        if self.renewals == 1:
-            raise KeyError("of a library")
-        self.was_renewed_after_error.set()
-        return await super().renew_slot(lease)
-
-    async def acquire_slot(self, name: str) -> UUID | None:
-        if self.is_refusing and not name.endswith("waiting"):
-            self.is_refusing = False
-            return None  # make the run log that it waits
-        return await super().acquire_slot(name)
-
-    async def release_slot(self, lease: UUID) -> None:
-        await self.may_release.wait()
-        await super().release_slot(lease)
-
-
-async def test_leases_are_renewed_after_an_unexpected_error(monkeypatch, caplog):
-    monkeypatch.setattr("rlm_batch.tasks.capacity.slots.RENEW_SECONDS", 0.02)
-    block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="renewed")
-    limits = Unwilling(build_limit_settings(block))
-    shared = Slots(block, Admission(), LOG, limits, LimitNames("renewed"))
-    renewing = asyncio.create_task(shared.renew_leases())
-    assert await shared.acquire() is not None
-    await limits.was_renewed_after_error.wait()
-    renewing.cancel()
-    await asyncio.wait([renewing])
-    limits.may_release.set()
-    await shared.close()
-    assert "the slots of renewed could not be renewed: KeyError('of a library')" in caplog.text
-
-
-async def test_a_lane_gets_its_slot_before_the_server_drops_its_waiting_mark():
-    block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="unwilling")
-    limits = Unwilling(build_limit_settings(block))
-    shared = Slots(block, Admission(), LOG, limits, LimitNames("unwilling"))
-    assert await shared.acquire() is not None
-    assert await limits.count_slots_in_use(LimitNames("unwilling").waiting) == 1
-    limits.may_release.set()
-    await shared.close()
-    assert await limits.count_slots_in_use(LimitNames("unwilling").waiting) == 0

@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-import shlex
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -17,13 +15,12 @@ from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import ConfigurationError, DaytonaSandbox, LocalSandbox, batch, chunks, sequence
 from rlm_batch.tasks.capacity import slots
-from rlm_batch.tasks.capacity.server_limits import open_limits, reconcile_limits
+from rlm_batch.tasks.capacity.limits import open_limits
 
 from ...infra.waiting import wait_until_async
 
@@ -118,7 +115,7 @@ async def test_a_run_with_all_slots_gives_one_to_a_run_without_any(block, quick,
 @pytest.mark.full
 async def test_a_run_continues_with_fewer_slots_than_workers(block, quick):
     async with get_client() as client:
-        await reconcile_limits(block)
+        await client.upsert_global_concurrency_limit_by_name(LIMIT, 2)
         answer = await client.increment_concurrency_slots_with_lease([LIMIT], 1, "concurrency", 3600)
         try:
             results = await run_naps(4, 0.1, max_workers=4)
@@ -162,49 +159,11 @@ async def test_the_limits_on_the_server_follow_the_block():
             await save_block("changing", max_sandboxes=2, creations_per_second=5),
             await save_block("changing", max_sandboxes=7, creations_per_second=2.5),
         ):
-            await reconcile_limits(block)
-            limit = await client.read_global_concurrency_limit_by_name(name)
-            rate = await client.read_global_concurrency_limit_by_name(f"{name}.creations")
+            async with open_limits(block, str(uuid.uuid4())):
+                limit = await client.read_global_concurrency_limit_by_name(name)
+                rate = await client.read_global_concurrency_limit_by_name(f"{name}.creations")
             assert (limit.limit, limit.slot_decay_per_second) == (block.max_sandboxes, 0)
             assert (rate.limit, rate.slot_decay_per_second) == (1, block.creations_per_second)
-        await reconcile_limits(await save_block("changing"))
-        for gone in (name, f"{name}.creations", f"{name}.waiting"):
-            with pytest.raises(ObjectNotFound):
-                await client.read_global_concurrency_limit_by_name(gone)
-
-
-@pytest.mark.parametrize("setting", ["max_sandboxes", pytest.param("creations_per_second", marks=pytest.mark.full)])
-async def test_a_limit_that_a_person_lowered_stays_and_one_that_a_person_raised_goes_back_with_a_note(setting):
-    slug = f"by-hand-{setting.partition('_')[0]}"
-    name = f"rlm-batch.local-sandbox.{slug}{'.creations' if setting == 'creations_per_second' else ''}"
-    field = "slot_decay_per_second" if setting == "creations_per_second" else "limit"
-    block = await save_block(slug, **{setting: 4})
-    async with get_client() as client:
-
-        async def change(value: int) -> None:
-            await client.update_global_concurrency_limit(
-                name, GlobalConcurrencyLimitUpdate.model_validate({field: value})
-            )
-
-        async def read() -> float:
-            return getattr(await client.read_global_concurrency_limit_by_name(name), field)
-
-        assert await reconcile_limits(block) == []
-        await change(9)
-        assert await reconcile_limits(block) == [
-            f"the limit {name} was 9 on the Prefect server, and is 4 again, as in the block"
-        ]
-        assert await reconcile_limits(block) == []
-        await change(2)
-        (note,) = await reconcile_limits(block)
-        assert await read() == 2
-        # The note's command raises the limit.
-        command = shlex.split(note.partition("`")[2].partition("`")[0])
-        assert (await asyncio.to_thread(subprocess.run, [PREFECT, *command[1:]], check=False)).returncode == 0
-        assert await read() == 4
-        assert await reconcile_limits(block) == []
-        await reconcile_limits(await save_block(slug, **{setting: 6}))
-        assert await read() == 6
 
 
 @pytest.mark.full
@@ -213,18 +172,6 @@ async def test_blocks_with_one_limit_name_share_a_limit(quick):
         await save_block(name, max_sandboxes=1, limit_name="our-account")
     runs = await asyncio.gather(*(run_naps(3, 0.15, provider=f"local-sandbox/{name}") for name in ("one", "other")))
     assert count_overlapping(spans(*runs)) == 1
-
-
-@pytest.mark.full
-async def test_a_deleted_limit_is_created_again(block, quick):
-    running = asyncio.create_task(run_naps(12, 0.15, max_workers=4))
-    await wait_until_async(lambda: hold_slots(1))
-    async with get_client() as client:
-        await client.delete_global_concurrency_limit_by_name(LIMIT)
-    others = await run_naps(4, 0.1)
-    assert len(await running) == 12
-    assert len(others) == 4
-    assert await in_use(LIMIT) == 0
 
 
 class Refusing(BaseHTTPRequestHandler):
@@ -251,7 +198,7 @@ async def test_limits_that_the_server_refuses_are_a_one_sentence_error(there):
         url = f"http://127.0.0.1:{server.server_port if there else closed.getsockname()[1]}/api"
         try:
             with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ConfigurationError) as refused:
-                async with open_limits(limited, str(uuid.uuid4()), logging.getLogger()):
+                async with open_limits(limited, str(uuid.uuid4())):
                     pass
         finally:
             server.shutdown()

@@ -1,0 +1,200 @@
+"""A provider's limits: the number of sandboxes at one time, and of new sandboxes a second.
+
+They are Prefect's global concurrency limits, so they apply to all flow runs and machines of a Prefect server, and its
+UI shows them. Without a configured server they apply to this process only.
+
+Prefect's contexts `concurrency` and `rate_limit` are not used. Their wait logs an error for each refused request, or
+keeps a process from ending until a slot is free, and each held slot takes a thread and a client of its own.
+"""
+
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from uuid import UUID, uuid4
+
+import httpx
+from prefect.blocks.core import Block
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.objects import ConcurrencyLeaseHolder
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.settings import PREFECT_API_URL
+
+from ...blocks.provider import SandboxProvider
+from ...sandbox.errors import ConfigurationError
+from ...sandbox.outcomes.server_message import describe_server_error
+from .lost_leases import renew_lease, return_lost_slots
+
+LEASE_SECONDS = 60.0  # A holder that does not renew its lease loses its slot. Prefect grants no shorter lease.
+MAX_WAITING_RUNS = 10_000  # flow runs that may wait for one limit; too many to matter
+
+
+@dataclass(frozen=True, slots=True)
+class LimitNames:
+    """The names of a provider's limits on the server."""
+
+    sandboxes: str
+
+    @property
+    def creations(self) -> str:
+        """Return the limit's name for new sandboxes per second. It has one slot, because more would allow bursts."""
+        return f"{self.sandboxes}.creations"
+
+    @property
+    def waiting(self) -> str:
+        """Return the limit's name for waiting flow runs. A run without a sandbox slot holds a slot of this limit."""
+        return f"{self.sandboxes}.waiting"
+
+
+def get_limit_names(provider: SandboxProvider) -> LimitNames | None:
+    """Return the names of a provider's limits; None for an unsaved block without a `limit_name`."""
+    if provider.limit_name is not None:
+        return LimitNames(provider.limit_name)
+    if not isinstance(provider, Block):
+        return None
+    saved = provider._block_document_name  # pyright: ignore[reportPrivateUsage] - Prefect's only place
+    return None if saved is None else LimitNames(f"rlm-batch.{provider.get_block_type_slug()}.{saved}")
+
+
+def build_limit_settings(provider: SandboxProvider) -> dict[str, dict[str, Any]]:
+    """Return the settings of a provider's limits on the server, by name."""
+    names = get_limit_names(provider)
+    if names is None:
+        return {}
+    settings: dict[str, dict[str, Any]] = {}
+    if provider.max_sandboxes is not None:
+        settings[names.sandboxes] = {"limit": provider.max_sandboxes}
+        settings[names.waiting] = {"limit": MAX_WAITING_RUNS}
+    if provider.creations_per_second is not None:
+        settings[names.creations] = {"limit": 1, "slot_decay_per_second": provider.creations_per_second}
+    return settings
+
+
+class ServerLimits:
+    """The limits on a Prefect server. Every method raises httpx.HTTPError."""
+
+    shared: ClassVar[bool] = True  # All flow runs of the server share them.
+
+    def __init__(self, client: PrefectClient, run_id: str) -> None:
+        self._client = client
+        self._holder = ConcurrencyLeaseHolder(type="flow_run", id=UUID(run_id))
+
+    async def set_up(self, settings: dict[str, dict[str, Any]]) -> None:
+        """Set the limits to the block's values, and free the slots whose leases the server has lost."""
+        for name, values in settings.items():
+            try:
+                await self._client.upsert_global_concurrency_limit_by_name(name, **values)
+            except (ObjectAlreadyExists, ObjectNotFound):  # Another process created or repaired it at the same time.
+                await self._client.upsert_global_concurrency_limit_by_name(name, **values)
+            if "slot_decay_per_second" not in values:
+                await return_lost_slots(self._client, name)
+
+    async def acquire_slot(self, name: str) -> UUID | None:
+        """Return the lease of a new slot; None if all slots are in use."""
+        request = self._client.increment_concurrency_slots_with_lease
+        answer = await self._request(request([name], 1, "concurrency", LEASE_SECONDS, self._holder))
+        return None if answer is None else UUID(answer.json()["lease_id"])
+
+    async def release_slot(self, lease: UUID) -> None:
+        """Return a slot to the server. If this raises, the slot becomes free when its lease ends."""
+        await self._client.release_concurrency_slots_with_lease(lease)
+
+    async def renew_slot(self, name: str, lease: UUID) -> UUID | None:
+        """Renew a slot's lease. If it has ended, take another slot; None if all slots are in use."""
+        if await renew_lease(self._client, lease, LEASE_SECONDS):
+            return lease
+        await return_lost_slots(self._client, name)
+        return await self.acquire_slot(name)
+
+    async def count_slots_in_use(self, name: str) -> int:
+        """Return the number of slots in use."""
+        try:
+            return (await self._client.read_global_concurrency_limit_by_name(name)).active_slots
+        except ObjectNotFound:  # It was deleted, or another process is creating it again.
+            return 0
+
+    async def acquire_rate_slot(self, name: str) -> bool:
+        """Take a slot that decays; False if none is free."""
+        if await self.count_slots_in_use(name):  # A refused request would restart the decay.
+            return False
+        return await self._request(self._client.increment_concurrency_slots([name], 1, "rate_limit")) is not None
+
+    async def _request(self, request: Awaitable[httpx.Response]) -> httpx.Response | None:
+        """Return the server's answer; None if all slots are in use."""
+        try:
+            return await request
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != httpx.codes.LOCKED:
+                raise
+            return None
+
+
+class ProcessLimits:
+    """Limits of this process, with the methods of `ServerLimits`."""
+
+    shared: ClassVar[bool] = False
+    _lock: ClassVar[threading.Lock] = threading.Lock()  # Flow runs may have different event loops.
+    _slots: ClassVar[dict[str, set[UUID]]] = {}
+    _ticked: ClassVar[dict[str, float]] = {}
+
+    def __init__(self, settings: dict[str, dict[str, Any]]) -> None:
+        self._settings = settings
+
+    async def acquire_slot(self, name: str) -> UUID | None:
+        with self._lock:
+            slots = self._slots.setdefault(name, set())
+            if len(slots) >= self._settings[name]["limit"]:
+                return None
+            lease = uuid4()
+            slots.add(lease)
+            return lease
+
+    async def release_slot(self, lease: UUID) -> None:
+        with self._lock:
+            for slots in self._slots.values():
+                slots.discard(lease)
+
+    async def renew_slot(self, name: str, lease: UUID) -> UUID | None:
+        return lease
+
+    async def count_slots_in_use(self, name: str) -> int:
+        return len(self._slots.get(name, ()))
+
+    async def acquire_rate_slot(self, name: str) -> bool:
+        now = time.monotonic()
+        with self._lock:
+            if now - self._ticked.get(name, 0.0) < 1 / self._settings[name]["slot_decay_per_second"]:
+                return False
+            self._ticked[name] = now
+            return True
+
+
+Limits = ServerLimits | ProcessLimits
+
+
+@asynccontextmanager
+async def open_limits(provider: SandboxProvider, run_id: str) -> AsyncIterator[Limits | None]:
+    """Set the server's limits to the block's values, and yield them; None for a provider without limits.
+
+    Raises ConfigurationError if the server refuses.
+    """
+    settings = build_limit_settings(provider)
+    if not settings:
+        yield None
+        return
+    if not PREFECT_API_URL.value():
+        yield ProcessLimits(settings)
+        return
+    async with get_client() as client:
+        limits = ServerLimits(client, run_id)
+        try:
+            await limits.set_up(settings)
+        except httpx.HTTPError as error:
+            reason = describe_server_error(error)
+            raise ConfigurationError(
+                f"the block's concurrency limits could not be created on the Prefect server ({reason}): check "
+                "that it answers and that you may change them"
+            ) from error
+        yield limits

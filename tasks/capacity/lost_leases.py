@@ -1,0 +1,75 @@
+"""Slots whose leases the Prefect server has lost: they are given back.
+
+Prefect counts a limit's slots in its database, and keeps the leases elsewhere: by default in memory. A server that
+restarts forgets the leases, and nothing frees their slots. So each of our limits has one more lease that takes no slot,
+the proof. A Prefect Variable, named after the limit's id, has the proof's id. If the proof is gone, the limit's other
+leases are gone too. Then the limit is created again without slots in use, and the runs that live take new slots.
+
+The new limit has another id. So a repair that several processes begin at the same time happens once, and a lease of the
+old limit never changes the new limit's count.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, VariableCreate
+from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+
+PROOF_SECONDS = 86_400.0  # the longest lease that Prefect grants
+PROOF_NAME = "rlm-batch.proof"  # No limit has this name, so a lease of it takes no slot.
+VARIABLE_PREFIX = "rlm_batch_proof_"
+
+
+async def return_lost_slots(client: PrefectClient, name: str) -> GlobalConcurrencyLimitResponse | None:
+    """Renew the proof of the limit with that name or id, and create a missing one.
+
+    If the proof is gone, create the limit again, and return the limit as it was before.
+
+    Raises httpx.HTTPError if the server does not answer.
+    """
+    # Another process does the same, the limit was deleted, or the server refuses Variables.
+    with suppress(ObjectNotFound, ObjectAlreadyExists, httpx.HTTPStatusError):
+        limit = await client.read_global_concurrency_limit_by_name(name)
+        variable = VARIABLE_PREFIX + limit.id.hex
+        proof = await client.read_variable_by_name(variable)
+        if proof is None:
+            answer = await client.increment_concurrency_slots_with_lease([PROOF_NAME], 1, "concurrency", PROOF_SECONDS)
+            lease = answer.json()["lease_id"]
+            await client.create_variable(VariableCreate(name=variable, value=lease, tags=["rlm-batch"]))
+        elif not await renew_lease(client, UUID(str(proof.value)), PROOF_SECONDS):
+            await client.delete_global_concurrency_limit_by_name(str(limit.id))
+            await client.delete_variable_by_name(variable)
+            settings = {key: getattr(limit, key) for key in ("name", "limit", "active", "slot_decay_per_second")}
+            await client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(**settings))
+            return limit
+    return None
+
+
+async def return_all_lost_slots(client: PrefectClient) -> AsyncIterator[GlobalConcurrencyLimitResponse]:
+    """Give back the lost slots of all limits that have a proof. Yield these limits, as they were before.
+
+    Raises httpx.HTTPError.
+    """
+    only = {"name": {"like_": f"{VARIABLE_PREFIX}%"}}
+    answer = await client.request("POST", "/variables/filter", json={"variables": only, "limit": 200})
+    variables: list[dict[str, Any]] = answer.json()
+    for variable in variables:
+        limit = await return_lost_slots(client, variable["name"].removeprefix(VARIABLE_PREFIX))
+        if limit is not None and limit.active_slots:
+            yield limit
+
+
+async def renew_lease(client: PrefectClient, lease: UUID, seconds: float) -> bool:
+    """Renew a lease; False if the server does not have it. Raises httpx.HTTPError."""
+    try:
+        await client.renew_concurrency_lease(lease, seconds)
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code == httpx.codes.GONE:
+            return False
+        raise
+    return True
