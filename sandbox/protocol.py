@@ -199,7 +199,7 @@ class DriverProtocol:
         self, preparation: Preparation, on_output: Callable[[str, str], None] | None = None
     ) -> tuple[PendingExecution, bytes]:
         """Register the code that runs before the first execution, and encode its frame."""
-        self.sandbox.expect_execution(is_preparation=True)
+        self.sandbox.expect_execution()
         request = ExecutionRequest(preparation.code, timeout=preparation.timeout, on_output=on_output)
         pending = self.preparation = self._add_pending(request)
         body = encode_fields({"code": read_program(preparation.code)})
@@ -368,8 +368,6 @@ class DriverProtocol:
         }
         if header["status"] == "crashed":
             limit = sandbox.find_exceeded_limit() if header.get("signal") == SIGKILL else ""
-            if limit == "disk_mib":  # The files remain, so the next execution would be killed too.
-                self.close("its files took more than its disk_mib")
             header |= {"limit": limit, "memory_option": sandbox.kill_memory_option}
         return header, body
 

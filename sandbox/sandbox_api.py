@@ -74,8 +74,8 @@ class Sandbox(ABC):
         """Return True if a silent driver may have run the code that was sent to it, or may still run it."""
         return False
 
-    def expect_execution(self, *, is_preparation: bool = False) -> None:
-        """Note that code is about to run: an execution, or with `is_preparation` the `prepare` code."""
+    def expect_execution(self) -> None:
+        """Note that code is about to run: an execution, or the `prepare` code."""
         return
 
     def find_exceeded_limit(self) -> str:

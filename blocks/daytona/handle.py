@@ -152,7 +152,7 @@ class DaytonaSandboxHandle(Sandbox):
     def may_run_unheard(self) -> bool:
         return self._channel is not None and not self._channel.is_complete
 
-    def expect_execution(self, *, is_preparation: bool = False) -> None:
+    def expect_execution(self) -> None:
         self._has_run_code = True
 
     async def upload(self, path: str, data: bytes) -> None:

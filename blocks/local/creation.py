@@ -14,6 +14,7 @@ from ...sandbox.wire.python_directory import remove_python_directory, write_pyth
 from ..host_files.mounts import HostMount
 from ..host_files.python_path import PythonPath
 from ..storage.local_volume import UMASK, find_volume
+from .cgroup import MIB, SandboxGroup, find_parent, try_remove_group
 from .deletion import FIRST_UID, remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import USERS_FILE, compute_mark, pick_folder, write_locked_labels
@@ -22,9 +23,8 @@ from .launch.bubblewrap import MODULES_MOUNT, PACKAGES_MOUNT, PYTHON_MOUNT, SCRI
 from .launch.driver_process import START_ENVIRONMENT, find_python
 from .launch.launcher import Launch
 from .settings import LocalSettings
-from .totals.cgroups import MIB, build_group, try_remove_groups
-from .totals.plan import plan_totals
-from .totals.watcher import WatchedSandbox
+from .totals import plan_totals
+from .watcher import WatchedSandbox
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def create_sandbox(
             mount.check_open_to_others()
     folder = kept or pick_folder()
     plan = plan_totals(settings, level)
-    group = build_group(folder.name, plan.grouped)
+    group = SandboxGroup(find_parent().path / folder.name, plan.grouped)
     uid = FIRST_UID + int.from_bytes(os.urandom(3), "big") if has_own_user else None
     if kept is not None:
         uid = (kept / "work").stat().st_uid if has_own_user else None
@@ -110,10 +110,10 @@ def create_sandbox(
         if not is_bubblewrap:
             write_python_directory(str(folder / "python"), **python_directory)
         # The labels precede the group, so that a process that finds the folder also finds the group.
-        lock = write_locked_labels(folder, labels, [str(path) for path in group.directories])
+        lock = write_locked_labels(folder, labels, group.path)
         group.create()
     except OSError as error:
-        try_remove_groups([str(path) for path in group.directories])
+        try_remove_group(group.path)
         if kept is None:
             remove_folder(folder)
         raise SandboxStartError(
@@ -155,9 +155,11 @@ def create_sandbox(
     shm_mib = min(settings.memory_mib, (settings.total_memory_mib or 2 * settings.memory_mib) // 2)
     launch = Launch(folder, is_bubblewrap)
     if is_bubblewrap:
-        launch = Launch(folder, is_bubblewrap, tuple(mounts), shm_mib * MIB, python_directory, _build_user_line(uid))
-    folders = (folder / "work", folder / "tmp")
-    watched = WatchedSandbox(folders, plan.watched, has_own_shm=is_bubblewrap) if plan.watched else None
+        user_line, disk_mib = _build_user_line(uid), 0 if kept else settings.disk_mib or 0
+        launch = Launch(
+            folder, is_bubblewrap, tuple(mounts), shm_mib * MIB, python_directory, user_line, disk_mib * MIB
+        )
+    watched = WatchedSandbox(plan.watched) if plan.watched else None
     layers = (*list_layers(level), *plan.layers)
     handle = LocalSandboxHandle(folder, level, layers, driver_settings, launch, volume, lock, group, watched)
     handle.disk_mib = settings.disk_mib

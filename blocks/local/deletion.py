@@ -15,6 +15,7 @@ from ...sandbox.errors import ConfigurationError, RlmBatchError
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.wire.process_table import read_process
 from ...sandbox.wire.python_directory import remove_python_directory
+from .cgroup import remove_group
 from .inventory import (
     FOLDER_PATTERN,
     FOLDER_PREFIX,
@@ -22,9 +23,8 @@ from .inventory import (
     USERS_FILE,
     compute_mark,
     is_own_directory,
-    read_groups,
+    read_group,
 )
-from .totals.cgroups import remove_groups
 
 FIRST_UID = 0x5A000000  # first id of the users that run code for a root host; far from assigned ids
 END_GRACE_SECONDS = 5.0  # time for the driver to end the code, before the driver is signalled
@@ -63,7 +63,7 @@ async def delete_sandbox(sandbox_id: str) -> bool:
         await asyncio.sleep(ROUND_SECONDS)
     if left := await kill_processes(folder):
         raise RlmBatchError(f"these processes of sandbox {sandbox_id} could not be ended: {left}. Reap again later")
-    await asyncio.to_thread(remove_groups, read_groups(folder))
+    await asyncio.to_thread(remove_group, read_group(folder))
     if not await asyncio.to_thread(remove_folder, folder):
         raise RlmBatchError(describe_rest(folder))
     await kill_processes(folder)  # A terminal whose shell was killed above may have started a keeper.

@@ -16,14 +16,14 @@ from ...sandbox.wire.pipes import READ_BYTES
 from ..storage.local_volume import OWN_MODES, LocalVolume
 from ..storage.safe_paths import read_file_below, replace_file_below
 from ..subprocess_runner import run_command
+from .cgroup import SandboxGroup, remove_group, try_remove_group
 from .channel import LocalChannel
 from .deletion import END_GRACE_SECONDS, kill_processes, remove_empty_folder, remove_folder, remove_programs
 from .isolation import IsolationLevel
 from .keeper import leave_folder
 from .launch.driver_process import DriverProcess
 from .launch.launcher import Launch
-from .totals.cgroups import SandboxGroup, remove_groups, try_remove_groups
-from .totals.watcher import WatchedSandbox, watcher
+from .watcher import WatchedSandbox, stop_watching, watch
 
 log = logging.getLogger("rlm_batch.local")
 
@@ -50,22 +50,16 @@ class LocalSandboxHandle(Sandbox):
         self.has_network = self.level == "none"
         self._process: DriverProcess | None = None
         self._channel: LocalChannel | None = None
+        self.clone: Path | None = None  # the repository to copy into the working directory at the start
+        # The folders of the code as the host reaches them, by their paths in the sandbox.
+        self._own_folders = {
+            self.settings.cwd: self.folder / "work", self.settings.environment["TMPDIR"]: self.folder / "tmp"
+        }  # fmt: skip
+        self._descriptors = [self.lock]
         # This removes the folder if the program ends without a shutdown. The processes end when the wire closes.
         self._finalizer = weakref.finalize(
-            self, _remove_unclosed, os.getpid(), self.folder, self.lock, self._list_groups()
+            self, _remove_unclosed, os.getpid(), self.folder, self._descriptors, self.group.path
         )
-
-    async def copy_repository(self, clone: Path) -> None:
-        """Copy the clone into the code's working directory. Raises SandboxStartError."""
-        work = self.folder / "work"
-        commands = [["cp", "-r", "--preserve=mode,timestamps,links", "--reflink=auto", "--", f"{clone}/.", str(work)]]
-        if os.geteuid() == 0:
-            owner = work.stat()
-            commands.append(["chown", "-R", "-h", f"{owner.st_uid}:{owner.st_gid}", "--", str(work)])
-        for command in commands:
-            done = await run_command(*command)
-            if done.returncode:
-                raise SandboxStartError(f"the repository could not be copied into the sandbox: {done.stderr.strip()}")
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> LocalChannel:
         reads, writes = await self.attach()
@@ -103,6 +97,10 @@ class LocalSandboxHandle(Sandbox):
             self._process.close_pipes()
         process = self._process = await self.launch.start()
         try:
+            if self.launch.disk_bytes:
+                self._enter_file_system(await process.find_pid())
+            if self.clone is not None:
+                await self._copy_repository(self.clone)
             await self._hold_to_totals(process)
             await LocalChannel(process.stdin.fileno()).send(process.boot)
         except SandboxLost:
@@ -110,34 +108,46 @@ class LocalSandboxHandle(Sandbox):
             raise SandboxStartError(f"the driver did not start in sandbox {self.id}: {words}") from None
         return process.stdout.fileno(), process.stdin.fileno()
 
+    async def _copy_repository(self, clone: Path) -> None:
+        """Copy the clone into the code's working directory. Raises SandboxStartError."""
+        work = self._own_folders[self.settings.cwd]
+        commands = [["cp", "-r", "--preserve=mode,timestamps,links", "--reflink=auto", "--", f"{clone}/.", str(work)]]
+        if os.geteuid() == 0:
+            owner = work.stat()
+            commands.append(["chown", "-R", "-h", f"{owner.st_uid}:{owner.st_gid}", "--", f"{work}/."])
+        for command in commands:
+            done = await run_command(*command)
+            if done.returncode:
+                raise SandboxStartError(f"the repository could not be copied into the sandbox: {done.stderr.strip()}")
+
+    def _enter_file_system(self, pid: int) -> None:
+        """Open the folders of a sandbox with a file system of its own, which only its processes have mounted."""
+        owner = (self.folder / "work").stat()
+        for path in self._own_folders:
+            descriptor = os.open(f"/proc/{pid}/root{path}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._descriptors.append(descriptor)
+            self._own_folders[path] = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+            if os.geteuid() == 0:
+                os.chown(self._own_folders[path], owner.st_uid, owner.st_gid)
+
     async def _hold_to_totals(self, process: DriverProcess) -> None:
         """Put the process under the limits on the whole sandbox, before any input. Raises SandboxStartError."""
-        if not self.group.directories and self.watched is None:
+        if not self.group.limits and self.watched is None:
             return
         pid = await process.find_pid()
-        if self.group.directories:
-            try:
-                await asyncio.to_thread(self.group.add, pid)
-            except ProcessLookupError:
-                pass  # The process ended already, so the next send fails.
-            except OSError as error:
-                raise SandboxStartError(
-                    f"sandbox {self.id} could not be put into its control group {error.filename}: {error.strerror}"
-                ) from error
+        try:
+            await asyncio.to_thread(self.group.add, pid)
+        except ProcessLookupError:
+            pass  # The process ended already, so the next send fails.
+        except OSError as error:
+            raise SandboxStartError(f"sandbox {self.id} could not be put into its control group: {error}") from error
         if self.watched is not None:
             self.watched.pid, self.watched.is_supervisor = pid, process.is_supervisor
-            watcher.add(self.watched)
-
-    def expect_execution(self, *, is_preparation: bool = False) -> None:
-        if self.watched is not None:
-            self.watched.expect_execution(is_preparation=is_preparation)
+            watch(self.watched)
 
     def find_exceeded_limit(self) -> str:
         exceeded = "" if self.watched is None else self.watched.take_exceeded_limit()
         return exceeded or ("total_memory_mib" if self.group.has_new_memory_kill() else "")
-
-    def _list_groups(self) -> list[str]:
-        return [str(directory) for directory in self.group.directories]
 
     def read_stderr_tail(self) -> str:
         """Return the end of the standard error of the driver or of bubblewrap."""
@@ -159,14 +169,14 @@ class LocalSandboxHandle(Sandbox):
     def _locate(self, path: str) -> tuple[LocalVolume | Path, str]:
         """Return the volume or host directory of a path in the sandbox, and the path below it. Raises VolumeError."""
         settings = self.settings
-        own = {settings.cwd: self.folder / "work", settings.environment["TMPDIR"]: self.folder / "tmp"}
+        own = self._own_folders
         volumes = {} if self.volume is None or settings.volume is None else {settings.volume: self.volume}
         for inside, outside in {**volumes, **own}.items():
             if PurePosixPath(path).is_relative_to(inside):
                 return outside, str(PurePosixPath(path).relative_to(inside))
         if path.startswith("/"):
             raise VolumeError(f"{path!r} is outside the directories that code may write: {', '.join(own)}")
-        return self.folder / "work", path
+        return own[settings.cwd], path
 
     async def keep(self, until: float, execution: int | None = None) -> None:
         """End the processes, and leave the folder until then.
@@ -174,18 +184,21 @@ class LocalSandboxHandle(Sandbox):
         A failed execution has no process left, and a driver ends with its host. `open_terminal` opens a new sandbox
         over the folder.
         """
+        if self.launch.disk_bytes:
+            for source, name in zip(self._own_folders.values(), ("work", "tmp"), strict=True):
+                await run_command("cp", "-a", "--", f"{source}/.", str(self.folder / name))
         if await self._end_processes(keeps_folder=True) and self._finalizer.detach():
-            try_remove_groups(self._list_groups())
+            try_remove_group(self.group.path)
             try:
                 await asyncio.to_thread(leave_folder, self.folder, until, execution)
             finally:
-                os.close(self.lock)
+                _close_all(self._descriptors)
 
     async def remove(self) -> None:
         """End all processes and remove the folder."""
         if not await self._end_processes(keeps_folder=False):
             return
-        if try_remove_groups(self._list_groups()) and remove_empty_folder(self.folder):
+        if try_remove_group(self.group.path) and remove_empty_folder(self.folder):
             self._unlock()
         else:
             await asyncio.to_thread(self._finalizer)
@@ -198,7 +211,7 @@ class LocalSandboxHandle(Sandbox):
         """
         process, self._process = self._process, None
         if self.watched is not None:
-            watcher.remove(self.watched)
+            stop_watching(self.watched)
         if self._channel is not None:
             self._channel.close()
         if process is not None:
@@ -223,12 +236,17 @@ class LocalSandboxHandle(Sandbox):
     def _unlock(self) -> None:
         """Release the lock, and leave the folder as it is."""
         if self._finalizer.detach():
-            os.close(self.lock)
+            _close_all(self._descriptors)
 
 
-def _remove_unclosed(owner: int, folder: Path, lock: int, groups: list[str]) -> None:
+def _remove_unclosed(owner: int, folder: Path, descriptors: list[int], group: str) -> None:
     if os.getpid() != owner:
         return  # This process is a fork. The sandbox is its parent's.
-    remove_groups(groups)
+    remove_group(group)
     remove_folder(folder)
-    os.close(lock)
+    _close_all(descriptors)
+
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())

@@ -70,13 +70,13 @@ def read_labels(folder: Path) -> dict[str, str]:
     return dict(json.loads((folder / LABELS_FILE).read_text(encoding="utf-8"))["labels"])
 
 
-def read_groups(folder: Path) -> list[str]:
-    """Return the directories of a sandbox's control groups, which have its id as their name."""
+def read_group(folder: Path) -> str:
+    """Return the directory of a sandbox's control group, which has its id as its name; empty if there is none."""
     try:
-        paths = json.loads((folder / LABELS_FILE).read_text(encoding="utf-8"))["groups"]
-        return [path for path in paths if isinstance(path, str) and os.path.basename(path) == folder.name]
+        path = json.loads((folder / LABELS_FILE).read_text(encoding="utf-8"))["group"]
+        return path if os.path.basename(path) == folder.name else ""
     except (OSError, ValueError, KeyError, TypeError):
-        return []
+        return ""
 
 
 def _is_locked(file: IO[str]) -> bool:
@@ -88,8 +88,8 @@ def _is_locked(file: IO[str]) -> bool:
     return False
 
 
-def write_locked_labels(folder: Path, labels: dict[str, str], groups: list[str]) -> int:
-    """Write the labels and the paths of the control groups, and return the locked file's descriptor.
+def write_locked_labels(folder: Path, labels: dict[str, str], group: str = "") -> int:
+    """Write the labels and the path of the control group, and return the locked file's descriptor.
 
     The file is locked before it gets its name. `replace_atomically` does not fit, because the lock belongs to this open
     file.
@@ -98,7 +98,7 @@ def write_locked_labels(folder: Path, labels: dict[str, str], groups: list[str])
     descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(descriptor, json.dumps({"labels": labels, "groups": groups}).encode())
+        os.write(descriptor, json.dumps({"labels": labels, "group": group}).encode())
         hidden.rename(folder / LABELS_FILE)
     except BaseException:
         os.close(descriptor)

@@ -33,7 +33,7 @@ def leave_folder(folder: Path, until: float, execution: int | None) -> None:
     """Mark a folder as kept until then, in epoch seconds, and start its keeper. Raises RlmBatchError."""
     try:
         labels = read_labels(folder)
-        lock = write_locked_labels(folder, {**labels, **build_kept_labels(until, execution)}, [])
+        lock = write_locked_labels(folder, {**labels, **build_kept_labels(until, execution)})
         with open(lock, "rb"):  # The lock ends with the block.
             words = [find_python(), "-I", "-S", "-c", KEEPER, str(compute_mark(folder))]
             words += [f"{max(0.0, until - time.time()):.0f}", str(folder)]

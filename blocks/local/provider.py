@@ -32,7 +32,7 @@ from .packages import (
 )
 from .settings import LocalSettings
 from .terminal import run_terminal
-from .totals.plan import describe_totals, plan_totals
+from .totals import describe_totals, plan_totals
 
 PREPARED_PROCESSES = 3  # the prepared process, an execution, and the process that forks it
 
@@ -62,15 +62,11 @@ class LocalProvider(LocalSettings, SandboxProvider):
         level = await resolve_level(self.isolation)
         check_mount_places(self._files.mounts, level)
         libraries = await self._find_libraries(level)
-        if self.repo_url is None:
-            return create_sandbox(self, level, labels, libraries, self._files.mounts)
-        clone = await check_out_repository(self.repo_url, await self.commit() or "", self.repo_token)
+        clone = None
+        if self.repo_url is not None:
+            clone = await check_out_repository(self.repo_url, await self.commit() or "", self.repo_token)
         sandbox = create_sandbox(self, level, labels, libraries, self._files.mounts)
-        try:
-            await sandbox.copy_repository(clone)
-        except BaseException:
-            await run_shielded(sandbox.remove())
-            raise
+        sandbox.clone = clone
         return sandbox
 
     async def _find_packages(self) -> tuple[list[Path], Path | None]:

@@ -66,8 +66,8 @@ class LocalSettings(SandboxSettings):
         default=None,
         ge=1,
         title="Disk",
-        description="MiB of all files in the sandbox. By default there is no limit. The sandbox's own folders count, "
-        "and their size is checked every half second.",
+        description="MiB of all files in the sandbox, which are then in memory. By default there is no limit, and "
+        "files are on disk. Needs isolation bubblewrap.",
     )
     cpus: float | None = Field(
         default=None,
@@ -75,7 +75,7 @@ class LocalSettings(SandboxSettings):
         allow_inf_nan=False,
         title="Processors",
         description="Processors to use, such as 0.5. By default there is no limit. The limit is for the whole sandbox "
-        "and needs control groups that this user may change.",
+        "and needs control groups of version 2 that this user may change.",
     )
     volume_root: str | None = Field(
         default=None,

@@ -23,8 +23,7 @@ from ..host_terminal import build_shell_command, get_terminal_size, relay_termin
 from .deletion import kill_processes
 from .handle import LocalSandboxHandle
 from .launch.driver_process import START_ENVIRONMENT
-from .totals.usage import measure_folders
-from .totals.watcher import MIB, WatchedSandbox, watcher
+from .watcher import watch
 
 
 async def run_terminal(handle: LocalSandboxHandle, until: float) -> int:
@@ -54,13 +53,10 @@ async def run_terminal(handle: LocalSandboxHandle, until: float) -> int:
         finally:
             os.close(its)
         try:
-            if handle.group.directories:
-                await asyncio.to_thread(handle.group.add, process.pid)
+            await asyncio.to_thread(handle.group.add, process.pid)
             if handle.watched is not None:  # The handle's `keep` and `remove` end this.
-                await _raise_disk_limit(handle.watched)
                 handle.watched.pid = process.pid
-                handle.expect_execution()
-                watcher.add(handle.watched)
+                watch(handle.watched)
             status = await _relay(process, ours, build_driver_code(TERMINAL_MODULES) + request, until)
             if limit := handle.find_exceeded_limit():
                 print(f"Processes were killed, because the sandbox exceeded {name_parameter(limit)}.", file=sys.stderr)
@@ -77,12 +73,6 @@ async def _end(process: asyncio.subprocess.Process, handle: LocalSandboxHandle) 
         await process.wait()
     # A program may have left the shell's session. This ends the keeper, too, which the handle's `keep` starts again.
     await kill_processes(handle.folder)
-
-
-async def _raise_disk_limit(watched: WatchedSandbox) -> None:
-    """Add the files that are there to the limit on disk: a shell must open even if the code filled the disk."""
-    if "disk_mib" in watched.limits:
-        watched.limits["disk_mib"] += await asyncio.to_thread(measure_folders, watched.folders) // MIB + 1
 
 
 async def _relay(process: asyncio.subprocess.Process, terminal: int, start: bytes, until: float) -> int:

@@ -106,7 +106,7 @@ class ModalSandboxHandle(Sandbox):
                 f"sandbox {self.id} did not reload its volume before the code was sent: {get_last_line(error)}"
             ) from error
 
-    def expect_execution(self, *, is_preparation: bool = False) -> None:
+    def expect_execution(self) -> None:
         self._has_run_code = True
 
     async def upload(self, path: str, data: bytes) -> None:

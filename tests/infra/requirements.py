@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_batch.blocks.local.totals.cgroups import find_parents
+from rlm_batch.blocks.local.cgroup import find_parent
 
 from ..standins.mount_namespace import find_refusal
 from .isolation_levels import find_missing_support
@@ -47,7 +47,7 @@ def _find_missing_program(*names: str, package: str, purpose: str) -> str:
 
 
 def _find_missing_controller(name: str) -> str:
-    return "" if name in find_parents() else f"there are no control groups with the {name} controller here"
+    return "" if name in find_parent().controllers else f"there are no control groups with the {name} controller here"
 
 
 def _find_missing_pip() -> str:

@@ -11,7 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ....sandbox.caller import name_parameter
 from ....sandbox.driver_bundle import MODULES, build_driver_code
+from ....sandbox.errors import SandboxStartError
 from ....sandbox.wire.python_directory import write_python_directory
 from .. import isolation
 from ..inventory import USERS_FILE, compute_mark
@@ -31,6 +33,7 @@ class Launch:
     """The parameters for starting a sandbox's driver. Only bubblewrap uses those after `is_bubblewrap`.
 
     `python_directory` has the arguments of `write_python_directory`; `user_line` is a line to add to /etc/passwd.
+    With `disk_bytes`, the folder is a file system in memory with this size, which the host does not see.
     """
 
     folder: Path
@@ -39,12 +42,17 @@ class Launch:
     shm_bytes: int = 0
     python_directory: Mapping[str, Any] = field(default_factory=dict[str, Any])
     user_line: str = ""
+    disk_bytes: int = 0
 
     async def start(self) -> DriverProcess:
         """Fork or spawn the driver's process, which waits for its first frame. Raises SandboxStartError."""
         try:
             return await zygotes.fork(self)
         except ZygoteError as error:
+            if self.disk_bytes:
+                raise SandboxStartError(
+                    f"{name_parameter('disk_mib')} needs a sandbox that is forked from a zygote: {error}"
+                ) from error
             log.debug("the sandbox %s starts a Python of its own: %s", self.folder.name, error)
         return self.spawn()
 
@@ -91,6 +99,7 @@ class Launch:
             "covered": list_covered_mounts(self.mounts),
             "shm_bytes": self.shm_bytes,
             "user_line": self.user_line,
+            "disk_bytes": self.disk_bytes,
         }
 
 

@@ -26,6 +26,7 @@ MNT_DETACH = 2
 SIOCSIFFLAGS, IFF_UP, IFREQ_BYTES = 0x8914, 1, 40
 SUPERVISOR_CAPABILITIES = (1 << 5) | (1 << 6) | (1 << 7)  # CAP_KILL, CAP_SETGID, CAP_SETUID: to switch code's user
 CAPABILITY_VERSION = 0x20080522
+BYTES_PER_INODE = 4096  # memory that a file counts for at least
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -76,12 +77,20 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
     """Mount the sandbox's own folder for the calling process, and hide the other sandboxes' folders. Raises OSError.
 
     `folders` is the directory with the folders of all sandboxes. The request has ``folder`` (the sandbox's name in it),
-    ``covered`` (mounts that the folder's mounts would hide), ``shm_bytes`` and ``user_line`` (a line
-    to add to /etc/passwd, or empty). /proc/self must be open to the process.
+    ``covered`` (mounts that the folder's mounts would hide), ``shm_bytes``, ``user_line`` (a line
+    to add to /etc/passwd, or empty) and ``disk_bytes`` (the size of a file system in memory that replaces the folder,
+    or 0). /proc/self must be open to the process.
     """
     covered = [(os.open(path, os.O_PATH | os.O_CLOEXEC), path) for path in request["covered"]]
+    folder, size = f"{folders}/{request['folder']}", request["disk_bytes"]
+    if size:
+        inodes = max(size // BYTES_PER_INODE, 16)
+        _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size={size},nr_inodes={inodes}")
     for name, target in (("work", "/sandbox"), ("tmp", "/tmp")):
-        _mount(f"{folders}/{request['folder']}/{name}", target, None, MS_BIND)
+        if size:
+            os.mkdir(f"{folder}/{name}")
+            os.chmod(f"{folder}/{name}", 0o755)
+        _mount(f"{folder}/{name}", target, None, MS_BIND)
     for fd, path in covered:
         names = path.split("/")
         for count in range(3, len(names)):  # parent directories, which are in the sandbox's folder

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tarfile
 import threading
+import time
 import traceback
 import zipfile
 from collections.abc import Callable, Iterator
@@ -386,3 +387,24 @@ def test_unavailable_packages_are_a_one_sentence_error(index: Path) -> None:
     ):
         with pytest.raises(ConfigurationError, match=r"is not a requirement|give its requirements"):
             LocalInterpreter(packages=[package]).start()
+
+
+@pytest.mark.requires("bubblewrap")
+async def test_files_of_a_sandbox_with_a_limit_on_disk_reach_the_host(repository: Path, commit: Commit) -> None:
+    """They are in memory that only the sandbox has mounted. A kept sandbox has them on disk."""
+    commit("first")
+    provider = LocalSandbox(isolation="bubblewrap", repo_url=str(repository), disk_mib=16)
+    interpreter = provider.interpreter()
+    try:
+        await interpreter.start()
+        await interpreter.sandbox.upload("folder/sent", b"sent")
+        code = "import os\nwith open('folder/sent', 'a') as file:\n    file.write(' and changed')\n"
+        tracked = (await interpreter.execute(code + "SUBMIT(names=sorted(os.listdir()))")).names
+        assert await interpreter.sandbox.download("folder/sent") == b"sent and changed"
+        work = interpreter.sandbox.folder / "work"  # type: ignore[attr-defined]
+        assert list(work.iterdir()) == []
+        await interpreter.keep(time.time() + 600)
+        assert sorted(path.name for path in work.iterdir()) == tracked
+        assert (work / "folder" / "sent").read_bytes() == b"sent and changed"
+    finally:
+        await provider.delete_sandbox(work.parent.name)

@@ -1,4 +1,4 @@
-"""A terminal in a kept local sandbox: its end with the sandbox's, and the limit on disk."""
+"""A terminal in a kept local sandbox, and its end with the sandbox's."""
 
 import sys
 import time
@@ -21,7 +21,7 @@ OPEN = """
 import asyncio, sys
 from rlm_batch import LocalSandbox
 
-sandbox = LocalSandbox(disk_mib=int(sys.argv[1]), isolation=sys.argv[2])
+sandbox = LocalSandbox(isolation=sys.argv[1])
 sys.exit(asyncio.run(sandbox.open_terminal(input("sandbox: "))))
 """
 
@@ -35,13 +35,13 @@ async def keep_sandbox(seconds: float, level: str = "auto") -> Path:
     return folder
 
 
-def start_program(disk_mib: int = 1000, level: str = "auto") -> TerminalCommand:
+def start_program(level: str = "auto") -> TerminalCommand:
     """Start a program that asks for the name of a kept sandbox and opens a terminal in it."""
-    return TerminalCommand([sys.executable, "-c", OPEN, str(disk_mib), level])
+    return TerminalCommand([sys.executable, "-c", OPEN, level])
 
 
-def open_terminal(folder: Path, disk_mib: int = 1000, level: str = "auto") -> TerminalCommand:
-    terminal = start_program(disk_mib, level)
+def open_terminal(folder: Path, level: str = "auto") -> TerminalCommand:
+    terminal = start_program(level)
     terminal.send(f"{folder.name}\n")
     return terminal
 
@@ -92,22 +92,3 @@ async def test_a_terminal_says_that_its_sandbox_was_removed() -> None:
         terminal.wait()
     await LocalSandbox().delete_sandbox(folder.name)
     assert not folder.exists()
-
-
-@pytest.mark.full
-async def test_a_terminal_may_add_as_many_files_as_the_limit_on_disk(no_process_left: None) -> None:
-    folder = await keep_sandbox(600)
-    with open_terminal(folder, disk_mib=4) as terminal:
-        terminal.wait_for(PROMPT)
-        terminal.send("head -c 20M /dev/zero >more; sleep 1000\n")
-        terminal.wait_for("Processes were killed, because the sandbox exceeded disk_mib")
-        assert terminal.wait() == 137
-    with open_terminal(folder, disk_mib=4) as terminal:  # The files are over the limit, and can be deleted.
-        terminal.wait_for(PROMPT)
-        terminal.send("rm more large; echo deleted $?\n")
-        terminal.wait_for("deleted 0")
-        terminal.wait_for(PROMPT)  # A Ctrl-D before the prompt is lost when the shell changes the terminal's mode.
-        terminal.send("\x04")
-        assert terminal.wait() == 0
-    assert not (folder / "work/large").exists()
-    await LocalSandbox().delete_sandbox(folder.name)

@@ -139,20 +139,3 @@ def test_memory_shared_with_prepare_counts_once_for_the_sandbox(own_box: Boxes) 
     running = [box.send("time.sleep(2)\nSUBMIT(prepared=prepared, size=len(data))") for _ in range(3)]
     assert [box.host.wait(number).get("outputs") for number in running] == [{**before, "size": 250 << 20}] * 3
     assert box.outputs("SUBMIT(prepared=prepared)") == before
-
-
-@pytest.mark.full
-@pytest.mark.each_once
-def test_when_memory_runs_out_an_execution_ends_before_the_prepared_process(own_box: Boxes) -> None:
-    leave = "if os.fork() == 0:\n    own = os.urandom(1 << 20) * 250\n    time.sleep(1000)"
-    box = own_box(prepare=f"import os, time\nprepared = os.getpid()\n{leave}", total_memory_mib=400)
-    before = box.run("SUBMIT(prepared=prepared)")
-    running = [box.send(f"own = os.urandom(1 << 20) * 90\n{wait_for_file()}SUBMIT(works=True)") for _ in range(2)]
-    # With a control group, the kernel kills the largest process, which is the child of `prepare`.
-    if "watcher" in before["layers"]:
-        ended = box.host.wait_for_any(running)
-        assert "total_memory_mib" in ended["error"]["text"]
-        running.remove(ended["id"])
-    box.let_go()
-    assert [box.host.wait(number).get("outputs") for number in running] == [WORKS] * len(running)
-    assert box.outputs("SUBMIT(prepared=prepared)") == before["outputs"]

@@ -1,22 +1,19 @@
-"""The plan that assigns each limit on a whole sandbox to a control group, the watcher or the limits of its user."""
+"""The plan that assigns each limit on a whole sandbox to its control group, the watcher or its file system."""
 
 import os
 from dataclasses import dataclass
 
-from ....sandbox.caller import name_parameter
-from ....sandbox.errors import ConfigurationError
-from ..settings import LocalSettings
-from .cgroups import MIB, find_parents
+from ...sandbox.caller import name_parameter
+from ...sandbox.errors import ConfigurationError
+from .cgroup import MIB, find_parent
+from .settings import LocalSettings
 
 OPTIONS = {"memory": "total_memory_mib", "pids": "total_processes", "cpu": "cpus"}  # the option for each controller
 
 
 @dataclass(frozen=True)
 class TotalsPlan:
-    """The limits on a whole sandbox: control groups enforce `grouped`, the watcher enforces `watched`.
-
-    `grouped` is by controller, and `watched` is by option.
-    """
+    """The limits on a whole sandbox: `grouped` by controller for its control group, `watched` by option."""
 
     grouped: dict[str, float]
     watched: dict[str, int]
@@ -24,8 +21,7 @@ class TotalsPlan:
     @property
     def layers(self) -> tuple[str, ...]:
         """Return the names of these limits' isolation layers."""
-        versions = sorted({find_parents()[controller].version for controller in self.grouped})
-        return (*(f"cgroup-v{version}" for version in versions), *(["watcher"] if self.watched else []))
+        return (*(["cgroup-v2"] if self.grouped else []), *(["watcher"] if self.watched else []))
 
 
 def plan_totals(settings: LocalSettings, level: str) -> TotalsPlan:
@@ -38,18 +34,21 @@ def plan_totals(settings: LocalSettings, level: str) -> TotalsPlan:
     for controller, limit in wanted.items():
         if limit is None:
             continue
-        if controller in find_parents():
+        if controller in find_parent().controllers:
             grouped[controller] = limit * MIB if controller == "memory" else limit
         elif controller == "cpu":
             raise ConfigurationError(
-                f"{name_parameter('cpus')} is {limit:g}, and needs control groups with the cpu "
+                f"{name_parameter('cpus')} is {limit:g}, and needs control groups of version 2 with the cpu "
                 "controller, which this process cannot create: run it with systemd-run --user -p "
                 f"Delegate=yes, or leave {name_parameter('cpus')} out"
             )
         else:
             watched[OPTIONS[controller]] = int(limit)
-    if settings.disk_mib is not None:
-        watched["disk_mib"] = settings.disk_mib
+    if settings.disk_mib is not None and level != "bubblewrap":
+        raise ConfigurationError(
+            f"{name_parameter('disk_mib')} is {settings.disk_mib}, and needs isolation bubblewrap or the provider "
+            f"container: use one of them, or leave {name_parameter('disk_mib')} out"
+        )
     if level == "landlock" and not has_own_count(level) and settings.total_processes is None:
         # RLIMIT_NPROC also counts the user's other processes, so the code could start more when those end.
         watched["processes"] = settings.processes
@@ -63,9 +62,9 @@ def has_own_count(level: str) -> bool:
 
 def describe_totals(level: str) -> str:
     """Return a text that says what enforces each limit on a whole sandbox, on this level and machine."""
-    parents = find_parents()
     holders = {option: "nothing" if name == "cpu" else "a watcher" for name, option in OPTIONS.items()}
-    holders |= {OPTIONS[name]: f"cgroup v{parent.version}" for name, parent in parents.items()}
+    holders |= {OPTIONS[name]: "cgroup v2" for name in find_parent().controllers}
     if has_own_count(level):
         holders["total_processes"] = "the kernel's count of its own"
-    return ", ".join(f"{option} by {holder}" for option, holder in {**holders, "disk_mib": "a watcher"}.items())
+    holders["disk_mib"] = "its own file system" if level == "bubblewrap" else "nothing"
+    return ", ".join(f"{option} by {holder}" for option, holder in holders.items())
