@@ -18,7 +18,8 @@ from .intake.collected_files import LOST, CollectedFiles
 from .intake.reports import Reports
 from .meta import NOTHING_ASKED, Meta, QuerySummary
 from .model_reply import read_program
-from .outcomes.decoding import decode_end, decode_shown, read_json
+from .outcomes.decoding import decode_end, decode_shown
+from .outcomes.ending import read_json
 from .outcomes.preparation import check_preparation
 from .requests.execution_request import ExecutionRequest
 from .result import Result

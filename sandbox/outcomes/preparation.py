@@ -5,22 +5,11 @@ As in `decoding`, the data is untrusted.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..caller import name_parameter
 from ..errors import PrepareError, RlmBatchError, SandboxStartError
-from .advice import find_advice
-from .decoding import (
-    describe_crash,
-    describe_limit,
-    describe_more_memory,
-    describe_shortage,
-    read_integer,
-    read_json,
-    read_text,
-    remove_place,
-)
+from .ending import Ending
 
 if TYPE_CHECKING:
     from ..meta import Meta
@@ -32,59 +21,47 @@ def check_preparation(header: dict[str, Any], body: bytes, meta: Meta, timeout: 
     """Return if the preparation succeeded; otherwise raise its error, with `meta`."""
     if header["status"] == "finished":
         return
-    outcome: Any = None
-    with suppress(ValueError, RecursionError):
-        outcome = read_json(body)
-    error = _build_error(header, outcome if isinstance(outcome, dict) else {}, meta, timeout)  # type: ignore[reportUnknownArgumentType]
+    error = _build_error(Ending.read(header, body, meta, timeout, "prepare"))
     error.meta = meta
     raise error
 
 
-def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout: float | None) -> RlmBatchError:
-    status, kind = header["status"], outcome.get("kind")
-    name, message, traceback = (read_text(outcome, field) for field in ("type", "message", "traceback"))
-    line = read_integer(outcome, "line")
-    where = f" (line {line})" if line is not None else ""
-    if status == "setup":
-        return SandboxStartError(f"prepare did not run: {message}{describe_shortage(header, message)}")
-    if status == "timeout":
-        text = (
-            f"prepare was still running{where} after its {name_parameter('prepare_timeout')} of "
-            f"{timeout or 0:g} s: raise it, or do less in prepare"
-        )
-    elif status == "crashed":
-        text = describe_crash(header, meta.stderr, "prepare")
-    elif status == "unconfined":
-        text = f"prepare did not run: {message}. See rlm-batch doctor"
-    elif status == "commit":
-        text = f"prepare's files on the volume could not be committed: {message}"
-    elif status != "error":
-        text = (
-            f"prepare wrote to a file descriptor of the sandbox ({message or status}): write only to "
-            "files that it opens"
-        )
-    elif kind == "syntax":
-        text = f"prepare is not valid Python{where}: {remove_place(message)}"
-    elif kind == "memory":
-        text = f"prepare ran out of memory{where}: load less, or {describe_more_memory(header)}"
-    elif kind == "exit":
-        text = f"prepare called exit({message}){where}: let it end without exit, or call exit(0)"
-    elif kind == "threads":
-        text = (
-            f"prepare left these threads running, which forks do not have: {message}. End them in "
-            "prepare, or start them in the code"
-        )
-        traceback = ""
-    else:
-        text = f"prepare raised {name}{where}: {message}{describe_limit(header, outcome)}"
-    advice = find_advice(name, message, traceback, meta.stderr, None, has_network=header["has_network"])
-    printed = meta.stderr.rstrip().splitlines()[-MAX_PRINTED_LINES:]  # such as the traceback of a process that failed
-    return PrepareError(
-        "\n".join(filter(None, (text, *printed, traceback.rstrip(), advice))),
-        type=name,
-        message=message,
-        traceback=traceback,
-        stdout=meta.stdout,
-        line=line,
-        advice=advice,
-    )
+def _build_error(end: Ending) -> RlmBatchError:
+    message, where, details = end.message, end.where, end.details
+    match end.header["status"], end.outcome.get("kind"):
+        case "setup", _:
+            return SandboxStartError(f"prepare did not run: {message}{end.describe_shortage()}")
+        case "timeout", _:
+            text = (
+                f"prepare was still running{where} after its {name_parameter('prepare_timeout')} of "
+                f"{end.timeout or 0:g} s: raise it, or do less in prepare"
+            )
+        case "crashed", _:
+            text = end.describe_crash()
+        case "unconfined", _:
+            text = f"prepare did not run: {message}. See rlm-batch doctor"
+        case "commit", _:
+            text = f"prepare's files on the volume could not be committed: {message}"
+        case "error", "syntax":
+            text = f"prepare is not valid Python{where}: {end.syntax_message}"
+        case "error", "memory":
+            text = f"prepare ran out of memory{where}: load less, or {end.describe_more_memory()}"
+        case "error", "exit":
+            text = f"prepare called exit({message}){where}: let it end without exit, or call exit(0)"
+        case "error", "threads":
+            text = (
+                f"prepare left these threads running, which forks do not have: {message}. End them in "
+                "prepare, or start them in the code"
+            )
+            details["traceback"] = ""
+        case "error", _:
+            text = f"prepare raised {end.type}{where}: {message}{end.describe_limit(end.outcome.get('limit'))}"
+        case status, _:
+            text = (
+                f"prepare wrote to a file descriptor of the sandbox ({message or status}): write only to "
+                "files that it opens"
+            )
+    advice = end.find_advice(None)
+    printed = end.meta.stderr.rstrip().splitlines()[-MAX_PRINTED_LINES:]  # such as the traceback of a failed program
+    lines = (text, *printed, details["traceback"].rstrip(), advice)
+    return PrepareError("\n".join(filter(None, lines)), advice=advice, **details)
