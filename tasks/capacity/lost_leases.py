@@ -3,10 +3,7 @@
 Prefect counts a limit's slots in its database, and keeps the leases elsewhere: by default in memory. A server that
 restarts forgets the leases, and nothing frees their slots. So each of our limits has one more lease that takes no slot,
 the proof. A Prefect Variable, named after the limit's id, has the proof's id. If the proof is gone, the limit's other
-leases are gone too. Then the limit is created again without slots in use, and the runs that live take new slots.
-
-The new limit has another id. So a repair that several processes begin at the same time happens once, and a lease of the
-old limit never changes the new limit's count.
+leases are gone too. Then its slots are counted anew, and the runs that live take new slots.
 """
 
 from collections.abc import AsyncIterator
@@ -16,7 +13,7 @@ from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import PrefectClient
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, VariableCreate
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate, VariableCreate
 from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
@@ -28,25 +25,24 @@ VARIABLE_PREFIX = "rlm_batch_proof_"
 async def return_lost_slots(client: PrefectClient, name: str) -> GlobalConcurrencyLimitResponse | None:
     """Renew the proof of the limit with that name or id, and create a missing one.
 
-    If the proof is gone, create the limit again, and return the limit as it was before.
+    If the proof is gone, set the slots in use to 0, and return the limit as it was before.
 
     Raises httpx.HTTPError if the server does not answer.
     """
-    # Another process does the same, the limit was deleted, or the server refuses Variables.
+    # The limit was deleted, another process creates the proof, or the server refuses Variables.
     with suppress(ObjectNotFound, ObjectAlreadyExists, httpx.HTTPStatusError):
         limit = await client.read_global_concurrency_limit_by_name(name)
         variable = VARIABLE_PREFIX + limit.id.hex
         proof = await client.read_variable_by_name(variable)
-        if proof is None:
-            answer = await client.increment_concurrency_slots_with_lease([PROOF_NAME], 1, "concurrency", PROOF_SECONDS)
-            lease = answer.json()["lease_id"]
-            await client.create_variable(VariableCreate(name=variable, value=lease, tags=["rlm-batch"]))
-        elif not await renew_lease(client, UUID(str(proof.value)), PROOF_SECONDS):
-            await client.delete_global_concurrency_limit_by_name(str(limit.id))
+        if proof is not None:
+            if await renew_lease(client, UUID(str(proof.value)), PROOF_SECONDS):
+                return None
+            await client.update_global_concurrency_limit(limit.name, GlobalConcurrencyLimitUpdate(active_slots=0))
             await client.delete_variable_by_name(variable)
-            settings = {key: getattr(limit, key) for key in ("name", "limit", "active", "slot_decay_per_second")}
-            await client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(**settings))
-            return limit
+        answer = await client.increment_concurrency_slots_with_lease([PROOF_NAME], 1, "concurrency", PROOF_SECONDS)
+        lease = answer.json()["lease_id"]
+        await client.create_variable(VariableCreate(name=variable, value=lease, tags=["rlm-batch"]))
+        return limit if proof is not None else None
     return None
 
 

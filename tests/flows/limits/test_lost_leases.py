@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -19,6 +18,7 @@ from rlm_batch import LocalSandbox, batch, reap
 from rlm_batch.deployments.deploy import deploy
 from rlm_batch.flows import lost_slots
 from rlm_batch.tasks.capacity import slots
+from rlm_batch.tasks.capacity.lost_leases import VARIABLE_PREFIX
 
 from ...infra.ordinary_server import OrdinaryServer
 from ...infra.waiting import wait_until, wait_until_async
@@ -67,11 +67,18 @@ async def save_block() -> None:
     await LocalSandbox(isolation="none", max_sandboxes=2).save("forgotten", overwrite=True)  # type: ignore[misc]
 
 
-async def read_limit(name: str = LIMIT) -> tuple[UUID, int]:
-    """Return the limit's id and the number of its slots in use."""
+async def count_slots(name: str = LIMIT) -> int:
+    """Return the number of the limit's slots in use."""
     async with get_client() as client:
-        limit = await client.read_global_concurrency_limit_by_name(name)
-        return limit.id, limit.active_slots
+        return (await client.read_global_concurrency_limit_by_name(name)).active_slots
+
+
+async def read_proof() -> str | None:
+    """Return the id of the lease that proves the limit's leases; None before it exists."""
+    async with get_client() as client:
+        limit = await client.read_global_concurrency_limit_by_name(LIMIT)
+        proof = await client.read_variable_by_name(VARIABLE_PREFIX + limit.id.hex)
+        return None if proof is None else str(proof.value)
 
 
 def start_waiting_run(go: Path) -> asyncio.Task[Any]:
@@ -79,30 +86,30 @@ def start_waiting_run(go: Path) -> asyncio.Task[Any]:
     return asyncio.create_task(batch(WAIT, inputs=[{"path": str(go)}] * 2, provider=BLOCK, max_workers=2))
 
 
-async def wait_for_slots(count: int, other_than: UUID | None = None) -> UUID:
-    """Wait until so many slots of the limit are in use, and return its id, which is not `other_than`."""
+async def wait_for_slots(count: int, other_than: str | None = None) -> str:
+    """Wait until so many slots of the limit are in use, and return the id of its proof, which is not `other_than`."""
 
-    async def read() -> UUID | None:
+    async def read() -> str | None:
         try:
-            limit_id, used = await read_limit()
-        except Exception:  # noqa: BLE001 - the limit does not exist yet, or is being created again
+            proof, used = await read_proof(), await count_slots()
+        except Exception:  # noqa: BLE001 - the limit does not exist yet
             return None
-        return limit_id if used == count and limit_id != other_than else None
+        return proof if used == count and proof != other_than else None
 
-    limit_id = await wait_until_async(read, f"{count} slots in use")
-    assert limit_id is not None
-    return limit_id
+    proof = await wait_until_async(read, f"{count} slots in use")
+    assert proof is not None
+    return proof
 
 
 async def test_a_run_whose_leases_are_lost_takes_new_ones_and_continues(tmp_path):
     await save_block()
     run = start_waiting_run(tmp_path / "go")
-    limit_id = await wait_for_slots(2)
+    proof = await wait_for_slots(2)
     lose_leases()
-    await wait_for_slots(2, other_than=limit_id)
+    await wait_for_slots(2, other_than=proof)
     (tmp_path / "go").touch()
     assert len(await run) == 2
-    assert (await read_limit())[1] == 0
+    assert await count_slots() == 0
 
 
 @pytest.mark.parametrize("by", ["next run", "reap"])
@@ -113,13 +120,13 @@ async def test_slots_of_dead_runs_are_given_back(by, tmp_path, caplog):
     async with get_client() as client:  # as a run that is killed
         await client.increment_concurrency_slots_with_lease([LIMIT], 2, "concurrency", 60)
     lose_leases()
-    assert (await read_limit())[1] == 2
+    assert await count_slots() == 2
     if by == "reap":
         await reap()
         assert f"the 2 slots in use of {LIMIT} are free again" in caplog.text
     else:
         assert len(await start_waiting_run(tmp_path / "go")) == 2
-    assert (await read_limit())[1] == 0
+    assert await count_slots() == 0
 
 
 async def test_a_limit_that_a_person_has_changed_keeps_its_value_when_its_leases_are_lost(tmp_path):
@@ -137,13 +144,13 @@ async def test_a_limit_that_a_person_has_changed_keeps_its_value_when_its_leases
 async def test_a_server_that_is_killed_and_started_again_costs_no_run_and_no_slot(ordinary_server, tmp_path):
     await save_block()
     run = start_waiting_run(tmp_path / "go")
-    limit_id = await wait_for_slots(2)
+    proof = await wait_for_slots(2)
     ordinary_server.kill()
     await asyncio.to_thread(ordinary_server.start)
-    await wait_for_slots(2, other_than=limit_id)
+    await wait_for_slots(2, other_than=proof)
     (tmp_path / "go").touch()
     assert len(await run) == 2
-    assert (await read_limit())[1] == 0
+    assert await count_slots() == 0
 
 
 async def create_deployment_run(go: Path) -> FlowRun:
@@ -174,7 +181,7 @@ async def read_deployment_slots() -> int:
     async with get_client() as client:
         deployment = await client.read_deployment_by_name("rlm-batch/local")
     assert deployment.global_concurrency_limit is not None
-    return (await read_limit(deployment.global_concurrency_limit.name))[1]
+    return await count_slots(deployment.global_concurrency_limit.name)
 
 
 @pytest.mark.full
