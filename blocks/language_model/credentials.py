@@ -196,7 +196,8 @@ def _list_forms(credentials: Iterable[str]) -> list[str]:
     forms: set[str] = set()
     for value in credentials:
         if len(value.strip()) >= LEAST_CHARACTERS and not HARMLESS.fullmatch(value.strip()):
-            forms |= {value, value.strip(), quote(value, safe=""), json.dumps(value)[1:-1], repr(value)[1:-1]}
+            escaped = json.dumps(value)[1:-1]
+            forms |= {value, value.strip(), quote(value, safe=""), escaped, repr(escaped)[1:-1], repr(value)[1:-1]}
     return sorted(forms, key=len, reverse=True)
 
 

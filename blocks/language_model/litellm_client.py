@@ -221,14 +221,16 @@ class LiteLLMModel:
 
     def _is_rate_limited(self, error: Exception) -> bool:
         """Return whether the server asks for fewer requests. A spent quota is a 429 too, and waiting does not help."""
-        return isinstance(error, self._litellm.exceptions.RateLimitError) and "insufficient_quota" not in str(error)
+        import openai
+
+        return isinstance(error, openai.RateLimitError) and "insufficient_quota" not in str(error)
 
     def _is_passing(self, error: Exception) -> bool:
-        """Return whether a retry may help."""
-        known = self._litellm.exceptions
-        of_server = (known.InternalServerError, known.ServiceUnavailableError, known.BadGatewayError)
-        of_network = (TimeoutError, known.Timeout, known.APIConnectionError)
-        return isinstance(error, (*of_server, *of_network))
+        """Return whether a retry may help. LiteLLM's errors are subclasses of those of OpenAI's client."""
+        import openai
+
+        of_server = (openai.InternalServerError, self._litellm.ServiceUnavailableError, self._litellm.BadGatewayError)
+        return isinstance(error, (*of_server, openai.APIConnectionError, TimeoutError))
 
     def _read(self, response: Any, messages: list[Message], mask: CredentialMask) -> Answer:
         choice = response.choices[0] if response.choices else None
@@ -372,7 +374,8 @@ def _describe(error: Exception, mask: CredentialMask) -> str:
 
 def _get_delay(error: Exception, attempt: int) -> float:
     """Return the seconds before the next retry: the server's Retry-After, or a growing delay with jitter."""
-    headers = getattr(error, "litellm_response_headers", None) or {}
+    response = getattr(error, "response", None)
+    headers = getattr(error, "litellm_response_headers", None) or getattr(response, "headers", {})
     try:
         asked = float(headers.get("retry-after", ""))
     except ValueError:
