@@ -18,7 +18,6 @@ from ..sandbox.errors import (
     SubmitError,
 )
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
-from ..sandbox.result import Result
 from ..sandbox.sync_interpreter import SyncInterpreter
 from ..sandbox.wire.names import QUERY_NAMES
 from .language_model.litellm_client import INSTALL_HINT, prepare_litellm_import
@@ -41,15 +40,13 @@ REFUSED = (
 ToolDict = dict[str, Callable[..., Any]]
 OutputFields = list[dict[str, Any]] | None
 RESERVED_NAMES = ("SUBMIT", "__builtins__")  # DSPy refuses these for tools and variables.
-# A function that runs code with variables and tools in its sandbox, and raises what `Interpreter.run` raises.
-Run = Callable[[str, dict[str, Any], ToolDict, OutputFields], Result]
 
 
 class DSPyInterpreter:
     """An interpreter with DSPy's protocol: `tools`, `output_fields`, `start`, `execute` and `shutdown`.
 
-    With `asks`, rlm-batch answers the queries of code. DSPy's own `llm_query`, `llm_query_batched` and sub-agents are
-    then refused, because they would bypass rlm-batch's budget and depth.
+    With a language model in `interpreter`, rlm-batch answers the queries of code. DSPy's own `llm_query`,
+    `llm_query_batched` and sub-agents are then refused, because they would bypass rlm-batch's budget and depth.
 
     DSPy's callbacks, those in `callbacks` and DSPy's global ones, get the events `on_interpreter_*`.
 
@@ -59,22 +56,15 @@ class DSPyInterpreter:
 
     def __init__(
         self,
-        run: Run,
-        start: Callable[[], object],
-        shutdown: Callable[[], None],
-        *,
-        asks: bool,
-        tools: ToolDict | None = None,
-        output_fields: OutputFields = None,
-        callbacks: list[BaseCallback] | None = None,
+        interpreter: SyncInterpreter,
+        tools: ToolDict | None,
+        output_fields: OutputFields,
+        callbacks: list[BaseCallback] | None,
     ) -> None:
         self.tools: ToolDict = dict(tools or {})
         self.callbacks: list[BaseCallback] = list(callbacks or [])
         self.output_fields: OutputFields = output_fields
-        self._run = run
-        self._start = start
-        self._shutdown = shutdown
-        self._asks = asks
+        self._interpreter = interpreter
         self._is_open = False
         self._ended = False
         self._check_names()
@@ -101,7 +91,7 @@ class DSPyInterpreter:
         if self._ended:
             raise CodeInterpreterError("this interpreter was shut down: create a new one")
         try:
-            self._start()
+            self._interpreter.start()
         except RlmBatchError as error:
             raise CodeInterpreterError(str(error)) from error
         self._is_open = True
@@ -127,17 +117,21 @@ class DSPyInterpreter:
                 f"names: {invalid!r}"
             )
         variables = convert_variables(variables)
-        if self._asks and FACADE_TOKEN in variables:
+        if self._interpreter.can_query and FACADE_TOKEN in variables:
             raise CodeExecutionError(REFUSED)
         if not self._is_open:
             self.start()
         context = contextvars.copy_context()  # It has DSPy's settings, which tools read in any thread.
-        refused = (*QUERY_NAMES, *FACADE) if self._asks else ()  # DSPy adds its own tools before each call.
-        tools = {name: self._wrap_tool(name, context) for name in self.tools if name not in refused}
+        refused = (
+            (*QUERY_NAMES, *FACADE) if self._interpreter.can_query else ()
+        )  # DSPy adds its own tools before each call.
+        tools = self._interpreter.tools
+        tools.clear()
+        tools.update((name, self._wrap_tool(name, context)) for name in self.tools if name not in refused)
         # DSPy converts the values to the fields' types itself, such as '42' to 42.
         fields = None if self.output_fields is None else [{"name": field["name"]} for field in self.output_fields]
         try:
-            result = self._run(code, variables, tools, fields)
+            result = self._interpreter.execute(code, variables, output_fields=fields, refuse_exit=True)
         except CodeSyntaxError as error:
             raise SyntaxError(f"Invalid Python syntax: {error}") from error
         except (CodeError, SubmitError, ExecutionTimeout) as error:
@@ -164,7 +158,7 @@ class DSPyInterpreter:
         """Shut the interpreter down. It cannot be started again."""
         if not self._ended:
             self._ended, self._is_open = True, False
-            self._shutdown()
+            self._interpreter.shutdown()
 
     @with_callbacks
     def invoke_tool(self, tool_name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -300,18 +294,4 @@ class InterpreterFactory:
         """
         ours = self._make_interpreter()
         ours.share_query_limits()
-
-        def run(code: str, variables: dict[str, Any], tools: ToolDict, output_fields: OutputFields) -> Result:
-            ours.tools.clear()
-            ours.tools.update(tools)
-            return ours.execute(code, variables, output_fields=output_fields, refuse_exit=True)
-
-        return DSPyInterpreter(
-            run,
-            ours.start,
-            ours.shutdown,
-            asks=ours.can_query,
-            tools=tools,
-            output_fields=output_fields,
-            callbacks=callbacks,
-        )
+        return DSPyInterpreter(ours, tools, output_fields, callbacks)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 DEFAULT_BLOCK_NAME = "default"  # The saved block to use if the settings and the environment lack credentials.
 
 
-class _ProviderSandboxes:
-    """A mixin for sync and async interpreters: opens their sandbox at the provider in the subclass's `entry`.
+class ProviderSandboxes:
+    """The base of an interpreter of one provider: opens its sandboxes. `entry` names the provider.
 
     Args:
         timeout: Seconds for each execution; None for no limit. Default: 120.
@@ -124,14 +124,9 @@ class _ProviderSandboxes:
         preparation = Preparation.from_parameters(prepare, prepare_timeout, prepare_seed)
         if preparation is not None:
             self._provider.check_preparation()
-        # This calls the interpreter class that each subclass also inherits from. Type checkers do not see it.
-        super().__init__(
-            self._open_sandbox,  # type: ignore[reportCallIssue]
-            timeout=timeout,  # type: ignore[reportCallIssue]
-            tools=tools,  # type: ignore[reportCallIssue]
-            make_queries=make_queries,  # type: ignore[reportCallIssue]
-            prepare=preparation,  # type: ignore[reportCallIssue]
-        )
+        settings: Any = {"timeout": timeout, "tools": tools, "make_queries": make_queries, "prepare": preparation}
+        # Each subclass also inherits from an interpreter class, whose `__init__` this calls.
+        super().__init__(self._open_sandbox, **settings)  # type: ignore[reportCallIssue]
 
     def _ask(self, interpreter: Interpreter, depth: int) -> Queries:
         assert self._model_access is not None  # `_open_sandbox` sets it.
@@ -168,14 +163,6 @@ def _has_prefect_server() -> bool:
     return bool(PREFECT_API_URL.value())
 
 
-class _ProviderInterpreter(_ProviderSandboxes, SyncInterpreter):
-    """An interpreter for scripts."""
-
-
-class AsyncProviderInterpreter(_ProviderSandboxes, AsyncInterpreter):
-    """An interpreter for async code."""
-
-
 def _configure_provider(entry: ProviderEntry, fields: dict[str, Any]) -> SandboxProvider:
     provider = entry.load_provider()
     unknown = sorted(set(fields) - set(provider.model_fields))
@@ -191,7 +178,7 @@ def _configure_provider(entry: ProviderEntry, fields: dict[str, Any]) -> Sandbox
 
 
 class SandboxKeywords(TypedDict, total=False):
-    """The keywords of `_ProviderSandboxes` that sessions have too, for type checkers."""
+    """The keywords of `ProviderSandboxes` that sessions have too, for type checkers."""
 
     tools: dict[str, Callable[..., Any]] | None
     models: NamedModels | None
@@ -212,7 +199,7 @@ class SandboxKeywords(TypedDict, total=False):
 
 
 class InterpreterKeywords(SandboxKeywords, total=False):
-    """The keywords of `_ProviderSandboxes` without the block's fields, for type checkers."""
+    """The keywords of `ProviderSandboxes` without the block's fields, for type checkers."""
 
     timeout: float | None
     language_model: LanguageModelSettings | str | None
@@ -229,7 +216,15 @@ if TYPE_CHECKING:  # At run time no interpreter imports the settings of other pr
     class DaytonaKeywords(InterpreterKeywords, DaytonaFields, total=False): ...
 
 
-class LocalInterpreter(_ProviderInterpreter):
+class _LocalSandboxes(ProviderSandboxes):
+    entry = PROVIDERS["local"]
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **keywords: Unpack[LocalKeywords]) -> None: ...
+
+
+class LocalInterpreter(_LocalSandboxes, SyncInterpreter):
     """An interpreter that runs code step by step in a sandbox on this machine.
 
     Its keywords include the fields of `LocalSandbox`, such as `isolation="landlock"` and `memory_mib=1024`.
@@ -240,19 +235,18 @@ class LocalInterpreter(_ProviderInterpreter):
         499500
     """
 
-    entry = PROVIDERS["local"]
 
-    if TYPE_CHECKING:
+class AsyncLocalInterpreter(_LocalSandboxes, AsyncInterpreter):
+    """The async form of `LocalInterpreter`, with the same methods and keywords, for one event loop.
 
-        def __init__(self, **keywords: Unpack[LocalKeywords]) -> None: ...
-
-
-class ContainerInterpreter(_ProviderInterpreter):
-    """An interpreter that runs code step by step in a Docker or Podman container on this machine.
-
-    Its keywords include the fields of `ContainerSandbox`, such as `image="docker.io/library/python:3.13-slim"`.
+    Example:
+        >>> async with AsyncLocalInterpreter(timeout=120) as interpreter:
+        ...     print((await interpreter.execute("SUBMIT(total=sum(range(1000)))")).total)
+        499500
     """
 
+
+class _ContainerSandboxes(ProviderSandboxes):
     entry = PROVIDERS["container"]
 
     if TYPE_CHECKING:
@@ -260,12 +254,18 @@ class ContainerInterpreter(_ProviderInterpreter):
         def __init__(self, **keywords: Unpack[ContainerKeywords]) -> None: ...
 
 
-class ModalInterpreter(_ProviderInterpreter):
-    """An interpreter that runs code step by step in a Modal sandbox.
+class ContainerInterpreter(_ContainerSandboxes, SyncInterpreter):
+    """An interpreter that runs code step by step in a Docker or Podman container on this machine.
 
-    Its keywords include the fields of `ModalSandbox`, such as `volume_name="results"` and `gpu="T4"`.
+    Its keywords include the fields of `ContainerSandbox`, such as `image="docker.io/library/python:3.13-slim"`.
     """
 
+
+class AsyncContainerInterpreter(_ContainerSandboxes, AsyncInterpreter):
+    """The async form of `ContainerInterpreter`, with the same methods and keywords, for one event loop."""
+
+
+class _ModalSandboxes(ProviderSandboxes):
     entry = PROVIDERS["modal"]
 
     if TYPE_CHECKING:
@@ -273,7 +273,26 @@ class ModalInterpreter(_ProviderInterpreter):
         def __init__(self, **keywords: Unpack[ModalKeywords]) -> None: ...
 
 
-class DaytonaInterpreter(_ProviderInterpreter):
+class ModalInterpreter(_ModalSandboxes, SyncInterpreter):
+    """An interpreter that runs code step by step in a Modal sandbox.
+
+    Its keywords include the fields of `ModalSandbox`, such as `volume_name="results"` and `gpu="T4"`.
+    """
+
+
+class AsyncModalInterpreter(_ModalSandboxes, AsyncInterpreter):
+    """The async form of `ModalInterpreter`, with the same methods and keywords, for one event loop."""
+
+
+class _DaytonaSandboxes(ProviderSandboxes):
+    entry = PROVIDERS["daytona"]
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **keywords: Unpack[DaytonaKeywords]) -> None: ...
+
+
+class DaytonaInterpreter(_DaytonaSandboxes, SyncInterpreter):
     """An interpreter that runs code step by step in a Daytona sandbox.
 
     Its keywords include the fields of `DaytonaSandbox`, such as `repo_url`, `volume_name` and `snapshot`. The API key
@@ -286,54 +305,6 @@ class DaytonaInterpreter(_ProviderInterpreter):
         499500
     """
 
-    entry = PROVIDERS["daytona"]
 
-    if TYPE_CHECKING:
-
-        def __init__(self, **keywords: Unpack[DaytonaKeywords]) -> None: ...
-
-
-class AsyncLocalInterpreter(AsyncProviderInterpreter):
-    """The async form of `LocalInterpreter`, with the same methods and keywords, for one event loop.
-
-    Example:
-        >>> async with AsyncLocalInterpreter(timeout=120) as interpreter:
-        ...     print((await interpreter.execute("SUBMIT(total=sum(range(1000)))")).total)
-        499500
-    """
-
-    entry = PROVIDERS["local"]
-
-    if TYPE_CHECKING:
-
-        def __init__(self, **keywords: Unpack[LocalKeywords]) -> None: ...
-
-
-class AsyncContainerInterpreter(AsyncProviderInterpreter):
-    """The async form of `ContainerInterpreter`, with the same methods and keywords, for one event loop."""
-
-    entry = PROVIDERS["container"]
-
-    if TYPE_CHECKING:
-
-        def __init__(self, **keywords: Unpack[ContainerKeywords]) -> None: ...
-
-
-class AsyncModalInterpreter(AsyncProviderInterpreter):
-    """The async form of `ModalInterpreter`, with the same methods and keywords, for one event loop."""
-
-    entry = PROVIDERS["modal"]
-
-    if TYPE_CHECKING:
-
-        def __init__(self, **keywords: Unpack[ModalKeywords]) -> None: ...
-
-
-class AsyncDaytonaInterpreter(AsyncProviderInterpreter):
+class AsyncDaytonaInterpreter(_DaytonaSandboxes, AsyncInterpreter):
     """The async form of `DaytonaInterpreter`, with the same methods and keywords, for one event loop."""
-
-    entry = PROVIDERS["daytona"]
-
-    if TYPE_CHECKING:
-
-        def __init__(self, **keywords: Unpack[DaytonaKeywords]) -> None: ...

@@ -13,9 +13,10 @@ from ..sandbox.meta import QuerySummary
 from ..sandbox.queries.answer_type import AnswerType
 from ..sandbox.queries.recursion import QueryContext
 from ..sandbox.queries.recursive_model import Conversation, RecursionSettings
+from ..sandbox.sessions.async_interpreter import AsyncInterpreter
 from ..sandbox.wire.context_shape import MAX_INLINE_CHARACTERS, describe_context
 from ..sandbox.wire.strict_json import NotJsonError
-from .interpreters import AsyncProviderInterpreter
+from .interpreters import ProviderSandboxes
 from .registry import PROVIDERS, make_unsaved_provider, resolve_provider
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ with open(file, "w", encoding="utf-8", errors="surrogatepass", newline="") as co
     copy.write(text)
 SUBMIT(size=len(text), preview=text[:1000])
 """
+COUNTS = ("asked", "failed", "unsolved", "calls", "prompt_tokens", "completion_tokens", "cached")  # of QuerySummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +110,9 @@ class RlmSession:
         """Number, tokens and cost of the queries for all questions, without their tree."""
         summaries = [answer.queries for answer in self.answers]
         costs = [summary.cost for summary in summaries]
-        return QuerySummary(
-            asked=sum(summary.asked for summary in summaries),
-            failed=sum(summary.failed for summary in summaries),
-            unsolved=sum(summary.unsolved for summary in summaries),
-            calls=sum(summary.calls for summary in summaries),
-            prompt_tokens=sum(summary.prompt_tokens for summary in summaries),
-            completion_tokens=sum(summary.completion_tokens for summary in summaries),
-            cost=None if None in costs else sum(cast("list[float]", costs), 0.0),
-            cached=sum(summary.cached for summary in summaries),
-        )
+        cost = None if None in costs else sum(cast("list[float]", costs), 0.0)
+        counts: dict[str, Any] = {name: sum(getattr(summary, name) for summary in summaries) for name in COUNTS}
+        return QuerySummary(**counts, cost=cost)
 
     async def start(self) -> Self:
         """Open the sandbox, if it is not open.
@@ -258,7 +253,7 @@ class RlmSession:
         return QueryContext(path=file, **described)
 
 
-class _SessionSandbox(AsyncProviderInterpreter):
+class _SessionSandbox(ProviderSandboxes, AsyncInterpreter):
     """The sandbox and the model of a session."""
 
     is_recursive = True

@@ -21,6 +21,7 @@ from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStart
 from .intake.calls import CALLS_AT_ONCE, Call, CallLimit, CallQueue, running_call
 from .intake.collected_files import FilesInThread
 from .protocol import (
+    REENTERED,
     START_TIMEOUT_SECONDS,
     DriverProtocol,
     PendingExecution,
@@ -266,9 +267,7 @@ class Interpreter:
             ConfigurationError: A variable is not JSON, or a tool uses the context that waits for it.
         """
         if request.context is not None and (self, request.context) in _waiting_for_tool.get():
-            raise ConfigurationError(
-                "a tool cannot run code in the interpreter that waits for it: use another interpreter"
-            )
+            raise ConfigurationError(REENTERED)
         if request.index is None and self._prepare is not None:
             request.index = next(self._execution_numbers)
         request.complete(self.tools, self.timeout, self._prepare)

@@ -45,6 +45,7 @@ MAX_OUTPUT_BODY_BYTES = 512 * 1024
 
 MAX_ARGUMENTS = 1_000  # per call: Python binds arguments one by one, which blocks the event loop
 
+REENTERED = "a tool or on_output cannot run code in the interpreter that waits for it: use another interpreter"
 NO_FILES = b"[]"  # a driver's frame body for "no files were written"
 
 Frame = tuple[dict[str, Any], bytes]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from .cancellation import run_shielded
 from .errors import ConfigurationError, SandboxLost, SandboxStartError
 from .pipe_transport import PipeTransport
 from .protocol import DriverProtocol
@@ -81,7 +80,7 @@ class _BackgroundLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def run(self, work: Callable[[], Coroutine[Any, Any, T]], output: OutputQueue | None = None) -> T:
+    def run(self, work: Callable[[], Awaitable[T]], output: OutputQueue | None = None) -> T:
         """Run the work on the loop and wait. An interrupt of the wait (Ctrl-C) cancels the work and waits for its end.
 
         The loop's thread creates the coroutine, so an interrupt here cannot leave a coroutine that nothing awaits. The
@@ -167,9 +166,10 @@ class SyncInterpreter(BaseInterpreter["Result"]):
         """
         with self._start_lock:
             if self._sandbox is None:
-                sandbox, wire = run_sync(self._open_and_attach)
+                sandbox = run_sync(self._open)
                 try:
-                    if wire is None:
+                    # A query's code runs while the asking code runs, which needs an event loop.
+                    if self.can_query or not self._start_pipe(sandbox):
                         self._session = AsyncInterpreter(
                             lambda: _return_sandbox(sandbox),
                             timeout=self.timeout,
@@ -180,8 +180,6 @@ class SyncInterpreter(BaseInterpreter["Result"]):
                         if self._shares_limits:
                             self._session.share_query_limits()
                         run_sync(self._session.start)
-                    else:
-                        self._pipe = self._start_pipe(sandbox, wire)
                 except BaseException:
                     self._pipe = self._session = None
                     run_sync(sandbox.remove)
@@ -189,17 +187,21 @@ class SyncInterpreter(BaseInterpreter["Result"]):
                 self._sandbox, self._process_id = sandbox, os.getpid()
         return self
 
-    def _start_pipe(self, sandbox: Sandbox, wire: tuple[int, int]) -> PipeTransport:
-        pipe = PipeTransport(DriverProtocol(sandbox), *wire, run_sync)
+    def _start_pipe(self, sandbox: Sandbox) -> bool:
+        """Start the driver of a sandbox on this machine. Return False for any other sandbox."""
         try:
-            pipe.start(self._prepare)
+            self._attach(sandbox)
         except SandboxStartError:
-            again = run_sync(sandbox.attach) if run_sync(sandbox.may_start_again) else None
-            if again is None:
+            if not run_sync(sandbox.may_start_again):
                 raise
-            pipe = PipeTransport(DriverProtocol(sandbox), *again, run_sync)
-            pipe.start(self._prepare)
-        return pipe
+            self._attach(sandbox)
+        return self._pipe is not None
+
+    def _attach(self, sandbox: Sandbox) -> None:
+        wire = run_sync(sandbox.attach)
+        if wire is not None:
+            self._pipe = PipeTransport(DriverProtocol(sandbox), *wire, run_sync)
+            self._pipe.start(self._prepare)
 
     def _run(self, request: ExecutionRequest, on_output: OnOutput | None) -> Result:
         output = None if on_output is None else OutputQueue(on_output)
@@ -306,16 +308,6 @@ class SyncInterpreter(BaseInterpreter["Result"]):
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
-
-    async def _open_and_attach(self) -> tuple[Sandbox, tuple[int, int] | None]:
-        sandbox = await self._open()
-        try:
-            if self._make_queries is not None:
-                return sandbox, None  # A query's code runs while the asking code runs, which needs an event loop.
-            return sandbox, await sandbox.attach()
-        except BaseException:
-            await run_shielded(sandbox.remove())
-            raise
 
 
 async def _return_sandbox(sandbox: Sandbox) -> Sandbox:

@@ -85,14 +85,6 @@ class LocalSandboxHandle(Sandbox):
         return self._process is not None and await self._process.has_lost_zygote()
 
     async def attach(self) -> tuple[int, int]:
-        try:
-            return await self._start()
-        except SandboxStartError:
-            if not await self.may_start_again():
-                raise
-            return await self._start()
-
-    async def _start(self) -> tuple[int, int]:
         if self._process is not None:  # An earlier start failed.
             self._process.close_pipes()
         process = self._process = await self.launch.start()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SIGNALS = {number.value: number.name for number in Signals}
 SETUP_HINT = "Raise the sandbox's limits, or see rlm-batch doctor"
 LIMITS = {  # parts of messages about limits on a whole sandbox, by option
-    "total_memory_mib": "held more memory", "disk_mib": "had more on disk",
+    "total_memory_mib": "held more memory",
     "total_processes": "had more processes and threads", "processes": "had more processes and threads",
 }  # fmt: skip
 HIT_LIMITS = {  # options that set a limit (the lowest one applies) and a remedy, by the driver's name of the limit

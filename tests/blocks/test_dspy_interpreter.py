@@ -13,6 +13,8 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from rlm_batch import InterpreterFactory, LanguageModel, LocalInterpreter
+from rlm_batch.sandbox.sandbox_api import Sandbox
+from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 
 from ..infra.scripted_turns import FAILING_CHILD, make_script
 
@@ -246,12 +248,10 @@ def test_names_that_code_cannot_use_are_refused_before_the_sandbox_opens(protoco
         with pytest.raises(ValueError, match="output field"):
             make(output_fields=output_fields)
 
-    def open_sandbox() -> None:
+    async def open_sandbox() -> Sandbox:
         raise AssertionError("the sandbox was opened")
 
-    from rlm_batch.blocks.dspy_interpreter import DSPyInterpreter
-
-    interpreter = DSPyInterpreter(lambda *_: open_sandbox(), open_sandbox, lambda: None, asks=False)  # type: ignore[arg-type,return-value]
+    interpreter = InterpreterFactory(lambda: SyncInterpreter(open_sandbox))()
     interpreter.tools["double"] = print
     for variable in (name, "double"):
         with pytest.raises(protocol.CodeInterpreterError, match=rf"Invalid variable name.*\['{variable}'\]"):
