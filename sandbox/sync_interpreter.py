@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from .result import Result
     from .sandbox_api import Sandbox
     from .sessions.files import FileData
-    from .sessions.output_listener import OnOutput
 
 T = TypeVar("T")
 FORKED = "the sandbox belongs to the parent of this forked process: call shutdown() and start() for a new one"
@@ -203,9 +202,11 @@ class SyncInterpreter(BaseInterpreter["Result"]):
             self._pipe = PipeTransport(DriverProtocol(sandbox), *wire, run_sync)
             self._pipe.start(self._prepare)
 
-    def _run(self, request: ExecutionRequest, on_output: OnOutput | None) -> Result:
-        output = None if on_output is None else OutputQueue(on_output)
-        request.on_output = None if output is None else output.put
+    def run(self, request: ExecutionRequest) -> Result:
+        output: OutputQueue | None = None
+        if request.on_output is not None:
+            output = OutputQueue(request.on_output)
+            request.on_output = output.put
         if self._sandbox is None:
             self.start()
         self._check_process()

@@ -116,7 +116,7 @@ class ExecutionRequest:
     timeout: float | None = None
     context: str | None = None
     output_fields: list[dict[str, str]] | None = None
-    on_output: Callable[[str, str], None] | None = None
+    on_output: Callable[[str, str], object] | None = None
     refuse_exit: bool = False
     collect: Sequence[str] | None = None
     collect_to: str | os.PathLike[str] | None = None

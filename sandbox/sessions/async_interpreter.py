@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ..requests.execution_request import ExecutionRequest
     from ..result import Result
     from .files import FileData
-    from .output_listener import OnOutput
 
 BUSY = "the state cannot be reset during an execution: wait for its end, or stop it with shutdown()"
 OTHER_LOOP = "this interpreter belongs to another event loop: use it within one asyncio.run, or shut it down first"
@@ -64,13 +63,9 @@ class AsyncInterpreter(BaseInterpreter[Coroutine[Any, Any, "Result"]]):
         await interpreter.start()
         return interpreter
 
-    async def _run(self, request: ExecutionRequest, on_output: OnOutput | None) -> Result:
-        if on_output is not None:
-            request.on_output = OutputListener(on_output).hear
-        return await self.run(request)
-
     async def run(self, request: ExecutionRequest) -> Result:
-        """Run a request, and return what its code submitted. Open the sandbox if it is not open."""
+        if request.on_output is not None:
+            request.on_output = OutputListener(request.on_output).hear
         interpreter = await self._start()
         request.queries = self._get_queries(interpreter)
         return await interpreter.run(request)

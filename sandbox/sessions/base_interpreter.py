@@ -113,13 +113,14 @@ class BaseInterpreter(Generic[R]):
             timeout=timeout,
             context=CONTEXT,
             output_fields=output_fields,
+            on_output=on_output,
             refuse_exit=refuse_exit,
             collect=collect,
             collect_to=collect_to,
             index=0,
         )
-        return self._run(request, on_output)
+        return self.run(request)
 
-    def _run(self, request: ExecutionRequest, on_output: OnOutput | None) -> R:
-        """Run the request. `on_output` gets the output of its code."""
+    def run(self, request: ExecutionRequest) -> R:
+        """Run a request, and return what its code submitted. Open the sandbox if it is not open."""
         raise NotImplementedError
