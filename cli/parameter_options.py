@@ -383,11 +383,6 @@ def _read_paths(words: Sequence[str]) -> list[str] | str | None:
     return paths[0] if len(paths) == 1 else paths
 
 
-def _read_output_type(word: str) -> Any:
-    """Return a JSON schema from a file NAME.json, or the text of a type or a schema. Raises ConfigurationError."""
-    return read_json_file(word) if word.lower().endswith(".json") else word
-
-
 def _read_mounts(words: Sequence[str]) -> dict[str, str]:
     """Return paths of the host by paths in sandboxes, from words such as `/data/set=data`.
 
@@ -431,7 +426,7 @@ READERS = {
     "paths": WordReader(list[str] | None, _read_paths, "FILE"),
     "names": WordReader(list[str] | None, list, "FIELD"),
     "text": WordReader(str, str, "TEXT"),
-    "output type": WordReader(str | None, _read_output_type, "TYPE"),
+    "output type": WordReader(str | None, read_json_file, "FILE"),
     "mounts": WordReader(list[str] | None, _read_mounts, "TARGET=PATH"),
     "tools": WordReader(list[str] | None, _read_tools, "NAME=MODULE:FUNCTION"),
     "models": WordReader(list[str] | None, _read_models, "NAME=MODEL"),

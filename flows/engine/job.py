@@ -70,7 +70,7 @@ class Job:
             fingerprint["language_model"] = access.fingerprint()
         recursion = self.plan.recursion
         if recursion is not None and recursion != DEFAULT_RECURSION:
-            answer_type = None if recursion.answer_type is None else recursion.answer_type.to_json()
+            answer_type = None if recursion.answer_type is None else recursion.answer_type.schema
             fingerprint["recursion"] = {**asdict(replace(recursion, answer_type=None)), "answer_type": answer_type}
         if preparation is not None:
             fingerprint["prepare"] = preparation.code

@@ -102,7 +102,7 @@ if TYPE_CHECKING:
     ProviderText = str | SandboxProvider
     ModelText = str | LanguageModelSettings
     ModelsByName = Mapping[str, str | LanguageModelSettings] | Sequence[str]
-    AnswerTypeText = object  # a type, a JSON schema or a text
+    AnswerTypeText = object  # a type or a JSON schema
 
 else:
     # Python callers may pass None. Prefect's form has an editor for a dict, and none for a dict or None.
@@ -110,7 +110,7 @@ else:
     Items, PathText, ProviderText, ModelText = list, str, str, str
     ProviderOptions = Annotated[dict[str, Any], _NoneAsEmpty]
     Mounts = ToolsByName = Annotated[dict[str, str], _NoneAsEmpty]
-    TurnFunction, AnswerTypeText, ModelsByName = str, str | dict[str, Any], dict[str, str] | list[str]
+    TurnFunction, AnswerTypeText, ModelsByName = str, dict[str, Any], dict[str, str] | list[str]
     Code, Step = Annotated[str, Content.CODE], Annotated[str, Content.STEP]
     PreparationCode = Annotated[str, Content.PREPARATION]
     ContextValue = Annotated[str | list[Any] | dict[str, Any], Content.CONTEXT]

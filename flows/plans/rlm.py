@@ -84,8 +84,8 @@ class RlmOptions(LaneParameters):
     output_type: Annotated[
         AnswerTypeText | None,
         Field(
-            description="Type of an answer, such as int or list[str], or a JSON schema. Python callers may pass a "
-            "type, such as a pydantic model."
+            description="JSON schema of an answer. Python callers may pass a type, such as int, list[str] or a "
+            "pydantic model."
         ),
         CommandLineForm("output type", is_common=True),
     ] = None
@@ -190,7 +190,7 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
         source = values.get("output_type")
         answer_type = None if source is None else AnswerType.read(source)
         if answer_type is not None:
-            values["output_type"] = answer_type.to_json()
+            values["output_type"] = answer_type.schema
         parameters = super().parse(values)
         # JSON has only the schema of a class. In this process answers become instances of it.
         object.__setattr__(parameters, "_answer_type", answer_type)

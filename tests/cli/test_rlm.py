@@ -81,7 +81,8 @@ def test_questions_from_a_file_print_a_table_of_answers(
     (tmp_path / "questions.txt").write_text("What is first?\n\nWhat is second?\n")
     (tmp_path / "a.txt").write_text("x" * 3)
     (tmp_path / "b.txt").write_text("x" * 4)
-    files = ("--context-file", "a.txt", "--context-file", "b.txt", "--output-type", "dict[str, int]")
+    (tmp_path / "schema.json").write_text('{"type": "object", "additionalProperties": {"type": "integer"}}')
+    files = ("--context-file", "a.txt", "--context-file", "b.txt", "--output-type", "schema.json")
     done = run("rlm", "--queries", "questions.txt", *files, *MODEL)
     assert done.returncode == 0, done.stderr
     assert re.search(r'0 +What is first\? .* \{"a.txt": 3, "b.txt": 4\} +1 +\$', done.stdout)

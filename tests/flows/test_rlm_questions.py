@@ -160,7 +160,7 @@ class Point:
 async def test_answers_have_the_type_that_the_caller_asks_for(chat):
     cases: list[tuple[Any, str, Any]] = [
         (int, "'42'", 42),
-        ("list[str]", "['a', 'b']", ["a", "b"]),
+        (list[str], "['a', 'b']", ["a", "b"]),
         (Order, "{'number': '7', 'late': True}", Order(number=7, late=True)),
         (list[Point], "[{'x': 1, 'y': 2}]", [Point(1.0, 2.0)]),
         ({"type": "object", "required": ["n"]}, "{'n': 1}", {"n": 1}),

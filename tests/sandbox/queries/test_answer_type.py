@@ -1,4 +1,4 @@
-"""Types of answers: how they are named, described and read, and which values they take."""
+"""Types of answers: how they are described and read, and which values they take."""
 
 from dataclasses import dataclass
 from datetime import date
@@ -65,7 +65,7 @@ NUMBERS = ["1234e5", "12345678901234567.89", "007", "1_000", "NaN", "true", "nul
 
 @pytest.mark.parametrize(
     "kind",
-    [int | str, str | float, "str | bool", str | int | None, str | list[int], Literal["a", 1] | str, date | str,
+    [int | str, str | float, str | bool, str | int | None, str | list[int], Literal["a", 1] | str, date | str,
      {"anyOf": [{"type": "integer"}, {"type": "string"}]}, {"type": ["integer", "string"]}],
     ids=str,
 )  # fmt: skip
@@ -99,29 +99,6 @@ def test_a_number_keeps_the_digits_that_were_submitted(kind: Any, text: Any, val
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ({"name": "x", "size": "3"}, {"name": "x", "size": 3}),
-        ({"name": "x", "size": 3.0, "within": {"name": "y", "size": "4"}}, None),
-        ('{"name": "x", "size": 3}', {"name": "x", "size": 3}),
-        ({"name": "x"}, "refused"),
-        ({"name": 1, "size": 3}, "refused"),
-        ("x", "refused"),
-    ],
-)
-def test_a_schema_takes_what_its_class_takes(value: Any, expected: Any) -> None:
-    """A worker knows only the schema of the caller's class."""
-    whole = AnswerType.read(Place)
-    schema = AnswerType.read(whole.to_json())
-    assert schema == whole
-    validated = read(schema, value)
-    if expected is not None:
-        assert validated == expected
-    if validated != "refused":
-        assert whole.validate(validated) == whole.validate(value)
-
-
-@pytest.mark.parametrize(
     ("kind", "submitted", "value"),
     [
         (Visit, {"day": "2026-01-02", "hours": 3}, Visit(date(2026, 1, 2), 3.0)),
@@ -133,62 +110,34 @@ def test_a_value_goes_through_json_and_back(kind: Any, submitted: Any, value: An
     answer_type = AnswerType.read(kind)
     assert answer_type.validate(submitted) == value
     sent = answer_type.to_jsonable(value)
-    assert AnswerType.read(answer_type.to_json()).validate(sent) is not None
+    assert AnswerType.read(answer_type.schema).validate(sent) is not None
     assert answer_type.validate(sent) == value
 
 
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("int", "int"),
-        (" List[ Dict[str, float] ] ", "list[dict[str, float]]"),
-        ("Optional[int]", "int | None"),
-        ("Union[int, str]", "int | str"),
-        ("tuple[int, ...]", "tuple[int, ...]"),
-        ("Literal['yes', 2]", "Literal['yes', 2]"),
-        (list[int] | None, "list[int] | None"),
-        (Literal["a", "b"], "Literal['a', 'b']"),
-    ],
-)
-def test_a_type_of_builtins_has_a_text(source: Any, text: str) -> None:
-    answer_type = AnswerType.read(source)
-    assert (answer_type.text, answer_type.describe(), answer_type.to_json()) == (text, text, text)
-    assert AnswerType.read(text) == answer_type
-
-
-def test_other_types_are_described_by_their_schema() -> None:
+def test_a_type_is_described_by_its_schema() -> None:
     assert '"hours"' in AnswerType.read(Visit).describe()
-    assert AnswerType.read('{"type": "integer"}').to_json() == {"type": "integer"}
+    assert AnswerType.read(AnswerType.read(Place).schema) == AnswerType.read(Place)
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("__import__('os').abort()", "is not a type of builtins"),
-        ("open", "open is not a type of builtins"),
-        ("list[int, str]", "is not a type of builtins"),
-        ("Literal[open]", "output_type is"),
-        ("list[", "output_type is"),
-        ("x" * 2000, "longer than 1,000 characters"),
-        ("(" * 900, "output_type is"),
-        ("", "output_type is"),
-        (print, "a function and not a type"),
+        ("__import__('os').abort()", "a str and not a type"),
+        (print, "a builtin_function_or_method and not a type"),
         (5, "not a type whose values are JSON"),
         (object(), "not a type whose values are JSON"),
         ({"type": "nothing"}, r"not a JSON schema \(at \['type'\]"),
         ({"$ref": "#"}, "not a usable JSON schema"),
-        ({"$ref": "#/$defs/gone"}, "leads nowhere"),
+        ({"$ref": "#/$defs/gone"}, "does not exist within"),
         ({"items": [{"$ref": "http://127.0.0.1:1/x"}]}, "not a"),
-        ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, "is not of the form"),
+        ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, "not a usable JSON schema"),
         ({"default": {1, 2}}, "not a usable JSON schema"),
-        ('{"type": "string", "type": "integer"}', "the key 'type' is twice"),
-        ("{broken", r"not a JSON schema \(Expecting"),
     ],
 )
 def test_what_is_not_a_type_is_refused_with_one_sentence(source: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as caught:
         AnswerType.read(source)
-    assert 'use a type such as int, "list[str]"' in str(caught.value)
+    assert "use a type such as int, list[str]" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
 
