@@ -27,7 +27,7 @@ from .orphans import remove_sandboxes
 from .parameters import FlowParameters, build_signature, find_contents, find_field, read_docstring
 from .run import call_flow, enter_prefect, execute_flow
 from .run_state import RunState
-from .sharding.attempt import cancel_shards
+from .sharding.shard_runs import cancel_shards
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -28,8 +28,8 @@ from ..engine.context import RunContext
 from ..engine.executor import FindResult
 from ..engine.outcome_sink import OutcomeSink
 from ..parameters import MAX_TASK_RUNS, Options
-from .attempt import AttemptRuns, Shard
 from .heartbeat import HEARTBEAT_TIMEOUT_SECONDS
+from .shard_runs import AttemptRuns, Shard
 from .work_pool import ShardPlan, open_server_client
 
 POLL_INTERVAL_SECONDS = 1.0
