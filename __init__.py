@@ -32,16 +32,17 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .flows.batch import batch as batch
     from .flows.chunks import chunks as chunks
     from .flows.plans.chunks import ChunksReport as ChunksReport
-    from .flows.plans.sweep import SweepReport as SweepReport
     from .flows.reap import reap as reap
     from .flows.reporting.pass_at_k import PassAtK as PassAtK
     from .flows.reporting.pass_at_k import pass_at_k as pass_at_k
     from .flows.reports import OutcomesReport as OutcomesReport
+    from .flows.reports import RunReport as RunReport
+    from .flows.reports import SweepReport as SweepReport
+    from .flows.reports import TrialsReport as TrialsReport
     from .flows.rlm import rlm as rlm
     from .flows.rlm_answers import RlmAnswer as RlmAnswer
     from .flows.rlm_answers import RlmAnswers as RlmAnswers
     from .flows.run_code import run_code as run_code
-    from .flows.run_report import RunReport as RunReport
     from .flows.run_report import load_report as load_report
     from .flows.sequence import sequence as sequence
     from .flows.sweep import sweep as sweep

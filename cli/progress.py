@@ -10,8 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from ..flows.listener import FlowListener
 from ..flows.plans.rlm import NOUN as QUESTION
+from ..flows.reporting.best_trials import BestTrials
 from ..flows.reporting.groups import GroupCollector
-from ..flows.reporting.summary import BestTrials
 from ..sandbox.errors import NotRun
 from ..sandbox.outcomes.outcome_json import get_status
 from ..sandbox.outcomes.text_escape import escape_text

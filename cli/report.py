@@ -18,9 +18,9 @@ from ..flows.reporting.document import Verbatim
 from ..flows.reporting.export import write_csv, write_parquet
 from ..flows.reporting.html import render_html
 from ..flows.reporting.ledger_reader import LedgerReader, find_last_run, open_run_ledger
-from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows, describe_run, describe_usage
+from ..flows.reporting.report import build_report, build_summary_rows, describe_run, describe_usage
 from ..flows.reporting.summary import RunSummary
-from ..flows.reporting.table import BEST_MARK, EXIT_NOTE, PARETO_MARK
+from ..flows.reporting.table import EXIT_NOTE, get_mark
 from ..flows.reports import describe_outcome, get_row_number
 from ..flows.search.importances import Importances, compute_importances
 from ..sandbox.errors import ConfigurationError
@@ -73,8 +73,8 @@ def show_report(
         for outcome in reader.read_outcomes():
             print_json(describe_outcome(outcome, is_best=get_row_number(outcome) in best_numbers))
     else:
-        rows = build_table_rows(summary, shows_usage=output.shows_usage)
-        print_table(rows, len(rows) - 1, mark=PARETO_MARK if summary.spec.objectives else BEST_MARK)
+        rows = summary.build_rows(shows_usage=output.shows_usage)
+        print_table(rows, len(rows) - 1, mark=get_mark(summary.spec))
         if output.shows_output:
             print_outputs(reader.read_outcomes())
         if shows_queries:

@@ -15,8 +15,9 @@ from ..blocks.registry import make_unsaved_provider
 from ..flows.parameters import FlowParameters
 from ..flows.plan import Outcomes, Plan
 from ..flows.registry import load_flow
-from ..flows.reporting.failure_reasons import group_failures
-from ..flows.reports import Report
+from ..flows.reporting.failure_reasons import FailureReasons
+from ..flows.reporting.table import get_mark
+from ..flows.reports import MAX_REASONS, Report
 from ..flows.search.plan import find_sampler_class
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed, NotRun
 from ..sandbox.outcomes.server_message import describe_server_error
@@ -27,7 +28,6 @@ from .output import MAX_TABLE_ROWS, OutputFormat, print_json, print_outputs, pri
 from .progress import ProgressDisplay, print_reading
 
 T = TypeVar("T")
-MAX_REASONS = 10  # distinct reasons of failures that are printed
 DELIVERY_SECONDS = 10.0  # seconds to deliver events to a server that failed only once
 
 
@@ -86,13 +86,13 @@ def _import_from_working_directory(tools: dict[str, str], sampler: str) -> None:
 
 async def _start_flow(
     model: type[FlowParameters[Any]], parameters: FlowParameters[Any], plan: Plan | None, display: ProgressDisplay
-) -> Report:
+) -> Report[Any]:
     from ..flows.run import run
 
     return await run(load_flow(model.flow_name), parameters, display, plan)
 
 
-def _print_report(report: Report, output: OutputFormat, files: list[str]) -> None:
+def _print_report(report: Report[Any], output: OutputFormat, files: list[str]) -> None:
     """Print the outcomes as a table or as JSON, and the notes on them."""
     if output.is_json:
         for line in report.to_json_lines():
@@ -103,7 +103,7 @@ def _print_report(report: Report, output: OutputFormat, files: list[str]) -> Non
             for row, cell in zip(rows, ["file", *files], strict=False):
                 row.insert(1, cell)
         if rows:
-            print_table(rows, len(report.rows_outcomes), mark=report.mark)
+            print_table(rows, len(report.rows_outcomes), mark=get_mark(report.spec))
         if text := report.describe():
             print(text)
         if output.shows_output:
@@ -116,7 +116,10 @@ def _print_failures(failed: ExecutionsFailed, files: list[str]) -> None:
     """Print each distinct reason with one traceback and the last lines that its code printed, and how to see more."""
     idle = [failure for failure in failed.failures if isinstance(failure.error, NotRun)]
     failures = [failure for failure in failed.failures if not isinstance(failure.error, NotRun)]
-    reasons = group_failures(failures)
+    grouped = FailureReasons()
+    for failure in failures:
+        grouped.add(failure.meta.index or 0, failure)
+    reasons = grouped.sort()
     lines = [f"{len(failures):,} of {len(failed.results):,} failed:"]
     for reason in reasons[:MAX_REASONS]:
         lines += ["", reason.describe(files), *reason.list_frames()]

@@ -1,26 +1,28 @@
-"""The base class of the flows' reports, which print as a table, as text and as JSON."""
+"""The reports of flows, which print as a table, as text and as JSON."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, overload
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
+from typing import Any, TypeVar, overload
 
 from ..sandbox.outcomes.outcome_json import get_status, outcome_to_json
+from ..sandbox.outcomes.text_escape import render_html_table
 from ..sandbox.result import Failure, MaybeNone, Outcome, Result
 from ..tasks.ledger.run_record import Direction, ReportSpec
+from .reporting.best_trials import BestTrials
+from .reporting.columns import Tables
 from .reporting.export import build_data_frame
-from .reporting.failure_reasons import group_failures
-from .reporting.groups import describe_repeats, group_outcomes, is_incomplete, list_hidden_fields
+from .reporting.groups import describe_repeats, group_outcomes, is_incomplete
 from .reporting.pass_at_k import PassAtK, pass_at_k
-from .reporting.table import (
-    BEST_MARK,
-    MAX_SHOWN_ROWS,
-    NO_FEASIBLE_TRIAL,
-    PARETO_MARK,
-    align_rows,
-    format_rows,
-    render_outcomes,
-)
+from .reporting.report import describe_counts
+from .reporting.summary import RunSummary
+from .reporting.table import NO_FEASIBLE_TRIAL, OutcomeTable, align_rows
 
 MAX_REASONS = 10  # distinct reasons of failures in a summary
+MAX_SHOWN_ROWS = 200  # rows of a table at a prompt, in a notebook or on a terminal; the best trials come in addition
+
+ItemT = TypeVar("ItemT")
 
 
 def describe_outcome(outcome: Outcome, *, is_best: bool = False) -> dict[str, Any]:
@@ -38,38 +40,48 @@ def get_row_number(outcome: Outcome) -> int | None:
     return outcome.meta.index if outcome.meta.group is None else outcome.meta.group
 
 
-class Report:
-    """The outcomes of one flow run, in order: the base class of reports. A notebook shows it as a table."""
+class Report(Sequence[ItemT]):
+    """The outcomes of one flow run, in order: the base class of reports. A notebook shows it as a table.
+
+    Attributes:
+        outcomes: A `Result` or `Failure` for each execution, in order.
+        results_path: The ledger's directory or location.
+        spec: The word for an execution, the objectives and the number of repeats.
+    """
 
     results_path: str
-    spec: ReportSpec = ReportSpec()  # the objectives and the repeats
-    # True if code without fields gets a note. Steps of a sequence need no fields, because later steps read the state.
-    expects_fields: bool = True
+    spec: ReportSpec = ReportSpec()
+    _tables = Tables.RUN  # the tables whose columns `rows` has
+    _outcomes: Sequence[Outcome] = ()
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
         """Every outcome, in order."""
-        raise NotImplementedError
+        return self._outcomes
 
     @property
     def failures(self) -> Sequence[Failure]:
         """The failures among the outcomes, in order."""
         return [outcome for outcome in self.outcomes if isinstance(outcome, Failure)]
 
+    @cached_property
+    def groups(self) -> Sequence[Outcome]:
+        """With `repeats`, a result for each input, point or chunk, in order; otherwise empty.
+
+        A numeric field has its `aggregate` over the repeats, and its statistics are further fields, such as
+        `groups[0]["loss.std"]`: `count`, `mean`, `std`, `se`, `min` and `max`.
+        """
+        return () if self.spec.repeats is None else list(group_outcomes(self.outcomes, self.spec))
+
     @property
-    def rows_outcomes(self) -> Sequence[Outcome]:
+    def rows_outcomes(self) -> Collection[Outcome]:
         """The outcomes that have a row in the table: every one, or with repeats one for each group."""
-        return self.outcomes
+        return self.groups or self.outcomes
 
     @property
     def best_trials(self) -> Sequence[Result]:
-        """The results that are marked as the best; empty if the flow has no objective."""
+        """The best trial, or with several objectives the trials on the Pareto front; empty without an objective."""
         return ()
-
-    @property
-    def mark(self) -> str:
-        """The note on the best trials."""
-        return BEST_MARK
 
     def rows(
         self, limit: int | None = None, *, shows_output: bool = False, shows_usage: bool = False
@@ -84,17 +96,24 @@ class Report:
         Returns:
             A list of cells for each row.
         """
-        return format_rows(
-            self.rows_outcomes, self.best_trials, limit, mark=self.mark, shows_output=shows_output,
-            hidden=self._list_hidden(), shows_usage=shows_usage, is_feasible=self.spec.is_feasible,
-        )  # fmt: skip
-
-    def _list_hidden(self) -> set[str]:
-        return set() if self.spec.repeats is None else list_hidden_fields(self.rows_outcomes, self.spec)
+        # The ledger of a run that was interrupted lacks executions, so a position may differ from the number.
+        shown = {
+            position if outcome.meta.index is None else outcome.meta.index: outcome
+            for position, outcome in enumerate(itertools.islice(self.rows_outcomes, limit))
+        }
+        best = {result.meta.index or 0: result for result in self.best_trials}
+        shown |= {number: result for number, result in best.items() if number not in shown}
+        tables = self._tables | (Tables.USAGE if shows_usage else Tables(0))
+        if shows_output and any(outcome.meta.stdout.strip() for outcome in shown.values()):
+            tables |= Tables.PRINTED
+        table = OutcomeTable(self.spec, tables)
+        for number, outcome in shown.items():
+            table.add(number, outcome)
+        return table.build_rows(best)
 
     def describe(self) -> str:
         """Return the text to print below the table, or instead of it. The text may be empty."""
-        return describe_repeats(self.spec, sum(is_incomplete(row, self.spec) for row in self.rows_outcomes))
+        return describe_repeats(self.spec, sum(is_incomplete(row, self.spec) for row in self.groups))
 
     def summary(self) -> str:
         """Return a text for people: the number of successes, the best trial if there is one, and why others failed.
@@ -102,14 +121,11 @@ class Report:
         Returns:
             A line with the counts, and a line for each of the most frequent reasons of failures.
         """
-        from .reporting.report import describe_counts
-        from .reporting.summary import RunSummary
-
         summary = RunSummary(self.spec)
         for outcome in self.outcomes:
             summary.add(outcome)
         summary.close_groups()
-        reasons = group_failures(self.failures)
+        reasons = summary.failures.sort()
         lines = [describe_counts(self.spec, len(self.outcomes), summary)]
         lines += [reason.describe() for reason in reasons[:MAX_REASONS]]
         if len(reasons) > MAX_REASONS:
@@ -118,16 +134,16 @@ class Report:
 
     def list_notes(self) -> list[str]:
         """Return sentences about the outcomes that a person should read."""
-        counts = {"did not call SUBMIT": 0, "called sys.exit before SUBMIT": 0}
-        for outcome in self.outcomes if self.expects_fields else ():
+        if self.spec.noun == "step":  # A step needs no fields, because later steps read the state.
+            return []
+        counts = Counter[str]()
+        for outcome in self.outcomes:
             if isinstance(outcome, Result) and not (outcome.meta.submitted or outcome.meta.pruned):
-                reason = "called sys.exit before SUBMIT" if outcome.meta.exited else "did not call SUBMIT"
-                counts[reason] += 1
+                counts["called sys.exit before SUBMIT" if outcome.meta.exited else "did not call SUBMIT"] += 1
         return [
             f"{count} {'execution' if count == 1 else 'executions'} {reason}, so "
             f"{'it has' if count == 1 else 'they have'} no fields"
-            for reason, count in counts.items()
-            if count
+            for reason, count in sorted(counts.items(), reverse=True)
         ]
 
     def pass_at_k(self, k: int, field: str = "passed", by: str | Sequence[str] | None = None) -> PassAtK:
@@ -167,63 +183,144 @@ class Report:
         return build_data_frame(self.outcomes)
 
     def _repr_html_(self) -> str:
-        return render_outcomes(
-            self.rows_outcomes, self.best_trials, self.mark, self._list_hidden(), self.spec.is_feasible
-        )
+        header, *rows = self.rows(MAX_SHOWN_ROWS)
+        rest = len(self.rows_outcomes) - MAX_SHOWN_ROWS
+        return render_html_table(header, rows) + (f"<p>{rest:,} more are in the report.</p>" if rest > 0 else "")
 
     def __str__(self) -> str:
-        return align_rows(self.rows())
+        return align_rows(self.rows(MAX_SHOWN_ROWS))
 
-
-class SequenceOfOutcomes(Report, Sequence[Outcome]):
-    """A report that is also a sequence of its outcomes, with a length, an index and iteration."""
+    def _make_item(self, outcome: Outcome) -> ItemT:
+        """Return an outcome as an item of the report."""
+        return outcome  # type: ignore[return-value]
 
     def __len__(self) -> int:
         return len(self.outcomes)
 
     @overload
-    def __getitem__(self, at: int) -> Outcome: ...
+    def __getitem__(self, at: int) -> ItemT: ...
     @overload
-    def __getitem__(self, at: slice) -> Sequence[Outcome]: ...
-    def __getitem__(self, at: int | slice) -> Outcome | Sequence[Outcome]:
-        return self.outcomes[at]
+    def __getitem__(self, at: slice) -> Sequence[ItemT]: ...
+    def __getitem__(self, at: int | slice) -> ItemT | Sequence[ItemT]:
+        if isinstance(at, slice):
+            return [self._make_item(outcome) for outcome in self.outcomes[at]]
+        return self._make_item(self.outcomes[at])
 
-    def __iter__(self) -> Iterator[Outcome]:
-        return iter(self.outcomes)
+    def __iter__(self) -> Iterator[ItemT]:
+        return map(self._make_item, self.outcomes)
 
 
-class TrialsReport(SequenceOfOutcomes):
-    """A report on trials, which marks the best of them."""
+class OutcomesReport(Report[Outcome]):
+    """The outcomes of a batch or of a sequence, in order. It prints as a table of variables and fields.
 
-    best: Result | MaybeNone
-    objective: str | list[str] | None
-    direction: Direction | list[Direction]
-    pareto_front: Sequence[Result]
-    space: Any
-    groups: Sequence[Outcome]
+    Unless the job has shards it is also a list, with all that a list can do. With shards each outcome is read from the
+    ledger when it is used.
+
+    Attributes:
+        results_path: The ledger's directory or location.
+        spec: The word for an execution, and the number of repeats.
+    """
+
+    def __init__(self, outcomes: Sequence[Outcome], results_path: str, spec: ReportSpec) -> None:
+        self._outcomes, self.results_path, self.spec = outcomes, results_path, spec
+
+
+class OutcomesList(list[Outcome], OutcomesReport):
+    """The report of a job without shards, which is a list. Prefect copies it by `OutcomesList(outcomes)`."""
+
+    def __init__(
+        self, outcomes: Sequence[Outcome] = (), results_path: str = "", spec: ReportSpec | None = None
+    ) -> None:
+        list.__init__(self, outcomes)
+        self.results_path, self.spec = results_path, spec or ReportSpec()
 
     @property
-    def rows_outcomes(self) -> Sequence[Outcome]:
-        """The outcomes that have a row in the table: every one, or with repeats one for each group."""
-        return self.groups or self.outcomes
+    def outcomes(self) -> Sequence[Outcome]:
+        """Every outcome, in order."""
+        return self
+
+
+def report_outcomes(outcomes: Sequence[Outcome], results_path: str, spec: ReportSpec) -> OutcomesReport:
+    """Return the report on outcomes. It is a list if the outcomes are in memory."""
+    report_type = OutcomesList if isinstance(outcomes, list) else OutcomesReport
+    return report_type(outcomes, results_path, spec)
+
+
+class TrialsReport(Report[Outcome]):
+    """The outcomes of a sweep, or of an earlier flow run of any kind, in order, and the best of them.
+
+    The report is a sequence of the outcomes, and prints as a table of variables and fields.
+
+    Attributes:
+        results_path: The ledger's directory or location.
+        spec: The objectives, the constraints and the number of repeats.
+        flow: The flow's name, if the report is by `load_report`.
+        name: The flow run's name, if the report is by `load_report`.
+    """
+
+    def __init__(
+        self, outcomes: Sequence[Outcome], results_path: str, spec: ReportSpec, flow: str = "", name: str = ""
+    ) -> None:
+        self._outcomes, self.results_path, self.spec, self.flow, self.name = outcomes, results_path, spec, flow, name
+        self._best = BestTrials(spec)
+        # Read one trial at a time, because memory may not hold all trials of a sharded job.
+        for trial in self.rows_outcomes if spec.objectives else ():
+            if isinstance(trial, Result):
+                self._best.consider(trial)
+
+    @property
+    def trials(self) -> Sequence[Outcome]:
+        """A `Result` or `Failure` for each trial, in order."""
+        return self.outcomes
+
+    @property
+    def results(self) -> Sequence[Outcome]:
+        """A `Result` or `Failure` for each execution, in order."""
+        return self.outcomes
+
+    @property
+    def best(self) -> Result | MaybeNone:
+        """The first result with the best objective, with `repeats` one of `groups`.
+
+        None without an objective, with several, or if no trial succeeded.
+        """
+        return self._best.result
+
+    @property
+    def pareto_front(self) -> Sequence[Result]:
+        """With several objectives, the results that no other beats in all of them."""
+        return self._best.results if len(self.spec.objectives) > 1 else ()
 
     @property
     def best_trials(self) -> Sequence[Result]:
         """The best trial, or with several objectives the trials on the Pareto front."""
-        return self.pareto_front if self.best is None else [self.best]
+        return self._best.results
 
     @property
-    def mark(self) -> str:
-        """The table's note on the best trial, or on the trials of the Pareto front."""
-        return PARETO_MARK if self.pareto_front else BEST_MARK
+    def objective(self) -> str | list[str] | None:
+        """The field that decides, or several; None without an objective."""
+        names = [item.name for item in self.spec.objectives]
+        return names if len(names) > 1 else self.spec.objective
+
+    @property
+    def direction(self) -> Direction | list[Direction]:
+        """ "minimize" or "maximize", or one for each objective."""
+        directions: list[Direction] = [item.direction for item in self.spec.objectives]
+        return directions if len(directions) > 1 else self.spec.direction
+
+    @property
+    def space(self) -> Any:
+        """The space that was searched, as JSON; None without one."""
+        return self.spec.space
 
     def list_notes(self) -> list[str]:
         """Return sentences about the outcomes that a person should read."""
+        notes = super().list_notes()
         trials = () if self.best_trials or not self.spec.constraints else self.rows_outcomes
         if any(isinstance(trial, Result) and not self.spec.is_feasible(trial.outputs) for trial in trials):
-            note = f"{NO_FEASIBLE_TRIAL}, so none is the best: each has {' or '.join(self.spec.constraints)} above 0"
-            return [*Report.list_notes(self), note]
-        return Report.list_notes(self)
+            fields = " or ".join(self.spec.constraints)
+            notes.append(f"{NO_FEASIBLE_TRIAL}, so none is the best: each has {fields} above 0")
+        return notes
 
     def study(self, storage: str | None = None, name: str | None = None) -> Any:
         """Return the trials as an Optuna study, for Optuna's own tools.
@@ -238,57 +335,12 @@ class TrialsReport(SequenceOfOutcomes):
         Raises:
             ConfigurationError: Optuna is not installed.
         """
-        from .search.plan import parse_objectives
         from .search.study import build_study
 
-        objectives = parse_objectives(self.objective, self.direction)
-        constraints = self.spec.constraints
-        trials = self.rows_outcomes
-        return build_study(trials, objectives, self.space, constraints=constraints, storage=storage, name=name)
+        return build_study(
+            self.rows_outcomes, self.spec.objectives, self.space,
+            constraints=self.spec.constraints, storage=storage, name=name,
+        )  # fmt: skip
 
 
-class OutcomesReport(SequenceOfOutcomes):
-    """The outcomes of a batch or of a sequence, in order. It prints as a table of variables and fields.
-
-    Unless the job has shards it is also a list, with all that a list can do. With shards each outcome is read from the
-    ledger when it is used.
-
-    Attributes:
-        results_path: The ledger's directory or location.
-        spec: The noun for an execution, and the number of repeats.
-    """
-
-    results_path: str = ""
-    _outcomes: Sequence[Outcome] = ()
-
-    @property
-    def outcomes(self) -> Sequence[Outcome]:
-        """Every outcome, in order."""
-        return self._outcomes
-
-    @property
-    def rows_outcomes(self) -> Sequence[Outcome]:
-        """The outcomes that have a row in the table: every one, or with repeats one for each group."""
-        return self.outcomes if self.spec.repeats is None else list(group_outcomes(self.outcomes, self.spec))
-
-    def __str__(self) -> str:
-        return align_rows(self.rows(MAX_SHOWN_ROWS))
-
-
-class OutcomesList(list[Outcome], OutcomesReport):
-    """The report of a job without shards, which is a list. Prefect copies it by `OutcomesList(outcomes)`."""
-
-    @property
-    def outcomes(self) -> Sequence[Outcome]:
-        """Every outcome, in order."""
-        return self
-
-
-def report_outcomes(
-    outcomes: Sequence[Outcome], results_path: str, spec: ReportSpec, *, expects_fields: bool = True
-) -> OutcomesReport:
-    """Return the report on outcomes. It is a list if the outcomes are in memory."""
-    report = OutcomesList(outcomes) if isinstance(outcomes, list) else OutcomesReport()
-    report._outcomes = () if isinstance(outcomes, list) else outcomes
-    report.results_path, report.spec, report.expects_fields = results_path, spec, expects_fields
-    return report
+SweepReport = RunReport = TrialsReport  # the names of the reports of `sweep` and `load_report`

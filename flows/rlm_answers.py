@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from typing import Any, Self, overload
+from typing import Any, Self
 
 from ..sandbox.errors import RlmBatchError
 from ..sandbox.meta import QuerySummary
@@ -12,14 +12,14 @@ from ..sandbox.queries.answer_type import AnswerType
 from ..sandbox.queries.budget import Usage
 from ..sandbox.result import Outcome, Result
 from ..sandbox.wire.nonfinite import restore_numbers
+from .reporting.columns import Tables
 from .reporting.export import build_data_frame
 from .reporting.report import describe_usage
-from .reporting.table import MAX_SHOWN_ROWS, align_rows, format_rows
 from .reports import Report
 
 
 @dataclass(frozen=True, slots=True)
-class RlmAnswer(Report):
+class RlmAnswer(Report[Outcome]):
     """A recursive language model's answer. It prints as the answer alone, without commands for a terminal.
 
     Attributes:
@@ -98,7 +98,7 @@ class RlmAnswer(Report):
 
 
 @dataclass(frozen=True, slots=True)
-class RlmAnswers(Report, Sequence[RlmAnswer]):
+class RlmAnswers(Report[RlmAnswer]):
     """The answers to many questions, in order. The report prints as a table.
 
     Attributes:
@@ -112,6 +112,7 @@ class RlmAnswers(Report, Sequence[RlmAnswer]):
     queries: QuerySummary
     results_path: str
     answer_type: AnswerType | None = None
+    _tables = Tables.RUN | Tables.QUESTIONS
 
     @classmethod
     def from_outcomes(
@@ -133,27 +134,6 @@ class RlmAnswers(Report, Sequence[RlmAnswer]):
         """Return the outcomes, in order."""
         return self.results
 
-    def rows(
-        self, limit: int | None = None, *, shows_output: bool = False, shows_usage: bool = False
-    ) -> list[list[str]]:
-        """Return the table as rows of text, the header first: number, question, answer, calls, cost and a note.
-
-        Args:
-            limit: The number of rows without the header. Default None: all.
-            shows_output: Add the last line that each execution's code printed, if any did. Default: False.
-            shows_usage: Add the CPU seconds and the peak memory. Default: False.
-
-        Returns:
-            A list of cells for each row.
-        """
-        header, *rows = format_rows(self.results, limit=limit, shows_output=shows_output, shows_usage=shows_usage)
-        table = [[*header[:-1], "calls", "cost", header[-1]]]
-        for outcome, row in zip(self.results, rows, strict=False):
-            queries = outcome.meta.queries
-            cost = "" if queries.cost is None else f"${queries.cost:.4g}"
-            table.append([*row[:-1], str(queries.calls), cost, row[-1]])
-        return table
-
     def list_notes(self) -> list[str]:
         """Return a sentence about the calls of the model for all questions."""
         return [f"{len(self)} questions; the model was called {describe_usage(self.queries, self.queries.cached)}"]
@@ -172,23 +152,5 @@ class RlmAnswers(Report, Sequence[RlmAnswer]):
             frame["value"] = [answer.value for answer in self]
         return frame
 
-    def __len__(self) -> int:
-        return len(self.results)
-
-    @overload
-    def __getitem__(self, at: int) -> RlmAnswer: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[RlmAnswer]: ...
-    def __getitem__(self, at: int | slice) -> RlmAnswer | list[RlmAnswer]:
-        if isinstance(at, slice):
-            return [self._make_answer(outcome) for outcome in self.results[at]]
-        return self._make_answer(self.results[at])
-
-    def __iter__(self) -> Iterator[RlmAnswer]:
-        return map(self._make_answer, self.results)
-
-    def _make_answer(self, outcome: Outcome) -> RlmAnswer:
+    def _make_item(self, outcome: Outcome) -> RlmAnswer:
         return RlmAnswer.from_outcome(outcome, self.results_path, self.answer_type)
-
-    def __str__(self) -> str:
-        return align_rows(self.rows(MAX_SHOWN_ROWS))

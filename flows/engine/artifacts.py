@@ -20,7 +20,7 @@ from prefect.context import FlowRunContext
 
 from ...tasks.ledger.run_record import RunRecord
 from ..reporting.document import escape_markdown, render_markdown
-from ..reporting.report import build_report, build_table_records, describe_run
+from ..reporting.report import build_report, describe_run
 from ..reporting.summary import RunSummary
 from .context import Log
 
@@ -115,7 +115,11 @@ class ArtifactPublisher:
             text = render_markdown(build_report(summary, [ended]))
             # Prefect's UI renders a description as Markdown, so escape the values of the best trial in it.
             about = escape_markdown(describe_run(self._record, summary))
-            records, key = build_table_records(summary, MAX_TABLE_RECORDS), await self._read_key()
+            records = [
+                {name: escape_markdown(value) if isinstance(value, str) else value for name, value in record.items()}
+                for record in summary.build_records(MAX_TABLE_RECORDS)
+            ]
+            key = await self._read_key()
             await asyncio.gather(
                 acreate_markdown_artifact(text, f"{key}-report", about),
                 acreate_table_artifact(records, f"{key}-results", about),

@@ -216,7 +216,7 @@ def _make_record(plan: Plan, provider: str, results_path: str, server: str) -> R
         what=spec.noun,
         objective=spec.objective,
         direction=spec.direction,
-        objectives=[asdict(objective) for objective in spec.objectives],
+        objectives=[asdict(item) for item in spec.objectives] if len(spec.objectives) > 1 else [],
         space=spec.space,
         constraints=list(spec.constraints),
         search=plan.search,

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
@@ -34,8 +34,8 @@ from ..inputs.spilling import read_text_reference
 from ..inputs.tables import Report as ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types, VolumeName
 from ..plan import CodeForEach, Outcomes, Plan, chunk_label, count_executions, repeat_items
-from ..reporting.groups import group_outcomes, list_hidden_fields
-from ..reporting.table import format_cell, format_rows
+from ..reporting.groups import group_outcomes
+from ..reporting.table import format_cell
 from ..reports import Report, describe_outcome
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunksReport(Report):
+class ChunksReport(Report[Outcome]):
     """A chunked job's results by chunk id (a text), and the result of `reduce`.
 
     `report[id]` is a chunk's outcome. A loop over the report visits the chunks' outcomes in order. The report prints as
@@ -88,16 +88,16 @@ class ChunksReport(Report):
         return cls(_ById(places, groups), reduction, overlaps, outcomes.results_path, spec, repeated)
 
     @property
-    def rows_outcomes(self) -> Sequence[Outcome]:
+    def rows_outcomes(self) -> Collection[Outcome]:
         """The outcomes that have a row in the table: one for each chunk."""
-        return list(self.results.values())
+        return self.results.values()
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
         """The chunks' outcomes, in order. With repeats, those of one chunk follow each other."""
         return self.repeated or list(self.results.values())
 
-    def __getitem__(self, chunk_id: str | int) -> Outcome:
+    def __getitem__(self, chunk_id: str | int) -> Outcome:  # type: ignore[override]
         return self.results[str(chunk_id)]
 
     def __len__(self) -> int:
@@ -106,17 +106,9 @@ class ChunksReport(Report):
     def __iter__(self) -> Iterator[Outcome]:
         return iter(self.results.values())
 
-    def rows(
-        self, limit: int | None = None, *, shows_output: bool = False, shows_usage: bool = False
-    ) -> list[list[str]]:
-        """Return the table as `Report.rows` does. Read only the first `limit` chunks, because there may be many."""
-        shown = list(itertools.islice(self.results.values(), limit))
-        hidden = set[str]() if self.spec.repeats is None else list_hidden_fields(shown, self.spec)
-        return format_rows(shown, shows_output=shows_output, hidden=hidden, shows_usage=shows_usage)
-
     def describe(self) -> str:
         """Return the fields that the reduction submitted, and a sentence about repeats, or an empty text."""
-        lines = [Report.describe(self)] if self.spec.repeats is not None else []
+        lines = [] if self.spec.repeats is None else [super().describe()]
         if isinstance(self.reduction, Result):
             values = [f"{name}={format_cell(value)}" for name, value in self.reduction.outputs.items()]
             lines.append(f"Reduction: {escape_text(', '.join(values))}")
@@ -133,7 +125,7 @@ class ChunksReport(Report):
 
     def list_notes(self) -> list[str]:
         """Return sentences about chunks without fields and about files that several chunks wrote."""
-        return [*self.list_overlaps(), *Report.list_notes(self)]
+        return [*self.list_overlaps(), *super().list_notes()]
 
     def to_json_lines(self) -> Iterator[dict[str, Any]]:
         """Yield an object for each chunk, and one for the reduction."""

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Annotated, Any, cast
 
@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass as parameter_model
 from ...blocks.storage.location import PathOrLocation
 from ...sandbox.caller import get_caller, name_parameter
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.result import MaybeNone, Outcome, Result
+from ...sandbox.result import Result
 from ...tasks.ledger.run_record import Aggregate, Direction, Objective, ReportSpec
 from ..inputs.conversion import Code, GridValues, Items, PathText, SpaceValues, Variables
 from ..inputs.readers import (
@@ -29,8 +29,8 @@ from ..inputs.spilling import read_text_reference
 from ..inputs.tables import Report as ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
 from ..plan import CodeForEach, Outcomes, Plan, count_executions, repeat_items, trial_label
-from ..reporting.groups import STATISTICS, group_outcomes
-from ..reporting.summary import BestTrials, is_nonfinite, is_score
+from ..reporting.best_trials import is_nonfinite, is_score, read_scores
+from ..reporting.groups import STATISTICS
 from ..reports import TrialsReport
 from ..search.plan import parse_objectives, plan_search
 from ..search.search import DrawnPoints, execute_search
@@ -41,45 +41,8 @@ from ..search.study import check_sampler
 KINDS = {str: "text", list: "a list", dict: "a dict", int: "an integer too large for a float"}
 
 
-@dataclass(frozen=True, slots=True)
-class SweepReport(TrialsReport):
-    """A sweep's trials in the order of the space, and the best of them.
-
-    The report is a sequence of the trials, and prints as a table of variables and fields.
-
-    Attributes:
-        trials: A `Result` or `Failure` for each trial, in order.
-        best: The first result with the best objective. None without an objective, with several, or if no trial
-            succeeded.
-        objective: The field that decides, or several; None without an objective.
-        direction: "minimize" or "maximize", or one for each objective.
-        results_path: The ledger's directory or location.
-        pareto_front: With several objectives, the results that no other beats in all of them.
-        space: The space that was searched, as JSON; None for a grid or points.
-        groups: With `repeats`, a result for each point, in order; otherwise empty. A numeric field has its `aggregate`
-            over the repeats, and its statistics are further fields, such as `groups[0]["loss.std"]`: `count`, `mean`,
-            `std`, `se`, `min` and `max`. `best` is one of these results.
-        spec: The objectives, the constraints and the number of repeats.
-    """
-
-    trials: Sequence[Outcome]
-    best: Result | MaybeNone
-    objective: str | list[str] | None
-    direction: Direction | list[Direction]
-    results_path: str
-    pareto_front: Sequence[Result] = ()
-    space: Any = None
-    groups: Sequence[Outcome] = ()
-    spec: ReportSpec = field(default_factory=ReportSpec)
-
-    @property
-    def outcomes(self) -> Sequence[Outcome]:
-        """The trials, in order."""
-        return self.trials
-
-
 @parameter_model(frozen=True)
-class SweepParameters(Options, FlowParameters[SweepReport]):
+class SweepParameters(Options, FlowParameters[TrialsReport]):
     """Run the code once for each point of the space, with the point's variables, and report the best trial.
 
     The points are a `grid` (every combination), a list of `points`, or drawn from a `space` by a sampler that learns
@@ -270,7 +233,8 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
 
     def _make_spec(self, objectives: Sequence[Objective]) -> ReportSpec:
         names = self.constraints or []
-        return ReportSpec.for_trials(objectives, self.space, (names,) if isinstance(names, str) else tuple(names))
+        constraints = (names,) if isinstance(names, str) else tuple(names)
+        return ReportSpec("trial", tuple(objectives), self.space, constraints=constraints)
 
     def _check_source(self) -> None:
         """Raise ConfigurationError unless there is one source of points, and the other parameters fit it."""
@@ -320,7 +284,7 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
             )
         return Grid(cast("dict[str, list[Any]]", self.grid))
 
-    def build_report(self, outcomes: Outcomes) -> SweepReport:
+    def build_report(self, outcomes: Outcomes) -> TrialsReport:
         """Return the trials and the best of them.
 
         Raises:
@@ -332,32 +296,10 @@ class SweepParameters(Options, FlowParameters[SweepReport]):
             spec = replace(spec, constraints=outcomes.spec.constraints)  # A search may have them from its ledger.
         if self.repeats is not None:
             spec = spec.with_repeats(self.repeats, len(outcomes.results) // self.repeats, self.aggregate)
-        best = BestTrials(spec)
-        has_scores = False
-        has_succeeded, fields, wrong = False, dict[str, None](), dict[str, Any]()
-        groups = [] if self.repeats is None else list(group_outcomes(outcomes.results, spec))
-        # Read one trial at a time, because memory may not hold all trials of a sharded job.
-        for trial in (groups or outcomes.results) if objectives else ():
-            if isinstance(trial, Result) and not trial.meta.pruned:
-                has_succeeded = True
-                fields.update(dict.fromkeys(name for name in trial.outputs if "." not in name))
-                for name in {item.name for item in objectives} & trial.outputs.keys():
-                    if not is_score(trial.outputs[name]) and not is_nonfinite(trial.outputs[name]):
-                        wrong[name] = trial.outputs[name]
-                has_scores |= best.consider(trial) is not None
-        if has_succeeded and not has_scores:
-            _refuse_objective(objectives, fields, wrong, outcomes.results_path)
-        return SweepReport(
-            trials=outcomes.results,
-            best=best.result,
-            objective=self.objective,
-            direction=self.direction,
-            results_path=outcomes.results_path,
-            pareto_front=tuple(best.results) if len(objectives) > 1 else (),
-            space=self.space,
-            groups=groups,
-            spec=spec,
-        )
+        report = TrialsReport(outcomes.results, outcomes.results_path, spec)
+        if objectives and not report.best_trials:
+            _check_objectives(report)
+        return report
 
 
 def check_fields(
@@ -386,14 +328,21 @@ def check_fields(
             )
 
 
-def _refuse_objective(
-    objectives: Sequence[Objective],
-    fields: dict[str, None],
-    wrong: dict[str, Any],
-    results_path: str,
-) -> None:
-    """Raise ConfigurationError with the missing objective, or with one of the `wrong` values, which are not numbers."""
-    names = [item.name for item in objectives]
+def _check_objectives(report: TrialsReport) -> None:
+    """Raise ConfigurationError if trials succeeded, and none of them submitted all objectives as numbers."""
+    names = [item.name for item in report.spec.objectives]
+    has_succeeded, fields, wrong = False, dict[str, None](), dict[str, Any]()
+    # Read one trial at a time, because memory may not hold all trials of a sharded job.
+    for trial in report.rows_outcomes:
+        if isinstance(trial, Result) and not trial.meta.pruned:
+            if read_scores(trial, report.spec) is not None:
+                return
+            has_succeeded = True
+            fields |= dict.fromkeys(name for name in trial.outputs if "." not in name)
+            values = {name: trial.outputs[name] for name in names if name in trial.outputs}
+            wrong |= {name: value for name, value in values.items() if not is_score(value) and not is_nonfinite(value)}
+    if not has_succeeded:
+        return
     submitted = ", ".join(fields)
     if not fields:
         reason = f"any field: call SUBMIT with {names[0]}"
@@ -404,7 +353,7 @@ def _refuse_objective(
         reason = f"{', '.join(names)!r} as a number: {field} is {kind}. {remedy}"
     else:
         reason = f"{', '.join(names)!r} as a number: they submitted {submitted}. Name another objective"
-    raise ConfigurationError(f"no trial submitted {reason}; the results are in {results_path}")
+    raise ConfigurationError(f"no trial submitted {reason}; the results are in {report.results_path}")
 
 
 def _spell_objective(direction: str, field: str) -> str:

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from ...tasks.ledger.run_record import Objective
 from ..search.importances import Importances
+from .columns import OUTPUTS, VARIABLES
 from .document import Part, Picture
 from .summary import RunSummary
 from .svg import draw_curves, draw_heat_map, draw_importances, draw_parallel_coordinates, draw_pareto_front, draw_series
-from .table import OUTPUTS
 
 MAX_CHART_VALUE = 1e200  # the greatest absolute value in a chart: axes have no room beyond it
 
@@ -16,12 +15,12 @@ def build_charts(summary: RunSummary, importances: Importances | None = None) ->
     """Return the charts of a run. They show its objectives, or the seconds of executions if it has no objectives."""
     if len(summary.points) < 2 or not all(abs(v) <= MAX_CHART_VALUE for point in summary.points for v in point.values):
         return []
-    if summary.spec.objective is None and not summary.spec.objectives:
+    if not summary.spec.objectives:
         return [_draw_history(summary)]
     points = summary.points
     names = list(dict.fromkeys(name for point in points for name in point.variables))
     names = [name for name in names if len({repr(point.variables.get(name))[:200] for point in points}) > 1]
-    if summary.spec.objectives:
+    if len(summary.spec.objectives) > 1:
         return [*_draw_fronts(summary), *_draw_parallel(summary, names)]
     parts = [_draw_history(summary), *_draw_heat_map(summary, names), *_draw_curves(summary)]
     parts += _draw_importances(summary, importances)
@@ -89,12 +88,11 @@ def _draw_importances(summary: RunSummary, importances: Importances | None) -> l
 
 def _draw_parallel(summary: RunSummary, names: list[str]) -> list[Part]:
     spec, points = summary.spec, summary.points
-    objectives = spec.objectives or (Objective(spec.objective or "", spec.direction),)
     best = {result.meta.index for result in summary.best.results}
     picture = draw_parallel_coordinates(
         [(point.variables, point.values, point.index in best) for point in points],
         names=names,
-        objectives=[(_name_objective(item.name, summary), item.direction) for item in objectives],
+        objectives=[(_name_objective(item.name, summary), item.direction) for item in spec.objectives],
         title="every trial over its variables",
     )
     return [] if picture is None else [Picture.from_svg(picture, "every trial over its variables, the best in front")]
@@ -120,7 +118,7 @@ def _draw_fronts(summary: RunSummary) -> list[Part]:
 
 def _name_objective(name: str, summary: RunSummary) -> str:
     """Return the objective's name in charts that also name variables, one of which may have the same name."""
-    return f"{OUTPUTS}.{name}" if name in summary.variables else name
+    return f"{OUTPUTS}.{name}" if name in summary.table.columns.types[VARIABLES] else name
 
 
 def _is_short_value(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +10,11 @@ from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.ledger.run_record import ReportSpec
 from ...tasks.repeats import REPEAT
+from .columns import VARIABLES, Columns, Tables, list_standard
 from .groups import STATISTICS, compute_mean, group_outcomes, read_number
 from .ledger_reader import LedgerReader
 from .summary import MAX_ROWS
-from .table import format_cell, name_columns
+from .table import describe_error, format_cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +104,16 @@ class Comparison:
 
         Pairs that failed in one run or are missing in one come first, then the greatest differences of the first field.
         """
-        variables = dict.fromkeys(name for pair in self.pairs for name in pair.variables)
-        columns = name_columns(variables, (), ("A", "B"))
-        header = ["A", "B", *columns]
+        variables = Columns()
+        variables.add(VARIABLES, (name for pair in self.pairs for name in pair.variables))
+        columns = variables.name_all(Tables(0), taken=("A", "B"))
+        header = ["A", "B", *(name for name, _ in columns)]
         for name in self.fields:
             header += [f"{name} A", f"{name} B", "difference"]
         rows = [[*header, ""]]
         for pair in sorted(self.pairs, key=self._rank)[:MAX_ROWS]:
             row = ["" if side is None else str(side.index) for side in pair.sides]
-            row += [format_cell(pair.variables.get(name, "")) for _, name in columns.values()]
+            row += [format_cell(pair.variables.get(column.name, "")) for _, column in columns]
             for name in self.fields:
                 numbers = [None if side is None else side.numbers.get(name) for side in pair.sides]
                 row += ["" if n is None else format_cell(n) for n in (*numbers, pair.compute_difference(name))]
@@ -158,7 +160,7 @@ def compare_runs(first: LedgerReader, second: LedgerReader) -> Comparison:
     for key, (variables, side) in sides[1].items():
         if key not in sides[0]:
             comparison.pairs.append(Pair(variables, None, side))
-    objectives = [name for spec in specs for name in (spec.objective, *(item.name for item in spec.objectives)) if name]
+    objectives = [item.name for spec in specs for item in spec.objectives]
     names = dict.fromkeys(
         name for pair in comparison.pairs for side in pair.sides if side is not None for name in side.numbers
     )
@@ -185,24 +187,26 @@ def _read_sides(reader: LedgerReader, spec: ReportSpec, has_repeats: bool) -> di
 
 
 def _iterate(reader: LedgerReader, spec: ReportSpec) -> Iterable[Outcome]:
-    groups: Sequence[Outcome] | Iterable[Outcome] = group_outcomes(reader.read_outcomes(), spec)
-    if spec.repeats is None:
-        return groups
-    return sorted(groups, key=lambda outcome: outcome.meta.index or 0)
+    groups = group_outcomes(reader.read_outcomes(), spec)
+    return groups if spec.repeats is None else sorted(groups, key=lambda outcome: outcome.meta.index or 0)
 
 
 def _make_side(outcome: Outcome, spec: ReportSpec) -> Side:
     index = outcome.meta.index or 0
     if isinstance(outcome, Failure):
-        return Side(index, get_status(outcome), {}, f"{type(outcome.error).__name__}: {outcome.error.summary}")
+        return Side(index, get_status(outcome), {}, describe_error(outcome))
     return Side(index, get_status(outcome), _read_numbers(outcome, spec))
 
 
 def _read_numbers(result: Result, spec: ReportSpec) -> dict[str, float]:
-    """Return the numeric fields, in which bools count as 0 and 1, without the statistics of a group."""
+    """Return the numbers of the standard columns, and the numeric fields without the statistics of a group.
+
+    Bools count as 0 and 1.
+    """
     outputs = result.outputs
     statistics = {f"{name}.{key}" for name in outputs for key in STATISTICS} if spec.repeats is not None else set[str]()
-    numbers: dict[str, float] = {}
+    values = {column.name: column.get_value(result) for column in list_standard(Tables.COMPARISON)}
+    numbers = {name: number for name, value in values.items() if (number := read_number(value)) is not None}
     for name, value in outputs.items():
         number = read_number(value)
         variables = result.meta.variables

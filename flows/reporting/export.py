@@ -8,55 +8,19 @@ import csv
 import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.outcomes.outcome_json import get_status
-from ...sandbox.result import Failure, Outcome
+from ...sandbox.result import Outcome
 from ...tasks.repeats import REPEAT
+from .columns import LIST, VARIABLES, Column, Columns, Tables
 from .ledger_reader import LedgerReader
-from .table import OUTPUTS, VARIABLES, get_values, name_columns
 
-LIST, EMPTY = "list:", "empty"  # the beginning of a list's type, and the type of the items of an empty list
 MAX_COLUMNS = 2000  # variables and fields together: code may make up any number of names
 PARQUET_BATCH_ROWS = 5000
 # Spreadsheets run text with these beginnings (OWASP, CSV injection). Some read the full-width characters too.
 FORMULA_BEGINNINGS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\r", "\n")
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column: its type, and a function that returns its values.
-
-    The type is int, float, bool, text, `list:` before the type of the items, or json for all else.
-    """
-
-    type: str
-    get_value: Callable[[Outcome], Any]
-
-
-STANDARD_COLUMNS = {
-    "index": Column("int", lambda outcome: outcome.meta.index),
-    "status": Column("text", get_status),
-    "error": Column("text", lambda outcome: type(outcome.error).__name__ if isinstance(outcome, Failure) else None),
-    "message": Column("text", lambda outcome: str(outcome.error) if isinstance(outcome, Failure) else None),
-    "seconds": Column("float", lambda outcome: float(outcome.meta.seconds)),
-    "cpu_seconds": Column("float", lambda outcome: outcome.meta.cpu_seconds),
-    "peak_mib": Column("float", lambda outcome: outcome.meta.peak_mib),
-    "attempt": Column("int", lambda outcome: outcome.meta.attempt),
-    "provider": Column("text", lambda outcome: outcome.meta.provider),
-    "sandbox_id": Column("text", lambda outcome: outcome.meta.sandbox_id),
-    "model_calls": Column("int", lambda outcome: outcome.meta.queries.calls),
-    "model_tokens": Column("int", lambda o: o.meta.queries.prompt_tokens + o.meta.queries.completion_tokens),
-    "model_cost": Column("float", lambda outcome: outcome.meta.queries.cost),
-}
-
-REPEAT_COLUMNS = {  # only in a run with repeats
-    "group": Column("int", lambda outcome: outcome.meta.group),
-    REPEAT: Column("int", lambda outcome: outcome.meta.repeat),
-}
 
 
 def write_csv(reader: LedgerReader, path: Path, *, raw: bool = False) -> None:
@@ -75,9 +39,9 @@ def write_csv(reader: LedgerReader, path: Path, *, raw: bool = False) -> None:
     columns = collect_columns(reader.read_outcomes())
     with path.open("w", encoding="utf-8" if raw else "utf-8-sig", errors="replace", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(map(format_text, columns))
+        writer.writerow([format_text(name) for name, _ in columns])
         for outcome in reader.read_outcomes():
-            writer.writerow([format_cell(column.get_value(outcome)) for column in columns.values()])
+            writer.writerow([format_cell(column.get_value(outcome)) for _, column in columns])
 
 
 def _disarm_formula(text: str) -> str:
@@ -104,13 +68,13 @@ def write_parquet(reader: LedgerReader, path: Path) -> None:
         return types.get(kind, pyarrow.string())
 
     columns = collect_columns(reader.read_outcomes())
-    schema = pyarrow.schema([(name, find_type(column.type)) for name, column in columns.items()])
+    schema = pyarrow.schema([(name, find_type(column.type)) for name, column in columns])
     outcomes = reader.read_outcomes()
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
         while rows := list(itertools.islice(outcomes, PARQUET_BATCH_ROWS)):
             arrays = [
                 pyarrow.array([_convert(column.get_value(row), column.type) for row in rows], field.type)
-                for column, field in zip(columns.values(), schema, strict=True)
+                for (_, column), field in zip(columns, schema, strict=True)
             ]
             writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
 
@@ -139,68 +103,29 @@ def build_data_frame(outcomes: Sequence[Outcome]) -> Any:
         ) from None
     columns = collect_columns(outcomes)
     series: dict[str, Any] = {}
-    for name, column in columns.items():
+    for name, column in columns:
         values = [column.get_value(outcome) for outcome in outcomes]
         # By default pandas makes floats of integers beside None or a float.
         is_nested = column.type == "json" or column.type.startswith(LIST)
         dtype = object if is_nested else "Int64" if column.type == "int" and None in values else None
         series[name] = pandas.Series(values, dtype=dtype)
-    return pandas.DataFrame(series, columns=list(columns))
+    return pandas.DataFrame(series)
 
 
-def collect_columns(outcomes: Iterable[Outcome]) -> dict[str, Column]:
-    """Return the columns by name: the index, variables, fields, and the other standard columns.
+def collect_columns(outcomes: Iterable[Outcome]) -> list[tuple[str, Column]]:
+    """Return the columns of an export with their names.
 
-    A variable or field whose name is taken gets its source as a prefix. Raises ConfigurationError if there are more
-    than `MAX_COLUMNS` variables and fields.
+    Raises ConfigurationError if there are more than `MAX_COLUMNS` variables and fields.
     """
-    types: dict[tuple[str, str], set[str]] = {}  # types of the values in a column, by its source and key
-    has_groups = False
+    columns, has_groups = Columns(), False
     for outcome in outcomes:
         has_groups = has_groups or outcome.meta.group is not None
-        for source in (VARIABLES, OUTPUTS):
-            for name, value in get_values(outcome, source).items():
-                known_types = types.setdefault((source, name), set())
-                if value is not None:
-                    known_types.add(_name_type(value))
-        if len(types) > MAX_COLUMNS:
+        columns.add_types(outcome)
+        if sum(map(len, columns.types.values())) > MAX_COLUMNS:
             raise ConfigurationError(
                 f"the executions have more than {MAX_COLUMNS:,} variables and fields, too many for a table: use --json"
             )
-    variables, fields = ([name for source, name in types if source == wanted] for wanted in (VARIABLES, OUTPUTS))
-    columns = {"index": STANDARD_COLUMNS["index"], **(REPEAT_COLUMNS if has_groups else {})}
-    if has_groups:
-        variables = [name for name in variables if name != REPEAT]
-    for column_name, (source, name) in name_columns(variables, fields, {**columns, **STANDARD_COLUMNS}).items():
-        columns[column_name] = Column(
-            _merge_types(types[source, name]),
-            lambda outcome, source=source, name=name: get_values(outcome, source).get(name),
-        )
-    return columns | STANDARD_COLUMNS
-
-
-def _merge_types(types: set[str]) -> str:
-    """Return one type for a column: json for mixed values, and for floats beside integers too large for a float."""
-    if types and all(kind.startswith(LIST) for kind in types):
-        items = {kind.removeprefix(LIST) for kind in types} - {EMPTY}
-        merged = _merge_types(items) if items else "text"
-        return "json" if merged == "json" else f"{LIST}{merged}"
-    if types and types <= {"int", "long"}:
-        return "int"
-    if types <= {"int", "float"}:
-        return "float"
-    return next(iter(types)) if len(types) == 1 else "json"
-
-
-def _name_type(value: Any) -> str:
-    if type(value) is int and not -(2**63) <= value < 2**63:
-        return "json"
-    if type(value) is int and abs(value) > 2**53:
-        return "long"
-    if isinstance(value, list):
-        values: list[Any] = value
-        items = {_name_type(item) for item in values if item is not None} or {EMPTY}
-        items -= {"int"} if "long" in items else set()
-        merged = next(iter(items)) if len(items) == 1 else _merge_types(items)
-        return "json" if merged == "json" else f"{LIST}{merged}"
-    return {bool: "bool", int: "int", float: "float", str: "text"}.get(type(value), "json")
+    if not has_groups:
+        return columns.name_all(Tables.EXPORT)
+    columns.types[VARIABLES].pop(REPEAT, None)  # It has a column of its own.
+    return columns.name_all(Tables.EXPORT | Tables.REPEATS)

@@ -163,7 +163,7 @@ def list_hidden_fields(groups: Iterable[Outcome], spec: ReportSpec) -> set[str]:
     numeric = [name for name in names if f"{name}.count" in names]
     hidden = {f"{name}.mean" for name in numeric if spec.aggregate == "mean"}  # The field itself has it.
     if len(numeric) > MAX_FULL_FIELDS:
-        objectives = {spec.objective, *(item.name for item in spec.objectives)}
+        objectives = {item.name for item in spec.objectives}
         hidden |= {f"{name}.{key}" for name in numeric if name not in objectives for key in STATISTICS}
     return hidden
 

@@ -2,12 +2,12 @@
 
 import base64
 import binascii
-import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from ...sandbox.errors import NotRun
 from ...sandbox.meta import Meta, QuerySummary
 from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure
@@ -25,21 +25,10 @@ from .document import (
     Table,
     Text,
     Verbatim,
-    escape_markdown,
 )
 from .groups import describe_repeats
-from .summary import MAX_FULL_TEXTS, MAX_PARTS, MAX_ROWS, Cell, Row, RunSummary
-from .table import (
-    BEST_MARK,
-    NO_FEASIBLE_TRIAL,
-    PARETO_MARK,
-    USAGE_COLUMNS,
-    VARIABLES,
-    format_cell,
-    format_usage,
-    format_variables,
-    name_columns,
-)
+from .summary import MAX_PARTS, MAX_ROWS, RunSummary
+from .table import BEST_MARK, NO_FEASIBLE_TRIAL, format_cell, format_variables
 
 # Why executions have no result, by the run's status.
 WHY_MISSING = {
@@ -48,7 +37,7 @@ WHY_MISSING = {
     "ended": ", because the run ended before them",
     None: ": the run is still running, or was killed",
 }
-RECORD_COLUMNS = ("number", "seconds", "outcome")  # further columns, in addition to variables and fields
+MAX_FULL_TEXTS = 20  # failures, or fields of a single result, that are shown in full
 MAX_VARIABLES = 8  # variables that identify an execution in a line
 # Forms of a display that a page can show: pictures, HTML and text.
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
@@ -73,7 +62,7 @@ def build_report(
     if summary.done == 1 and summary.first_result is not None:
         for name, value in list(summary.first_result.outputs.items())[:MAX_FULL_TEXTS]:
             parts += [Heading(name), Verbatim(value if isinstance(value, str) else format_cell(value))]
-    header, *rows = build_table_rows(summary, shows_usage=summary.cpu_seconds is not None)
+    header, *rows = summary.build_rows(shows_usage=summary.cpu_seconds is not None)
     if rows:
         title = f"{summary.spec.noun}s".capitalize()
         parts.append(Heading(title if summary.best.result is None else f"{title}, the best first"))
@@ -82,7 +71,7 @@ def build_report(
         count = summary.done if summary.spec.repeats is None else summary.spec.repeats.groups
         if count > MAX_ROWS:
             parts.append(Text(f"{count - MAX_ROWS:,} more are in the ledger."))
-        if summary.has_hidden_columns:
+        if summary.table.columns.is_cut:
             parts.append(Text("Some variables or fields have no column here; the ledger has all."))
     return parts + _build_display_parts(summary) + _build_failure_parts(summary)
 
@@ -116,7 +105,7 @@ def build_summary_rows(
         rows.append(["Missing", f"{missing:,} have no result{WHY_MISSING[record.get_status()]}"])
     if spec.objective is not None:
         rows.append([f"Best {spec.objective}", _describe_best_trial(summary) or _explain_no_best(summary)])
-    if spec.objectives:
+    if len(spec.objectives) > 1:
         rows.append(["Pareto front", _describe_front(summary) or _explain_no_best(summary)])
     if spec.constraints:
         rows.append(
@@ -207,52 +196,6 @@ def _format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
-def build_table_rows(summary: RunSummary, *, shows_usage: bool = False) -> list[list[str]]:
-    """Return rows of text, the header first: number, variables, fields, seconds, and a note.
-
-    `shows_usage` adds columns with the CPU seconds and the peak memory.
-    """
-    usage_columns = USAGE_COLUMNS if shows_usage else ()
-    columns = name_columns(summary.variables, summary.fields, ("seconds", *usage_columns))
-    rows = [["", *columns, "seconds", *usage_columns, ""]]
-    for row, cells, note in _iterate_rows(summary, columns):
-        texts = ["" if cell is None else format_cell(cell) for cell in cells]
-        usage = format_usage(row.cpu_seconds, row.peak_mib) if shows_usage else []
-        rows.append([str(row.index), *texts, f"{row.seconds:.3g}" if row.seconds else "", *usage, note])
-    return rows
-
-
-def build_table_records(summary: RunSummary, limit: int) -> list[dict[str, Any]]:
-    """Return the first rows as dicts by column, at most `limit`, with numbers as numbers.
-
-    Text has a backslash before each character that Markdown could interpret, because Prefect's UI renders Markdown.
-    """
-    columns = name_columns(summary.variables, summary.fields, RECORD_COLUMNS)
-    return [
-        {
-            "number": row.index,
-            **{
-                name: escape_markdown(cell) if isinstance(cell, str) else cell
-                for name, cell in zip(columns, cells, strict=True)
-            },
-            "seconds": round(row.seconds, 3),
-            "outcome": escape_markdown(note or "succeeded"),
-        }
-        for row, cells, note in itertools.islice(_iterate_rows(summary, columns), limit)
-    ]
-
-
-def _iterate_rows(
-    summary: RunSummary, columns: dict[str, tuple[str, str]]
-) -> Iterator[tuple[Row, list[Cell | None], str]]:
-    """Yield each row of the table, its cells in the order of the columns (None for an empty cell), and its note."""
-    best_numbers = {result.meta.index for result in summary.best.results}
-    mark = PARETO_MARK if summary.spec.objectives else BEST_MARK
-    for row in summary.sort_rows():
-        cells = [(row.variables if source == VARIABLES else row.fields).get(key) for source, key in columns.values()]
-        yield row, cells, mark if not row.note and row.index in best_numbers else row.note
-
-
 def _build_display_parts(summary: RunSummary) -> list[Part]:
     """Return the displays and the collected files of each execution.
 
@@ -312,17 +255,18 @@ def _build_display_part(display: dict[str, Any]) -> Picture | Markup | Verbatim:
 
 
 def _build_failure_parts(summary: RunSummary) -> list[Part]:
-    """Return how often each message occurred, and the first failures in full."""
-    if not summary.failure_groups:
+    """Return how often each reason occurred, and the first failure for each of the first reasons in full."""
+    reasons = summary.failures.sort()
+    if not reasons:
         return []
-    groups = sorted(summary.failure_groups.items(), key=lambda item: (-item[1].count, item[1].first))
-    rows = [[f"{group.count:,}", str(group.first), text] for text, group in groups]
+    rows = [[f"{reason.count:,}", str(reason.numbers[0]), reason.describe_error()] for reason in reasons]
     parts: list[Part] = [Heading("Failures"), Table(["count", "first", "what"], rows)]
-    for failure in sorted(summary.full_failures, key=lambda failure: failure.meta.index or 0):
-        title = f"{summary.spec.noun.capitalize()} {failure.meta.index}: {type(failure.error).__name__}"
-        parts += [Heading(title, 3), Verbatim(_describe_failure(failure))]
-    if summary.failed > len(summary.full_failures):
-        parts.append(Text(f"{summary.failed - len(summary.full_failures):,} more failures are in the ledger."))
+    for reason in reasons[:MAX_FULL_TEXTS]:
+        if not isinstance(reason.first.error, NotRun):
+            title = f"{summary.spec.noun.capitalize()} {reason.numbers[0]}: {type(reason.first.error).__name__}"
+            parts += [Heading(title, 3), Verbatim(_describe_failure(reason.first))]
+    if summary.failures.others:
+        parts.append(Text(f"{summary.failures.others:,} more failures are in the ledger."))
     return parts
 
 

@@ -3,25 +3,25 @@
 The summary takes one outcome at a time. Its size has a limit that does not depend on the number of outcomes.
 """
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 from ...sandbox.errors import NotRun
 from ...sandbox.meta import Meta
 from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.queries.budget import Usage
-from ...sandbox.result import Failure, Outcome, Result
+from ...sandbox.result import Outcome, Result
 from ...tasks.ledger.run_record import ReportSpec
-from .groups import GroupCollector, is_incomplete, list_hidden_fields, read_number
-from .table import INFEASIBLE, describe_exit, format_cell, list_new_fields
+from .best_trials import BestTrials, is_score
+from .columns import Tables
+from .failure_reasons import FailureReasons
+from .groups import GroupCollector, is_incomplete
+from .table import OutcomeTable
 
 MAX_ROWS = 1000  # rows of the table; Prefect's UI shows so many rows without delay
 MAX_COLUMNS = 16  # variables, and also fields, that have a column; objectives always have one
-MAX_FAILURE_GROUPS = 100
-MAX_FULL_TEXTS = 20  # failures, or fields of a single result, that are shown in full
 MAX_POINTS = 1000  # points of a chart; there may be twice as many
 MAX_CURVES = 100  # curves of reported values; there may be twice as many
 MAX_CURVE_POINTS = 100  # points of one curve
@@ -30,78 +30,6 @@ MAX_SHOWN_BYTES = 32 * 1024 * 1024  # bytes of all displays together; browsers o
 MAX_PARTS = 50  # displays, and collected files, of one execution that are in a report
 
 ItemT = TypeVar("ItemT")
-Cell = bool | float | str
-Rank = tuple[int, float, int]  # sorts rows, the best first
-
-
-@dataclass(slots=True)
-class BestTrials:
-    """The best trials among those considered so far, in any order.
-
-    With one objective, the best trial has the least (or greatest) value. Of equal trials, the one with the lowest
-    number is the best. A value that is not finite is worse than every finite value, in both directions. A pruned trial
-    is never the best. With several objectives, the best trials are the Pareto front: no other trial is as good in every
-    objective and better in one. Without objectives `results` is empty. Only feasible trials can be the best.
-    """
-
-    spec: ReportSpec
-    score: float | None = None  # the best trial's value of a single objective
-    _rank: Rank | None = None
-    _members: list[tuple[tuple[float, ...], Result]] = field(default_factory=list[tuple[tuple[float, ...], Result]])
-
-    @property
-    def results(self) -> list[Result]:
-        """The best trials, by their numbers."""
-        return sorted((result for _, result in self._members), key=lambda result: result.meta.index or 0)
-
-    @property
-    def result(self) -> Result | None:
-        """The best trial by a single objective, or None."""
-        return None if self.spec.objectives or not self._members else self._members[0][1]
-
-    def consider(self, result: Result) -> tuple[float, ...] | None:
-        """Keep the trial if no other one is better. Return its scores, or None if it did not submit them as numbers."""
-        if self.spec.objectives:
-            return self._consider_for_front(result)
-        if self.spec.objective is None or result.meta.pruned:
-            return None
-        score = read_number(result.outputs.get(self.spec.objective))
-        if score is None:
-            return None
-        has_diverged = not math.isfinite(score)
-        loss = 0.0 if has_diverged else score if self.spec.direction == "minimize" else -score
-        rank = (has_diverged, loss, result.meta.index or 0)
-        if self.spec.is_feasible(result.outputs) and (self._rank is None or rank < self._rank):
-            self._rank, self.score, self._members = rank, score, [((loss,), result)]
-        return (score,)
-
-    def _consider_for_front(self, result: Result) -> tuple[float, ...] | None:
-        objectives = self.spec.objectives
-        scores = [score for item in objectives if is_score(score := result.outputs.get(item.name))]
-        if len(scores) < len(objectives):
-            return None
-        signs = [1 if objective.direction == "minimize" else -1 for objective in objectives]
-        losses = tuple(sign * float(score) for sign, score in zip(signs, scores, strict=True))
-        is_feasible = self.spec.is_feasible(result.outputs)
-        if is_feasible and not any(_beats(other, losses) for other, _ in self._members):
-            self._members = [member for member in self._members if not _beats(losses, member[0])]
-            self._members.append((losses, result))
-        return tuple(map(float, scores))
-
-
-def _beats(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
-    return first != second and all(a <= b for a, b in zip(first, second, strict=True))
-
-
-def is_nonfinite(value: Any) -> TypeGuard[float]:
-    """Return whether the value is NaN or an infinity."""
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def is_score(value: Any) -> TypeGuard[float]:
-    """Return whether the value can compare trials: a bool, or a finite number that a float can hold."""
-    number = read_number(value)
-    return number is not None and math.isfinite(number)
 
 
 class Sample(list[ItemT]):
@@ -121,28 +49,6 @@ class Sample(list[ItemT]):
             if len(self) > 2 * self._limit:
                 self[:] = self[1::2]
                 self._stride *= 2
-
-
-@dataclass(slots=True)
-class Row:
-    """A row of the table. Cells that are not numbers are text, cut to a cell's length."""
-
-    rank: Rank
-    index: int
-    variables: dict[str, Cell]
-    fields: dict[str, Cell]
-    seconds: float
-    note: str
-    cpu_seconds: float | None = None
-    peak_mib: float | None = None
-
-
-@dataclass(slots=True)
-class FailureGroup:
-    """Failures of one type and message: their count, and the number of the first execution."""
-
-    count: int
-    first: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +131,7 @@ class RunSummary:
     usage: Usage = field(default_factory=Usage)  # The calls, tokens and cost of the language model.
     total_usage: Usage | None = None  # The usage by all attempts, if a ledger has it.
     providers: dict[str, None] = field(default_factory=dict[str, None])
-    variables: dict[str, None] = field(default_factory=dict[str, None])
-    fields: dict[str, None] = field(default_factory=dict[str, None])
-    has_hidden_columns: bool = False  # Some variables or fields have no column.
-    failure_groups: dict[str, FailureGroup] = field(default_factory=dict[str, FailureGroup])  # The keys are messages.
-    full_failures: list[Failure] = field(default_factory=list[Failure])
+    failures: FailureReasons = field(default_factory=FailureReasons)
     first_result: Result | None = None
     points: Sample[ChartPoint] = field(default_factory=partial(Sample[ChartPoint], MAX_POINTS))
     pruned_points: Sample[ChartPoint] = field(default_factory=partial(Sample[ChartPoint], MAX_POINTS))
@@ -239,12 +141,12 @@ class RunSummary:
     not_collected: int = 0  # sentences about files that were not collected
     failed_indexes: list[int] = field(default_factory=list[int])  # the first `MAX_POINTS` of them
     best: BestTrials = field(init=False)
+    table: OutcomeTable = field(init=False)
     _groups: GroupCollector | None = None  # None if the run has no repeats
-    _rows: list[Row] = field(default_factory=list[Row])
-    _last_rank: Rank | None = None  # the worst rank that is kept, once there are enough rows
 
     def __post_init__(self) -> None:
         self.best = BestTrials(self.spec)
+        self.table = OutcomeTable(self.spec, Tables.LEDGER | Tables.USAGE, MAX_ROWS, MAX_COLUMNS)
         if self.spec.repeats is not None:
             self._groups = GroupCollector(self.spec.repeats, self.spec.aggregate)
 
@@ -279,118 +181,63 @@ class RunSummary:
             if self.first_result is None:
                 self.first_result = outcome
         else:
-            self._add_failure(index, outcome)
+            self.failures.add(index, outcome)
+            was_unfinished = get_status(outcome) == "unfinished"
+            self.not_run += isinstance(outcome.error, NotRun)
+            self.unfinished += was_unfinished
+            if len(self.failed_indexes) < MAX_POINTS and not was_unfinished:
+                self.failed_indexes.append(index if meta.group is None else meta.group)
         if self._groups is None or meta.group is None:
-            self._add_ranked(index, outcome)
+            self._add_row(index, outcome)
         elif (group := self._groups.add(outcome)) is not None:
-            self._add_ranked(meta.group, group)
+            self._add_row(meta.group, group)
 
     def close_groups(self) -> None:
         """Add the rows of the groups whose repeats have not all an outcome. Call this once, after all outcomes."""
         for group in () if self._groups is None else self._groups.close_rest():
-            self._add_ranked(group.meta.index or 0, group)
+            self._add_row(group.meta.index or 0, group)
 
-    def _add_ranked(self, index: int, outcome: Outcome) -> None:
+    def _add_row(self, index: int, outcome: Outcome) -> None:
         """Add the row and the points of an execution, or of a group of repeats."""
         self.incomplete += is_incomplete(outcome, self.spec)
+        self.table.add(index, outcome)
         if isinstance(outcome, Result):
-            rank, note = self._rank_result(index, outcome)
-            note = describe_exit(outcome) or note
-        else:
-            rank = (3 if self.spec.objective is not None or self.spec.objectives else 0, 0.0, index)
-            note = _describe_failure(outcome)
-        self._add_row(rank, index, outcome, note)
+            self._add_points(index, outcome)
 
-    def sort_rows(self) -> list[Row]:
-        """Return the first `MAX_ROWS` rows of the table: the best first, or in order without an objective."""
-        return sorted(self._rows, key=lambda row: row.rank)[:MAX_ROWS]
-
-    def _rank_result(self, index: int, result: Result) -> tuple[Rank, str]:
-        """Add a result's points, and return its row's rank and note."""
+    def _add_points(self, index: int, result: Result) -> None:
+        """Consider a result as the best, and add its points to the charts."""
         spec, meta = self.spec, result.meta
         if meta.reports:
             reports = sorted(meta.reports)
             every = max(1, len(reports) // MAX_CURVE_POINTS)
             finite = [(step, value) for step, value in (*reports[::every], reports[-1]) if is_score(value)]
             self.curves.add(Curve(index, finite, is_pruned=meta.pruned))
-        if spec.objectives:
-            scores = self.best.consider(result)
-            if scores is None:
-                return (2, 1.0, index), "without all objectives as numbers"
-            is_feasible = self._check_feasibility(result)
-            self.points.add(ChartPoint(index, meta.variables, scores, is_feasible))
-            return ((0, 0.0, index), "") if is_feasible else ((1, 0.0, index), INFEASIBLE)
-        if spec.objective is None:
+        if not spec.objectives:
             self.points.add(ChartPoint(index, meta.variables, (meta.seconds,)))
-            return (0, 0.0, index), ""
+            return
         if meta.pruned:
             self.pruned += 1
-            last_value = result.outputs.get(spec.objective)
+            last_value = result.outputs.get(spec.objectives[0].name)
             if is_score(last_value):
                 self.pruned_points.add(ChartPoint(index, meta.variables, (float(last_value),)))
-            return (1, 0.0, index), "pruned"
-        scores = self.best.consider(result)
-        if scores is None:
-            return (2, 1.0, index), f"no number as {format_cell(spec.objective)}"
-        (score,) = scores
-        if is_nonfinite(score):
-            return (2, 0.0, index), "diverged"
-        is_feasible = self._check_feasibility(result)
-        self.points.add(ChartPoint(index, meta.variables, (float(score),), is_feasible))
-        if not is_feasible:
-            return (1, score if spec.direction == "minimize" else -score, index), INFEASIBLE
-        return (0, score if spec.direction == "minimize" else -score, index), ""
-
-    def _check_feasibility(self, result: Result) -> bool:
-        """Return whether a trial is feasible, and count it if not."""
-        is_feasible = self.spec.is_feasible(result.outputs)
-        self.infeasible += not is_feasible
-        return is_feasible
-
-    def _add_failure(self, index: int, failure: Failure) -> None:
-        """Count a failure."""
-        text = _describe_failure(failure)
-        was_not_run, is_unfinished = isinstance(failure.error, NotRun), get_status(failure) == "unfinished"
-        self.not_run += was_not_run
-        self.unfinished += is_unfinished
-        if text not in self.failure_groups and len(self.failure_groups) >= MAX_FAILURE_GROUPS:
-            text = "others"
-        group = self.failure_groups.setdefault(text, FailureGroup(0, index))
-        group.count += 1
-        group.first = min(group.first, index)
-        if len(self.full_failures) < MAX_FULL_TEXTS and not was_not_run:
-            self.full_failures.append(failure)
-        if len(self.failed_indexes) < MAX_POINTS and not is_unfinished:
-            group = failure.meta.group
-            self.failed_indexes.append(index if group is None else group)
-
-    def _add_row(self, rank: Rank, index: int, outcome: Outcome, note: str) -> None:
-        meta = outcome.meta
-        self._add_columns(self.variables, meta.variables)
-        hidden = set[str]() if self.spec.repeats is None else list_hidden_fields([outcome], self.spec)
-        self._add_columns(self.fields, (name for name in list_new_fields(outcome) if name not in hidden))
-        if len(self._rows) >= 2 * MAX_ROWS:
-            self._rows = self.sort_rows()
-            self._last_rank = self._rows[-1].rank
-        if self._last_rank is not None and rank > self._last_rank:
             return
-        outputs = outcome.outputs if isinstance(outcome, Result) else {}
-        variables = {name: _shorten(value) for name, value in meta.variables.items() if name in self.variables}
-        fields = {name: _shorten(value) for name, value in outputs.items() if name in self.fields | self.variables}
-        self._rows.append(Row(rank, index, variables, fields, meta.seconds, note, meta.cpu_seconds, meta.peak_mib))
+        scores = self.best.consider(result)
+        if scores is not None and all(map(is_score, scores)):
+            is_feasible = spec.is_feasible(result.outputs)
+            self.infeasible += not is_feasible
+            self.points.add(ChartPoint(index, meta.variables, scores, is_feasible))
 
-    def _add_columns(self, columns: dict[str, None], names: Iterable[str]) -> None:
-        for name in names:
-            is_objective = name == self.spec.objective or any(name == item.name for item in self.spec.objectives)
-            if name not in columns and (len(columns) < MAX_COLUMNS or is_objective):
-                columns[name] = None
-            elif name not in columns:
-                self.has_hidden_columns = True
+    def build_rows(self, *, shows_usage: bool) -> list[list[str]]:
+        """Return the rows of the table, the headings first.
 
+        `shows_usage` adds columns with the CPU seconds and the peak memory.
+        """
+        return self.table.build_rows(self._best_numbers, Tables.LEDGER | (Tables.USAGE if shows_usage else Tables(0)))
 
-def _describe_failure(failure: Failure) -> str:
-    return f"{type(failure.error).__name__}: {failure.error.summary[:300]}"
+    def build_records(self, limit: int) -> list[dict[str, Any]]:
+        """Return the first rows of the table as dicts by column, at most `limit`, with numbers as numbers."""
+        return self.table.build_records(self._best_numbers, limit)
 
-
-def _shorten(value: Any) -> Cell:
-    return value if isinstance(value, bool) or is_score(value) else format_cell(value)
+    @property
+    def _best_numbers(self) -> set[int]:
+        return {result.meta.index or 0 for result in self.best.results}

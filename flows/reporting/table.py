@@ -1,17 +1,32 @@
-"""Tables of outcomes: a column for each variable and each submitted field, as lines of text or as HTML."""
+"""Tables of outcomes for people: rows of text, and records for Prefect's UI."""
 
 import itertools
+import math
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ...sandbox.outcomes.outcome_json import get_status
-from ...sandbox.outcomes.text_escape import escape_text, render_html_table
-from ...sandbox.result import Outcome, Result
-from ...tasks.redrawn_lines import redraw_lines
+from ...sandbox.outcomes.text_escape import escape_text
+from ...sandbox.result import Failure, Outcome
+from ...tasks.ledger.run_record import ReportSpec
+from .best_trials import compute_losses, is_score, read_scores
+from .columns import (
+    INDEX,
+    OUTCOME,
+    OUTPUTS,
+    STANDARD,
+    VARIABLES,
+    Column,
+    Columns,
+    Key,
+    Tables,
+    get_values,
+    list_standard,
+)
+from .groups import list_hidden_fields
 
-VARIABLES, OUTPUTS = "variables", "outputs"  # sources of a column's values
-USAGE_COLUMNS = ("CPU seconds", "peak MiB")
 EXIT_NOTE = "ended by sys.exit before SUBMIT"  # the note of a result without fields
 BEST_MARK, PARETO_MARK = "best", "Pareto"  # notes of the best trial, and of the trials on a Pareto front
 INFEASIBLE = "infeasible"  # the note of a trial that violates a constraint
@@ -19,7 +34,7 @@ NO_FEASIBLE_TRIAL = "no trial is feasible"
 CELL = 40  # characters of a value that a cell shows
 MAX_SHOWN_ROWS = 100  # rows of a table in a notebook or at a prompt
 
-FeasibilityTest = Callable[[Mapping[str, Any]], bool]  # takes the fields of a result
+Rank = tuple[int, float, int]  # sorts rows, the best first
 
 # A field may be a list of a million numbers: `reprlib` formats only the part that fits a cell.
 _brief = reprlib.Repr()
@@ -28,108 +43,139 @@ _brief.maxlevel = 4
 _brief.maxstring = _brief.maxlong = _brief.maxother = CELL
 
 
-def accept_all(_fields: Mapping[str, Any]) -> bool:
-    """Return True: without constraints, all trials are feasible."""
-    return True
+@dataclass(slots=True)
+class Row:
+    """A row: its rank, the execution's number, and its cells. A text of code is cut to a cell's length."""
+
+    rank: Rank
+    index: int
+    cells: dict[Key, Any]
 
 
-def name_columns(
-    variables: Iterable[str], fields: Iterable[str], taken: Collection[str] = ()
-) -> dict[str, tuple[str, str]]:
-    """Return each column's source and key by the column's name, variables first.
+class OutcomeTable:
+    """A table of outcomes, which keeps of a long value only what a cell shows."""
 
-    A name that is taken gets its source as a prefix: if there is a variable `x`, the field `x` has the column
-    `outputs.x`. `taken` are the names of further columns.
-    """
-    keys = [(source, name) for source, names in ((VARIABLES, variables), (OUTPUTS, fields)) for name in names]
-    columns: dict[tuple[str, str], str] = {}
-    used = set(taken)
-    # Shorter names come first: the field `x` gets `outputs.x` even if code also submits a field of that name.
-    for source, name in sorted(keys, key=lambda key: (key[0] == OUTPUTS, len(key[1]))):
-        column = name
-        while column in used:
-            column = f"{source}.{column}"
-        columns[source, name] = column
-        used.add(column)
-    return {columns[key]: key for key in keys}
+    def __init__(
+        self, spec: ReportSpec, tables: Tables, max_rows: int | None = None, max_columns: int | None = None
+    ) -> None:
+        """Begin an empty table.
 
+        Args:
+            spec: The objectives.
+            tables: The tables whose columns can be shown.
+            max_rows: The number of rows, of which the best come first. By default all are shown, in their order.
+            max_columns: The number of variables, and also of fields, that have a column. Objectives always have one.
+        """
+        self.columns = Columns(max_columns, [item.name for item in spec.objectives])
+        self._spec, self._tables, self._max_rows = spec, tables, max_rows
+        self._standard = [(column.key, column.get_value) for column in list_standard(tables)]
+        self._rows: list[Row] = []
+        self._worst_rank: Rank | None = None  # the worst rank that is kept, once there are too many rows
 
-def list_new_fields(outcome: Outcome) -> list[str]:
-    """Return the names of the submitted fields, without fields that equal the variable of the same name.
+    def add(self, index: int, outcome: Outcome) -> None:
+        """Add a row for an execution with this number, or for a group of repeats."""
+        variables, fields = get_values(outcome, VARIABLES), get_values(outcome, OUTPUTS)
+        hidden = set[str]() if self._spec.repeats is None else list_hidden_fields([outcome], self._spec)
+        self.columns.add(VARIABLES, variables)
+        self.columns.add(OUTPUTS, [n for n in fields if n not in hidden and not _is_variable(n, variables, fields)])
+        rank, note = rank_outcome(index, outcome, self._spec)
+        if self._max_rows is not None and len(self._rows) >= 2 * self._max_rows:
+            self._rows = self._sort_rows()
+            self._worst_rank = self._rows[-1].rank
+        if self._worst_rank is not None and rank > self._worst_rank:
+            return
+        cells = {key: get_value(outcome) for key, get_value in self._standard}
+        cells |= {INDEX.key: index, OUTCOME.key: note}
+        shown_variables, shown_fields = self.columns.types.values()
+        cells |= {(VARIABLES, name): _shorten(value) for name, value in variables.items() if name in shown_variables}
+        # A field that equals its variable here may differ from it in a later row.
+        cells |= {
+            (OUTPUTS, name): _shorten(value)
+            for name, value in fields.items()
+            if name in shown_fields or name in shown_variables
+        }
+        self._rows.append(Row(rank, index, cells))
 
-    Code often submits its variables beside its results. A table shows these values once.
-    """
-    variables, fields = (get_values(outcome, source) for source in (VARIABLES, OUTPUTS))
-    return [name for name, value in fields.items() if name not in variables or not _are_same(variables[name], value)]
+    def _sort_rows(self) -> list[Row]:
+        if self._max_rows is None:
+            return self._rows
+        return sorted(self._rows, key=lambda row: row.rank)[: self._max_rows]
 
+    def build_rows(self, best: Collection[int], tables: Tables | None = None) -> list[list[str]]:
+        """Return rows of text, the headings first: number, variables, fields, other columns, and a note.
 
-def _are_same(variable: Any, field: Any) -> bool:
-    return type(variable) is type(field) and (variable == field or (variable != variable and field != field))
+        Args:
+            best: The numbers of the best trials, which get a mark.
+            tables: The tables whose columns are wanted. By default those of this table.
+        """
+        columns = self.columns.name_all(self._tables if tables is None else tables, for_people=True)
+        keys = [(column.key, column.format) for _, column in columns]
+        rows = ([_format(cells.get(key), form) for key, form in keys] for cells in self._mark_cells(best))
+        return [[escape_text(cell) for cell in row] for row in ([name for name, _ in columns], *rows)]
 
+    def build_records(self, best: Collection[int], limit: int) -> list[dict[str, Any]]:
+        """Return the first rows as dicts by column, at most `limit`, with numbers as numbers."""
+        columns = self.columns.name_all(Tables.LEDGER)
+        records: list[dict[str, Any]] = []
+        for cells in itertools.islice(self._mark_cells(best), limit):
+            cells[OUTCOME.key] = cells[OUTCOME.key] or "succeeded"
+            records.append({name: _round(column, cells.get(column.key)) for name, column in columns})
+        return records
 
-def get_values(outcome: Outcome, source: str) -> dict[str, Any]:
-    """Return the variables of an execution, or its submitted fields."""
-    if source == VARIABLES:
-        return outcome.meta.variables
-    return outcome.outputs if isinstance(outcome, Result) else {}
-
-
-def format_rows(
-    outcomes: Sequence[Outcome],
-    best: Sequence[Result] = (),
-    limit: int | None = None,
-    *,
-    mark: str = BEST_MARK,
-    shows_output: bool = False,
-    hidden: Collection[str] = (),
-    shows_usage: bool = False,
-    is_feasible: FeasibilityTest = accept_all,
-) -> list[list[str]]:
-    """Return rows of text that is safe on a terminal, the header first: number, variables, fields, and a note.
-
-    With a `limit`, return the first rows and the rows of `best`. The note of `best` is `mark`. `shows_output` adds a
-    column with the last line that the code printed, if any code printed anything. `shows_usage` adds columns with the
-    CPU seconds and the peak memory. Fields in `hidden` have no column. Results whose fields fail `is_feasible` have a
-    note.
-    """
-    first = outcomes if limit is None else outcomes[:limit]
-    # The ledger of a run that was interrupted lacks executions, so a position may differ from the execution's number.
-    numbered: list[tuple[int, Outcome]] = [
-        (position if outcome.meta.index is None else outcome.meta.index, outcome)
-        for position, outcome in enumerate(first)
-    ]
-    best_numbers = {result.meta.index or 0: result for result in best}
-    shown_numbers = {number for number, _ in numbered}
-    numbered += [(number, result) for number, result in best_numbers.items() if number not in shown_numbers]
-    shown = [outcome for _, outcome in numbered]
-    variables = dict.fromkeys(name for outcome in shown for name in get_values(outcome, VARIABLES))
-    fields = dict.fromkeys(name for outcome in shown for name in list_new_fields(outcome) if name not in hidden)
-    output_columns = ["printed last"] if shows_output and any(outcome.meta.stdout.strip() for outcome in shown) else []
-    usage_columns = USAGE_COLUMNS if shows_usage else ()
-    columns = name_columns(variables, fields, [*output_columns, *usage_columns])
-    rows = [["", *columns, *output_columns, *usage_columns, ""]]
-    for number, outcome in numbered:
-        cells = [format_cell(get_values(outcome, source).get(name, "")) for source, name in columns.values()]
-        if output_columns:
-            cells.append(format_cell("".join(redraw_lines(outcome.meta.stdout)[-1:])))
-        if shows_usage:
-            cells += format_usage(outcome.meta.cpu_seconds, outcome.meta.peak_mib)
-        if isinstance(outcome, Result):
-            note = "pruned" if outcome.meta.pruned else mark if number in best_numbers else describe_exit(outcome)
-            if not note and not is_feasible(outcome.outputs):
-                note = INFEASIBLE
-        else:
-            note = f"{type(outcome.error).__name__}: {outcome.error.summary}"
-        rows.append([str(number), *cells, note])
-    return [[escape_text(cell) for cell in row] for row in rows]
+    def _mark_cells(self, best: Collection[int]) -> Iterator[dict[Key, Any]]:
+        """Yield the cells of each row, with a mark on the best trials."""
+        mark = get_mark(self._spec)
+        for row in self._sort_rows():
+            is_marked = row.index in best and not row.cells[OUTCOME.key]
+            yield {**row.cells, OUTCOME.key: mark if is_marked else row.cells[OUTCOME.key]}
 
 
-def format_usage(cpu_seconds: float | None, peak_mib: float | None) -> list[str]:
-    """Return the cells of `USAGE_COLUMNS`, which are empty for unknown values."""
-    return [
-        "" if cpu_seconds is None else f"{cpu_seconds:.3g}",
-        "" if peak_mib is None else f"{peak_mib:,.1f}",
-    ]
+def _shorten(value: Any) -> bool | float | str:
+    return format_cell(value) if isinstance(value, str) or not is_score(value) else value
+
+
+def _format(cell: Any, form: str) -> str:
+    if cell is None:
+        return ""
+    return form.format(cell) if form else format_cell(cell)
+
+
+def _round(column: Column, value: Any) -> Any:
+    return round(value, 3) if column.source == STANDARD and isinstance(value, float) else value
+
+
+def _is_variable(name: str, variables: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
+    """Return whether a field equals the variable of its name. Code often submits its variables beside its results."""
+    if name not in variables:
+        return False
+    variable, value = variables[name], fields[name]
+    return type(variable) is type(value) and (variable == value or (variable != variable and value != value))
+
+
+def rank_outcome(index: int, outcome: Outcome, spec: ReportSpec) -> tuple[Rank, str]:
+    """Return the rank of an outcome's row, and the note on it. Without objectives, executions keep their order."""
+    has_objectives = bool(spec.objectives)
+    if isinstance(outcome, Failure):
+        return (3 if has_objectives else 0, 0.0, index), describe_error(outcome)
+    exit_note = describe_exit(outcome)
+    if not has_objectives:
+        return (0, 0.0, index), exit_note
+    if outcome.meta.pruned:
+        return (1, 0.0, index), "pruned"
+    scores = read_scores(outcome, spec)
+    if scores is None and spec.objective is None:
+        return (2, 1.0, index), exit_note or "without all objectives as numbers"
+    if scores is None:
+        return (2, 1.0, index), exit_note or f"no number as {format_cell(spec.objective)}"
+    if not all(map(math.isfinite, scores)):
+        return (2, 0.0, index), "diverged"
+    loss = compute_losses(scores, spec)[0] if len(scores) == 1 else 0.0
+    return ((0, loss, index), "") if spec.is_feasible(outcome.outputs) else ((1, loss, index), INFEASIBLE)
+
+
+def get_mark(spec: ReportSpec) -> str:
+    """Return the note on the best trials."""
+    return PARETO_MARK if len(spec.objectives) > 1 else BEST_MARK
 
 
 def describe_exit(outcome: Outcome) -> str:
@@ -137,23 +183,15 @@ def describe_exit(outcome: Outcome) -> str:
     return EXIT_NOTE if get_status(outcome) == "exited" else ""
 
 
+def describe_error(failure: Failure) -> str:
+    """Return the type and the first line of a failure's error."""
+    return f"{type(failure.error).__name__}: {failure.error.summary}"
+
+
 def align_rows(rows: list[list[str]]) -> str:
     """Return the rows as lines, each cell as wide as its column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-
-
-def render_outcomes(
-    outcomes: Sequence[Outcome],
-    best: Sequence[Result] = (),
-    mark: str = BEST_MARK,
-    hidden: Collection[str] = (),
-    is_feasible: FeasibilityTest = accept_all,
-) -> str:
-    """Return the first outcomes and the `best` as an HTML table, and how many more there are."""
-    header, *rows = format_rows(outcomes, best, MAX_SHOWN_ROWS, mark=mark, hidden=hidden, is_feasible=is_feasible)
-    rest = len(outcomes) - MAX_SHOWN_ROWS
-    return render_html_table(header, rows) + (f"<p>{rest:,} more are in the report.</p>" if rest > 0 else "")
 
 
 def format_variables(variables: Mapping[str, Any], limit: int | None = None) -> str:
@@ -164,8 +202,8 @@ def format_variables(variables: Mapping[str, Any], limit: int | None = None) -> 
 
 def format_cell(value: Any) -> str:
     """Return a value as a cell shows it: numbers to six digits, and at most `CELL` characters."""
-    if isinstance(value, float):
-        text = f"{value:.6g}"
+    if isinstance(value, str):
+        text = value[: CELL + 1]
     else:
-        text = value[: CELL + 1] if isinstance(value, str) else _brief.repr(value)
+        text = f"{value:.6g}" if isinstance(value, float) else _brief.repr(value)
     return text if len(text) <= CELL else text[: CELL - 3] + "..."

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.meta import Meta
 from ...sandbox.result import Result
-from ...tasks.ledger.run_record import Objective
 from .plan import import_optuna
 from .study import build_study, keep_quiet
 
@@ -45,7 +44,7 @@ def compute_importances(summary: "RunSummary") -> Importances | None:
         if method == "fANOVA" and len(points) > MAX_TRIALS:
             points = [points[number * len(points) // MAX_TRIALS] for number in range(MAX_TRIALS)]
         trials = [Result({spec.objective: point.value}, Meta(point.index, point.variables)) for point in points]
-        study = build_study(trials, (Objective(spec.objective, spec.direction),), spec.space)
+        study = build_study(trials, spec.objectives, spec.space)
         with keep_quiet(optuna):
             shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
     except (ConfigurationError, ValueError, RuntimeError):  # The record's space may be damaged.

@@ -22,8 +22,8 @@ from ...tasks.ledger.ledger_line import AskedTrial, LedgerLine, TrialReport, enc
 from ...tasks.ledger.result_index import ResultCache
 from ...tasks.ledger.run_record import ReportSpec
 from ...tasks.repeats import add_repeat, make_repeat_test
+from ..reporting.best_trials import BestTrials, is_score
 from ..reporting.groups import aggregate_group
-from ..reporting.summary import BestTrials, is_score
 from .plan import SearchPlan
 from .study import Point, TrialStudy
 
@@ -41,7 +41,7 @@ class StopRule:
     _count: int = 0  # trials since the last improvement
 
     def __post_init__(self) -> None:
-        self._best = BestTrials(ReportSpec.for_trials(self.plan.objectives, constraints=self.plan.constraints))
+        self._best = BestTrials(ReportSpec("trial", self.plan.objectives, constraints=self.plan.constraints))
 
     def consider(self, outcome: Outcome) -> None:
         """Count the outcome of a trial. A resumed search calls this in the order of the ledger."""

@@ -79,9 +79,7 @@ def continue_settings(
     except OSError as error:
         raise ConfigurationError(f"the results in {ledger} cannot be read: {error.strerror or error}") from None
     for record in reversed(records):
-        spec = record.report_spec
-        recorded = spec.objectives or (() if spec.objective is None else (Objective(spec.objective, spec.direction),))
-        is_same = record.space == space and recorded == objectives
+        is_same = record.space == space and record.report_spec.objectives == objectives
         if not is_same or record.search.get("code") != _compute_digest(code):
             continue
         settings, added = given.complete(_read_settings(record))

@@ -8,7 +8,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -60,27 +60,26 @@ class Objective:
 class ReportSpec:
     """A flow's word for an execution, and its objectives.
 
-    A single objective is in `objective`. Several are in `objectives`, and `objective` is None. `space` is the JSON of
-    the searched space. With `repeats`, each group of executions counts as one, by the `aggregate` of its objectives.
-    `constraints` are the fields that are at most 0 in a feasible trial.
+    `space` is the JSON of the searched space. With `repeats`, each group of executions counts as one, by the
+    `aggregate` of its objectives. `constraints` are the fields that are at most 0 in a feasible trial.
     """
 
     noun: str = "execution"
-    objective: str | None = None
-    direction: Direction = "minimize"
     objectives: tuple[Objective, ...] = ()
     space: Any = None
     repeats: Repeats | None = None
     aggregate: Aggregate = "mean"
     constraints: tuple[str, ...] = ()
 
-    @classmethod
-    def for_trials(cls, objectives: Sequence[Objective], space: Any = None, constraints: tuple[str, ...] = ()) -> Self:
-        """Return the spec of a sweep with these objectives and constraints."""
-        if len(objectives) == 1:
-            (only,) = objectives
-            return cls("trial", only.name, only.direction, space=space, constraints=constraints)
-        return cls("trial", objectives=tuple(objectives), space=space, constraints=constraints)
+    @property
+    def objective(self) -> str | None:
+        """The name of the only objective; None without one or with several."""
+        return self.objectives[0].name if len(self.objectives) == 1 else None
+
+    @property
+    def direction(self) -> Direction:
+        """The direction of the first objective."""
+        return self.objectives[0].direction if self.objectives else "minimize"
 
     def with_repeats(self, count: int | None, groups: int, aggregate: Aggregate = "mean") -> Self:
         """Return the spec of a run that repeats each of its groups, or this spec if `count` is None."""
@@ -138,8 +137,9 @@ class RunRecord:
     def report_spec(self) -> ReportSpec:
         """The flow's word for an execution, and its objectives."""
         objectives = tuple(Objective(item["name"], item["direction"]) for item in self.objectives)
-        spec = ReportSpec(self.what, self.objective, self.direction, objectives, self.space)
-        spec = replace(spec, constraints=tuple(self.constraints))
+        if self.objective is not None:
+            objectives = (Objective(self.objective, self.direction),)
+        spec = ReportSpec(self.what, objectives, self.space, constraints=tuple(self.constraints))
         return spec.with_repeats(self.repeats, self.groups or 0, self.aggregate)
 
     def write(self) -> None:

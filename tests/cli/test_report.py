@@ -15,15 +15,13 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import CodeError, Failure, Result
+from rlm_batch import CodeError, Failure, Result, TrialsReport, load_report
 from rlm_batch.flows.reporting.export import build_data_frame
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
-from rlm_batch.flows.reporting.report import build_table_records
-from rlm_batch.flows.reporting.table import format_rows
 from rlm_batch.sandbox.meta import Meta, QuerySummary
 from rlm_batch.sandbox.result import Outcome
 from rlm_batch.tasks.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.run_record import Objective
+from rlm_batch.tasks.ledger.run_record import Objective, ReportSpec
 
 from .conftest import Run, write_run
 
@@ -125,16 +123,19 @@ def test_a_field_named_like_a_variable_has_a_separate_column(root: Path, run: Ru
     done = run("report", "quick-fox", "--csv", root / "t.csv")
     header, *rows = (line.split() for line in done.stdout.splitlines()[:4])
     assert header == ["loss", "variables.seconds", "x", "outputs.loss", "seconds"]
-    assert rows == [["1", "2", "7", "1", "-2", "best"], ["2", "1", "7", "2", "-1"], ["0", "0", "7", "0", "0"]]
+    assert rows == [
+        ["1", "2", "7", "1", "-2", "0", "best"],
+        ["2", "1", "7", "2", "-1", "0"],
+        ["0", "0", "7", "0", "0", "0"],
+    ]
     assert "Best loss: -2 in trial 1 with loss=2, seconds=7, x=1" in done.stderr
     page = (root / "first" / "report.html").read_text()
     assert "<th>loss</th><th>variables.seconds</th><th>x</th><th>outputs.loss</th><th>seconds</th>" in page
-    assert "<td>1</td><td>2</td><td>7</td><td>1</td><td>-2</td><td></td><td>best</td>" in page
+    assert "<td>1</td><td>2</td><td>7</td><td>1</td><td>-2</td><td>0</td><td>best</td>" in page
     pictures = [base64.b64decode(data).decode() for data in re.findall(r"svg\+xml;base64,([^\"]*)", page)]
     assert any("outputs.loss over loss and x" in picture for picture in pictures)
     assert [row["outputs.loss"] for row in read_csv(root / "t.csv")] == ["0", "-2", "-1"]
-    summary = open_run_ledger(str(root / "first")).summarize()
-    first = build_table_records(summary, 1)[0]
+    (first,) = open_run_ledger(str(root / "first")).summarize().build_records(1)
     assert {name: first[name] for name in ("loss", "outputs.loss", "variables.seconds", "outcome")} == {
         "loss": 2, "outputs.loss": -2, "variables.seconds": 7, "outcome": "best"
     }  # fmt: skip
@@ -143,7 +144,7 @@ def test_a_field_named_like_a_variable_has_a_separate_column(root: Path, run: Ru
 def test_all_columns_have_different_names(root: Path, run: Run) -> None:
     fields = {"outputs.x": 1, "x": 2, "printed last": 3, "number": 4, "outcome": 5}
     write_run(root / "first", [Result(fields, Meta(index=0, variables={"x": 9}, stdout="text\n"))])
-    rows = format_rows(list(open_run_ledger(str(root / "first")).read_outcomes()), shows_output=True)
+    rows = load_report(str(root / "first")).rows(shows_output=True)
     names = ["x", "outputs.outputs.x", "outputs.x", "outputs.printed last", "number", "outcome", "printed last"]
     assert rows == [["", *names, ""], ["0", "9", "1", "2", "3", "4", "5", "text", ""]]
     assert run("report", "quick-fox", "--csv", root / "t.csv").returncode == 0
@@ -152,9 +153,10 @@ def test_all_columns_have_different_names(root: Path, run: Run) -> None:
 
 
 def test_rows_have_execution_numbers_even_if_some_outcomes_are_missing() -> None:
-    results = [Result({"loss": -number}, Meta(index=number, variables={})) for number in (1, 4, 7)]
+    results = [Result({"loss": abs(number - 4)}, Meta(index=number, variables={})) for number in (1, 4, 7)]
+    report = TrialsReport(results, "/results", ReportSpec("trial", (Objective("loss"),)))
     for limit in (None, 1):
-        rows = format_rows(results, results[1:2], limit)
+        rows = report.rows(limit)
         assert [row[0] for row in rows[1:]] == (["1", "4", "7"] if limit is None else ["1", "4"])
         assert [row[0] for row in rows if row[-1] == "best"] == ["4"]
 

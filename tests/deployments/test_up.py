@@ -263,7 +263,7 @@ def test_a_users_sweep_runs_on_schedule_and_its_results_are_readable(home: Path)
         rows = [json.loads(line) for line in report.stdout.splitlines()]
         assert [(row["outputs"]["loss"], row.get("best")) for row in rows] == [(1, None), (0, True)]
         result = up.type(sys.executable, "-c", READ_RESULT, run["id"])
-        assert result.stdout.splitlines() == ["RunReport", "0.01"], result.stderr
+        assert result.stdout.splitlines() == ["TrialsReport", "0.01"], result.stderr
         assert up.end() == 0
 
 

@@ -8,7 +8,7 @@ import pytest
 from rlm_batch import Result, batch, load_report, sweep
 from rlm_batch.flows.reporting.export import write_csv
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
-from rlm_batch.flows.reporting.report import build_summary_rows, build_table_rows
+from rlm_batch.flows.reporting.report import build_summary_rows
 
 pytestmark = pytest.mark.anyio
 
@@ -42,6 +42,6 @@ async def test_the_table_the_report_and_the_exports_show_an_exit(tmp_path: Path)
     reader = open_run_ledger(run)
     summary = reader.summarize()
     assert build_summary_rows(summary, reader.records)[0][1].endswith("; 1 called sys.exit before SUBMIT")
-    assert [row[-1] for row in build_table_rows(summary)[1:]] == ["best", NOTE]
+    assert [row[-1] for row in summary.build_rows(shows_usage=False)[1:]] == ["best", NOTE]
     write_csv(reader, tmp_path / "run.csv")
     assert ",exited," in (tmp_path / "run.csv").read_text("utf-8-sig").splitlines()[1]

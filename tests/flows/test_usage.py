@@ -8,7 +8,7 @@ import pytest
 from rlm_batch import chunks, sweep
 from rlm_batch.flows.reporting.export import write_csv
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
-from rlm_batch.flows.reporting.report import build_summary_rows, build_table_rows
+from rlm_batch.flows.reporting.report import build_summary_rows
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +29,7 @@ async def test_the_table_the_report_and_the_exports_have_the_usage(tmp_path: Pat
     summary = reader.summarize()
     text = {row[0]: row[1] for row in build_summary_rows(summary, reader.records)}["CPU and memory"]
     assert f"at most {max(peaks):,.1f} MiB, in {peaks.index(max(peaks))}" in text
-    assert build_table_rows(summary, shows_usage=True)[1][-2] == first[-2]
+    assert summary.build_rows(shows_usage=True)[1][-2] == first[-2]
     write_csv(reader, tmp_path / "run.csv")
     names, *lines = [line.split(",") for line in (tmp_path / "run.csv").read_text("utf-8-sig").splitlines()]
     assert [float(line[names.index("peak_mib")]) for line in lines] == peaks

@@ -6,7 +6,7 @@ import pytest
 
 from rlm_batch import Result
 from rlm_batch.cli.progress import ProgressDisplay
-from rlm_batch.flows.reporting.table import format_rows
+from rlm_batch.flows.reports import report_outcomes
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger.run_record import ReportSpec
 from rlm_batch.tasks.redrawn_lines import redraw_lines
@@ -46,4 +46,4 @@ def test_the_log_and_the_terminal_show_the_last_state(
         assert len(lines) < 10
         shown = [line.replace("\x1b", "\\x1b") for line in lines[-len(last) :]]
         assert all(line.startswith(begin) for line, begin in zip(shown, last, strict=True)), lines
-    assert format_rows([result], shows_output=True)[1][-2].strip()
+    assert report_outcomes([result], "/results", ReportSpec()).rows(shows_output=True)[1][-2].strip()

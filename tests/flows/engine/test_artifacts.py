@@ -72,8 +72,8 @@ async def test_a_sweeps_report_shows_the_best_trials_charts_and_failures():
     assert b"loss over x and y" in pictures[1]
     assert re.search(r"4 opened|3 opened|2 opened|1 opened", text)
     table = json.loads(run_artifacts["table"].data)
-    assert [row["number"] for row in table] == [2, 3, 0, 4, 1, 5, 6, 7]
-    assert {**table[0], "seconds": 0} == {"number": 2, "x": 1, "y": 0.5, "loss": 0.5, "seconds": 0, "outcome": "best"}
+    assert [row["index"] for row in table] == [2, 3, 0, 4, 1, 5, 6, 7]
+    assert {**table[0], "seconds": 0} == {"index": 2, "x": 1, "y": 0.5, "loss": 0.5, "seconds": 0, "outcome": "best"}
     # The text is escaped, so that Prefect's UI shows it as text.
     assert r"ValueError (line 1\)\: no \<b\>bold\</b\> \| here" in table[-1]["outcome"]
 

@@ -131,7 +131,7 @@ def test_a_chart_has_every_point_inside_its_frame() -> None:
 
 def test_a_report_accepts_any_submitted_numbers() -> None:
     for values in ((1.7e308, -1.7e308), (1.79e308, 1.79e308), (10**308, 5e-324), (10**400, 1.0, 2.0)):
-        summary = RunSummary(ReportSpec("trial", "loss"))
+        summary = RunSummary(ReportSpec("trial", (Objective("loss"),)))
         for index, value in enumerate(values):
             summary.add(Result({"loss": value}, Meta(index=index, variables={"a": value, "b": index})))
         parts = build_report(summary, [RunRecord("sweep", "/results", objective="loss")])
@@ -188,7 +188,7 @@ def test_every_chart_is_valid_xml_with_light_and_dark_colours() -> None:
 
 def test_a_searchs_report_shows_curves_importances_and_variables() -> None:
     space = {"lr": {"low": 0.0, "high": 1.0}, "units": {"low": 1, "high": 64}}
-    summary = RunSummary(ReportSpec.for_trials([Objective("loss")], space))
+    summary = RunSummary(ReportSpec("trial", (Objective("loss"),), space))
     for index in range(20):
         variables = {"lr": index / 20, "units": 1 + index * 7 % 64}
         is_pruned = index % 4 == 3
@@ -212,7 +212,7 @@ def test_a_searchs_report_shows_curves_importances_and_variables() -> None:
 
 
 def test_a_report_of_several_objectives_shows_the_pareto_front() -> None:
-    summary = RunSummary(ReportSpec.for_trials([Objective("loss"), Objective("accuracy", "maximize")]))
+    summary = RunSummary(ReportSpec("trial", (Objective("loss"), Objective("accuracy", "maximize"))))
     for index, scores in enumerate([(3, 1), (2, 2), (1, 1), (3, 3), (2, float("nan"))]):
         summary.add(
             Result(dict(zip(("loss", "accuracy"), scores, strict=True)), Meta(index, {"x": index, "y": index % 2}))

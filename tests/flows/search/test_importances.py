@@ -21,7 +21,7 @@ LR_AND_UNITS: dict[str, Any] = {"lr": {"low": 0.0, "high": 1.0}, "units": {"low"
 
 def summarize_search(space: Any, trials: int) -> RunSummary:
     """Return the summary of a random search in which lr decides, and units matter only a little."""
-    summary, draw = RunSummary(ReportSpec.for_trials([Objective("loss")], space)), random.Random(0)
+    summary, draw = RunSummary(ReportSpec("trial", (Objective("loss"),), space)), random.Random(0)
     for index in range(trials):
         lr, units = draw.random(), draw.randint(1, 64)
         names = space[0] if isinstance(space, list) else space

@@ -1,0 +1,86 @@
+"""The best trials by the objectives of a run."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from ...sandbox.result import Result
+from ...tasks.ledger.run_record import ReportSpec
+from .groups import read_number
+
+
+@dataclass(slots=True)
+class BestTrials:
+    """The best trials among those considered so far, in any order.
+
+    With one objective, the best trial has the least (or greatest) value. Of equal trials, the one with the lowest
+    number is the best. A value that is not finite is worse than every finite value, in both directions. A pruned trial
+    is never the best. With several objectives, the best trials are the Pareto front: no other trial is as good in every
+    objective and better in one. Without objectives `results` is empty. Only feasible trials can be the best.
+    """
+
+    spec: ReportSpec
+    _members: list[tuple[tuple[Any, ...], Result]] = field(default_factory=list[tuple[tuple[Any, ...], Result]])
+
+    @property
+    def results(self) -> list[Result]:
+        """The best trials, by their numbers."""
+        return sorted((result for _, result in self._members), key=lambda result: result.meta.index or 0)
+
+    @property
+    def result(self) -> Result | None:
+        """The best trial by a single objective, or None."""
+        return None if self.spec.objective is None or not self._members else self._members[0][1]
+
+    @property
+    def score(self) -> float | None:
+        """The best trial's value of a single objective, or None."""
+        scores = None if self.result is None else read_scores(self.result, self.spec)
+        return None if scores is None else scores[0]
+
+    def consider(self, result: Result) -> tuple[float, ...] | None:
+        """Keep the trial if no other one is better. Return its scores as `read_scores` does."""
+        scores = read_scores(result, self.spec)
+        if scores is None or not self.spec.is_feasible(result.outputs):
+            return scores
+        losses: tuple[Any, ...] = compute_losses(scores, self.spec)
+        if len(losses) == 1:  # One item, which orders all trials.
+            has_diverged = not math.isfinite(losses[0])
+            losses = ((has_diverged, 0.0 if has_diverged else losses[0], result.meta.index or 0),)
+        if not any(_beats(other, losses) for other, _ in self._members):
+            self._members = [member for member in self._members if not _beats(losses, member[0])]
+            self._members.append((losses, result))
+        return scores
+
+
+def _beats(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+    return first != second and all(a <= b for a, b in zip(first, second, strict=True))
+
+
+def read_scores(result: Result, spec: ReportSpec) -> tuple[float, ...] | None:
+    """Return a trial's values of all objectives, or None if it was pruned or submitted no number for one of them.
+
+    The value of a single objective may be NaN or infinite.
+    """
+    values = [result.outputs.get(item.name) for item in spec.objectives]
+    if not values or result.meta.pruned or (len(values) > 1 and not all(map(is_score, values))):
+        return None
+    scores = [score for value in values if (score := read_number(value)) is not None]
+    return tuple(scores) if len(scores) == len(values) else None
+
+
+def compute_losses(scores: tuple[float, ...], spec: ReportSpec) -> tuple[float, ...]:
+    """Return numbers that are less for better scores."""
+    items = zip(scores, spec.objectives, strict=True)
+    return tuple(score if item.direction == "minimize" else -score for score, item in items)
+
+
+def is_nonfinite(value: Any) -> TypeGuard[float]:
+    """Return whether the value is NaN or an infinity."""
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def is_score(value: Any) -> TypeGuard[float]:
+    """Return whether the value can compare trials: a bool, or a finite number that a float can hold."""
+    number = read_number(value)
+    return number is not None and math.isfinite(number)

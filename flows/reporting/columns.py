@@ -1,0 +1,208 @@
+"""The columns of all tables of outcomes: their names, types and values. A new column is a line of `COLUMNS`.
+
+Tables for people, pages, Prefect's artifacts, CSV, Parquet, DataFrames and comparisons take their columns from here.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Flag, auto
+from functools import partial
+from typing import Any
+
+from ...sandbox.outcomes.outcome_json import get_status
+from ...sandbox.result import Failure, Outcome, Result
+from ...tasks.redrawn_lines import redraw_lines
+from ...tasks.repeats import REPEAT
+
+STANDARD, VARIABLES, OUTPUTS = "", "variables", "outputs"  # sources of a column's values
+LIST, EMPTY = "list:", "empty"  # the beginning of a list's type, and the type of the items of an empty list
+Key = tuple[str, str]  # a column's source and name
+
+
+class Tables(Flag):
+    """The tables that show a column."""
+
+    RUN = auto()  # a report in Python, in a notebook, and at the end of a command
+    PRINTED = auto()  # the same table, if code printed anything
+    QUESTIONS = auto()  # the same table, of the questions of `rlm`
+    LEDGER = auto()  # `rlm-batch report`, its page, and the artifacts in Prefect's UI
+    USAGE = auto()  # all of these with `--usage`
+    EXPORT = auto()  # CSV, Parquet and DataFrames
+    REPEATS = auto()  # the same exports, of runs with repeats
+    COMPARISON = auto()  # two runs compared; only for numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column.
+
+    Attributes:
+        name: The name in exports and in Prefect's artifact.
+        type: int, float, bool, text, `list:` before the type of the items, or json for all else.
+        get_value: A function that returns the value of an outcome, or None.
+        tables: The tables that show the column.
+        heading: The name in tables for people, if it is another one.
+        format: The format of a number in tables for people.
+        source: The source of the values.
+    """
+
+    name: str
+    type: str
+    get_value: Callable[[Outcome], Any]
+    tables: Tables
+    heading: str | None = None
+    format: str = ""
+    source: str = STANDARD
+
+    @property
+    def key(self) -> Key:
+        """The source and the name."""
+        return self.source, self.name
+
+
+def list_standard(tables: Tables, columns: Sequence[Column] | None = None) -> list[Column]:
+    """Return the columns of these tables, by default of `COLUMNS`."""
+    return [column for column in (COLUMNS if columns is None else columns) if column.tables & tables]
+
+
+def get_values(outcome: Outcome, source: str) -> dict[str, Any]:
+    """Return the variables of an execution, or its submitted fields."""
+    if source == VARIABLES:
+        return outcome.meta.variables
+    return outcome.outputs if isinstance(outcome, Result) else {}
+
+
+def _get_error_name(outcome: Outcome) -> str | None:
+    return type(outcome.error).__name__ if isinstance(outcome, Failure) else None
+
+
+def _get_message(outcome: Outcome) -> str | None:
+    return str(outcome.error) if isinstance(outcome, Failure) else None
+
+
+def _get_last_line(outcome: Outcome) -> str:
+    return "".join(redraw_lines(outcome.meta.stdout)[-1:])
+
+
+def _count_tokens(outcome: Outcome) -> int:
+    return outcome.meta.queries.prompt_tokens + outcome.meta.queries.completion_tokens
+
+
+T = Tables
+INDEX = Column("index", "int", lambda o: o.meta.index, T.RUN | T.LEDGER | T.EXPORT, "")
+# A table sets the values of this column, because they depend on its objectives.
+OUTCOME = Column("outcome", "text", lambda _: None, T.RUN | T.LEDGER, "", "{}")
+COLUMNS = (  # variables and fields stand before `status`
+    INDEX,
+    Column("group", "int", lambda o: o.meta.group, T.REPEATS),
+    Column(REPEAT, "int", lambda o: o.meta.repeat, T.REPEATS),
+    Column("status", "text", get_status, T.EXPORT),
+    Column("error", "text", _get_error_name, T.EXPORT),
+    Column("message", "text", _get_message, T.EXPORT),
+    Column("printed_last", "text", _get_last_line, T.PRINTED, "printed last"),
+    Column("seconds", "float", lambda o: float(o.meta.seconds), T.LEDGER | T.EXPORT, format="{:.3g}"),
+    Column("cpu_seconds", "float", lambda o: o.meta.cpu_seconds, T.USAGE | T.EXPORT, "CPU seconds", "{:.3g}"),
+    Column("peak_mib", "float", lambda o: o.meta.peak_mib, T.USAGE | T.EXPORT, "peak MiB", "{:,.1f}"),
+    Column("attempt", "int", lambda o: o.meta.attempt, T.EXPORT),
+    Column("provider", "text", lambda o: o.meta.provider, T.EXPORT),
+    Column("sandbox_id", "text", lambda o: o.meta.sandbox_id, T.EXPORT),
+    Column("model_calls", "int", lambda o: o.meta.queries.calls, T.QUESTIONS | T.EXPORT, "calls"),
+    Column("model_tokens", "int", _count_tokens, T.EXPORT),
+    Column("model_cost", "float", lambda o: o.meta.queries.cost, T.QUESTIONS | T.EXPORT, "cost", "${:.4g}"),
+    OUTCOME,
+)
+LEADING = 3  # columns before the variables and fields
+
+
+class Columns:
+    """The columns of a table: standard ones, and one for each variable and each submitted field."""
+
+    def __init__(self, limit: int | None = None, always: Collection[str] = ()) -> None:
+        """Begin without variables and fields.
+
+        Args:
+            limit: The number of variables, and also of fields, that have a column. Default None: all.
+            always: Names that have a column beyond the limit.
+        """
+        self.is_cut = False  # True if a variable or field has no column because of the limit
+        # The types of the values, by the name of the variable or field.
+        self.types: dict[str, dict[str, set[str]]] = {VARIABLES: {}, OUTPUTS: {}}
+        self._limit, self._always = limit, always
+
+    def add(self, source: str, names: Iterable[str]) -> None:
+        """Add columns for variables or fields."""
+        known = self.types[source]
+        for name in names:
+            if name not in known:
+                if self._limit is None or len(known) < self._limit or name in self._always:
+                    known[name] = set()
+                else:
+                    self.is_cut = True
+
+    def add_types(self, outcome: Outcome) -> None:
+        """Add columns for the variables and fields of an outcome, and the types of their values."""
+        for source, known in self.types.items():
+            for name, value in get_values(outcome, source).items():
+                types = known.setdefault(name, set())
+                if value is not None:
+                    types.add(_name_type(value))
+
+    def name_all(
+        self, tables: Tables, *, for_people: bool = False, taken: Collection[str] = ()
+    ) -> list[tuple[str, Column]]:
+        """Return the columns of these tables, each with its name, or with its heading in a table for people.
+
+        A variable or field whose name is taken gets its source as a prefix: if there is a variable `x`, the field `x`
+        has the column `outputs.x`. `taken` are names of further columns.
+        """
+        standard = [
+            (column.name if column.heading is None or not for_people else column.heading, column)
+            for column in list_standard(tables)
+        ]
+        of_code = [
+            Column(name, _merge_types(types), partial(_get_item, source, name), tables, source=source)
+            for source, known in self.types.items()
+            for name, types in known.items()
+        ]
+        names: dict[Key, str] = {}
+        used = {*taken, *(name for name, _ in standard)}
+        # Shorter names come first: the field `x` gets `outputs.x` even if code also submits a field of that name.
+        for column in sorted(of_code, key=lambda column: (column.source == OUTPUTS, len(column.name))):
+            name = column.name
+            while name in used:
+                name = f"{column.source}.{name}"
+            names[column.key] = name
+            used.add(name)
+        leading = len(list_standard(tables, COLUMNS[:LEADING]))
+        return [*standard[:leading], *((names[column.key], column) for column in of_code), *standard[leading:]]
+
+
+def _get_item(source: str, name: str, outcome: Outcome) -> Any:
+    return get_values(outcome, source).get(name)
+
+
+def _merge_types(types: set[str]) -> str:
+    """Return one type for a column: json for mixed values, and for floats beside integers too large for a float."""
+    if types and all(kind.startswith(LIST) for kind in types):
+        items = {kind.removeprefix(LIST) for kind in types} - {EMPTY}
+        merged = _merge_types(items) if items else "text"
+        return "json" if merged == "json" else f"{LIST}{merged}"
+    if types and types <= {"int", "long"}:
+        return "int"
+    if types <= {"int", "float"}:
+        return "float"
+    return next(iter(types)) if len(types) == 1 else "json"
+
+
+def _name_type(value: Any) -> str:
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        return "json"
+    if type(value) is int and abs(value) > 2**53:
+        return "long"
+    if isinstance(value, list):
+        values: list[Any] = value
+        items = {_name_type(item) for item in values if item is not None} or {EMPTY}
+        items -= {"int"} if "long" in items else set()
+        merged = next(iter(items)) if len(items) == 1 else _merge_types(items)
+        return "json" if merged == "json" else f"{LIST}{merged}"
+    return {bool: "bool", int: "int", float: "float", str: "text"}.get(type(value), "json")
