@@ -17,7 +17,7 @@ from sphinx.util.logging import getLogger
 from sphinx.util.typing import stringify_annotation
 
 import rlm_batch
-from rlm_batch.blocks.interpreters import _ProviderSandboxes  # type: ignore[reportPrivateUsage]
+from rlm_batch.blocks.interpreters import ProviderSandboxes
 from rlm_batch.flows.parameters import find_field
 from rlm_batch.flows.prefect_flow import BatchFlow
 from rlm_batch.sandbox.errors import RlmBatchError
@@ -70,8 +70,8 @@ def complete_docstring(_app: Sphinx, what: str, name: str, item: Any, _options: 
         text = insert_arguments(re.sub(r"^Args:\n.*", "", text, flags=re.DOTALL | re.MULTILINE), list_parameters(item))
     elif isinstance(item, type) and issubclass(item, BaseModel):
         text = insert_arguments(text, list_fields(item))
-    elif isinstance(item, type) and issubclass(item, _ProviderSandboxes):
-        text += "\n" + (inspect.getdoc(_ProviderSandboxes) or "").partition("\n")[2]
+    elif isinstance(item, type) and issubclass(item, ProviderSandboxes):
+        text += "\n" + (inspect.getdoc(ProviderSandboxes) or "").partition("\n")[2]
     elif isinstance(item, type) and issubclass(item, RlmBatchError):
         text += f"\n{RETRIES[item.retry_rule]}"
     lines[:] = format_code_blocks(text).splitlines()
@@ -87,7 +87,7 @@ def shorten_signature(
         parameters = inspect.signature(item.fn).parameters.values()
         plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
         return str(inspect.Signature(plain)), ""
-    has_none = isinstance(item, type) and issubclass(item, BaseModel | RlmBatchError | BatchFlow | _ProviderSandboxes)
+    has_none = isinstance(item, type) and issubclass(item, BaseModel | RlmBatchError | BatchFlow | ProviderSandboxes)
     return ("", "") if has_none else (signature, returned)
 
 
