@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import fcntl
 import os
 import platform
 import shutil
@@ -28,6 +27,7 @@ from ..blocks.worker_consent import ALLOWED_PATHS
 from ..flows.child_process import describe_exit_status, list_children
 from ..flows.server.launch import create_prefect_home
 from ..sandbox.errors import ConfigurationError
+from ..sandbox.file_lock import try_lock
 from .deploy import deploy
 from .server import WORK_POOL, PrefectServer, build_environment, end_process, start_process
 
@@ -73,12 +73,10 @@ def up(port: int | None = None, database: str | None = None, auth: str | None = 
         settings[PREFECT_API_AUTH_STRING] = auth
     create_prefect_home(home)
     with (home / "rlm-batch-up.lock").open("w") as lock, temporary_settings(settings):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not try_lock(lock):
             raise ConfigurationError(
                 f"rlm-batch is up already in {home}: end it with Ctrl-C where it runs, or set another PREFECT_HOME"
-            ) from None
+            )
         for number in SIGNALS:
             signal.signal(number, _interrupt)
         try:

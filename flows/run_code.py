@@ -17,6 +17,7 @@ from prefect.tasks import Task
 
 from ..blocks.provider import SandboxProvider
 from ..blocks.registry import find_provider_name, resolve_provider
+from ..blocks.retry import compute_backoff
 from ..sandbox.caller import use_flow
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.meta import Meta
@@ -32,7 +33,7 @@ from ..tasks.ledger.collected_files import CollectedFilesStore
 from ..tasks.ledger.ledger import Ledger
 from ..tasks.ledger.result_index import get_results_root
 from ..tasks.ledger.run_record import RunRecord, list_run_records
-from ..tasks.retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, get_requested_wait
+from ..tasks.retry import DELAY_COUNT, JITTER_FACTOR, RetryPolicy, get_requested_wait
 from ..tasks.task_log import LineBudget, OutputLog
 from ..tasks.task_runs import build_tags
 from .inputs.conversion import check_code
@@ -99,7 +100,7 @@ def tag_with_provider(base: Task[P, R]) -> Task[P, R]:
     persist_result=False,
     cache_policy=NO_CACHE,  # Prefect's own policy would reuse results for equal code.
     retries=RETRIES,
-    retry_delay_seconds=list(BACKOFF_SECONDS),
+    retry_delay_seconds=list(map(compute_backoff, range(DELAY_COUNT))),
     retry_jitter_factor=JITTER_FACTOR,
     retry_condition_fn=_should_retry,  # type: ignore[arg-type]
 )

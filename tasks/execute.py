@@ -10,13 +10,14 @@ from prefect import Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
+from ..blocks.retry import compute_backoff
 from ..sandbox.errors import PrepareError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ..sandbox.result import Failure, Outcome, Result
 from .check import explain_last, is_judged
 from .engine_log import EXECUTE_TASK_NAME
 from .execution import Execution, make_meta
 from .lane import Lane, ProviderUnusable
-from .retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, compute_backoff, get_requested_wait
+from .retry import DELAY_COUNT, JITTER_FACTOR, RetryPolicy, get_requested_wait
 from .task_log import LineBudget, OutputLog
 from .task_runs import ShownTagsTask, add_shown_tags, return_cancelled_state
 
@@ -149,7 +150,7 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
             if isinstance(error, SandboxStartError) and lane.is_start_timeout_over:
                 break
     if retry_error is not None:
-        wait = max(compute_backoff(batch.try_count), get_requested_wait(retry_error))
+        wait = max(compute_backoff(batch.try_count - 1), get_requested_wait(retry_error))
         get_run_logger().warning(
             "%s is retried in %.0f s or more: %s: %s", batch, wait, type(retry_error).__name__, retry_error.summary
         )
@@ -230,9 +231,7 @@ def configure_task(
     configured = base.with_options(
         tags=tags if is_limited else set(),
         retries=policy.retries * per_task,
-        # Prefect takes at most fifty delays, and repeats the last.
-        retry_delay_seconds=[compute_backoff(number + 1) for number in range(min(policy.retries, len(BACKOFF_SECONDS)))]
-        or 0,
+        retry_delay_seconds=list(map(compute_backoff, range(min(policy.retries, DELAY_COUNT)))) or 0,
         retry_jitter_factor=JITTER_FACTOR,
         retry_condition_fn=should_retry_task,  # type: ignore[arg-type]
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..sandbox.errors import QuotaExceeded, RlmBatchError
 
-BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # The last delay repeats.
+DELAY_COUNT = 7  # the delays that Prefect gets: up to a minute, and it repeats the last
 JITTER_FACTOR = 0.5  # a share of the delay, so that lanes that were refused together retry at different times
 
 
@@ -39,8 +39,3 @@ class RetryPolicy:
 def get_requested_wait(error: BaseException) -> float:
     """Return the seconds that the provider asked to wait before a retry, or 0 if it did not ask."""
     return (error.retry_after or 0.0) if isinstance(error, QuotaExceeded) else 0.0
-
-
-def compute_backoff(number: int) -> float:
-    """Return the seconds before a retry, counted from 1, without jitter."""
-    return BACKOFF_SECONDS[min(number, len(BACKOFF_SECONDS)) - 1]

@@ -7,6 +7,7 @@ from typing import Any
 import daytona
 
 from ...sandbox.cancellation import announce_removal
+from ..retry import compute_backoff
 from .client import SharedClient
 from .errors import CALL_SECONDS, get_message, retry_call, says_gone
 
@@ -24,7 +25,7 @@ async def find_sandbox(
     """
     for look in range(looks):
         if look:
-            await asyncio.sleep(0.5 * 2 ** (look - 1))
+            await asyncio.sleep(compute_backoff(look - 1, 0.5))
         try:
             return await retry_call(lambda: client.sdk.get(name, CALL_SECONDS), seconds=seconds)
         except daytona.DaytonaNotFoundError:

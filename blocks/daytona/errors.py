@@ -11,7 +11,7 @@ import daytona
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ...sandbox.outcomes.server_message import extract_message
-from ..retry import call_with_retries
+from ..retry import call_with_retries, compute_backoff
 from .error_table import TABLE, Meaning, Row
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ def get_retry_after(error: BaseException) -> float | None:
 def get_delay(error: Exception, attempt: int, longest: float = 2.0) -> float:
     """Return the seconds before the next attempt (counted from 0): what the error asks for, or an increasing delay."""
     asked = get_retry_after(error) or 0.0
-    return max(min(asked, LONGEST_DELAY_SECONDS), min(0.1 * 2**attempt, longest)) * random.uniform(1.0, 1.5)
+    return max(min(asked, LONGEST_DELAY_SECONDS), compute_backoff(attempt, 0.1, longest)) * random.uniform(1.0, 1.5)
 
 
 class KeyRefusals:

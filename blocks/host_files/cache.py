@@ -18,6 +18,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.file_lock import try_lock
 from ..git import run_git
 from ..storage.location import locate_local
 from ..worker_consent import check_repository
@@ -77,12 +78,8 @@ async def lock_file(path: Path) -> AsyncIterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                await asyncio.sleep(0.1)
+        while not try_lock(lock):  # noqa: ASYNC110 - the kernel sends no event
+            await asyncio.sleep(0.1)
         yield
     finally:
         os.close(lock)

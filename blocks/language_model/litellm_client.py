@@ -17,12 +17,12 @@ from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError, QueryError
 from ...sandbox.queries.budget import Estimate, Usage
 from ...sandbox.queries.session import DEFAULT_OPTIONS, Answer, EmptyAnswerError, Message, RequestOptions
-from ..retry import call_with_retries
+from ..retry import call_with_retries, compute_backoff
 from .credentials import CredentialMask, filter_log_record
 from .openai_client import can_send_directly, send
 
 LATE_SECONDS = 10.0  # seconds beyond a request's timeout; the first request of a process imports modules for seconds
-BACKOFF_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each retry without a server's Retry-After
+FIRST_BACKOFF_SECONDS = 0.5  # seconds before the first retry without a server's Retry-After
 RATE_LIMIT_SECONDS = 600.0  # seconds for which a query waits for a server that answers 429; a deadline ends it earlier
 LONGEST_BACKOFF_SECONDS = 60.0  # seconds; the limit on a server's Retry-After
 OVERHEAD_TOKENS = 16  # tokens at most for a message's role and separators
@@ -379,5 +379,5 @@ def _get_delay(error: Exception, attempt: int) -> float:
     try:
         asked = float(headers.get("retry-after", ""))
     except ValueError:
-        return BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)] * random.uniform(0.75, 1.25)
+        return compute_backoff(attempt, FIRST_BACKOFF_SECONDS, 16.0) * random.uniform(0.75, 1.25)
     return min(max(0.0, asked), LONGEST_BACKOFF_SECONDS)

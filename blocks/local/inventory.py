@@ -1,6 +1,5 @@
 """The local sandboxes of this machine: their folders and labels, and which of them lost their host."""
 
-import fcntl
 import json
 import os
 import re
@@ -10,8 +9,8 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
+from ...sandbox.file_lock import try_lock
 from ..provider import SandboxInfo
 
 FOLDER_PREFIX = "rlm-batch-"  # A sandbox's folder has its id as its name.
@@ -53,8 +52,9 @@ def _read_info(folder: Path) -> SandboxInfo | None:
     """Return the sandbox in a folder; None if it is being removed, or is no sandbox of this project."""
     try:
         with open(folder / LABELS_FILE, encoding="utf-8") as file:
-            labels = json.load(file)["labels"].items()
-            return SandboxInfo(folder.name, {str(key): str(value) for key, value in labels}, not _is_locked(file))
+            labels = {str(key): str(value) for key, value in json.load(file)["labels"].items()}
+            # A live host holds the file's lock.
+            return SandboxInfo(folder.name, labels, abandoned=try_lock(file, is_shared=True))
     except FileNotFoundError:
         # The host was killed while it created or removed the folder. Only the name identifies the sandbox.
         with suppress(OSError):
@@ -79,15 +79,6 @@ def read_group(folder: Path) -> str:
         return ""
 
 
-def _is_locked(file: IO[str]) -> bool:
-    """Return whether a process holds the file's lock, which the kernel releases when that process dies."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
-
-
 def write_locked_labels(folder: Path, labels: dict[str, str], group: str = "") -> int:
     """Write the labels and the path of the control group, and return the locked file's descriptor.
 
@@ -97,7 +88,7 @@ def write_locked_labels(folder: Path, labels: dict[str, str], group: str = "") -
     hidden = folder / f"{LABELS_FILE}.new"
     descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try_lock(descriptor)
         os.write(descriptor, json.dumps({"labels": labels, "group": group}).encode())
         hidden.rename(folder / LABELS_FILE)
     except BaseException:

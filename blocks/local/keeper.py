@@ -1,6 +1,5 @@
 """The folder of a kept local sandbox: its labels, and the process that removes it when its hour is over."""
 
-import fcntl
 import os
 import subprocess
 import tempfile
@@ -10,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...sandbox.errors import RlmBatchError, SandboxLost
+from ...sandbox.file_lock import try_lock
 from ..provider import build_kept_labels
 from .inventory import LABELS_FILE, compute_mark, list_sandboxes, read_labels, write_locked_labels
 from .launch.driver_process import find_python
@@ -53,13 +53,8 @@ def lock_kept_folder(sandbox_id: str) -> Iterator[Path]:
     if not any(info.id == sandbox_id and info.kept_until for info in list_sandboxes()):
         raise SandboxLost(f"the sandbox {sandbox_id} is gone")
     with open(folder / LABELS_FILE, "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another terminal may have replaced the file after it was opened here.
-            is_free = os.path.samestat(os.fstat(file.fileno()), os.stat(folder / LABELS_FILE))
-        except BlockingIOError:
-            is_free = False
-        if not is_free:
+        # Another terminal may have replaced the file after it was opened here.
+        if not try_lock(file) or not os.path.samestat(os.fstat(file.fileno()), os.stat(folder / LABELS_FILE)):
             raise RlmBatchError(f"another terminal is open in the sandbox {sandbox_id}: close it first")
         yield folder
 

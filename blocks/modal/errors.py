@@ -12,12 +12,12 @@ from modal.config import config
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ...sandbox.outcomes.server_message import extract_message
-from ..retry import call_with_retries
+from ..retry import call_with_retries, compute_backoff
 
 T = TypeVar("T")
 
 THROTTLE_SECONDS = 60  # seconds for which a refused call is retried, unless MODAL_MAX_THROTTLE_WAIT is set
-DELAYS_SECONDS = (0.2, 0.5, 1.0, 2.0, 4.0)  # seconds between attempts of a call that must succeed
+RETRIES = 5  # retries of a call that must succeed
 
 
 async def retry_refused(call: Callable[[], Awaitable[T]]) -> T:
@@ -26,7 +26,7 @@ async def retry_refused(call: Callable[[], Awaitable[T]]) -> T:
     give_up_at = loop.time() + float(config.get("max_throttle_wait") or 0)
 
     def choose_delay(error: Exception, attempt: int) -> float | None:
-        delay = min(0.1 * 2**attempt, 5.0) * random.uniform(1.0, 1.5)
+        delay = compute_backoff(attempt, 0.1, 5.0) * random.uniform(1.0, 1.5)
         is_refused = isinstance(error, modal.exception.ResourceExhaustedError)
         return delay if is_refused and loop.time() + delay <= give_up_at else None
 
@@ -38,7 +38,7 @@ async def retry_until_done(call: Callable[[], Awaitable[T]]) -> T:
 
     def choose_delay(error: Exception, attempt: int) -> float | None:
         is_final = not isinstance(error, modal.exception.Error) or isinstance(error, modal.exception.NotFoundError)
-        return None if is_final or attempt == len(DELAYS_SECONDS) else DELAYS_SECONDS[attempt]
+        return None if is_final or attempt == RETRIES else compute_backoff(attempt, 0.25)
 
     return await call_with_retries(call, choose_delay)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ...blocks.retry import compute_backoff
 from ...sandbox.errors import RlmBatchError
 
 Log = logging.Logger | logging.LoggerAdapter[Any]
@@ -19,7 +20,7 @@ Log = logging.Logger | logging.LoggerAdapter[Any]
 INITIAL_PERMITS = 20  # sandboxes at once; the lowest published limit, 300 a minute, allows them in four seconds
 FIRST_OPENINGS_PER_SECOND = 20.0  # the rate after `INITIAL_PERMITS`; each opened sandbox adds one
 MAX_OPENINGS_PER_SECOND = 60.0  # the largest of Daytona's published limits is ten a second
-REFUSAL_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # pauses after refusals that name no time
+LONGEST_PAUSE_SECONDS = 30.0  # the longest pause after refusals that name no time
 REFUSAL_PATIENCE_SECONDS = 60.0  # After so long without a sandbox, a refusal is an error.
 LOG_INTERVAL_SECONDS = 300.0  # seconds between two log lines on refusals
 
@@ -137,7 +138,7 @@ class Admission:
         if retry_after:
             self._resumes_at = max(self._resumes_at or 0.0, now + retry_after)
         if permit.period == self._period:  # Refusals of simultaneous requests count as one.
-            pause = REFUSAL_PAUSES_SECONDS[min(self._refusal_count, len(REFUSAL_PAUSES_SECONDS) - 1)]
+            pause = compute_backoff(self._refusal_count, longest=LONGEST_PAUSE_SECONDS)
             self._period += 1
             self._refusal_count += 1
             self._opened_count = 0

@@ -9,7 +9,6 @@ five seconds together as a part, and a killed process loses the lines that it ha
 """
 
 import errno
-import fcntl
 import fnmatch
 import os
 import shutil
@@ -23,11 +22,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ...blocks.retry import compute_backoff
 from ...blocks.storage.location import Location
 from ...blocks.storage.location_parsing import parse_location
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.file_lock import try_lock
 from ...sandbox.result import Outcome
 from .ledger_line import LedgerLine, LinePosition, SearchLine, encode_line, read_part_lines, read_search_lines
 
@@ -36,7 +37,7 @@ SEND_INTERVAL_SECONDS = 5.0  # the longest wait of a line; each upload is a file
 SEND_SIZE_BYTES = 8 * 1024 * 1024  # so many bytes are sent without a wait
 MAX_HELD_BYTES = 64 * 1024 * 1024  # Writers wait while a slow location leaves so many bytes unsent.
 RETRY_PATIENCE_SECONDS = 60.0  # An upload fails after retries for so long.
-RETRY_DELAYS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # between tries; the last delay repeats
+LONGEST_DELAY_SECONDS = 8.0  # the longest delay between tries
 LAST_TRY_SECONDS = 60.0  # additional time for a try that runs when the buffer is closed
 TIMEOUT_TEXT = "it has not answered yet"
 LOCK_RETRY_SECONDS = 0.05  # seconds between two tries to lock a ledger
@@ -61,6 +62,7 @@ class Ledger:
         self._part = 0
         self._file: Any = None
         self._lock_descriptor: int | None = None  # the locked directory
+        self.has_other_writers = False  # True if another writer was active at `register_writer`
         if isinstance(self.path, Location):
             # A method of this ledger would make a reference cycle, which would delay the deletion of the local copies.
             self._upload_buffer = UploadBuffer(partial(_send_part, self.path, self._writer))
@@ -95,14 +97,15 @@ class Ledger:
             return True
         try:
             self._lock_descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            is_alone = _try_lock(self._lock_descriptor)
+            is_alone = try_lock(self._lock_descriptor)
             if not is_alone:  # `claim_idle_ledger` may have the lock for an instant.
                 time.sleep(LOCK_RETRY_SECONDS)
-                is_alone = _try_lock(self._lock_descriptor)
+                is_alone = try_lock(self._lock_descriptor)
             # All active writers share this lock, so other writers see each of them as long as it is active.
-            fcntl.flock(self._lock_descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            try_lock(self._lock_descriptor, is_shared=True)
         except OSError:
             return True
+        self.has_other_writers = not is_alone
         return is_alone
 
     def unregister_writer(self) -> None:
@@ -261,18 +264,9 @@ def claim_idle_ledger(path: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        yield _try_lock(descriptor)
+        yield try_lock(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Lock a file without sharing. Return False if another process has a lock."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _send_part(location: Location, writer: str, number: int, data: bytes) -> None:
@@ -383,7 +377,7 @@ class UploadBuffer:
             except Exception as error:  # noqa: BLE001 - after any error the lines have not arrived
                 text = str(error) or type(error).__name__
                 last_error = error if isinstance(error, OSError) else OSError(errno.EIO, text)
-                delay = RETRY_DELAYS_SECONDS[min(failure_count, len(RETRY_DELAYS_SECONDS) - 1)]
+                delay = compute_backoff(failure_count, 0.5, LONGEST_DELAY_SECONDS)
                 failure_count += 1
                 if time.monotonic() + delay > deadline_at:
                     return last_error

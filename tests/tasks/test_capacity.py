@@ -15,7 +15,6 @@ from rlm_batch.tasks.capacity.admission import (
     FIRST_OPENINGS_PER_SECOND,
     INITIAL_PERMITS,
     MAX_OPENINGS_PER_SECOND,
-    REFUSAL_PAUSES_SECONDS,
     Admission,
     Permit,
 )
@@ -140,7 +139,7 @@ def test_refusals_of_simultaneous_openings_count_as_one():
     permits = [admission.issue_permit() for _ in range(INITIAL_PERMITS)]
     for permit in permits:
         admission.record_refusal(permit, None, "it is full")
-    assert admission.compute_wait() == REFUSAL_PAUSES_SECONDS[0]
+    assert admission.compute_wait() == 1.0
 
 
 async def test_cancelling_a_waiting_lane_takes_no_permit():

@@ -77,7 +77,7 @@ async def test_a_retry_waits_as_long_as_the_server_asks(chat):
 
 
 async def test_a_busy_server_is_waited_for_beyond_the_retries(chat, monkeypatch):
-    monkeypatch.setattr(litellm_client, "BACKOFF_SECONDS", (0.001,))
+    monkeypatch.setattr(litellm_client, "FIRST_BACKOFF_SECONDS", 0.0)
     chat.rule("question", *[Reply(status=429)] * 6, "well")
     assert (await ask(model(chat, retries=1))).text == "well"
     chat.rule("broke", Reply("insufficient_quota", status=429))

@@ -152,7 +152,7 @@ async def test_a_run_fails_after_its_retries_when_the_workspace_stays_full(
     daytona: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlm_batch.tasks.lane.REFUSAL_PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr("rlm_batch.tasks.capacity.admission.REFUSAL_PAUSES_SECONDS", (0.05,))
+    monkeypatch.setattr("rlm_batch.tasks.capacity.admission.LONGEST_PAUSE_SECONDS", 0.05)
     daytona.set(max_sandboxes=0)
     failures = await batch(
         SQUARE, inputs(counter, 3), provider="daytona", max_workers=2, retries=2, on_failure="return"
@@ -183,7 +183,7 @@ async def test_a_retry_delay_beyond_the_deadline_ends_the_flow_and_keeps_results
 async def test_a_deadline_ends_a_retrys_wait_and_names_its_reason(
     daytona: Any, hasty: str, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlm_batch.tasks.retry.BACKOFF_SECONDS", (3600.0,))
+    monkeypatch.setattr("rlm_batch.tasks.execute.compute_backoff", lambda _: 3600.0)
     daytona.set(fault_rate=1.0, faults=["500"], fault_where=CREATE)
     (failure,) = await batch(SQUARE, inputs(counter), provider=hasty, deadline=30, on_failure="return")
     assert isinstance(failure.error, DeadlineExceeded)
@@ -197,7 +197,7 @@ async def test_a_worker_releases_its_sandbox_during_a_long_retry_delay(
     daytona: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second execution waits for the first one's retry, so a sandbox kept for both would idle for an hour."""
-    monkeypatch.setattr("rlm_batch.tasks.retry.BACKOFF_SECONDS", (3600.0,))
+    monkeypatch.setattr("rlm_batch.tasks.execute.compute_backoff", lambda _: 3600.0)
     code = COUNT_EXECUTION + "count_execution(x)\nassert x\nSUBMIT(y=x)"
     flow = asyncio.create_task(
         batch(

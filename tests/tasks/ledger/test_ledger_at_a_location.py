@@ -35,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the upload buffer send sooner and give up sooner."""
     monkeypatch.setattr(upload_buffer, "SEND_INTERVAL_SECONDS", 0.05)
     monkeypatch.setattr(upload_buffer, "RETRY_PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(upload_buffer, "RETRY_DELAYS_SECONDS", (0.05,))
+    monkeypatch.setattr(upload_buffer, "LONGEST_DELAY_SECONDS", 0.05)
 
 
 def test_closing_a_ledger_uploads_it_and_its_text_reopens_it(

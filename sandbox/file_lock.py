@@ -1,0 +1,13 @@
+"""Locks on files against other processes, which the kernel releases when the file is closed or the process dies."""
+
+import fcntl
+from typing import IO, Any
+
+
+def try_lock(file: IO[Any] | int, *, is_shared: bool = False) -> bool:
+    """Lock an open file. Return False if another process has a lock. Raises OSError where there are no locks."""
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
