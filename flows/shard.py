@@ -1,14 +1,22 @@
 """The shard flow: runs one shard of a job on a worker. Jobs with `shards` start it, and people do not."""
 
 import asyncio
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Annotated
+from uuid import UUID
 
-from prefect.client.schemas.objects import State
-from prefect.states import Cancelled
+import httpx
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.objects import State, StateType
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Failed
 from pydantic import Field
 
-from ..sandbox.errors import ConfigurationError
+from ..sandbox.errors import ConfigurationError, DeadlineExceeded, RlmBatchError
+from ..sandbox.result import Failure, Outcome
+from ..tasks.execution import Execution
 from ..tasks.ledger.ledger import Ledger
 from ..tasks.ledger.result_index import ResultCache
 from ..tasks.ledger.shard_files import ShardFiles
@@ -20,7 +28,24 @@ from .inputs.host_paths import locate_ledger
 from .parameters import Options, VolumeName
 from .plan import LABELS, execution_label
 from .prefect_flow import define_function_flow
-from .sharding.heartbeat import HeartbeatWriter, ShardCancelled
+
+STATE_INTERVAL_SECONDS = 5.0  # seconds between two looks at the states of the own flow run
+STOPPED_STATES = (StateType.CANCELLING, StateType.CANCELLED, StateType.CRASHED)
+
+
+class _ShardStopped(Exception):
+    """The job has cancelled this shard, or has started it again because it was silent."""
+
+
+@dataclass
+class _LateExecutions:
+    """A counter of the executions that the deadline ended: the ledger does not have them."""
+
+    count: int = 0
+
+    def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
+        """Count the outcome of an execution if the deadline ended it."""
+        self.count += isinstance(outcome, Failure) and isinstance(outcome.error, DeadlineExceeded)
 
 
 @define_function_flow("rlm-shard")
@@ -34,28 +59,56 @@ async def shard(
 ) -> State[None] | None:
     """Run the executions of one shard, and write their outcomes to the ledger of its job, which collects them.
 
-    The run ends Completed even if executions failed, because the job reports failures. It ends Cancelled if the job
-    cancelled it, even before this process started.
-
-    Raises:
-        NotRun: The job has started this shard again meanwhile.
-        ConfigurationError: The shard cannot run on this worker.
+    The run ends Completed even if executions failed, because the job reports failures. Its state is Cancelled if the
+    job has stopped it, even before this process started, and is named after the error if the shard cannot run.
     """
-    files = ShardFiles.from_work_path(work)
-    files = replace(files, ledger=locate_ledger(files.ledger))
     try:
+        files = ShardFiles.from_work_path(work)
+        files = replace(files, ledger=locate_ledger(files.ledger))
         with cancel_at_termination():
-            heartbeat = HeartbeatWriter(files)
-            async with heartbeat.run():
-                await _run_executions(files, heartbeat, options, volume_name, files_digest)
-    except ShardCancelled as error:
-        return Cancelled(message=str(error))
+            async with _end_if_stopped():
+                late = await _run_executions(files, options, volume_name, files_digest)
+    except _ShardStopped:
+        return Cancelled(message="the job has stopped this shard")
+    except RlmBatchError as error:
+        return Failed(name=type(error).__name__, message=str(error))
+    if late:
+        return Failed(name=DeadlineExceeded.__name__, message=f"{late} executions had not ended at the deadline")
     return None
 
 
+@asynccontextmanager
+async def _end_if_stopped() -> AsyncIterator[None]:
+    """Raise `_ShardStopped` in the context if the own flow run has been cancelled, or counts as crashed."""
+    async with get_client() as client:
+        await _check_states(client)  # A cancelled shard opens no sandbox.
+        try:
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(_watch_states(client))
+                yield
+                task.cancel()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+
+async def _watch_states(client: PrefectClient) -> None:
+    while True:
+        await asyncio.sleep(STATE_INTERVAL_SECONDS)
+        with suppress(httpx.HTTPError):
+            await _check_states(client)
+
+
+async def _check_states(client: PrefectClient) -> None:
+    # A process that starts after its cancellation sets its flow run to Running again, so earlier states count too.
+    states = await client.read_flow_run_states(UUID(flow_run.id))
+    if any(state.type in STOPPED_STATES for state in states):
+        raise _ShardStopped
+
+
 async def _run_executions(
-    files: ShardFiles, heartbeat: HeartbeatWriter, options: Options, volume_name: str | None, files_digest: str | None
-) -> None:
+    files: ShardFiles, options: Options, volume_name: str | None, files_digest: str | None
+) -> int:
+    """Run the executions. Return how many had not ended at the deadline."""
     header, executions = files.read_work()
     provider = await resolve_provider_with_volume(options, volume_name)
     if header.commit is not None:
@@ -75,7 +128,6 @@ async def _run_executions(
         raise OSError(str(error)) from error  # The parent could, so only this worker cannot, or only now.
     label = LABELS.get(header.what, execution_label)
     context = await open_run_context(provider, options, label, ledger, header.total, files.part_prefix)
-    heartbeat.context = context
     lines = await asyncio.to_thread(ledger.load_latest_lines, files.part_prefix)
     context.log.info(
         "shard %d of %d: %d execution%s %s; results in %s",
@@ -86,7 +138,8 @@ async def _run_executions(
         await provider.describe_sandboxes(),
         ledger.path,
     )
-    sink = OutcomeSink(context, heartbeat)
+    late = _LateExecutions()
+    sink = OutcomeSink(context, late)
     cache = ResultCache(ledger, lambda key: lines.pop(key, None))
     try:
         async with open_capacity(context) as slots:
@@ -97,3 +150,4 @@ async def _run_executions(
         raise
     sink.log_unlogged_failures()
     await asyncio.to_thread(ledger.close)
+    return late.count

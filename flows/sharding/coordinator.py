@@ -1,38 +1,45 @@
 """The executor of a job in shards: each shard is a run of the shard deployment.
 
 Prefect schedules and runs the shards, and the executor combines them into one job. Every second the executor reads the
-new lines of the ledger, the states of the shards' runs and their heartbeats. If a shard ends without all of its
-outcomes, or stops sending heartbeats, the executor starts it again with the remaining executions.
+new lines of the ledger and the states of the shards' runs. If a shard ends without all of its outcomes, or sends no
+heartbeats, the executor starts it again with the remaining executions. A job that is run again on its ledger cancels
+the shards of its earlier runs, and cuts what the ledger lacks into new shards.
 """
 
 import asyncio
 import hashlib
 import itertools
 import math
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import PurePath
 
 import httpx
+from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import StateType
 from prefect.runtime import flow_run
 
-from ...sandbox.errors import ConfigurationError, NotRun, PrepareError, RlmBatchError
+from ...sandbox.cancellation import run_shielded
+from ...sandbox.errors import ConfigurationError, DeadlineExceeded, NotRun, PrepareError, RlmBatchError
 from ...sandbox.queries.budget import Usage
 from ...tasks.execution import Execution
 from ...tasks.ledger.ledger import LedgerLine
-from ...tasks.ledger.shard_files import ShardHeader, find_last_attempts, load_or_create_cut
+from ...tasks.ledger.run_record import list_run_records
+from ...tasks.ledger.shard_files import ShardFiles, ShardHeader
 from ...tasks.ledger.shard_store import ShardStore
 from ..engine.context import RunContext
 from ..engine.executor import FindResult
 from ..engine.outcome_sink import OutcomeSink
 from ..parameters import MAX_TASK_RUNS, Options
-from .heartbeat import HEARTBEAT_TIMEOUT_SECONDS
-from .shard_runs import AttemptRuns, Shard
+from .shard_runs import HEARTBEAT_SECONDS, Shard, cancel_runs, poll_heartbeats, poll_states, report_crash, start_run
 from .work_pool import ShardPlan, open_server_client
 
 POLL_INTERVAL_SECONDS = 1.0
+SILENCE_SECONDS = 4.0 * HEARTBEAT_SECONDS  # A running shard without a sign of life for so long counts as dead.
+GATHER_SECONDS = 60.0  # A network file system may show the last lines of a completed shard so late.
 IDLE_WARNING_SECONDS = 60.0  # The job warns if no shard has run for so long.
 CANCEL_TIMEOUT_SECONDS = 20.0  # A worker kills a run that waits for cancelled shards for 30 s.
 MAX_FRUITLESS_ATTEMPTS = 3  # Then the executor gives up the shard: attempts in a row without any outcome.
@@ -57,7 +64,9 @@ class ShardingExecutor:
     noun: str
     _read_new_lines: Callable[[], Iterator[LedgerLine]] | None = None
     _polled_at: float = 0.0  # the time of the last poll, by the event loop's clock
+    _listened_at: float = 0.0  # the time of the last look for heartbeats
     _outages: dict[str, float] = field(default_factory=dict[str, float])  # the beginning of each outage
+    _job_id: str = ""  # in the names of the files of these shards
     _shards: list[Shard] = field(default_factory=list[Shard])
     _active: dict[int, Shard] = field(default_factory=dict[int, Shard])
 
@@ -66,16 +75,15 @@ class ShardingExecutor:
         return self.sink.failures.is_limit_reached
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
-        ledger_id, job_id = await self._add_executions(executions, find_result)
         async with open_server_client() as client:
-            deployment_id = self.plan.work_pool.deployment_id
-            runs = AttemptRuns(client, deployment_id, self.context.ledger.path, ledger_id, job_id)
+            await self._cancel_earlier(client)
+            await self._add_executions(executions, find_result)
             limit = asyncio.timeout_at(self.context.deadline.at)
             try:
                 async with limit:
-                    await self._run_shards(runs)
+                    await self._run_shards(client)
             except TimeoutError:
-                await self._cancel_active(runs)
+                await self._cancel_active(client)
                 if not limit.expired():
                     raise
                 await self._fail_unfinished(
@@ -83,29 +91,27 @@ class ShardingExecutor:
                 )
             except BaseException:
                 # If the job ends, its shards end too. They continue only if the job's process is killed.
-                await asyncio.shield(self._cancel_active(runs))
+                await asyncio.shield(self._cancel_active(client))
                 raise
-        usage = self.context.usage
-        for beat in (beat for shard in self._shards for beat in shard.ended_heartbeats):
-            usage.sandboxes += beat.sandboxes
-            usage.sandbox_seconds += beat.sandbox_seconds
-            usage.model += Usage(beat.calls, beat.prompt_tokens, beat.completion_tokens, beat.cost)
 
-    async def _add_executions(self, executions: Iterator[Execution], find_result: FindResult) -> tuple[str, str]:
-        """Add all executions and their earlier results to the store, and cut the job into shards.
+    async def _cancel_earlier(self, client: PrefectClient) -> None:
+        """Cancel the shards of earlier runs on this ledger, whose processes are gone, and wait for their ends."""
+        ledger = self.context.ledger
+        if not ledger.has_other_writers:
+            records = await asyncio.to_thread(list_run_records, ledger.path)
+            jobs = {uuid.UUID(run) for run in (flow_run.id, *(record.flow_run_id for record in records)) if run}
+            await self._wait_for_ends(client, await cancel_runs(client, jobs))
 
-        A job that is already in the ledger gets the same shards as before. Returns the ids of the ledger and the job.
-        """
+    async def _add_executions(self, executions: Iterator[Execution], find_result: FindResult) -> None:
+        """Add all executions and their earlier results to the store, and cut those without a result into shards."""
         if self._read_new_lines is None:
             self._read_new_lines = self.context.ledger.follow_lines()
             async for line in self._read_news():
                 self.store.add_previous_line(line)
-        keys = hashlib.sha256()
         first, count = 0, 0
         for execution in executions:
             first = execution.index if not count else first
             count += 1
-            keys.update(execution.key.encode())
             result = find_result(execution)
             self.store.add_execution(execution)
             if result is not None:
@@ -114,19 +120,9 @@ class ShardingExecutor:
                 self.sink.raise_error()
             if count % 500 == 0:
                 await asyncio.sleep(0)  # A million executions take half a minute, and Ctrl-C must work meanwhile.
-        job_id = hashlib.sha256(f"{keys.hexdigest()} {first}".encode()).hexdigest()[:12]
-        shard_count = min(self.plan.shard_count, count)
-        cut = await asyncio.to_thread(
-            load_or_create_cut, self.context.ledger.path, job_id, math.ceil(count / shard_count)
-        )
-        starts = range(first, first + count, cut.shard_size)
-        self._shards = [
-            Shard(number, start, min(start + cut.shard_size, first + count)) for number, start in enumerate(starts)
-        ]
-        self._active = {}
-        if len(self._shards) != shard_count:
-            self.context.log.info("the job continues in its earlier %d shards", len(self._shards))
-        return cut.ledger_id, job_id
+        bounds = [*self.store.find_starts(first, first + count, self.plan.shard_count), first + count]
+        self._shards = [Shard(number, *bound) for number, bound in enumerate(itertools.pairwise(bounds))]
+        self._active, self._job_id = {}, uuid.uuid4().hex[:12]
 
     async def _read_news(self) -> AsyncIterator[LedgerLine]:
         """Yield the lines that the ledger has gained since the last call."""
@@ -138,32 +134,45 @@ class ShardingExecutor:
             await asyncio.sleep(0)
 
     async def _gather_outcomes(self) -> None:
-        """Record the outcomes that the ledger has gained."""
+        """Record the outcomes that the ledger has gained, and what they have used."""
         async for line in self._read_news():
             outcome = self.store.record_line(line)
+            self._count_usage(line)
             if outcome is not None:
                 index = outcome.meta.index or 0
                 self.sink.record_gathered(Execution(index, "", outcome.meta.variables, ""), outcome)
 
-    async def _run_shards(self, runs: AttemptRuns) -> None:
+    def _count_usage(self, line: LedgerLine) -> None:
+        """Add what an execution of a shard has used. Other lines are copies of other ledgers' results."""
+        _, job, *numbers = PurePath(line.position.part).name.split("-")
+        if job != self._job_id:
+            return
+        meta = line.to_outcome().meta
+        if self.store.count_occurrence(hashlib.sha256(meta.sandbox_id.encode()).digest()) == 1:
+            self.context.usage.sandboxes += 1
+        queries = meta.queries
+        spent = Usage(queries.calls, queries.prompt_tokens, queries.completion_tokens, queries.cost)
+        self.context.usage.model += spent
+        self._shards[int(numbers[0])].spent += spent
+
+    async def _run_shards(self, client: PrefectClient) -> None:
         """Start the shards, and watch them until all executions have an outcome."""
-        await self._adopt_attempts(runs)
-        waiting = [shard for shard in reversed(self._shards) if shard.number not in self._active]
+        waiting = self._shards[::-1]
         clock, pool = asyncio.get_running_loop().time, self.plan.work_pool
-        counted_at = running_at = self._polled_at = clock()
+        counted_at = running_at = self._polled_at = self._listened_at = clock()
         while True:
             if self.sink.failures.is_limit_reached:
-                await self._cancel_active(runs)
+                await self._cancel_active(client)
                 break
-            await self._start_waiting(runs, waiting)
+            await self._start_waiting(client, waiting)
             if not self._active and not waiting:
                 break
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
-            await self._poll_shards(runs, self._active)
+            await self._poll_shards(client)
             try:
                 await self._gather_outcomes()
                 for shard in list(self._active.values()):
-                    if await self._has_ended(runs, shard):
+                    if await self._has_ended(client, shard):
                         del self._active[shard.number]
                         if self._count_unfinished(shard):
                             waiting.append(shard)
@@ -172,11 +181,11 @@ class ShardingExecutor:
                 self._note_outage("ledger", error)
             self.sink.raise_error()
             now = clock()
-            if any(shard.heartbeat is not None for shard in self._active.values()) or not self._active:
+            if not self._active or any(shard.is_running for shard in self._active.values()):
                 running_at = now
-            if now - counted_at >= HEARTBEAT_TIMEOUT_SECONDS / 2 and pool.needs_workers:
+            if now - counted_at >= IDLE_WARNING_SECONDS / 2 and pool.needs_workers:
                 with suppress(httpx.HTTPError):
-                    counted_at, self.plan.online_workers = now, await pool.count_online_workers(runs.client)
+                    counted_at, self.plan.online_workers = now, await pool.count_online_workers(client)
             if now - running_at >= IDLE_WARNING_SECONDS:
                 running_at = now
                 self.sink.warn(self._describe_idle_pool())
@@ -186,32 +195,15 @@ class ShardingExecutor:
         if self.sink.failures.is_limit_reached:
             await self._fail_unfinished(self._shards, self.sink.failures.build_error)
 
-    async def _adopt_attempts(self, runs: AttemptRuns) -> None:
-        """Take over the flow runs of an earlier process of this job that are still running."""
-        last_attempts = await asyncio.to_thread(find_last_attempts, self.context.ledger.path, runs.job_id)
-        for shard in self._shards:
-            shard.attempt = last_attempts.get(shard.number, 0)
-            if shard.attempt and self._count_unfinished(shard):
-                run = await runs.find_unfinished(shard)
-                if run is not None:
-                    self.context.log.info(
-                        "shard %d is already running: the job takes over its run %s", shard.number + 1, run.name
-                    )
-                    shard.watch(runs.locate_files(shard), run)
-                    shard.unfinished_at_start = self._count_unfinished(shard)
-                    shard.is_adopted = True
-                    self._active[shard.number] = shard
-
-    async def _start_waiting(self, runs: AttemptRuns, waiting: list[Shard]) -> None:
+    async def _start_waiting(self, client: PrefectClient, waiting: list[Shard]) -> None:
         """Start waiting shards, the last first, while there is room for them."""
         while waiting and len(self._active) < self.plan.compute_max_active():
             shard = waiting.pop()
             if self._count_unfinished(shard):
-                self._active[shard.number] = shard  # Set first, so that the end of the job finds the shard.
                 try:
-                    await self._start_attempt(runs, shard)
+                    # The end of the job finds the flow runs that exist by then.
+                    await run_shielded(self._start_attempt(client, shard))
                 except (httpx.HTTPError, OSError) as error:  # This may be temporary.
-                    del self._active[shard.number]
                     waiting.append(shard)
                     shard.attempt -= 1
                     self._note_outage("start", error)
@@ -236,39 +228,42 @@ class ShardingExecutor:
     def _count_unfinished(self, shard: Shard) -> int:
         return self.store.count_unfinished(shard.start, shard.stop)
 
-    async def _start_attempt(self, runs: AttemptRuns, shard: Shard) -> None:
+    async def _start_attempt(self, client: PrefectClient, shard: Shard) -> None:
+        """Write the work of an attempt, and create its flow run. Raises OSError and httpx.HTTPError."""
         shard.attempt += 1
-        files = shard.files = runs.locate_files(shard)
-        shard.run_id = shard.state = shard.heartbeat = None
-        shard.is_adopted = shard.is_deleted = False
         shard.unfinished_at_start = self._count_unfinished(shard)
-        header = ShardHeader(
-            shards=len(self._shards),
-            total=shard.unfinished_at_start,
-            what=self.noun,
-            commit=await self.context.provider.commit(),
-        )
+        provider = self.context.provider
+        files = ShardFiles(self.context.ledger.path, self._job_id, shard.number, shard.attempt)
+        header = ShardHeader(len(self._shards), shard.unfinished_at_start, self.noun, await provider.commit())
+        try:
+            work = self.store.iterate_unfinished(shard.start, shard.stop)
+            await asyncio.to_thread(files.write_work, header, work)
+        except OSError as error:
+            # An OSError with two arguments would show a number in brackets.
+            raise OSError(
+                f"a shard's work could not be written to {files.work_path}: {error.strerror or error}. "
+                "Finished results stay: correct the place, and run again with the same results_path"
+            ) from error
+        parameters = {
+            "work": str(files.work_path),
+            "options": asdict(self._build_options(shard)),
+            "volume_name": provider.volume_name,
+            "files_digest": await provider.compute_files_digest(),
+        }
         suffix = f", attempt {shard.attempt}" if shard.attempt > 1 else ""
-        run = await runs.start(
-            files,
-            header,
-            self.store.iterate_unfinished(shard.start, shard.stop),
-            name=f"{flow_run.name} {shard.number + 1} of {len(self._shards)}{suffix}",
-            options=asdict(self._build_options(shard)),
-            volume_name=self.context.provider.volume_name,
-            files_digest=await self.context.provider.compute_files_digest(),
-        )
-        shard.watch(files, run)
+        name = f"{flow_run.name} {shard.number + 1} of {len(self._shards)}{suffix}"
+        run = await start_run(client, self.plan.work_pool.deployment_id, name, parameters)
+        shard.run_id, shard.state, shard.changed_at = run.id, run.state, asyncio.get_running_loop().time()
+        shard.is_deleted = False
+        self._active[shard.number] = shard
 
     def _build_options(self, shard: Shard) -> Options:
         """Return the job's parameters for one shard."""
         options = self.context.options
         remaining = self.context.deadline.remaining_seconds()
         # Earlier rounds of this job, such as the chunks before their reduction, have used a part of the limits.
-        used, ended = self.context.usage.model, shard.ended_heartbeats
-        spent = sum(
-            (Usage(beat.calls, beat.prompt_tokens, beat.completion_tokens, beat.cost) for beat in ended), Usage()
-        )
+        spent = shard.spent
+        used = self.context.usage.model - sum((other.spent for other in self._shards), Usage())
 
         def divide(limit: float | None, used: float, spent: float) -> float | None:
             return None if limit is None else max(0.0, (limit - used) / len(self._shards) - spent)
@@ -292,77 +287,67 @@ class ShardingExecutor:
             max_cost=divide(options.max_cost, used.cost or 0.0, spent.cost or 0.0),
         )
 
-    async def _poll_shards(self, runs: AttemptRuns, shards: dict[int, Shard]) -> None:
-        """Read the states and the heartbeats of these shards."""
-        clock = asyncio.get_running_loop().time
+    async def _poll_shards(self, client: PrefectClient) -> None:
+        """Read the states of the active shards, and their heartbeats as often as they are sent."""
+        clock, shards = asyncio.get_running_loop().time, self._active.values()
         try:
-            await runs.poll_states(shards.values())
+            await poll_states(client, shards)
+            if clock() - self._listened_at >= HEARTBEAT_SECONDS:
+                await poll_heartbeats(client, (shard for shard in shards if shard.is_running))
+                self._listened_at = clock()
             self._outages.pop("server", None)
         except httpx.HTTPError as error:
             self._note_outage("server", error)
         # A gap between polls, while the server or the ledger did not answer, does not count as a shard's silence.
         now, polled_at, self._polled_at = clock(), self._polled_at, clock()
-        if now - polled_at > HEARTBEAT_TIMEOUT_SECONDS / 6:
-            for shard in shards.values():
+        if now - polled_at > SILENCE_SECONDS / 12:
+            for shard in shards:
                 shard.changed_at += now - polled_at
-        for shard in shards.values():
-            assert shard.files is not None
-            heartbeat = await asyncio.to_thread(shard.files.read_heartbeat)
-            if heartbeat is not None and (shard.heartbeat is None or heartbeat.count != shard.heartbeat.count):
-                shard.heartbeat, shard.changed_at = heartbeat, now
 
-    async def _has_ended(self, runs: AttemptRuns, shard: Shard) -> bool:
+    async def _has_ended(self, client: PrefectClient, shard: Shard) -> bool:
         """Return whether an attempt has ended, or counts as dead. Raises an error that ends the whole job."""
-        state = shard.state
         if shard.is_deleted:
             await self._settle_attempt(shard, "its flow run was deleted")
             return True
-        if state is not None and state.is_final():
-            assert shard.files is not None
-            shard.heartbeat = await asyncio.to_thread(shard.files.read_heartbeat) or shard.heartbeat
-            await self._gather_last_outcomes(shard)
-            error = shard.heartbeat.error if shard.heartbeat is not None else None
-            message = f"{error[0]}: {error[1]}" if error is not None else state.message or state.name
-            await self._settle_attempt(shard, f"{state.name}: {message}" if message != state.name else message)
+        if shard.has_ended:
+            if shard.state.is_completed():
+                await self._gather_last_outcomes(shard)
+            else:
+                await self._gather_outcomes()
+            await self._settle_attempt(shard, f"{shard.state.name}: {shard.state.message}")
             return True
         # Use the time of the poll, because the outcomes of another shard may have taken a minute since then.
         silence = self._polled_at - shard.changed_at
-        start_timeout = self.plan.work_pool.start_timeout_seconds
-        timeout = HEARTBEAT_TIMEOUT_SECONDS if shard.heartbeat is not None else start_timeout
+        timeout = SILENCE_SECONDS if shard.is_running else self.plan.work_pool.start_timeout_seconds
         if "server" not in self._outages and shard.has_started and silence > timeout:
-            await runs.report_crash(shard, "its process or worker ended: no sign of life")
+            await report_crash(client, shard)
             await self._settle_attempt(shard, f"no sign of life for {silence:.0f} s")
             return True
         return False
 
     async def _gather_last_outcomes(self, shard: Shard) -> None:
-        """Record all that a finished attempt has written. A network file system may show it late."""
-        give_up_at = asyncio.get_running_loop().time() + HEARTBEAT_TIMEOUT_SECONDS
+        """Record all that a completed attempt has written. A network file system may show it late."""
+        give_up_at = asyncio.get_running_loop().time() + GATHER_SECONDS
         while True:
             await self._gather_outcomes()
-            gathered = shard.unfinished_at_start - self._count_unfinished(shard)
-            written = shard.heartbeat.done if shard.heartbeat is not None else 0
-            if shard.is_adopted or gathered >= written or asyncio.get_running_loop().time() >= give_up_at:
+            is_over = not self._count_unfinished(shard) or self.sink.failures.is_limit_reached
+            if is_over or asyncio.get_running_loop().time() >= give_up_at:
                 return
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
     async def _settle_attempt(self, shard: Shard, reason: str) -> None:
         """Decide whether the rest of an ended attempt is run again or fails. Raises an error that ends the job."""
-        unfinished = self._count_unfinished(shard)
-        heartbeat, number = shard.heartbeat, shard.number + 1
-        if heartbeat is not None:
-            shard.ended_heartbeats.append(heartbeat)
+        unfinished, number, state = self._count_unfinished(shard), shard.number + 1, shard.state
         shard.fruitless_attempts = 0 if unfinished < shard.unfinished_at_start else shard.fruitless_attempts + 1
         if not unfinished or self.sink.failures.is_limit_reached:
             return
-        if heartbeat is not None and heartbeat.error is not None:
-            for kind in (ConfigurationError, PrepareError):  # These would be raised on every worker.
-                if heartbeat.error[0] == kind.__name__:
-                    raise kind(f"shard {number}: {heartbeat.error[1]}")
-        if heartbeat is not None and heartbeat.late:
+        for kind in (ConfigurationError, PrepareError):  # These would be raised on every worker.
+            if state.name == kind.__name__:
+                raise kind(f"shard {number}: {state.message}")
+        if state.name == DeadlineExceeded.__name__:
             error = self._build_deadline_error("is over before the provider opens more sandboxes")
             await self._fail_unfinished([shard], error)
-        elif shard.state is not None and shard.state.type == StateType.CANCELLED:
+        elif state.type == StateType.CANCELLED:
             await self._give_up(shard, f"its shard, number {number}, was cancelled")
         elif shard.fruitless_attempts >= MAX_FRUITLESS_ATTEMPTS:
             times = MAX_FRUITLESS_ATTEMPTS
@@ -375,33 +360,32 @@ class ShardingExecutor:
         await self._fail_unfinished([shard], lambda _: NotRun(f"not finished: {reason}"))
 
     async def _fail_unfinished(self, shards: list[Shard], build_error: Callable[[Execution], RlmBatchError]) -> None:
-        """Record a failure for each execution without an outcome in consecutive shards."""
-        for execution in self.store.iterate_unfinished(shards[0].start, shards[-1].stop):
-            self.sink.record_unrun(execution, build_error(execution))
-            await asyncio.sleep(0)  # There may be many, and others use this event loop.
+        """Record a failure for each execution of these shards that has no outcome."""
+        for shard in shards:
+            for execution in self.store.iterate_unfinished(shard.start, shard.stop):
+                self.sink.record_unrun(execution, build_error(execution))
+                await asyncio.sleep(0)  # There may be many, and others use this event loop.
 
     def _build_deadline_error(self, reason: str) -> Callable[[Execution], RlmBatchError]:
         return partial(self.context.deadline.build_error, reason=reason)
 
-    async def _cancel_active(self, runs: AttemptRuns) -> None:
-        """Cancel the active shards, wait until they have ended, and record what they have written."""
-        for shard in self._active.values():
-            await runs.cancel(shard)
-        give_up_at = asyncio.get_running_loop().time() + CANCEL_TIMEOUT_SECONDS
-        running = {number: shard for number, shard in self._active.items() if shard.run_id is not None}
-        while running and asyncio.get_running_loop().time() < give_up_at:
-            await asyncio.sleep(POLL_INTERVAL_SECONDS)
-            with suppress(httpx.HTTPError):
-                await self._poll_shards(runs, running)
-            running = {number: shard for number, shard in running.items() if not shard.has_ended}
-        for shard in running.values():
-            text = "shard %d was cancelled, and has not ended within %.0f s"
-            self.context.log.warning(text, shard.number + 1, CANCEL_TIMEOUT_SECONDS)
-        for shard in self._active.values():
-            if shard.heartbeat is not None:
-                shard.ended_heartbeats.append(shard.heartbeat)
+    async def _cancel_active(self, client: PrefectClient) -> None:
+        """Cancel the job's shards, wait until they have ended, and record what they have written."""
+        with suppress(httpx.HTTPError):
+            await self._wait_for_ends(client, await cancel_runs(client, [uuid.UUID(flow_run.id)]))
         try:
             await asyncio.to_thread(self.context.ledger.close)
             await self._gather_outcomes()
         except OSError as error:  # The error that ends the job matters more.
             self.context.log.error("%s", error)
+
+    async def _wait_for_ends(self, client: PrefectClient, cancelled: list[Shard]) -> None:
+        """Wait until cancelled shards have ended. Raises httpx.HTTPError."""
+        give_up_at = asyncio.get_running_loop().time() + CANCEL_TIMEOUT_SECONDS
+        while running := [shard for shard in cancelled if not shard.has_ended]:
+            if asyncio.get_running_loop().time() >= give_up_at:
+                text = "%d shards were cancelled, and have not ended within %.0f s"
+                self.context.log.warning(text, len(running), CANCEL_TIMEOUT_SECONDS)
+                return
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
+            await poll_states(client, running)

@@ -8,7 +8,6 @@ import fnmatch
 import os
 import shutil
 import stat
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,8 +24,6 @@ LEDGER_NAMES = (
     PATTERN, "part-*.jsonl", "answers-*.jsonl", "requests-*.jsonl", "result-*.json", "report.html", "shards", COLLECTED,
     ".*.partial",
 )  # fmt: skip
-BEAT_SUFFIX = ".beat"
-BEAT_SECONDS = 600.0  # A shard whose heartbeat is younger may still run, on this machine or another one.
 DELETED = ".deleted"  # Folders are moved here before they are deleted. Readers of the results root skip it.
 
 
@@ -127,7 +124,7 @@ def _inspect_ledger(root: Path, path: Path, before: float, record: RunRecord) ->
     if contents.changed_at >= before:
         return None
     with claim_idle_ledger(path) as is_idle:
-        if not is_idle or contents.last_beat_at > time.time() - BEAT_SECONDS:
+        if not is_idle:
             return KeptFolder(path, "a run uses it")
     foreign = [name for name in contents.names if not any(fnmatch.fnmatch(name, known) for known in LEDGER_NAMES)]
     if foreign:
@@ -141,7 +138,7 @@ class _Contents:
     def __init__(self, folder: Path) -> None:
         self.names: list[str] = []
         self.size_bytes = 0
-        self.changed_at = self.last_beat_at = 0.0
+        self.changed_at = 0.0
         for directory, folders, names in os.walk(folder):
             if directory == str(folder):
                 self.names = [*folders, *names]
@@ -150,5 +147,3 @@ class _Contents:
                     state = os.lstat(path)
                     self.size_bytes += state.st_blocks * 512
                     self.changed_at = max(self.changed_at, state.st_mtime)
-                    if path.endswith(BEAT_SUFFIX):
-                        self.last_beat_at = max(self.last_beat_at, state.st_mtime)

@@ -5,6 +5,7 @@ memory.
 """
 
 import json
+import math
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, overload
@@ -102,6 +103,15 @@ class ShardStore:
         """Return how many executions from `start` up to `stop` have no outcome yet."""
         query = "select count(*) from executions where number >= ? and number < ? and state = ?"
         return self._database.execute(query, (start, stop, UNFINISHED)).fetchone()[0]
+
+    def find_starts(self, start: int, stop: int, count: int) -> list[int]:
+        """Return the first numbers of `count` ranges with equally many unfinished executions each, or of fewer."""
+        size = math.ceil(self.count_unfinished(start, stop) / count)
+        query = (
+            "select number from (select number, row_number() over (order by number) - 1 as place from executions "
+            "where number >= ? and number < ? and state = ?) where place % ? = 0 order by number"
+        )
+        return [number for (number,) in self._database.execute(query, (start, stop, UNFINISHED, size))]
 
     def add_previous_line(self, line: LedgerLine) -> None:
         """Add an earlier line of the ledger for `find_previous_line`, which finds the latest result of a key."""

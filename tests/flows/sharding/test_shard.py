@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.exceptions import CancelledRun
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.objects import State, StateType
+from prefect.exceptions import FailedRun
+from prefect.flow_engine import run_flow_async
+from prefect.states import Cancelled, Cancelling, Crashed
 
-from rlm_batch import ConfigurationError, LocalSandbox, PrepareError
+from rlm_batch import LocalSandbox
 from rlm_batch.blocks.storage.location import list_names
 from rlm_batch.flows.parameters import Options
 from rlm_batch.flows.shard import shard
-from rlm_batch.flows.sharding import heartbeat as heartbeat_task
-from rlm_batch.sandbox.errors import NotRun
 from rlm_batch.tasks.execution import assign_keys
 from rlm_batch.tasks.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.shard_files import ShardFiles, ShardHeader
@@ -44,6 +47,11 @@ async def run(files: ShardFiles, **parameters: Any) -> None:
     await shard(work=str(files.work_path), options=options_of(files, **parameters))
 
 
+async def run_to_state(files: ShardFiles, **parameters: Any) -> State[Any]:
+    run_shard: Any = shard  # Type checkers do not know `return_state`.
+    return await run_shard(work=str(files.work_path), options=options_of(files, **parameters), return_state=True)
+
+
 def read_values(files: ShardFiles) -> dict[int, Any]:
     """Return the submitted `y` of every successful line by number; fail if two lines have the same key."""
     successes = [line for line in Ledger(files.ledger).read_lines() if line.is_success]
@@ -55,10 +63,6 @@ async def test_a_shard_writes_its_outcomes_to_the_jobs_ledger(results):
     files = files_of(results, "SUBMIT(y=1 // (x - 12))")
     await run(files)
     assert read_values(files) == {10: -1, 11: -1, 13: 1, 14: 0, 15: 0}
-    heartbeat = files.read_heartbeat()
-    assert heartbeat is not None
-    assert (heartbeat.done, heartbeat.failed, heartbeat.error) == (6, 1, None)
-    assert heartbeat.sandboxes in (1, 2)
     assert {name[:17] for name in list_names(files.ledger, "part-*")} == {"part-abc-00001-1-"}
     assert list_names(files.ledger, "run-*.json") == []  # only jobs write run records
 
@@ -75,52 +79,47 @@ async def test_a_retried_shard_skips_executions_with_results(results, tmp_path):
     assert (tmp_path / "ran").read_text() == "x" * 12
 
 
-async def test_a_shard_restarted_elsewhere_ends_and_leaves_no_sandbox(results, monkeypatch):
-    monkeypatch.setattr(heartbeat_task, "HEARTBEAT_INTERVAL_SECONDS", 0.2)
-    files = files_of(results, "import time; time.sleep(1000)")
-    running = asyncio.create_task(run(files, timeout=1000))
-    await wait_until_async(lambda: files.read_heartbeat() is not None)
-    files_of(results, "import time; time.sleep(1000)", attempt=2)
-    with pytest.raises(NotRun, match="started it again"):
-        await asyncio.wait_for(running, 90)
+@pytest.mark.parametrize("state", [Cancelling(), Crashed()], ids=["cancelled", "started again"])
+async def test_a_shard_that_its_job_has_stopped_ends_and_leaves_no_sandbox(state, results, tmp_path, monkeypatch):
+    monkeypatch.setattr("rlm_batch.flows.shard.STATE_INTERVAL_SECONDS", 0.2)
+    begun = tmp_path / "begun"
+    files = files_of(results, f"open({str(begun)!r}, 'w').write(''); import time; time.sleep(1000)")
+    running = asyncio.create_task(run_to_state(files, timeout=1000))
+    await wait_until_async(begun.exists)
+    async with get_client() as client:
+        only = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING])))
+        (own,) = [
+            found for found in await client.read_flow_runs(flow_run_filter=only)
+            if found.parameters.get("work") == str(files.work_path)
+        ]  # fmt: skip
+        await client.set_flow_run_state(own.id, state, force=True)
+    ended = await asyncio.wait_for(running, 90)
+    assert (ended.type, ended.message) == (StateType.CANCELLED, "the job has stopped this shard")
     assert read_values(files) == {}
 
 
-async def test_a_cancelled_shard_ends_even_if_its_process_starts_later(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(heartbeat_task, "HEARTBEAT_INTERVAL_SECONDS", 0.2)
-    files = files_of(results, f"open({str(tmp_path / 'begun')!r}, 'w'); import time; time.sleep(1000)")
-    running = asyncio.create_task(run(files, timeout=1000))
-    await wait_until_async((tmp_path / "begun").exists)
-    files.mark_cancelled()
-    with pytest.raises(CancelledRun, match="the job has cancelled this shard"):
-        await asyncio.wait_for(running, 90)
-    heartbeat = files.read_heartbeat()
-    assert heartbeat is not None
-    assert heartbeat.ended
-    later = files_of(results, "SUBMIT(y=1)", attempt=2)
-    later.mark_cancelled()
-    with pytest.raises(CancelledRun):
-        await run(later)
-    assert read_values(files) == {}
-
-
-async def test_a_shard_reports_executions_that_a_deadline_left_undone(results):
-    files = files_of(results, "import time; time.sleep(1000)")
-    await run(files, deadline=1, timeout=1000)
-    heartbeat = files.read_heartbeat()
-    assert heartbeat is not None
-    assert (heartbeat.done, heartbeat.late) == (0, 6)
-
-
-async def test_a_shard_reports_to_its_job_why_it_cannot_run(results):
+async def test_a_shard_that_was_cancelled_before_its_process_started_runs_nothing(results):
     files = files_of(results, "SUBMIT(y=1)")
-    with pytest.raises(PrepareError):
-        await run(files, prepare="1 / 0")
-    heartbeat = files.read_heartbeat()
-    assert heartbeat is not None
-    assert heartbeat.error is not None
-    assert heartbeat.error[0] == "PrepareError"
-    assert "prepare raised ZeroDivisionError" in heartbeat.error[1]
+    work = str(files.work_path)
+    async with get_client() as client:
+        own = await client.create_flow_run(shard, parameters={"work": work}, state=Cancelled())
+    parameters = {"work": work, "options": options_of(files)}
+    state: Any = await run_flow_async(shard, own, parameters, return_type="state")
+    assert state.name == "Cancelled"
+    assert read_values(files) == {}
+
+
+async def test_a_shard_says_in_its_state_that_a_deadline_left_executions_undone(results):
+    files = files_of(results, "import time; time.sleep(1000)")
+    state = await run_to_state(files, deadline=1, timeout=1000)
+    assert (state.name, state.message) == ("DeadlineExceeded", "6 executions had not ended at the deadline")
+
+
+async def test_a_shard_says_in_its_state_why_it_cannot_run(results):
+    files = files_of(results, "SUBMIT(y=1)")
+    state = await run_to_state(files, prepare="1 / 0")
+    assert (state.type, state.name) == (StateType.FAILED, "PrepareError")
+    assert "prepare raised ZeroDivisionError" in (state.message or "")
 
 
 @pytest.mark.full
@@ -141,7 +140,7 @@ async def test_a_shard_gets_its_jobs_modules_data_and_tools_or_refuses_to_start(
     for path, other in ((source / "mine.py", "VALUE = 3\n"), (data, "12")):
         was = path.read_text()
         path.write_text(other)
-        with pytest.raises(ConfigurationError, match="the files of python_path or mounts differ on this worker"):
+        with pytest.raises(FailedRun, match="the files of python_path or mounts differ on this worker"):
             await shard(work=str(files.work_path), options=options, files_digest=digest)
         path.write_text(was)
     assert read_values(files) == {}
@@ -156,7 +155,7 @@ async def test_a_shard_gets_its_jobs_modules_data_and_tools_or_refuses_to_start(
 async def test_a_shard_that_cannot_reach_the_ledger_says_so(results):
     files = files_of(results, "SUBMIT(y=1)")
     os.remove(str(files.work_path))
-    with pytest.raises(ConfigurationError, match="every worker reaches under the same name"):
+    with pytest.raises(FailedRun, match="every worker reaches under the same name"):
         await run(files)
 
 
@@ -164,11 +163,9 @@ async def test_a_shards_paths_need_the_workers_consent(results, tmp_path, monkey
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))  # a worker sets this variable
     monkeypatch.setenv("RLM_BATCH_ALLOW_NO_ISOLATION", "1")
     elsewhere, here = (files_of(folder, "SUBMIT(y=x)") for folder in (tmp_path / "elsewhere", results))
-    before = list_names(elsewhere.directory, "*")
     for files, ledger in ((elsewhere, here.ledger), (here, elsewhere.ledger)):
-        with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
+        with pytest.raises(FailedRun, match="RLM_BATCH_ALLOWED_PATHS"):
             await run(files, results_path=str(ledger))
-    assert list_names(elsewhere.directory, "*") == before  # the refused shard wrote no heartbeat either
     assert list_names(elsewhere.ledger, "part-*") == []
     await run(here)
     assert len(read_values(here)) == 6

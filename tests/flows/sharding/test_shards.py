@@ -311,7 +311,7 @@ async def test_cancelling_a_job_while_shards_start_leaves_no_shard(worker, share
 
 
 @pytest.mark.full
-async def test_a_resumed_job_takes_over_its_running_shards(server, shared, tmp_path):
+async def test_a_resumed_job_stops_its_running_shards_and_runs_the_rest(server, shared, tmp_path):
     program = tmp_path / "job.py"
     program.write_text(
         "import asyncio\n"

@@ -12,13 +12,7 @@ from rlm_batch.sandbox.meta import Meta
 from rlm_batch.sandbox.requests.execution_request import encode_variable
 from rlm_batch.tasks.execution import Execution, assign_keys
 from rlm_batch.tasks.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.shard_files import (
-    Heartbeat,
-    ShardFiles,
-    ShardHeader,
-    find_last_attempts,
-    load_or_create_cut,
-)
+from rlm_batch.tasks.ledger.shard_files import ShardFiles, ShardHeader
 from rlm_batch.tasks.ledger.shard_store import ShardStore
 
 HEAD = ShardHeader(shards=8, total=3, what="chunk", commit=None)
@@ -49,9 +43,6 @@ def write_files(place):
 def test_shard_files_work_in_a_bucket(s3):
     files = write_files("s3://results/run")
     test_a_shard_reads_the_work_that_its_job_wrote(files)
-    test_the_latest_heartbeat_is_read(files)
-    test_the_last_attempt_at_each_shard_is_known(files)
-    test_a_resumed_job_keeps_its_shard_size(files)
 
 
 def test_a_shard_reads_the_work_that_its_job_wrote(files):
@@ -60,28 +51,15 @@ def test_a_shard_reads_the_work_that_its_job_wrote(files):
     assert list(executions) == EXECUTIONS
 
 
-def test_the_latest_heartbeat_is_read(files):
-    assert files.read_heartbeat() is None
-    for count in (1, 2):
-        files.write_heartbeat(Heartbeat(count=count, done=count, error=None))
-    assert files.read_heartbeat() == Heartbeat(count=2, done=2)
-
-
-def test_the_last_attempt_at_each_shard_is_known(files):
-    files.next_attempt.write_work(HEAD, [])
-    ShardFiles(files.ledger, "abc", 11, 4).write_work(HEAD, [])
-    ShardFiles(files.ledger, "other", 1, 9).write_work(HEAD, [])
-    assert find_last_attempts(files.ledger, "abc") == {3: 2, 11: 4}
-    assert files.next_attempt.has_work()
-    assert not files.next_attempt.next_attempt.has_work()
-
-
-def test_a_resumed_job_keeps_its_shard_size(files):
-    where, size = load_or_create_cut(files.ledger, "abc", 500)
-    assert size == 500
-    assert load_or_create_cut(files.ledger, "abc", 250) == (where, 500)
-    assert load_or_create_cut(files.ledger, "other", 250) == (where, 250)
-    assert load_or_create_cut(files.ledger / "elsewhere", "abc", 500)[0] != where
+def test_the_executions_without_a_result_are_cut_into_equal_shards(tmp_path):
+    store = ShardStore(ledger=Ledger(tmp_path))
+    for execution in assign_keys([("a", {"x": x}) for x in range(10)], {}):
+        store.add_execution(execution)
+        if execution.index in (0, 1, 5):
+            store.add_outcome(execution, Result({}, Meta(index=execution.index)))
+    assert store.find_starts(0, 10, 3) == [2, 6, 9]
+    assert store.find_starts(0, 10, 100) == [2, 3, 4, 6, 7, 8, 9]
+    assert store.find_starts(0, 2, 3) == []
 
 
 def test_missing_work_says_that_workers_must_share_the_location(tmp_path):
