@@ -70,7 +70,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
             return True
 
     async def open_terminal(self, sandbox_id: str) -> int:
-        """Open a shell in a pseudo-terminal of Daytona's. Raise RlmBatchError."""
+        """Open a shell with `ssh`. Raise RlmBatchError."""
         await _import_sdk()
         from .client import use_client
         from .deletion import find_sandbox
@@ -80,7 +80,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
             remote = await find_sandbox(client, sandbox_id)
             if remote is None:
                 raise SandboxLost(f"the sandbox {sandbox_id} is gone")
-            return await open_shell(self, remote)
+            return await open_shell(remote)
 
     async def list_snapshots(self) -> list[SnapshotInfo]:
         await _import_sdk()

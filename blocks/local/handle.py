@@ -93,7 +93,8 @@ class LocalSandboxHandle(Sandbox):
                 self._enter_file_system(await process.find_pid())
             if self.clone is not None:
                 await self._copy_repository(self.clone)
-            await self._hold_to_totals(process)
+            if self.has_totals:
+                await self.hold_to_totals(await process.find_pid(), is_supervisor=process.is_supervisor)
             await LocalChannel(process.stdin.fileno()).send(process.boot)
         except SandboxLost:
             words = self.read_stderr_tail() or "its process ended at once"
@@ -122,11 +123,13 @@ class LocalSandboxHandle(Sandbox):
             if os.geteuid() == 0:
                 os.chown(self._own_folders[path], owner.st_uid, owner.st_gid)
 
-    async def _hold_to_totals(self, process: DriverProcess) -> None:
-        """Put the process under the limits on the whole sandbox, before any input. Raises SandboxStartError."""
-        if not self.group.limits and self.watched is None:
-            return
-        pid = await process.find_pid()
+    @property
+    def has_totals(self) -> bool:
+        """Return whether a control group or the watcher limits the sandbox as a whole."""
+        return bool(self.group.limits) or self.watched is not None
+
+    async def hold_to_totals(self, pid: int, *, is_supervisor: bool = False) -> None:
+        """Put a new process under the limits on the whole sandbox, before any input. Raises SandboxStartError."""
         try:
             await asyncio.to_thread(self.group.add, pid)
         except ProcessLookupError:
@@ -134,7 +137,7 @@ class LocalSandboxHandle(Sandbox):
         except OSError as error:
             raise SandboxStartError(f"sandbox {self.id} could not be put into its control group: {error}") from error
         if self.watched is not None:
-            self.watched.pid, self.watched.is_supervisor = pid, process.is_supervisor
+            self.watched.pid, self.watched.is_supervisor = pid, is_supervisor
             watch(self.watched)
 
     def find_exceeded_limit(self) -> str:

@@ -143,7 +143,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
             labels, until = read_labels(folder), read_kept_until(folder)
             handle = create_sandbox(self, level, labels, libraries, self._files.mounts, kept=folder)
         try:
-            return await run_terminal(handle, until)
+            return await run_terminal(handle)
         finally:
             # `reap`, or the keeper after the hour, may be removing the files, and then none may stay.
             is_kept = read_kept_until(folder) > time.time()

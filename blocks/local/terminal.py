@@ -1,127 +1,42 @@
-"""A shell in a local sandbox, in the terminal of this process.
+"""A shell in a local sandbox, behind the walls of its code. The system call filter keeps it from typing."""
 
-The shell runs on a pseudo-terminal of its own: code that could reach this process's terminal could type into it.
-"""
-
-import asyncio
-import fcntl
 import json
 import os
-import pty
-import struct
-import sys
-import termios
-import time
 from dataclasses import asdict
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.driver_bundle import TERMINAL_MODULES, build_driver_code
-from ...sandbox.errors import SandboxLost, SandboxStartError
-from ...sandbox.wire.pipes import READ_BYTES
-from ..host_terminal import build_shell_command, get_terminal_size, relay_terminal
+from ..host_terminal import SHELL, run_in_terminal
 from .deletion import kill_processes
 from .handle import LocalSandboxHandle
-from .launch.driver_process import START_ENVIRONMENT
-from .watcher import watch
+from .launch.driver_process import build_boot_program
+
+# bubblewrap's own first process lets the shell take over the terminal and receive its signals.
+WITHOUT = ("--as-pid-1", "--new-session")
 
 
-async def run_terminal(handle: LocalSandboxHandle, until: float) -> int:
-    """Run a shell in a sandbox without a driver, at most until then, in epoch seconds, and return its exit status.
-
-    Raises SandboxStartError, or SandboxLost if the shell was killed from outside.
-    """
+async def run_terminal(handle: LocalSandboxHandle) -> int:
+    """Run a shell in a sandbox without a driver, and return its exit status."""
     settings = asdict(handle.settings)
     settings["environment"]["TERM"] = os.environ.get("TERM", "dumb")
-    command = build_shell_command(handle.settings.cwd)
-    request = json.dumps({"settings": settings, "command": command}).encode()
-    ours, its = pty.openpty()
+    code, request = build_driver_code(TERMINAL_MODULES), {"settings": settings, "command": SHELL}
+    descriptor = os.memfd_create("shell")  # The settings have secrets, and standard input is the terminal.
     try:
-        os.set_blocking(ours, False)
-        _resize(ours, *get_terminal_size())
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *handle.launch.build_command("a shell in a local sandbox", TERMINAL_MODULES, f", terminal={its}"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                cwd=handle.launch.directory,
-                env=START_ENVIRONMENT,
-                pass_fds=[its],
-                start_new_session=True,
-            )
-        finally:
-            os.close(its)
-        try:
-            await asyncio.to_thread(handle.group.add, process.pid)
-            if handle.watched is not None:  # The handle's `keep` and `remove` end this.
-                handle.watched.pid = process.pid
-                watch(handle.watched)
-            status = await _relay(process, ours, build_driver_code(TERMINAL_MODULES) + request, until)
-            if limit := handle.find_exceeded_limit():
-                print(f"Processes were killed, because the sandbox exceeded {name_parameter(limit)}.", file=sys.stderr)
-            return status
-        finally:
-            await run_shielded(_end(process, handle))
+        os.write(descriptor, code + json.dumps(request).encode())
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        program = build_boot_program("a shell in a local sandbox", len(code), f"descriptor={descriptor}", descriptor)
+        return await run_in_terminal(
+            [word for word in handle.launch.build_command(program) if word not in WITHOUT],
+            f"A shell in {handle.settings.cwd}.",
+            on_start=handle.hold_to_totals,
+            cwd=handle.launch.directory,
+            pass_fds=[descriptor],
+        )
     finally:
-        os.close(ours)
+        os.close(descriptor)
+        await run_shielded(_end_programs(handle))
 
 
-async def _end(process: asyncio.subprocess.Process, handle: LocalSandboxHandle) -> None:
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
-    # A program may have left the shell's session. This ends the keeper, too, which the handle's `keep` starts again.
+async def _end_programs(handle: LocalSandboxHandle) -> None:
+    """Kill programs that have left the shell's session, and the keeper. The handle's `keep` starts another one."""
     await kill_processes(handle.folder)
-
-
-async def _relay(process: asyncio.subprocess.Process, terminal: int, start: bytes, until: float) -> int:
-    loop = asyncio.get_running_loop()
-    has_shown = False
-
-    async def send(data: bytes) -> None:
-        while data:
-            try:
-                data = data[os.write(terminal, data) :]
-            except BlockingIOError:
-                await asyncio.sleep(0.01)  # The shell reads nothing now.
-
-    async def resize(rows: int, columns: int) -> None:
-        _resize(terminal, rows, columns)
-
-    async with relay_terminal(send, resize) as write:
-
-        def show() -> bool:
-            """Show what the shell has written, and return whether there was something."""
-            nonlocal has_shown
-            try:
-                write(os.read(terminal, READ_BYTES))
-            except BlockingIOError:
-                return False
-            except OSError:  # No process has the terminal open.
-                loop.remove_reader(terminal)
-                return False
-            has_shown = True
-            return True
-
-        loop.add_reader(terminal, show)
-        try:
-            async with asyncio.timeout(max(0.0, until - time.time())):
-                status, errors = await process.communicate(start)
-        except TimeoutError:
-            status, errors = b"", b""
-            write(b"\r\nThe hour of this sandbox is over.\r\n")
-        finally:
-            loop.remove_reader(terminal)
-        while show():
-            pass
-    if not status and process.returncode is not None:
-        if has_shown:
-            raise SandboxLost("the shell was killed from outside, as by rlm-batch reap --kept")
-        raise SandboxStartError(f"the shell did not start: {errors.decode('utf-8', 'replace').strip()[-500:]}")
-    return int(status or 1)
-
-
-def _resize(terminal: int, rows: int, columns: int) -> None:
-    """Set the size of a pseudo-terminal, which tells the programs on it."""
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))

@@ -8,11 +8,15 @@ form would block the event loop. The code relies on this behaviour of the client
 """
 
 import os
+import shlex
+import shutil
+import sys
 from contextlib import suppress
 from typing import Any, ClassVar
 
 from ...sandbox.driver_settings import KEEP_SECONDS
 from ...sandbox.sandbox_api import Sandbox
+from ..host_terminal import SHELL, run_in_terminal
 from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider
 from .settings import PYTHON, ModalSettings
 
@@ -77,18 +81,12 @@ class ModalProvider(ModalSettings, SandboxProvider):
             raise map_error(error, f"sandbox {sandbox_id} could not be removed") from error
 
     async def open_terminal(self, sandbox_id: str) -> int:
-        """Open a shell in a pseudo-terminal of Modal's. Raise RlmBatchError."""
-        import modal
-
-        from .account import open_account
-        from .errors import map_error
-        from .shell import open_shell
-
-        account = await open_account(self)
-        try:
-            return await open_shell(self, await modal.Sandbox.from_id.aio(sandbox_id, client=account.client))
-        except modal.exception.Error as error:
-            raise map_error(error, f"no shell could be opened in sandbox {sandbox_id}") from error
+        """Open a shell with `modal shell`, which gets the account's token in its environment."""
+        account = {f"MODAL_{name.upper()}": self.get_account_setting(name) for name in ("token_id", "token_secret")}
+        environment = {name: value.get_secret_value() for name, value in account.items() if value is not None}
+        program = shutil.which("modal", path=f"{os.environ.get('PATH', '')}:{os.path.dirname(sys.executable)}")
+        command = [program or "modal", "shell", sandbox_id, "--cmd", shlex.join(SHELL)]
+        return await run_in_terminal(command, f"modal shell {sandbox_id}", environment=environment)
 
     async def list_volumes(self) -> list[str]:
         import modal

@@ -35,12 +35,7 @@ async def keep_and_die(*arguments):
 Interpreter.keep = keep_and_die
 main(sys.argv[1:])
 """
-PROVIDERS = [
-    "local",
-    pytest.param("daytona", marks=pytest.mark.full),
-    pytest.param("modal", marks=pytest.mark.full),
-    pytest.param("container:podman", marks=[pytest.mark.requires("podman"), pytest.mark.full]),
-]
+PODMAN = pytest.param("container:podman", marks=[pytest.mark.requires("podman"), pytest.mark.full])
 
 
 def start_run(run_alone: Run, folder: Path, provider: str, count: int = 2) -> tuple[str, str]:
@@ -70,7 +65,7 @@ def reap(run_alone: Run, provider: str, *options: str) -> subprocess.CompletedPr
     return done
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("provider", ["local", PODMAN])
 def test_a_person_looks_into_the_sandbox_of_a_failed_execution(
     run_alone: Run, tmp_path: Path, account: Callable[..., None], provider: str
 ) -> None:
@@ -124,6 +119,42 @@ def test_a_person_looks_into_the_sandbox_of_a_failed_execution(
     reap(run_alone, provider, "--kept")
 
 
+RECORDER = """#!/bin/sh
+printf '%s\\n' "$@" "$MODAL_TOKEN_SECRET" >arguments
+exit 7
+"""
+COMMANDS = [("daytona", "ssh", r"ssh -p 2222 TOKEN@ssh\.daytona\.example"), ("modal", "modal", r"modal shell sb-\w+")]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("provider", "program", "shown"), COMMANDS)
+def test_the_shell_is_the_providers_own(
+    run_alone: Run,
+    tmp_path: Path,
+    account: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    provider: str,
+    program: str,
+    shown: str,
+) -> None:
+    """A program that records its arguments takes the place of the provider's."""
+    account(provider)
+    path, _ = start_run(run_alone, tmp_path, provider)
+    (tmp_path / program).write_text(RECORDER)
+    (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with open_shell(tmp_path, path, 1) as terminal:
+        terminal.wait_for(shown)
+        assert terminal.wait() == 7
+    *arguments, secret = (tmp_path / "arguments").read_text().splitlines()
+    if provider == "daytona":
+        assert re.fullmatch(r"-p 2222 token-of-\S+@ssh\.daytona\.example", " ".join(arguments))
+    else:
+        assert re.fullmatch(r"shell sb-\w+ --cmd sh -c .*bash --norc.*", " ".join(arguments))
+        assert secret == os.environ["MODAL_TOKEN_SECRET"]
+    reap(run_alone, provider, "--kept")
+
+
 def list_sleepers(seconds: str) -> list[str]:
     """Return the processes of this machine that run `sleep` with that argument."""
     found: list[str] = []
@@ -134,8 +165,8 @@ def list_sleepers(seconds: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_terminated_shell_restores_the_terminal_and_ends_its_programs(
+@pytest.mark.parametrize("provider", ["local", PODMAN])
+def test_a_terminated_shell_restores_the_terminal(
     run_alone: Run, tmp_path: Path, account: Callable[..., None], provider: str
 ) -> None:
     account(provider)
@@ -144,14 +175,14 @@ def test_a_terminated_shell_restores_the_terminal_and_ends_its_programs(
     with open_shell(tmp_path, path, 1) as terminal:
         settings = terminal.read_settings()
         terminal.wait_for(PROMPT)
-        terminal.send(f"sleep {sleep}\n")
+        terminal.send(f"stty -echo; sleep {sleep}\n")
         wait_until(lambda: list_sleepers(sleep))
         assert terminal.read_settings() != settings
         os.kill(terminal.process.pid, signal.SIGTERM)
         assert terminal.wait() == 130
         assert terminal.read_settings() == settings
         assert "rlm-batch: interrupted\r\n" in terminal.output
-    if provider != "modal":  # Commands of the stand-in have process namespaces of their own, and cannot signal others.
+    if provider == "local":  # A container has its own processes until its hour is over.
         wait_until(lambda: not list_sleepers(sleep))
     with open_shell(tmp_path, path, 1) as terminal:
         terminal.wait_for(PROMPT)
@@ -164,7 +195,7 @@ def test_a_terminated_shell_restores_the_terminal_and_ends_its_programs(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("provider", ["local", PODMAN])
 def test_a_sandbox_that_a_killed_run_kept_is_found_by_its_execution(
     run_alone: Run, tmp_path: Path, account: Callable[..., None], provider: str
 ) -> None:

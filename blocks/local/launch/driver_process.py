@@ -165,15 +165,15 @@ def _resolve(path: str) -> str:
     return os.path.realpath(path)
 
 
-def build_boot_program(what: str, size: int, call: str) -> str:
-    """Return a program that reads `size` bytes of marshalled code from standard input and calls its `main`.
+def build_boot_program(what: str, size: int, call: str, descriptor: int = 0) -> str:
+    """Return a program that reads `size` bytes of marshalled code from a descriptor and calls its `main`.
 
     `call` has the arguments of `main` as source text. `what` names the program in a list of processes.
     """
     return (
         f"{BOOT_COMMENT}{what}\nimport sys\nsys.path[:] = [path for path in sys.path if path]\n"
         f"import marshal, os\nrest = {size}\ndata = []\n"
-        "while rest:\n    data.append(os.read(0, rest))\n    rest -= len(data[-1]) or os._exit(0)\n"
+        f"while rest:\n    data.append(os.read({descriptor}, rest))\n    rest -= len(data[-1]) or os._exit(0)\n"
         "driver = {'__name__': 'driver'}\nexec(marshal.loads(b''.join(data)), driver)\n"
         f"driver['main']({call})"
     )

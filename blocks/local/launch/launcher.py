@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ....sandbox.caller import name_parameter
-from ....sandbox.driver_bundle import MODULES, build_driver_code
+from ....sandbox.driver_bundle import build_driver_code
 from ....sandbox.errors import SandboxStartError
 from ....sandbox.wire.python_directory import write_python_directory
 from .. import isolation
@@ -58,12 +58,13 @@ class Launch:
 
     def spawn(self) -> DriverProcess:
         """Start the driver as a separate program, without a zygote. Raises SandboxStartError."""
-        return SpawnedProcess(self.build_command("a local sandbox"), self.directory)
+        call = f"watched={not self.is_bubblewrap}"
+        program = build_boot_program("a local sandbox", len(build_driver_code()), call)
+        return SpawnedProcess(self.build_command(program), self.directory)
 
-    def build_command(self, what: str, modules: tuple[str, ...] = MODULES, arguments: str = "") -> list[str]:
-        """Return the command of a driver that is a separate program; `arguments` are more arguments of its `main`."""
-        call = f"watched={not self.is_bubblewrap}{arguments}"
-        command = build_python_command(build_boot_program(what, len(build_driver_code(modules)), call))
+    def build_command(self, program: str) -> list[str]:
+        """Return the command that runs a Python program in the sandbox."""
+        command = build_python_command(program)
         if self.is_bubblewrap:
             line = self.user_line.encode()
             files = {USERS_FILE: Path("/etc/passwd").read_bytes() + line} if line else {}

@@ -69,26 +69,12 @@ async def test_two_terminals_cannot_take_a_kept_sandbox_at_the_same_time(no_proc
 
 
 @pytest.mark.full
-async def test_nothing_is_left_if_the_hour_ends_while_a_terminal_is_open(no_process_left: None) -> None:
-    with start_program() as terminal:
-        terminal.wait_for("sandbox: ")  # Its imports may take longer than the sandbox is kept.
-        folder = await keep_sandbox(10)
-        terminal.send(f"{folder.name}\n")
-        terminal.wait_for("Ctrl-D ends the shell")
-        terminal.send("n=0; while :; do n=$((n+1)); mkdir -p $n; echo x >$n/file; done\n")
-        terminal.wait_for("The hour of this sandbox is over")
-        assert terminal.wait() == 1
-        assert "Error" not in terminal.output
-    assert not folder.exists()
-
-
-@pytest.mark.full
-async def test_a_terminal_says_that_its_sandbox_was_removed() -> None:
+async def test_nothing_is_left_if_the_sandbox_is_removed_while_a_terminal_is_open(no_process_left: None) -> None:
     folder = await keep_sandbox(600)
     with open_terminal(folder) as terminal:
         terminal.wait_for(PROMPT)
+        terminal.send("n=0; while :; do n=$((n+1)); mkdir -p $n; echo x >$n/file; done\n")
         await LocalSandbox().delete_sandbox(folder.name)
-        terminal.wait_for("SandboxLost: the shell was killed from outside")
-        terminal.wait()
+        assert terminal.wait() in (137, 143)
     await LocalSandbox().delete_sandbox(folder.name)
     assert not folder.exists()

@@ -29,6 +29,8 @@ class SandboxCalls:
             ("POST", "/api/sandbox/{box}/autodelete/{minutes}", self.set_auto_delete),
             ("POST", "/api/sandbox/{box}/ttl/{minutes}", self.set_ttl),
             ("PUT", "/api/sandbox/{box}/labels", self.replace_labels),
+            ("POST", "/api/sandbox/{box}/ssh-access", self.grant_ssh),
+            ("DELETE", "/api/sandbox/{box}/ssh-access", self.get),
         ]
 
     async def create(self, request: Any) -> Any:
@@ -107,6 +109,13 @@ class SandboxCalls:
         box = self.account.box(request)
         box.labels = (await request.json())["labels"]
         return {"labels": box.labels}
+
+    async def grant_ssh(self, request: Any) -> Any:
+        box, moment = self.account.box(request), now()
+        times = dict.fromkeys(("expiresAt", "createdAt", "updatedAt"), moment)
+        token = f"token-of-{box.id}"
+        command = f"ssh -p 2222 {token}@ssh.daytona.example"
+        return {"id": box.id, "sandboxId": box.id, "token": token, "sshCommand": command, **times}
 
     def set_interval(self, request: Any, name: str) -> Any:
         box = self.account.box(request)

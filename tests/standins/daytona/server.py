@@ -22,7 +22,6 @@ from .session_calls import LOGS, SessionCalls
 from .sessions import CHUNK
 from .settings import Settings
 from .snapshots import SnapshotCalls
-from .terminal_calls import CONNECT, TerminalCalls
 from .toolbox import ToolboxCalls
 from .volumes import VolumeCalls
 
@@ -40,10 +39,9 @@ class Server:
         self.faults: Counter[str] = Counter()
         self.random = random.Random(account.settings.seed)
         sessions = SessionCalls(account)
-        terminals = TerminalCalls(account)
         calls = (
             *(SandboxCalls(account), SnapshotCalls(account), VolumeCalls(account), ToolboxCalls(account)),
-            *(sessions, terminals),
+            sessions,
         )
         table: list[Any] = [
             Route(path, self.answering(handler), methods=[method])
@@ -51,7 +49,6 @@ class Server:
             for method, path, handler in group.routes
         ]
         table += [Route("/standin", self.standin, methods=["GET", "POST"]), WebSocketRoute(LOGS, sessions.follow)]
-        table.append(WebSocketRoute(CONNECT, terminals.connect))
         self.app = socketio.ASGIApp(account.events, Starlette(routes=table), socketio_path="api/socket.io")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

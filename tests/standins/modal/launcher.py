@@ -12,7 +12,6 @@ from typing import Any
 from ..mount_namespace import Mount, make_command
 from .programs import FS_TOOLS, SYNC, TOOLS, python
 from .sandboxes import Box, Command, die_with_parent
-from .terminal import start_on_terminal
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt")
 
@@ -70,23 +69,15 @@ class Launcher:
             environment["PYTHONPATH"] = packages
         words = [FS_TOOLS if word == FS_TOOLS else word for word in request.command_args]
         where = request.workdir or box.workdir or "/root"
-        is_terminal = request.HasField("pty_info") and request.pty_info.enabled
         if self.has_namespaces:
             mounts = self._list_mounts(box, packages, where)
-            mounts += [("bind", "/dev/pts", "/dev/pts")]
             words, where = make_command(words, mounts, where, has_network=not box.offline), "/"
         else:
             words[0] = str(box.folder / "bin" / "modal-sandbox-fs-tools") if words[0] == FS_TOOLS else words[0]
             where = where if os.path.isdir(where) and os.access(where, os.X_OK) else str(box.folder / "root")
         options: dict[str, Any] = {"env": environment, "cwd": where, "start_new_session": True}
-        if is_terminal:
-            environment["TERM"] = request.pty_info.env_term
-            command = Command(*await start_on_terminal(words, request.pty_info, options))
-        else:
-            pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
-            command = Command(
-                await asyncio.create_subprocess_exec(*words, **pipes, preexec_fn=die_with_parent, **options)
-            )
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+        command = Command(await asyncio.create_subprocess_exec(*words, **pipes, preexec_fn=die_with_parent, **options))
         box.commands[request.exec_id] = command
         command.tasks.append(asyncio.create_task(self._wait(box, command, request.timeout_secs)))
         if box.ending:

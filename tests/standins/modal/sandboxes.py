@@ -36,24 +36,19 @@ class Output:
 
 
 class Command:
-    """A command in a sandbox, on pipes or on a pseudo-terminal."""
+    """A command in a sandbox."""
 
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        terminal: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None,
-    ) -> None:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
-        stdout, self.stdin = (process.stdout, process.stdin) if terminal is None else terminal
-        stderr = process.stderr if terminal is None else None
+        self.stdin = process.stdin
         self.outputs = {1: Output(), 2: Output()}
         self.written = 0  # bytes of standard input that the command has received
         self.writing = asyncio.Lock()
         self.status: int | None = None
         self.ended = asyncio.Event()
         self.tasks = [
-            asyncio.create_task(self._pump(stdout, self.outputs[1])),
-            asyncio.create_task(self._pump(stderr, self.outputs[2])),
+            asyncio.create_task(self._pump(process.stdout, self.outputs[1])),
+            asyncio.create_task(self._pump(process.stderr, self.outputs[2])),
         ]
 
     @staticmethod
@@ -62,8 +57,6 @@ class Command:
             while source is not None and (data := await source.read(PIECE)):
                 output.data += data
                 output.notify()
-        except OSError:  # No process has the pseudo-terminal open.
-            pass
         finally:
             output.ended = True
             output.notify()
