@@ -16,11 +16,11 @@ from ...sandbox.requests.json_text import JSON
 from ...tasks.check import NAMES, check_names
 from ...tasks.ledger.run_record import list_run_records
 from ...tasks.repeats import REPEAT, refuse_own_repeat
-from .cells import ColumnType, read_word
+from .cells import ColumnType
 from .file_patterns import refuse_pattern
 from .host_paths import locate_input, pin_file
-from .parquet_folder import merge_parquet_folder
-from .tables import SPREADSHEET, CsvTable, JsonValues, ParquetTable, Report, Table, TextFile, split_suffix
+from .parquet import ParquetTable
+from .tables import LARGE_BYTES, SPREADSHEET, CsvTable, JsonValues, Report, Table, TextFile, split_suffix
 
 Variables = dict[str, Any]
 Chunk = tuple[str, Any]  # an id and its data
@@ -51,7 +51,7 @@ class ChunkSource(Iterable[Chunk], Sized, Protocol):
 class InputFile:
     """The values in a file of JSON, CSV or Parquet. A value is a dict, or anything if `takes_any_value`.
 
-    The file is copied and checked as a whole, and then read value by value. A file at a location is downloaded once.
+    The file is checked as a whole, and then read value by value. A file at a location is downloaded once.
     """
 
     takes_any_value = False  # Each line of JSON must be an object.
@@ -60,7 +60,7 @@ class InputFile:
     def __init__(self, path: str, types: TypesOfColumns = None, report: Report | None = None) -> None:
         """Check the file at a path or location. Raises ConfigurationError if it must not be read or has a wrong value.
 
-        `types` are the types of a CSV file's columns. `report` gets lines about the progress with a large file.
+        `types` are the types of a CSV file's columns. `report` gets a line before a large file is read.
         """
         refuse_pattern(path)
         self.path = locate_input(path)
@@ -80,19 +80,22 @@ class InputFile:
             )
         self.table: Table | None = None  # None for JSON
         self._rule: RuleOfTypes = {}
-        mirror = LocalMirror(self.path) if isinstance(self.path, Location) else None
+        # The mirror's copy is deleted with the mirror.
+        self._mirror = LocalMirror(self.path) if isinstance(self.path, Location) else None
         try:
-            if is_folder:
-                assert isinstance(self.path, Path)
-                with merge_parquet_folder(self.path) as merged:
-                    self._rows: Table | JsonValues = ParquetTable(merged, self.path)
-                self.table = self._rows
+            if self._mirror is not None:
+                file = self._mirror.fetch_file()
             else:
-                file = mirror.fetch_file() if mirror is not None else pin_file(self.path)  # type: ignore[arg-type]
-                if suffix in JSON_LINES:
-                    self._rows = JsonValues(file, self.path, self.check, report, takes_any_value=self.takes_any_value)
-                    return
-                self._rows = self.table = self._open_table(file, suffix, types, report)
+                assert isinstance(self.path, Path)
+                file = self.path if is_folder else pin_file(self.path)
+            if report is not None and not is_folder and (size := file.stat().st_size) >= LARGE_BYTES:
+                report(f"reading {self.path}, {size / 1e6:.0f} MB")
+            if suffix in JSON_LINES:
+                self._rows: Table | JsonValues = JsonValues(
+                    file, self.path, self.check, takes_any_value=self.takes_any_value
+                )
+                return
+            self._rows = self.table = self._open_table(file, suffix, types)
         except OSError as error:
             raise ConfigurationError(f"the input file {self.path} cannot be read: {error.strerror}") from None
         self.check_columns(self.table.names, f"the header of {self.path}")
@@ -120,13 +123,13 @@ class InputFile:
     def check_columns(self, names: Iterable[str], where: str) -> None:
         """Check the names of a table's columns. Raises ConfigurationError."""
 
-    def _open_table(self, file: Path, suffix: str, types: TypesOfColumns, report: Report | None) -> Table:
+    def _open_table(self, file: Path, suffix: str, types: TypesOfColumns) -> Table:
         if suffix == PARQUET:
             return ParquetTable(file, self.path)
         if types == "json":
             self._rule = "json"
-            return CsvTable(file, self.path, {}, "json", report)
-        table = CsvTable(file, self.path, {**self.default_types, **(types or {})}, None, report)
+            return CsvTable(file, self.path, {}, "json")
+        table = CsvTable(file, self.path, {**self.default_types, **(types or {})})
         unknown = [name for name in types or {} if name not in table.names]
         if unknown and not isinstance(types, RecordedTypes):
             raise ConfigurationError(
@@ -153,14 +156,6 @@ class VariablesFile(InputFile):
                     ", as pandas writes its index: save without it, to_csv(index=False)" if number == 1 else ": drop it"
                 )
                 raise ConfigurationError(f"{where}: column {number} has no name{index}, or name the column")
-            if name.startswith("__index_level_"):
-                raise ConfigurationError(f"{where}: {name} is pandas' index: save without it, to_parquet(index=False)")
-            if name.startswith(("{", "[")):
-                raise ConfigurationError(f"{where} is {name}: if the file is JSON lines, call it NAME.jsonl")
-            if not any(isinstance(read_word(part), str) for part in name.split()):
-                raise ConfigurationError(
-                    f"{where}: {name!r} cannot be the name of a variable: put a line of names before the data"
-                )
         check_variable_names(names, f"{where}: ")
 
 
@@ -277,8 +272,9 @@ def read_lines(path: str, parameter: str) -> list[str]:
         ConfigurationError: The file cannot be read, or a line of JSON is no text.
     """
     file = locate_input(path)
+    mirror = None if isinstance(file, Path) else LocalMirror(file)  # Its copy is deleted with it.
     try:
-        source = pin_file(file) if isinstance(file, Path) else LocalMirror(file).fetch_file()
+        source = pin_file(file) if isinstance(file, Path) else mirror.fetch_file()  # type: ignore[reportOptionalMemberAccess]
         lines = [line.strip() for line in TextFile(source, file).read_lines() if line.strip()]
         texts = [JSON.decode(line) for line in lines] if split_suffix(file)[0] in JSON_LINES else lines
     except OSError as error:

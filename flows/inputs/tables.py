@@ -1,16 +1,16 @@
-"""Files of inputs: CSV, JSON and Parquet, each copied and checked once, then read as often as needed."""
+"""Files of inputs in CSV and JSON, each checked once as a whole and then read value by value."""
 
 import codecs
 import csv
 import gzip
 import io
+import json
 import os
-import re
+import shutil
 import tempfile
-import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -18,18 +18,13 @@ from typing import Any, BinaryIO, Protocol
 
 from ...blocks.storage.location import PathOrLocation
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.requests.json_text import JSON, RepeatedKeyError
 from ...sandbox.wire.names import add_article
 from .cells import READERS, ColumnType, list_fitting_types, read_cell
-from .data_frames import check_column_names, list_arrow_rows
 
 Report = Callable[[str], None]  # takes a line for a person
 
 LARGE_BYTES = 4 * 1024 * 1024  # Reading a larger file is reported.
-REPORT_SECONDS = 2.0  # seconds between two reports
-WATCHED_LINES = 1000  # lines between two looks at the clock
-
 SPREADSHEET = (
     "a spreadsheet: save it as CSV UTF-8 there, or with pandas.read_excel(FILE).to_csv('NAME.csv', index=False)"
 )
@@ -42,17 +37,11 @@ BINARY = {
 }
 COMPRESSIONS = (".gz", ".zst")
 ZSTD_MODULES = ("compression.zstd", "backports.zstd")  # Python has the first one from 3.14 on.
-BLANK = re.compile(r"[ \t\n\r]*")  # JSON's blank characters
-
-BATCH_ROWS = 2000  # rows of Parquet in memory at a time
-ITEM_BYTES = 8  # bytes of a number in a list
-LIST_BYTES = 64  # bytes of memory of an empty list or object, so that a plain file is never over its ratio
-BATCH_BYTES = 64 * 1024 * 1024  # bytes of text of these rows
+LIST_BYTES = 64  # bytes of memory of an empty list or object
 CELL_CHARACTERS = 64 * 1024 * 1024  # A cell or a line may be long, but must not fill the memory.
-# Compressed data may have so many bytes, and so many times the file's size. A small file could fill the machine.
+# Compressed JSON may have so many bytes, and so many times the file's size. A small file could fill the machine.
 UNPACKED_BYTES = 256 * 1024 * 1024
 UNPACKED_RATIO = 100
-PIECE_BYTES = 1024 * 1024
 OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -62,46 +51,47 @@ def split_suffix(path: PathOrLocation) -> tuple[str, str]:
     return Path(path.name[: len(path.name) - len(compression)]).suffix.lower(), compression
 
 
-class FileCopy:
-    """A copy of a file in an unnamed temporary file, which can be read several times at once.
+class DataFile:
+    """A file that can be opened several times, and is unpacked if its name says that it is compressed.
 
-    A run therefore reads the data that was checked, even if the file changes later or is a pipe. The copy of a
-    compressed file is unpacked.
+    The file must not change between. A pipe is copied to a temporary file.
     """
 
     def __init__(self, source: Path, path: PathOrLocation) -> None:
-        """Copy the source. Messages name it `path`, whose suffix tells the compression.
+        """Find the file. Messages name it `path`, whose suffix tells the compression. Raises OSError."""
+        self._source, self._path = source, path
+        if not source.is_file():
+            self._copy = tempfile.NamedTemporaryFile(prefix="rlm-batch-input-")  # noqa: SIM115  # deleted with this object
+            with open(source, "rb") as pipe:
+                shutil.copyfileobj(pipe, self._copy)
+            self._copy.flush()
+            self._source = Path(self._copy.name)
+        status = self._status = os.stat(self._source)
+        self.size = status.st_size
 
-        Raises OSError if it cannot be read, and ConfigurationError if the disk is full or the data is damaged.
-        """
-        with open(source, "rb") as stream, _open_packed(stream, path) as unpacked:
-            try:
-                self._file = tempfile.TemporaryFile()  # noqa: SIM115  # Garbage collection closes it.
-                self.most = max(UNPACKED_BYTES, UNPACKED_RATIO * os.fstat(stream.fileno()).st_size)
-                while piece := unpacked.read(PIECE_BYTES):
-                    self._file.write(piece)
-                    if unpacked is not stream and self._file.tell() > self.most:
-                        raise describe_expansion(path, self._file.tell())
-                self._file.flush()
-            except OSError as error:
-                if isinstance(error, gzip.BadGzipFile):
-                    raise _describe_damage(path, error) from None
+    @contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """Open the file at its beginning. Raises OSError, and ConfigurationError if it changed or is damaged."""
+        status, checked = os.stat(self._source), self._status
+        if (status.st_ino, status.st_size, status.st_mtime_ns) != (
+            checked.st_ino,
+            checked.st_size,
+            checked.st_mtime_ns,
+        ):
+            raise ConfigurationError(f"{self._path} changed after it was checked: start the run again")
+        try:
+            with open(self._source, "rb") as file, _unpack(file, self._path) as stream:
+                yield stream
+        except Exception as error:
+            if isinstance(error, (EOFError, zlib.error, gzip.BadGzipFile)) or type(error).__name__ == "ZstdError":
+                suffix = split_suffix(self._path)[1]
                 raise ConfigurationError(
-                    f"{source} cannot be copied to a temporary file in {tempfile.gettempdir()}: {error.strerror}. Free "
-                    "some space, or name another directory with the environment variable TMPDIR"
+                    f"{self._path} is damaged, or not compressed as {suffix} says: {error}"
                 ) from None
-            except Exception as error:
-                if isinstance(error, (EOFError, zlib.error)) or type(error).__name__ == "ZstdError":
-                    raise _describe_damage(path, error) from None
-                raise
-        self.size = self._file.tell()
-
-    def open(self) -> BinaryIO:
-        """Open the copy, at its beginning."""
-        return io.BufferedReader(_PositionedReader(self._file.fileno(), self.size))  # type: ignore[return-value]
+            raise
 
 
-def _open_packed(stream: BinaryIO, path: PathOrLocation) -> BinaryIO:
+def _unpack(stream: BinaryIO, path: PathOrLocation) -> BinaryIO:
     """Return a reader of a file's data, unpacked if its name says that it is compressed. Raises ConfigurationError."""
     compression = split_suffix(path)[1]
     if compression == ".gz":
@@ -125,93 +115,52 @@ def describe_expansion(path: PathOrLocation, size: int) -> ConfigurationError:
     )
 
 
-def _describe_damage(path: PathOrLocation, error: Exception) -> ConfigurationError:
-    suffix = split_suffix(path)[1]
-    return ConfigurationError(f"{path} is damaged, or not compressed as {suffix} says: {error}")
-
-
-class _PositionedReader(io.RawIOBase):
-    """A reader with its own position in a file that several readers share."""
-
-    def __init__(self, fd: int, size: int) -> None:
-        self._fd, self._size, self._position = fd, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        data = os.pread(self._fd, len(buffer), self._position)
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-
 class TextFile:
-    """A copy of a text file in UTF-8, or in UTF-16 with a byte order mark. Messages name the file `path`."""
+    """A text file in UTF-8, or in UTF-16 with a byte order mark. Messages name the file `path`."""
 
     def __init__(self, source: Path, path: PathOrLocation) -> None:
-        """Copy the file and find its encoding. Raises OSError, and ConfigurationError for a file that is not text."""
-        self.copy, self.path = FileCopy(source, path), path
-        with self.copy.open() as stream:
+        """Find the file's encoding. Raises OSError, and ConfigurationError for a file that is not text."""
+        self.file, self.path = DataFile(source, path), path
+        with self.file.open() as stream:
             head = stream.read(4096)
-        is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        self.encoding = "utf-16" if is_utf16 else "utf-8-sig"
         for beginning, kind in BINARY.items():
             if head.startswith(beginning):
                 raise ConfigurationError(f"{path} is {kind}")
-        if head[1:4:2] == b"\0\0" or head[:4:2] == b"\0\0":
-            raise ConfigurationError(f"{path} has null characters, like UTF-16 without its mark: save it as UTF-8")
+        is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         if b"\0" in head and not is_utf16:
-            raise ConfigurationError(f"{path} has null characters: remove them")
+            raise ConfigurationError(f"{path} has null characters: save it as UTF-8")
+        self.encoding = "utf-16" if is_utf16 else "utf-8-sig"
+        self.head = head.decode(self.encoding, "ignore")
 
-    def read_lines(self, report: Report | None = None, most: int = CELL_CHARACTERS) -> Iterator[str]:
-        """Yield the lines with their ends, and report how far a large file has been read.
+    def read_lines(self) -> Iterator[str]:
+        """Yield the lines with their ends.
 
-        Raises ConfigurationError, with the line, for bytes that are wrong in the file's encoding, or a line of at least
-        `most` characters; -1 for no limit.
+        Raises ConfigurationError for bytes that are wrong in the file's encoding, or a line of `CELL_CHARACTERS`.
         """
-        if report is not None and self.copy.size >= LARGE_BYTES:
-            report(f"reading {self.path}, {self.copy.size / 1e6:.0f} MB")
-        reported_at = time.monotonic()
-        with self.copy.open() as stream, io.TextIOWrapper(stream, self.encoding, newline="") as text:
-            try:
-                for number, line in enumerate(iter(partial(text.readline, most), ""), 1):
-                    if len(line) == most:
-                        raise ConfigurationError(
-                            f"line {number} of {self.path} has {most:,} characters or more: break it into shorter lines"
-                        )
-                    yield line
-                    if number % WATCHED_LINES == 0 and time.monotonic() >= reported_at + REPORT_SECONDS and report:
-                        reported_at = time.monotonic()
-                        report(f"reading {self.path}: {100 * stream.tell() // self.copy.size}%")
-            except UnicodeDecodeError as error:
-                raise self._describe_encoding(error) from None
+        with self._open() as text:
+            for number, line in enumerate(iter(partial(text.readline, CELL_CHARACTERS), ""), 1):
+                if len(line) == CELL_CHARACTERS:
+                    raise ConfigurationError(
+                        f"line {number} of {self.path} has {CELL_CHARACTERS:,} characters or more: break it into "
+                        "shorter lines"
+                    )
+                yield line
 
-    def read(self) -> str:
-        """Return the whole text. Raises as `read_lines` does."""
-        return "".join(self.read_lines())
+    def read(self, most: int = -1) -> str:
+        """Return the text, or its first `most` characters. Raises ConfigurationError for a wrong encoding."""
+        with self._open() as text:
+            return text.read(most)
 
-    def _describe_encoding(self, error: UnicodeDecodeError) -> ConfigurationError:
-        if self.encoding == "utf-16":
-            return ConfigurationError(f"{self.path} is not UTF-16, although its first bytes say so: {error.reason}")
-        where, shown = str(self.path), ""
-        with self.copy.open() as stream:
-            for number, line in enumerate(stream, 1):
-                if line.decode("utf-8", "replace").encode() != line:
-                    where = f"line {number} of {self.path}"
-                    shown = escape_text(line[:40].decode("utf-8", "replace").strip())
-                    break
-        return ConfigurationError(
-            f"{where} is not UTF-8 ({error.reason}): {shown!r}. Save it as UTF-8, or convert it, as with "
-            "iconv -f windows-1252 -t utf-8"
-        )
+    @contextmanager
+    def _open(self) -> Iterator[io.TextIOWrapper]:
+        try:
+            with self.file.open() as stream, io.TextIOWrapper(stream, self.encoding, newline="") as text:
+                yield text
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(
+                f"{self.path} is not {self.encoding.removesuffix('-sig').upper()} ({error.reason}): "
+                f"{error.object[max(0, error.start - 20) : error.start + 20]!r}. Save it as UTF-8"
+            ) from None
 
 
 class Table(Protocol):
@@ -226,14 +175,16 @@ class Table(Protocol):
 
 
 class JsonValues:
-    """A file of JSON lines, or with the suffix .json of one array. A line that is not blank, or an item, is a value."""
+    """A file of JSON lines, or with the suffix .json of one array. A line that is not blank, or an item, is a value.
+
+    The items of an array are kept in memory.
+    """
 
     def __init__(
         self,
         source: Path,
         path: PathOrLocation,
         check: Callable[[Any, int, str], None],
-        report: Report | None = None,
         *,
         takes_any_value: bool = False,
     ) -> None:
@@ -244,11 +195,14 @@ class JsonValues:
         object.
         """
         self._file, self._path, self._takes_any_value = TextFile(source, path), path, takes_any_value
-        is_json = split_suffix(path)[0] == ".json"
-        self._read_lines = partial(self._file.read_lines, most=-1 if is_json else CELL_CHARACTERS)
-        self._is_array = is_json and self._find_array()
+        self._most = max(UNPACKED_BYTES, UNPACKED_RATIO * self._file.file.size) if split_suffix(path)[1] else None
+        self._items = self._read_array() if split_suffix(path)[0] == ".json" else None
         self._count = 0
-        for value, where in self._read_values(report):
+        for value, where in self._read_values():
+            if not (takes_any_value or isinstance(value, dict)):
+                kind = add_article(type(value).__name__)
+                advice = ". If the file is one array, call it NAME.json" if isinstance(value, list) else ""
+                raise ConfigurationError(f"{where} is {kind}, and must be an object of variables{advice}")
             self._count += 1
             check(value, self._count, where)
 
@@ -258,85 +212,42 @@ class JsonValues:
     def __iter__(self) -> Iterator[Any]:
         return (value for value, _ in self._read_values())
 
-    def _find_array(self) -> bool:
-        """Return whether the file is one array, and not lines that are arrays."""
-        line = next((line for line in self._read_lines() if line.strip()), "")
-        if not line.lstrip().startswith("["):
-            return False
-        if not self._takes_any_value:
-            return True
-        try:  # A line that is a whole array may be followed by others.
-            JSON.decode(line)
-        except (ValueError, RecursionError):
-            return True
-        return sum(bool(line.strip()) for line in self._read_lines()) == 1
+    def _read_array(self) -> list[Any] | None:
+        """Return the items of a file that is one array, or None for JSON lines, which may be arrays too."""
+        if not self._file.head.lstrip().startswith("["):
+            return None
+        text = self._file.read(-1 if self._most is None else self._most + 1)
+        try:
+            return self._decode(text, str(self._path))
+        except json.JSONDecodeError as error:
+            if error.msg == "Extra data" and self._takes_any_value:
+                return None
+            raise ConfigurationError(f"{self._path} is not JSON: {error}") from None
 
-    def _read_values(self, report: Report | None = None) -> Iterator[tuple[Any, str]]:
+    def _read_values(self) -> Iterator[tuple[Any, str]]:
         """Yield each value with its place in the file, for messages. Raises ConfigurationError."""
-        if self._is_array:
-            yield from self._read_items(report)
+        if self._items is not None:
+            yield from ((value, f"item {number} of {self._path}") for number, value in enumerate(self._items, 1))
             return
-        for number, line in enumerate(self._read_lines(report), 1):
+        for number, line in enumerate(self._file.read_lines(), 1):
             if line.strip():
                 where = f"line {number} of {self._path}"
-                self._check_size(line)
                 try:
-                    value = JSON.decode(line)
-                except (ValueError, RecursionError) as error:
-                    raise self._describe_problem(where, error, line) from None
-                yield self._check_kind(value, where, line), where
+                    yield self._decode(line, where), where
+                except ValueError as error:
+                    advice = ". If the file is one array, call it NAME.json" if line.startswith("[") else ""
+                    raise ConfigurationError(f"{where} is not JSON: {error}{advice}") from None
 
-    def _read_items(self, report: Report | None) -> Iterator[tuple[Any, str]]:
-        """Yield the items of an array. Only its text is in memory as a whole."""
-        text = "".join(self._read_lines(report))
-        self._check_size(text)
-        at = _skip_blank(text, text.index("[") + 1)
-        line, counted, mark = 1, 0, text[at : at + 1]
-        while mark != "]":
-            line, counted = line + text.count("\n", counted, at), at
-            where = f"line {line} of {self._path}"
-            try:
-                value, end = JSON.raw_decode(text, at)
-            except (ValueError, RecursionError) as error:
-                raise self._describe_problem(where, error) from None
-            yield self._check_kind(value, where), where
-            end = _skip_blank(text, end)
-            mark = text[end : end + 1]
-            at = _skip_blank(text, end + 1)
-            if mark not in (",", "]") or (mark == "]" and at < len(text)):
-                line += text.count("\n", counted, end)
-                raise ConfigurationError(
-                    f"line {line} of {self._path} is not JSON: after an item of an array comes a comma or the end"
-                )
-
-    def _check_size(self, text: str) -> None:
-        """Raise ConfigurationError if the lists and objects of compressed JSON could fill the memory."""
-        size = LIST_BYTES * (text.count("[") + text.count("{"))
-        if size > self._file.copy.most:
+    def _decode(self, text: str, where: str) -> Any:
+        """Return the value of a text. Raises ValueError, and ConfigurationError if it would fill the memory."""
+        # Lists and objects of compressed JSON take much more memory than the file.
+        size = max(len(text), LIST_BYTES * (text.count("[") + text.count("{")))
+        if self._most is not None and size > self._most:
             raise describe_expansion(self._path, size)
-
-    def _check_kind(self, value: Any, where: str, line: str = "") -> Any:
-        if not (self._takes_any_value or isinstance(value, dict)):
-            kind = type(value).__name__
-            raise ConfigurationError(
-                f"{where} is {add_article(kind)}, and must be an object of variables{self._advise_array(line)}"
-            )
-        return value
-
-    def _describe_problem(self, where: str, error: Exception, line: str = "") -> ConfigurationError:
-        if isinstance(error, RecursionError):
-            return ConfigurationError(f"{where} is nested too deeply: flatten it")
-        return ConfigurationError(f"{where} is not JSON: {error}{self._advise_array(line)}")
-
-    def _advise_array(self, line: str) -> str:
-        return ". If the file is one array, call it NAME.json" if line.lstrip().startswith("[") else ""
-
-
-def _skip_blank(text: str, at: int) -> int:
-    """Return the position of the first character from `at` on that is not blank in JSON."""
-    match = BLANK.match(text, at)
-    assert match is not None
-    return match.end()
+        try:
+            return JSON.decode(text)
+        except RecursionError:
+            raise ConfigurationError(f"{where} is nested too deeply: flatten it") from None
 
 
 class CsvTable:
@@ -351,7 +262,6 @@ class CsvTable:
         path: PathOrLocation,
         types: dict[str, ColumnType],
         default: ColumnType | None = None,
-        report: Report | None = None,
     ) -> None:
         """Check the whole file. Messages name it `path`.
 
@@ -369,7 +279,7 @@ class CsvTable:
         fitting: dict[str, list[ColumnType]] = {}
         all_kinds = list(READERS)
         self._count = 0
-        for line, row in self._read_data(report):
+        for line, row in self._read_data():
             self._count += 1
             for name, cell in zip(self.names, row, strict=True):
                 if name in self.types:
@@ -385,12 +295,12 @@ class CsvTable:
         for _, row in self._read_data():
             yield {name: read_cell(self.types.get(name), cell) for name, cell in zip(self.names, row, strict=True)}
 
-    def _read_data(self, report: Report | None = None) -> Iterator[tuple[int, list[str]]]:
+    def _read_data(self) -> Iterator[tuple[int, list[str]]]:
         """Yield the rows below the header, each with the number of its last line.
 
         Skip rows at the end that have several cells, all empty. Spreadsheets write such rows below a table.
         """
-        rows = self._read_rows(report)
+        rows = self._read_rows()
         next(rows, None)
         empty: list[tuple[int, list[str]]] = []
         for line, row in rows:
@@ -406,8 +316,8 @@ class CsvTable:
             empty.clear()
             yield line, row
 
-    def _read_rows(self, report: Report | None = None) -> Iterator[tuple[int, list[str]]]:
-        reader = csv.reader(self._file.read_lines(report), strict=True, skipinitialspace=self._skips_blanks)
+    def _read_rows(self) -> Iterator[tuple[int, list[str]]]:
+        reader = csv.reader(self._file.read_lines(), strict=True, skipinitialspace=self._skips_blanks)
         try:
             yield from ((reader.line_num, row) for row in reader if row)
         except csv.Error as error:
@@ -419,8 +329,6 @@ class CsvTable:
         for name in self.names:
             if self.names.count(name) > 1 and name:
                 raise ConfigurationError(f"the header of {self._path} has {name!r} twice: rename one of the columns")
-        if self.names and self.names[0].lower().startswith("sep="):
-            raise ConfigurationError(f"line 1 of {self._path}, {self.names[0]}, is only for Excel: delete it")
         mark = next((mark for mark in OTHER_DELIMITERS if mark in "".join(self.names)), None)
         if len(self.names) != 1 or mark is None:
             return
@@ -440,81 +348,3 @@ class CsvTable:
                 f"line {line} of {self._path}, column {name!r}: {reason}, or read the column as another type "
                 f"(--types {name}=str)"
             ) from None
-
-
-def import_pyarrow(path: PathOrLocation) -> tuple[Any, Any]:
-    """Return pyarrow and its module for Parquet. Raises ConfigurationError if they are not installed."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ConfigurationError(
-            f"reading {path} needs pyarrow, which is not installed: pip install 'rlm-batch[parquet]', or convert it to "
-            "CSV"
-        ) from None
-    return pyarrow, pyarrow.parquet
-
-
-class ParquetTable:
-    """A file of Parquet, with the types that it names."""
-
-    def __init__(self, source: Path, path: PathOrLocation) -> None:
-        """Check the columns and read all data once. Messages name the file `path`.
-
-        Raises OSError. Raises ConfigurationError if JSON cannot hold a column, data is damaged, or pyarrow is missing.
-        """
-        arrow, parquet = import_pyarrow(path)
-        self._copy, self._path, self._parquet = FileCopy(source, path), path, parquet
-        self.types: dict[str, ColumnType] = {}
-        try:
-            with parquet.ParquetFile(self._copy.open()) as opened:
-                self.names: list[str] = opened.schema_arrow.names
-                self._count: int = opened.metadata.num_rows
-            check_column_names(self.names, path)
-            for _ in self:  # Read everything, because pages of data may be damaged.
-                pass
-        except arrow.ArrowException as error:
-            raise ConfigurationError(f"the input file {path} is not valid Parquet: {error}") from None
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in read_batches(self._parquet, self._copy.open(), self._path):
-            yield from list_arrow_rows(batch, self._path)
-
-
-def read_batches(parquet: Any, stream: BinaryIO, path: PathOrLocation) -> Iterator[Any]:
-    """Yield the rows of a file of Parquet in batches that fit into memory. Raises ConfigurationError."""
-    size = stream.seek(0, os.SEEK_END)
-    with parquet.ParquetFile(stream) as opened:
-        groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
-        leaves = [opened.schema.column(number) for number in range(len(opened.schema))]
-        # Lists of one number that repeats take little space in the file.
-        items = sum(
-            group.column(number).num_values
-            for group in groups
-            for number, leaf in enumerate(leaves)
-            if leaf.max_repetition_level
-        )
-        unpacked = max(sum(group.total_byte_size for group in groups), ITEM_BYTES * items)
-        if unpacked > max(UNPACKED_BYTES, UNPACKED_RATIO * size):
-            raise describe_expansion(path, unpacked)
-        texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-        for number in range(len(groups)):
-            rows = BATCH_ROWS
-            if texts:  # A file has a repeated text once, and memory has it for each row.
-                with parquet.ParquetFile(stream, read_dictionary=texts) as probe:
-                    for first in probe.iter_batches(1, [number], texts):
-                        longest = sum(map(_measure_longest_text, first.columns))
-                        rows = max(1, min(rows, BATCH_BYTES // max(1, longest)))
-                        break
-            yield from opened.iter_batches(rows, [number])
-
-
-def _measure_longest_text(column: Any) -> int:
-    """Return the bytes of the longest text of a column, or the size of all texts if it is nested."""
-    compute: Any = import_module("pyarrow.compute")
-    if not hasattr(column, "dictionary"):
-        return column.nbytes
-    return compute.max(compute.binary_length(column.dictionary)).as_py() or 0

@@ -123,8 +123,10 @@ class AnswerType:
 
     def _has_text_option(self, text: str) -> bool:
         """Return whether the type has texts beside other values, such as `str | int`, or names this text."""
-        options = (*self.schema.get("anyOf", ()), *self.schema.get("oneOf", ()))
-        kinds: list[Any] = [option.get("type") for option in options if isinstance(option, dict)]
+        options: list[Any] = [*self.schema.get("anyOf", ()), *self.schema.get("oneOf", ())]
+        kinds: list[Any] = [
+            cast("dict[str, Any]", option).get("type") for option in options if isinstance(option, dict)
+        ]
         kinds += self.schema["type"] if isinstance(self.schema.get("type"), list) else []
         return "string" in kinds or text in self.schema.get("enum", ())
 
@@ -172,7 +174,8 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
         json.dumps(schema)
         validator = _make_validator(schema)
         validator.check_schema(schema)
-        resolver = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()
+        registry: Any = Registry()
+        resolver = registry.with_resource("", DRAFT202012.create_resource(schema)).resolver()
         for reference in _list_references(schema):
             resolver.lookup(reference)
         validator.is_valid(None)  # RecursionError for a schema that refers to itself without end
