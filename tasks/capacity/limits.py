@@ -132,7 +132,10 @@ class ServerLimits:
 
 
 class ProcessLimits:
-    """Limits of this process, with the methods of `ServerLimits`."""
+    """Limits of this process, with the methods of `ServerLimits`.
+
+    An embedded server does not run Prefect's service that ends leases, so slots of a killed program would stay taken.
+    """
 
     shared: ClassVar[bool] = False
     _lock: ClassVar[threading.Lock] = threading.Lock()  # Flow runs may have different event loops.
