@@ -298,16 +298,10 @@ class SandboxProvider(SandboxSettings, ABC):
         """Return why one run cannot set this setting, and what to do."""
         if name in ("isolation", "engine"):
             return f"{name} is chosen with {name_parameter('provider')}, such as local:landlock or container:podman"
-        if name == "repo_url":
-            reason = "repo_url cannot be set for one run, because the block's repo_token would go elsewhere"
-        elif name == "api_url":
-            reason = "api_url cannot be set for one run, because the account's key would go elsewhere"
-        elif name in self.list_secrets():
-            reason = f"{name} cannot be set for one run, because a flow run shows its parameters and it is a secret"
-        else:
-            reason = f"{name} cannot be set for one run, because it applies to all runs of a block"
         return (
-            f"{reason}: save a block with it, and pass {name_parameter('provider')} {self.provider_name}-sandbox/NAME"
+            f"{name} cannot be set for one run, because it is a secret, decides where one is sent, or applies to all "
+            "runs of a block: save a block with it, and pass "
+            f"{name_parameter('provider')} {self.provider_name}-sandbox/NAME"
         )
 
     def with_files(self, python_path: Sequence[str] | None = None, mounts: Mapping[str, Any] | None = None) -> Self:

@@ -6,9 +6,7 @@ replaces no files: if another run has used the place, the directory's name gets 
 
 import asyncio
 import itertools
-import os
 import shutil
-import sys
 import tempfile
 import threading
 import uuid
@@ -34,7 +32,7 @@ class CollectedFilesStore:
         self._folder = ledger / FOLDER_NAME
         self._provisional: dict[str, PathOrLocation] = {}  # places of attempts that may be repeated, by name
         self._lock = threading.Lock()
-        self._room: tuple[int, int] | None = None  # bytes and inodes that the run's files may still take
+        self._room: int | None = None  # bytes that the run's files may still take
 
     @asynccontextmanager
     async def open_partial(self) -> AsyncIterator[Path]:
@@ -79,21 +77,17 @@ class CollectedFilesStore:
         """Subtract a directory's files from the run's share of the disk. Raises OSError if they exceed the share."""
         if isinstance(self._folder, Location):
             return
-        paths = [partial, *partial.rglob("*")]
-        size, inodes = sum(path.lstat().st_blocks for path in paths) * BLOCK_BYTES, len(paths)
+        size = sum(path.lstat().st_blocks for path in [partial, *partial.rglob("*")]) * BLOCK_BYTES
         with self._lock:
             if self._room is None:
-                disk = os.statvfs(partial)
-                free_inodes = disk.f_favail if disk.f_files else sys.maxsize  # Some file systems do not count inodes.
-                self._room = (disk.f_bavail * disk.f_frsize + size) // RUN_SHARE, (free_inodes + inodes) // RUN_SHARE
-            left = self._room[0] - size, self._room[1] - inodes
-            if min(left) < 0:
+                self._room = (shutil.disk_usage(partial).free + size) // RUN_SHARE
+            if size > self._room:
                 raise OSError(
-                    f"a run's collected files may take half of the free disk; {self._room[0]:,} bytes and "
-                    f"{self._room[1]:,} files are left, and these take {size:,} bytes. Keep large files "
-                    f"on a volume, or set {name_parameter('results_path')} to a larger disk"
+                    f"a run's collected files may take half of the free disk; {self._room:,} bytes are left, and these "
+                    f"take {size:,}. Keep large files on a volume, or set {name_parameter('results_path')} to a larger "
+                    "disk"
                 )
-            self._room = left
+            self._room -= size
 
     def _put(self, partial: Path, name: str) -> PathOrLocation:
         for number in itertools.count(1):
