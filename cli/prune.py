@@ -3,13 +3,14 @@
 import re
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from ..blocks.host_files.cache import resolve_cache_root
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
 from ..tasks.ledger.result_index import get_results_root
-from ..tasks.ledger.retention import OldFolder, delete_folder, list_old_cache, list_old_ledgers
+from ..tasks.ledger.retention import KeptFolder, OldFolder, delete_folder, list_old_folders, remove_remains
 from .output import print_json, print_table
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -26,29 +27,37 @@ def prune(older_than: str, *, dry_run: bool, is_agreed: bool, is_json: bool) -> 
     before = time.time() - parse_age(older_than)
     if is_json and not (is_agreed or dry_run):
         raise ConfigurationError("--json asks no question: add --yes to delete, or --dry-run to list")
-    old = [*list_old_ledgers(get_results_root(), before), *list_old_cache(before)]
+    root, cache = get_results_root(), resolve_cache_root()
+    found = list(list_old_folders(root, cache, before))
+    old = [folder for folder in found if isinstance(folder, OldFolder)]
+    kept = [folder for folder in found if isinstance(folder, KeptFolder)]
     if not is_json and old:
         print_table([["what", "name", "last used (UTC)", "size"], *map(_format_row, old)], len(old))
-    if old and not dry_run and not is_agreed:
-        _confirm(f"Delete {_count(old)}, {_format_size(_sum_sizes(old))}?")
-    chosen = old if dry_run else [folder for folder in old if _delete(folder)]
+    deleted: list[OldFolder] = []
+    freed = 0
+    if old and not dry_run:
+        if not is_agreed:
+            _confirm(f"Delete {_count(old)}, {_format_size(_sum_sizes(old))}?")
+        for folder in old:
+            result = delete_folder(folder)
+            if isinstance(result, KeptFolder):
+                kept.append(result)
+            else:
+                freed += result
+                deleted.append(folder)
+    if not dry_run:
+        remove_remains(root, cache, before)
     if is_json:
-        for folder in chosen:
+        for folder in old if dry_run else deleted:
             print_json(_describe(folder, is_deleted=not dry_run))
-    what = f"{_count(chosen)}, {_format_size(_sum_sizes(chosen))}"
-    print(f"would delete {what}" if dry_run else f"deleted {what} freed", file=sys.stderr if is_json else sys.stdout)
-    return 0 if len(chosen) == len(old) else 1
-
-
-def _delete(folder: OldFolder) -> bool:
-    try:
-        if delete_folder(folder):
-            return True
-        reason = "something has used it since"
-    except OSError as error:
-        reason = str(error)
-    print(f"stays: {escape_text(str(folder.path))}, because {escape_text(reason)}", file=sys.stderr)
-    return False
+    for folder in kept:
+        print(f"stays: {escape_text(str(folder.path))}, because {escape_text(folder.reason)}", file=sys.stderr)
+    if dry_run:
+        text = f"would delete {_count(old)}, {_format_size(_sum_sizes(old))}"
+    else:
+        text = f"deleted {_count(deleted)}, {_format_size(freed)} freed"
+    print(text, file=sys.stderr if is_json else sys.stdout)
+    return 0 if dry_run or len(deleted) == len(old) else 1
 
 
 def parse_age(text: str) -> float:
@@ -76,10 +85,11 @@ def _confirm(question: str) -> None:
 def _format_row(folder: OldFolder) -> list[str]:
     used = time.strftime("%Y-%m-%d", time.gmtime(folder.used_at))
     kind = _get_kind(folder)
-    if folder.record is None:
-        name = str(folder.path.relative_to(resolve_cache_root()))
-    else:
-        name = f"{folder.record.flow} {folder.record.name or folder.path.name}"
+    name = (
+        str(Path(*folder.path.parts[len(folder.root.parts) :]))
+        if folder.record is None
+        else f"{folder.record.flow} {folder.record.name or folder.path.name}"
+    )
     return [kind, name, used, _format_size(folder.size_bytes)]
 
 

@@ -34,11 +34,9 @@ def rerun_execution(run: str, number: int, output: OutputFormat) -> int:
     parameters = model.parse(read_parameters(reader))
     plan = parameters.make_plan()
     code, variables = _find_execution(reader, plan, str(getattr(parameters, "code", "")), number)
-    values = {field.name: getattr(plan.options, field.name) for field in fields(Options)}
+    values = {field.name: getattr(parameters.options, field.name) for field in fields(Options)}
     # The earlier run's results would count as this run's.
     values |= {"results_path": None, "cache_results": False, "shards": None}
-    if plan.volume_name is not None:
-        values["provider_options"] = {**(values["provider_options"] or {}), "volume_name": plan.volume_name}
     return run_flow(BatchParameters, [], output, {"code": code, "inputs": [variables], **values})
 
 

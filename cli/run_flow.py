@@ -87,9 +87,9 @@ def _import_from_working_directory(tools: dict[str, str], sampler: str) -> None:
 async def _start_flow(
     model: type[FlowParameters[Any]], parameters: FlowParameters[Any], plan: Plan | None, display: ProgressDisplay
 ) -> Report[Any]:
-    from ..flows.run import run
+    from ..flows.prefect_flow import call_flow
 
-    return await run(load_flow(model.flow_name), parameters, display, plan)
+    return await call_flow(load_flow(model.flow_name), parameters, display, plan)
 
 
 def _print_report(report: Report[Any], output: OutputFormat, files: list[str]) -> None:
@@ -159,9 +159,8 @@ def run_reap(*, is_json: bool, **parameters: Any) -> int:
 
 async def _start_reap(parameters: dict[str, Any], display: ProgressDisplay) -> None:
     from ..flows.reap import reap
-    from ..flows.run_state import RunState
 
-    await reap.call_function(parameters, RunState(listener=display))
+    await reap.call((), parameters, display)
 
 
 def _run_with_display(flow: Coroutine[Any, Any, T], display: ProgressDisplay, values: dict[str, Any]) -> T:

@@ -34,8 +34,7 @@ def open_shell(run: str, number: int) -> int:
             f"{run} is of {reader.records[-1].flow}, and shell takes only runs of rlm-batch's flows"
         )
     parameters = model.parse(read_parameters(reader))
-    options, volume_name = parameters.make_options(), getattr(parameters, "volume_name", None)
-    provider = run_until_interrupted(_resolve_provider(options, volume_name))
+    provider = run_until_interrupted(_resolve_provider(parameters.options))
     runs = run_until_interrupted(_list_flow_runs(reader)) if sandbox_id is None else set[str]()
 
     def is_wanted(info: SandboxInfo) -> bool:
@@ -79,11 +78,11 @@ def _read_sandbox_id(reader: LedgerReader, run: str, number: int) -> str | None:
     return outcome.meta.sandbox_id
 
 
-async def _resolve_provider(options: Options, volume_name: str | None) -> SandboxProvider:
-    from ..flows.engine.context import resolve_provider_with_volume
+async def _resolve_provider(options: Options) -> SandboxProvider:
+    from ..flows.engine.run import resolve_run_provider
 
     async with provide_server():  # A saved block is on the server.
-        return await resolve_provider_with_volume(options, volume_name)
+        return await resolve_run_provider(options)
 
 
 async def _list_flow_runs(reader: LedgerReader) -> set[str]:

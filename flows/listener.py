@@ -19,7 +19,7 @@ UPDATE_INTERVAL_SECONDS = 0.2  # seconds between two updates, each of which is a
 class FlowListener:
     """The events of a flow run in this process. The methods do nothing unless overridden.
 
-    `flows.run.run` takes a listener.
+    `BatchFlow.call` takes a listener.
     """
 
     def on_prefect_start(self) -> None:

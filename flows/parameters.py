@@ -10,7 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, get_type_hints
 
@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from ..blocks.problems import describe_problems
 from ..blocks.storage.location import PathOrLocation
+from ..sandbox.caller import name_parameter
 from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.requests.code_text import remove_indent
@@ -38,7 +39,7 @@ from .inputs.conversion import (
     find_content,
 )
 from .inputs.host_paths import locate_ledger
-from .inputs.spilling import read_text_reference
+from .inputs.spilling import PARAMETER_LIMIT, read_text_reference
 from .inputs.tables import Report as ProgressReport
 
 if TYPE_CHECKING:
@@ -91,8 +92,9 @@ class FlowParameters(Generic[R]):
         except ValidationError as error:
             raise ConfigurationError(describe_problems(error)) from None
 
-    def make_options(self) -> "Options":
-        """Return the shared parameters, with fixed values for those that this flow does not have."""
+    @cached_property
+    def options(self) -> "Options":
+        """The shared parameters, with fixed values for those that this flow does not have."""
         raise NotImplementedError
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> "Plan":
@@ -295,11 +297,14 @@ class CommonParameters:
 
     fixed_options: ClassVar[dict[str, Any]] = {}
 
-    def make_options(self) -> "Options":
-        """Return the shared parameters, with fixed values for those that this flow does not have."""
+    @cached_property
+    def options(self) -> "Options":
+        """The shared parameters, with fixed values for those that this flow does not have."""
         names = [field.name for field in fields(Options) if hasattr(self, field.name)]
-        options = Options(**{**{name: getattr(self, name) for name in names}, **self.fixed_options})
-        return options if options.build_preparation() is None else replace(options, reuse_sandboxes=True)
+        values: dict[str, Any] = {**{name: getattr(self, name) for name in names}, **self.fixed_options}
+        if self.prepare is not None:
+            values["reuse_sandboxes"] = True
+        return Options(**values)
 
 
 @parameter_model(frozen=True, kw_only=True)
@@ -367,13 +372,28 @@ class Options(CodeParameters, LaneParameters):
         CommandLineForm("code file", "Python file that judges each execution; its fields are the result."),
     ] = None
 
-    def build_preparation(self) -> Preparation | None:
-        """Return the code that runs first in each sandbox, or None. Raises ConfigurationError."""
-        return Preparation.from_parameters(self.prepare, self.prepare_timeout, self.prepare_seed)
+    @cached_property
+    def preparation(self) -> Preparation | None:
+        """The code that runs first in each sandbox, or None. Raises ConfigurationError."""
+        preparation = Preparation.from_parameters(self.prepare, self.prepare_timeout, self.prepare_seed)
+        return None if preparation is None else replace(preparation, code=self._read_code("prepare"))
 
-    def read_check(self) -> str | None:
-        """Return the code of the check, or None. Raises ConfigurationError if its file cannot be read."""
-        return None if self.check is None else read_text_reference(str(self.check))
+    @cached_property
+    def check_code(self) -> str | None:
+        """The code of the check, or None. Raises ConfigurationError if its file cannot be read."""
+        return None if self.check is None else self._read_code("check")
+
+    def _read_code(self, name: str) -> str:
+        """Return the code of a parameter, which may name a file. Raises ConfigurationError if no shard can take it."""
+        code = read_text_reference(getattr(self, name))
+        if "\0" in code:
+            raise ConfigurationError(f"{name_parameter(name)} contains a NUL character: remove it")
+        if self.shards is not None and (size := len(code.encode("utf-8", "replace"))) > PARAMETER_LIMIT:
+            raise ConfigurationError(
+                f"{name_parameter(name)} has {size:,} bytes, and with {name_parameter('shards')} at most "
+                f"{PARAMETER_LIMIT:,} are allowed: put the code into the repository or a package, and import it"
+            )
+        return code
 
     def locate_ledger(self, run_ledger: L) -> PathOrLocation | L:
         """Return the place of the results, by default `run_ledger`. Raises ConfigurationError."""

@@ -12,13 +12,12 @@ from ..tasks.execution import Execution, FindUploads
 from ..tasks.ledger.run_record import ReportSpec
 from ..tasks.repeats import Item, RepeatedItems
 from .inputs.readers import RuleOfTypes
-from .inputs.spilling import read_text_reference
 from .parameters import Options
 from .reporting.table import format_variables
 
 if TYPE_CHECKING:
     from ..sandbox.queries.recursive_model import RecursionSettings
-    from .engine.job import Job
+    from .engine.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,7 @@ def repeat_items(items: Iterable[Item], spec: ReportSpec, options: Options) -> I
     """Return each item as often as the spec says, with the number of the repeat where the code reads it."""
     if spec.repeats is None:
         return items
-    prepare = None if options.prepare is None else read_text_reference(options.prepare)
-    return RepeatedItems(items, spec.repeats.count, prepare)
+    return RepeatedItems(items, spec.repeats.count, options.preparation and options.preparation.code)
 
 
 def count_executions(count: int, spec: ReportSpec) -> int:
@@ -90,16 +88,13 @@ LABELS = {"execution": execution_label, "trial": trial_label, "chunk": chunk_lab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The plan of one flow run: its executions and their settings.
+    """The plan of one flow run: its executions, and what only their flow knows.
 
     Args:
-        options: The shared parameters.
         total: The number of executions.
         items: The code and the variables of each execution. They are read again if Prefect retries the flow run.
-        execute: Executes the items in an open job; by default all of them in any order.
+        execute: Executes the items in an open run; by default all of them in any order.
         label: Names an execution's task run.
-        noun: The plural noun for executions in the error about failures.
-        rerun_effect: The effect of a second run with the same results path, for the error about failures.
         report_spec: The report's word for an execution, and its objectives.
         runs_each_code: Each execution runs a different piece of code, so a table can name the pieces.
         find_uploads: Returns the files of an execution, by their paths in the sandbox; None if there are no files.
@@ -110,20 +105,15 @@ class Plan:
         on_turn: Function of the host that takes each turn of a recursive model, as `name_function` names it; or None.
         check_first: Checks the first result with fields. A ConfigurationError that it raises ends the run.
         search: The settings of a search, for the run's record; empty if there is none.
-        may_stop_early: The job may end before all executions have run.
+        may_stop_early: The run may end before all executions have run.
         warnings: Sentences for people, before the first execution.
-        is_sole_writer: Refuse a ledger that another run is writing to.
-        volume_name: The volume of every sandbox; None for the provider's own.
         column_types: The rule by which a CSV file's cells were read, for the run's record.
     """
 
-    options: Options
     total: int
     items: Iterable[Item] = ()
-    execute: Callable[[Job], Awaitable[None]] | None = None
+    execute: Callable[[Run], Awaitable[None]] | None = None
     label: Label = execution_label
-    noun: str = "executions"
-    rerun_effect: str = "run only those that failed"
     report_spec: ReportSpec = field(default_factory=ReportSpec)
     runs_each_code: bool = False
     find_uploads: FindUploads | None = None
@@ -136,6 +126,4 @@ class Plan:
     search: dict[str, Any] = field(default_factory=dict[str, Any])
     may_stop_early: bool = False
     warnings: tuple[str, ...] = ()
-    is_sole_writer: bool = False
-    volume_name: str | None = None
     column_types: RuleOfTypes = field(default_factory=dict[str, Any])

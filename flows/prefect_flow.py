@@ -5,29 +5,44 @@ import copy
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from prefect import Flow
+from prefect import Flow, State, get_run_logger
+from prefect.context import FlowRunContext
+from prefect.exceptions import MissingResult
+from prefect.logging import get_logger
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
+from prefect.states import Completed
 from prefect.types.entrypoint import EntrypointType
 from pydantic import ValidationError, create_model
 from pydantic_core import to_jsonable_python
 
 from ..blocks.problems import describe_problems
-from ..sandbox.errors import ConfigurationError
+from ..sandbox.caller import use_flow
+from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.engine_log import shorten_engine_log
+from ..tasks.ledger.result_index import get_results_root
 from ..tasks.tracing import trace_flow_run
 from .deployment_lease import keep_runs_without_lease
+from .engine.failures import raise_failures
+from .engine.opening import execute_items, open_run
+from .engine.run import Run, needs_server, prepare_run
+from .engine.run_outcome import with_reference
+from .engine.termination import cancel_at_termination
 from .event_stream import EventStream
 from .inputs.conversion import convert_parameters
+from .inputs.spilling import spill_long_parameters
 from .listener import FlowListener
 from .orphans import remove_sandboxes
 from .parameters import FlowParameters, build_signature, find_contents, find_field, read_docstring
-from .run import call_flow, enter_prefect, execute_flow
-from .run_state import RunState
+from .plan import Plan
+from .prefect_client import open_clients
+from .prefect_server import provide_server
 from .sharding.shard_runs import cancel_shards
+from .sharding.work_pool import require_server_url
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,6 +56,8 @@ class BatchFlow(Flow[P, T]):
     """
 
     model: type[FlowParameters[Any]] | None = None
+    run: Run | None = None  # the run that `call_flow` has prepared, in the copy of the flow that Prefect calls
+    listener: FlowListener | None = None  # receives the events of the run
     _changed_options: dict[str, Any] | None = None  # the options that `with_options` set
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:  # type: ignore[override]
@@ -49,7 +66,7 @@ class BatchFlow(Flow[P, T]):
         Prefect's `return_state` and `wait_for` are accepted too. They are not in the type, because overloads would make
         a type checker's message about a wrong argument unclear.
         """
-        coroutine: Any = self._call(args, kwargs)
+        coroutine: Any = self.call(args, kwargs)
         name = self.fn.__name__
         # Python's warning about a coroutine that was never awaited shows this name.
         coroutine.__qualname__ = f"{name}(...) [write await {name}(...), or {name}.sync(...) where nothing is async]"
@@ -91,7 +108,7 @@ class BatchFlow(Flow[P, T]):
         Returns:
             The iterator, for `async for`. The loop raises the flow's errors.
         """
-        return EventStream(lambda listener: self._call(args, kwargs, listener))
+        return EventStream(lambda listener: self.call(args, kwargs, listener))
 
     if not TYPE_CHECKING:  # Type checkers take the signatures of Prefect's own methods.
 
@@ -146,30 +163,108 @@ class BatchFlow(Flow[P, T]):
             return super().serialize_parameters(parameters)
         return to_jsonable_python(parameters)  # The model has converted them, so all of them have a form in JSON.
 
-    async def call_function(self, values: dict[str, Any], state: RunState, **prefect_options: Any) -> Any:
-        """Check the values of a flow that wraps a function, and call it through Prefect.
+    async def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], listener: FlowListener | None = None) -> Any:
+        """Check the arguments, and run the flow.
+
+        Args:
+            args: Parameters of the flow, by position.
+            kwargs: Parameters of the flow, by name, and Prefect's `return_state` and `wait_for`.
+            listener: Receives the run's events.
 
         Raises:
-            ConfigurationError: A value has a wrong type or is out of its bounds.
+            ConfigurationError: A value has a wrong type or is out of its bounds. Otherwise the flow's own errors.
         """
-        converted = convert_parameters(values, {})
-        parameters = inspect.signature(self.fn).parameters.values()
-        fields: dict[str, Any] = {
-            item.name: (item.annotation, ... if item.default is item.empty else item.default) for item in parameters
-        }
-        try:
-            create_model(self.name, **fields)(**converted)
-        except ValidationError as error:
-            raise ConfigurationError(describe_problems(error)) from None
-        return await enter_prefect(self, converted, state, **prefect_options)
+        values = dict(kwargs)
+        prefect_options = {name: values.pop(name) for name in ("return_state", "wait_for") if name in values}
+        values = _bind_arguments(self.fn, args, values)
+        parameters = _check_arguments(self, values) if self.model is None else self.model.parse(values)
+        return await call_flow(self, parameters, listener, **prefect_options)
 
-    async def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], listener: FlowListener | None = None) -> Any:
-        kwargs, state = dict(kwargs), RunState(listener=listener)
-        prefect_options = {name: kwargs.pop(name) for name in ("return_state", "wait_for") if name in kwargs}
-        values = _bind_arguments(self.fn, args, kwargs)
-        if self.model is None:
-            return await self.call_function(values, state, **prefect_options)
-        return await call_flow(self, self.model.parse(values), state, **prefect_options)
+
+async def call_flow(
+    flow: BatchFlow[..., Any],
+    parameters: FlowParameters[Any] | dict[str, Any],
+    listener: FlowListener | None = None,
+    plan: Plan | None = None,
+    **prefect_options: Any,
+) -> Any:
+    """Prepare a run, so that a wrong parameter starts no server, and call the flow through Prefect.
+
+    Args:
+        flow: The flow, which this function copies.
+        parameters: The checked parameters; values by name for a flow that wraps a function.
+        listener: Receives the run's events.
+        plan: The plan of these parameters, if the caller has made it.
+        **prefect_options: Prefect's `return_state` and `wait_for`.
+
+    Returns:
+        The result of the flow.
+
+    Raises:
+        ConfigurationError: The parameters, the provider or the server cannot be used.
+        ExecutionsFailed: Some executions failed, and `on_failure` is "raise".
+    """
+    flow = copy.copy(flow)
+    flow.listener = listener
+    if flow.result_storage is None and flow.persist_result is False:
+        # Prefect would ask the server for its default storage, with a request that blocks the event loop.
+        flow.result_storage = PREFECT_LOCAL_STORAGE_PATH.value()
+    values: dict[str, Any]
+    if isinstance(parameters, FlowParameters):
+        values = spill_long_parameters(parameters.list_values(), find_contents(type(parameters)))
+        if parameters.options.shards is not None:
+            require_server_url()
+        if not parameters.reads_blocks():
+            plan = plan or parameters.make_plan(get_logger("rlm_batch").info)
+            if not needs_server(parameters.options):
+                flow.run = await prepare_run(parameters, plan, listener)
+    else:
+        values = parameters
+    try:
+        async with provide_server(lambda: _find_results_path(flow), listener) as ui_url, open_clients():
+            if isinstance(parameters, FlowParameters):
+                if flow.run is None:
+                    plan = plan or parameters.make_plan(get_logger("rlm_batch").info)
+                    flow.run = await prepare_run(parameters, plan, listener)
+                flow.run.ui_url = ui_url
+            return await Flow.__call__(flow, **prefect_options, **values)  # type: ignore[misc]
+    except MissingResult:
+        # A busy server answered late when Prefect set the run's last state. Prefect set the state again, and used the
+        # server's copy, which has no result.
+        if flow.run is None or flow.run.report is None:
+            raise
+        return flow.run.report
+    except RlmBatchError as error:
+        raise error.with_traceback(None) from error.__cause__  # Prefect adds dozens of frames.
+    except asyncio.CancelledError as error:
+        raise error.with_traceback(None) from None
+
+
+async def execute_flow(run: Run) -> State[Any]:
+    """Execute the run as the current flow run, and return its state, whose message says how the run went."""
+    parameters, options, plan = run.parameters, run.options, run.plan
+    assert parameters is not None
+    try:
+        with use_flow(parameters.get_variables_source(), min(options.max_workers, plan.total)):
+            async with open_run(run):
+                await (plan.execute or execute_items)(run)
+                outcomes = run.collect_outcomes()
+            if options.on_failure == "raise":
+                raise_failures(outcomes, plan)
+            run.report = parameters.build_report(outcomes)
+    except Exception:
+        if run.outcome is not None:
+            run.outcome.emit("failed")
+        raise
+    assert run.outcome is not None
+    run.outcome.emit("completed")
+    return Completed(message=run.outcome.message, data=await with_reference(run.report, run.record))
+
+
+def get_current_flow() -> BatchFlow[..., Any]:
+    """Return the flow of the current flow run."""
+    context: Any = FlowRunContext.get()
+    return context.flow
 
 
 def define_flow(model: Callable[P, FlowParameters[R]]) -> BatchFlow[P, Coroutine[Any, Any, R]]:
@@ -181,8 +276,15 @@ def define_flow(model: Callable[P, FlowParameters[R]]) -> BatchFlow[P, Coroutine
     parameters: type[FlowParameters[Any]] = model  # type: ignore[assignment]
 
     async def execute(*args: Any, **kwargs: Any) -> Any:
+        """Execute the current flow run, and return its state, whose message says how the run went."""
         shorten_engine_log(flow_run.id)
-        return await execute_flow(parameters, _bind_arguments(execute, args, kwargs))
+        with trace_flow_run(), cancel_at_termination():
+            flow = get_current_flow()
+            if flow.run is None:  # In a worker, Prefect calls the flow itself.
+                checked = parameters.parse(_bind_arguments(execute, args, kwargs))
+                plan = checked.make_plan(get_run_logger().info, get_results_root() / flow_run.id)
+                return await execute_flow(await prepare_run(checked, plan))
+            return await execute_flow(flow.run)
 
     execute.__name__ = execute.__qualname__ = parameters.flow_name
     execute.__module__ = f"{__package__}.{parameters.flow_name}"  # Deployments and copies in other processes use it.
@@ -234,6 +336,25 @@ def load_flow(module: str, name: str, options: dict[str, Any] | None = None) -> 
     """Return the flow `name` of a module, with options of Prefect's."""
     flow = getattr(import_module(module), name)
     return flow if options is None else flow.with_options(**options)
+
+
+def _find_results_path(flow: BatchFlow[..., Any]) -> str | None:
+    """Return the place of the results so far, or None if there are none."""
+    return None if flow.run is None else flow.run.results_path
+
+
+def _check_arguments(flow: BatchFlow[..., Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Convert and check the arguments of a flow that wraps a function. Raises ConfigurationError."""
+    converted = convert_parameters(values, {})
+    parameters = inspect.signature(flow.fn).parameters.values()
+    fields: dict[str, Any] = {
+        item.name: (item.annotation, ... if item.default is item.empty else item.default) for item in parameters
+    }
+    try:
+        create_model(flow.name, **fields)(**converted)
+    except ValidationError as error:
+        raise ConfigurationError(describe_problems(error)) from None
+    return converted
 
 
 def _bind_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

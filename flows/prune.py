@@ -13,8 +13,9 @@ from prefect import get_run_logger
 from prefect.client.orchestration import PrefectClient, get_client
 from pydantic import Field
 
+from ..blocks.host_files.cache import resolve_cache_root
 from ..tasks.ledger.result_index import get_results_root
-from ..tasks.ledger.retention import OldFolder, delete_folder, list_old_ledgers
+from ..tasks.ledger.retention import KeptFolder, OldFolder, delete_folder, list_old_folders
 from ..tasks.ledger.run_record import list_run_records
 from .inputs.host_paths import SPILLED_FILE, get_spill_directory
 from .orphans import PAGE_SIZE, get_server_id, read_flow_runs
@@ -48,11 +49,19 @@ async def prune(older_than_days: OlderThanDays = 30, dry_run: DryRun = False) ->
         ConfigurationError: A parameter is wrong.
     """
     log, before = get_run_logger(), time.time() - older_than_days * DAY_SECONDS
-    ledgers = await asyncio.to_thread(lambda: list(list_old_ledgers(get_results_root(), before)))
+    root, cache = get_results_root(), resolve_cache_root()
+    found = await asyncio.to_thread(lambda: list(list_old_folders(root, cache, before)))
+    ledgers = [folder for folder in found if isinstance(folder, OldFolder) and folder.record is not None]
     async with get_client() as client:
         ledgers = await _select_deleted_runs(client, ledgers)
         files = await _list_unused_files(client, before)
-    deleted = [str(item.path) for item in ledgers if dry_run or await asyncio.to_thread(delete_folder, item)]
+    deleted: list[str] = []
+    for ledger in ledgers:
+        kept = None if dry_run else await asyncio.to_thread(delete_folder, ledger)
+        if isinstance(kept, KeptFolder):
+            log.warning("%s stays: %s", kept.path, kept.reason)
+        else:
+            deleted.append(str(ledger.path))
     for file in files:
         if not dry_run:
             file.unlink(missing_ok=True)

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import httpx
 from prefect import get_run_logger
-from prefect.runtime import flow_run
 from pydantic import Field
 
 from ..blocks.provider import SandboxProvider
@@ -16,8 +15,7 @@ from .listener import FlowListener
 from .lost_slots import return_lost_slots
 from .orphans import MIN_SILENCE_SECONDS, Removal, describe_removal, find_orphans, get_server_id, remove_orphans
 from .parameters import Provider
-from .prefect_flow import define_function_flow
-from .run_state import get_run_state
+from .prefect_flow import define_function_flow, get_current_flow
 
 OlderThan = Annotated[
     float | None,
@@ -72,7 +70,7 @@ async def reap(
         ConfigurationError: A parameter is wrong.
         SandboxesLeft: Some sandboxes could not be removed.
     """
-    log, listener = get_run_logger(), get_run_state(flow_run.id).listener or FlowListener()
+    log, listener = get_run_logger(), get_current_flow().listener or FlowListener()
     block = await resolve_provider(provider)
     findings = await find_orphans(block, await get_server_id(), older_than, takes_kept=kept)
     orphans = findings.orphans

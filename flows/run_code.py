@@ -28,7 +28,6 @@ from ..sandbox.wire.strict_json import NotJsonError, convert_fields
 from ..tasks.capacity.slots import open_slots
 from ..tasks.engine_log import shorten_engine_log
 from ..tasks.execution import Execution, assign_keys
-from ..tasks.lane import Lane, LaneSettings, ProviderUnusable
 from ..tasks.ledger.collected_files import CollectedFilesStore
 from ..tasks.ledger.ledger import Ledger
 from ..tasks.ledger.result_index import get_results_root
@@ -36,10 +35,14 @@ from ..tasks.ledger.run_record import RunRecord, list_run_records
 from ..tasks.retry import DELAY_COUNT, JITTER_FACTOR, RetryPolicy, get_requested_wait
 from ..tasks.task_log import LineBudget, OutputLog
 from ..tasks.task_runs import build_tags
+from .engine.lane import Lane, ProviderUnusable
+from .engine.run import Run
 from .inputs.conversion import check_code
 from .inputs.host_paths import locate_ledger
 from .inputs.readers import check_variables
 from .orphans import get_server_id, register_own_run
+from .parameters import Options
+from .plan import Plan
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -143,26 +146,30 @@ async def run_code(
     text: str = convert_code(code)
     check_code(text)
     check_variables(text, [variables or {}], needs_all=True)
-    patterns = check_patterns(collect)
-    log = get_run_logger()
-    opened = await resolve_provider(provider, provider_options)
-    await opened.check()
-    run_id = flow_run.id or task_run.id
-    ledger = Ledger(get_results_root() / run_id if results_path is None else locate_ledger(results_path))
-    if await asyncio.to_thread(_create_ledger, ledger, run_id, opened.provider_name):
-        log.info("%s; results in %s", await opened.describe_sandboxes(), ledger.path)
-    register_own_run(run_id)
+    run = Run(
+        options=Options(timeout=timeout, collect=check_patterns(collect)),
+        plan=Plan(total=1),
+        provider=await resolve_provider(provider, provider_options),
+        run_id=flow_run.id or task_run.id,
+        server_id=await get_server_id(),
+        log=get_run_logger(),
+    )
+    await run.provider.check()
+    ledger = Ledger(get_results_root() / run.run_id if results_path is None else locate_ledger(results_path))
+    run.files = CollectedFilesStore(ledger.path) if collect else None
+    if await asyncio.to_thread(_create_ledger, ledger, run):
+        run.log.info("%s; results in %s", await run.provider.describe_sandboxes(), ledger.path)
+    register_own_run(run.run_id)
     # The task run is in the key, so equal calls have different keys.
-    fingerprint = {**await opened.fingerprint(), "task_run": task_run.id}
+    fingerprint = {**await run.provider.fingerprint(), "task_run": task_run.id}
     (execution,) = assign_keys([(text, _convert_variables(variables or {}))], fingerprint)
     output = OutputLog(LineBudget(), f"{task_run.name}: ")
     outcome: Outcome
     try:
-        files = CollectedFilesStore(ledger.path)
         with use_flow("variables"):
-            outcome = await _execute(opened, execution, run_id, timeout, output, patterns, files)
+            outcome = await _execute(run, execution, output)
     except RlmBatchError as error:
-        outcome = Failure(error, error.meta or Meta(variables=execution.variables, provider=opened.provider_name))
+        outcome = Failure(error, error.meta or Meta(variables=execution.variables, provider=run.provider.provider_name))
     finally:
         output.close()
     # It has no index, as other processes may run executions of the same flow run.
@@ -176,21 +183,9 @@ async def run_code(
     return outcome
 
 
-async def _execute(
-    provider: SandboxProvider,
-    execution: Execution,
-    run_id: str,
-    timeout: float,
-    output: OutputLog,
-    collect: list[str],
-    files: CollectedFilesStore,
-) -> Result:
-    server = await get_server_id()
-    async with open_slots(provider, run_id, get_run_logger()) as slots:
-        settings = LaneSettings(
-            provider=provider, run_id=run_id, server_id=server, timeout=timeout, collect=collect, files=files
-        )
-        lane = Lane(settings, slots)
+async def _execute(run: Run, execution: Execution, output: OutputLog) -> Result:
+    async with open_slots(run.provider, run.run_id, run.log) as slots:
+        lane = Lane(run, slots)
         try:
             return await lane.execute(execution, output.write)
         except ProviderUnusable as error:
@@ -199,7 +194,7 @@ async def _execute(
             await lane.release()
 
 
-def _create_ledger(ledger: Ledger, run_id: str, provider: str) -> bool:
+def _create_ledger(ledger: Ledger, run: Run) -> bool:
     """Make the ledger and the record by which reports find it. Returns False if another task run has done so."""
     ledger.create()
     if list_run_records(ledger.path):
@@ -207,11 +202,11 @@ def _create_ledger(ledger: Ledger, run_id: str, provider: str) -> bool:
     RunRecord(
         flow=flow_run.flow_name or run_code.name,
         results_path=str(ledger.path),
-        flow_run_id=run_id,
+        flow_run_id=run.run_id,
         name=flow_run.name or task_run.name or "",
-        provider=provider,
+        provider=run.provider.provider_name,
         began=time.time(),
-        id=run_id.replace("-", "")[:12],
+        id=run.run_id.replace("-", "")[:12],
     ).write()
     return True
 

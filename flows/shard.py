@@ -20,13 +20,14 @@ from ..tasks.execution import Execution
 from ..tasks.ledger.ledger import Ledger
 from ..tasks.ledger.result_index import ResultCache
 from ..tasks.ledger.shard_files import ShardFiles
-from .engine.context import open_capacity, open_run_context, resolve_provider_with_volume
 from .engine.executor import LaneExecutor
+from .engine.opening import open_capacity
 from .engine.outcome_sink import OutcomeSink
+from .engine.run import make_run
 from .engine.termination import cancel_at_termination
 from .inputs.host_paths import locate_ledger
-from .parameters import Options, VolumeName
-from .plan import LABELS, execution_label
+from .parameters import Options
+from .plan import LABELS, Plan, execution_label
 from .prefect_flow import define_function_flow
 
 STATE_INTERVAL_SECONDS = 5.0  # seconds between two looks at the states of the own flow run
@@ -52,7 +53,6 @@ class _LateExecutions:
 async def shard(
     work: Annotated[str, Field(description="File in the job's ledger that describes this shard's work.")],
     options: Annotated[Options, Field(description="Parameters of the job for this shard.")],
-    volume_name: VolumeName = None,
     files_digest: Annotated[
         str | None, Field(None, description="Hash of the host files that the job started with.")
     ] = None,
@@ -67,7 +67,7 @@ async def shard(
         files = replace(files, ledger=locate_ledger(files.ledger))
         with cancel_at_termination():
             async with _end_if_stopped():
-                late = await _run_executions(files, options, volume_name, files_digest)
+                late = await _run_executions(files, options, files_digest)
     except _ShardStopped:
         return Cancelled(message="the job has stopped this shard")
     except RlmBatchError as error:
@@ -105,12 +105,11 @@ async def _check_states(client: PrefectClient) -> None:
         raise _ShardStopped
 
 
-async def _run_executions(
-    files: ShardFiles, options: Options, volume_name: str | None, files_digest: str | None
-) -> int:
+async def _run_executions(files: ShardFiles, options: Options, files_digest: str | None) -> int:
     """Run the executions. Return how many had not ended at the deadline."""
     header, executions = files.read_work()
-    provider = await resolve_provider_with_volume(options, volume_name)
+    run = await make_run(options, Plan(total=header.total, label=LABELS.get(header.what, execution_label)))
+    provider = run.provider
     if header.commit is not None:
         provider.pin(header.commit)
     if files_digest != await provider.compute_files_digest():
@@ -126,10 +125,9 @@ async def _run_executions(
         await asyncio.to_thread(ledger.create)
     except ConfigurationError as error:
         raise OSError(str(error)) from error  # The parent could, so only this worker cannot, or only now.
-    label = LABELS.get(header.what, execution_label)
-    context = await open_run_context(provider, options, label, ledger, header.total, files.part_prefix)
+    await run.start(ledger, files.part_prefix)
     lines = await asyncio.to_thread(ledger.load_latest_lines, files.part_prefix)
-    context.log.info(
+    run.log.info(
         "shard %d of %d: %d execution%s %s; results in %s",
         files.shard + 1,
         header.shards,
@@ -139,15 +137,14 @@ async def _run_executions(
         ledger.path,
     )
     late = _LateExecutions()
-    sink = OutcomeSink(context, late)
+    run.sink = OutcomeSink(run, late)
     cache = ResultCache(ledger, lambda key: lines.pop(key, None))
     try:
-        async with open_capacity(context) as slots:
-            executor = LaneExecutor(context=context, slots=slots, sink=sink)
-            await executor.execute_all(executions, cache.find_result)
+        async with open_capacity(run):
+            await LaneExecutor(run).execute_all(executions, cache.find_result)
     except BaseException:
-        await context.flush_ledger_after_error()
+        await run.flush_ledger_after_error()
         raise
-    sink.log_unlogged_failures()
+    run.sink.log_unlogged_failures()
     await asyncio.to_thread(ledger.close)
     return late.count

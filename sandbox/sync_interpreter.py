@@ -152,6 +152,17 @@ class SyncInterpreter(BaseInterpreter["Result"]):
         self._session: AsyncInterpreter | None = None  # wire of any other sandbox
 
     def start(self) -> Self:
+        """Open the sandbox. A second call does nothing; after `shutdown` it opens a new sandbox.
+
+        Returns:
+            The interpreter itself.
+
+        Raises:
+            SandboxStartError: The sandbox could not start.
+            QuotaExceeded: The provider's quota is exhausted.
+            PrepareError: The `prepare` code failed.
+            ConfigurationError: The configuration is wrong.
+        """
         with self._start_lock:
             if self._sandbox is None:
                 sandbox = run_sync(self._open)
@@ -207,6 +218,14 @@ class SyncInterpreter(BaseInterpreter["Result"]):
         return run_sync(lambda: session.run(request), output)
 
     def reset(self) -> None:
+        """Forget all names: the next execution starts in a new process. Files, the volume and the sandbox remain.
+
+        Resetting a sandbox without state, or with lost state, is not an error.
+
+        Raises:
+            ConfigurationError: An execution is running in another thread, or waits for the calling tool.
+            SandboxLost: The sandbox is gone.
+        """
         self._check_process()
         pipe, session = self._pipe, self._session
         if session is not None:
@@ -215,10 +234,35 @@ class SyncInterpreter(BaseInterpreter["Result"]):
             raise ConfigurationError(BUSY)
 
     def upload(self, path: str, data: FileData) -> None:
+        """Write a file in the sandbox, and the directories above it.
+
+        Args:
+            path: Relative to the sandbox's working folder.
+            data: Bytes, text (written as UTF-8), or the `pathlib.Path` of a local file; at most 256 MiB.
+
+        Raises:
+            VolumeError: The path is invalid, the data is too large, or the file could not be read or written.
+            SandboxLost: The sandbox no longer exists.
+            ConfigurationError: `data` has another type.
+            RlmBatchError: An error of `start`.
+        """
         sandbox = self._get_sandbox()
         run_sync(lambda: upload_file(sandbox, path, data))
 
     def download(self, path: str) -> bytes:
+        """Return the bytes of a file in the sandbox's working folder. Open the sandbox if needed.
+
+        Args:
+            path: Path relative to the working folder. The file may have at most 256 MiB.
+
+        Returns:
+            The file's content.
+
+        Raises:
+            VolumeError: The path is not a regular file (links are refused), or the file is too large.
+            SandboxLost: The sandbox no longer exists.
+            RlmBatchError: An error of `start`.
+        """
         sandbox = self._get_sandbox()
         return run_sync(lambda: download_file(sandbox, path))
 
@@ -236,11 +280,16 @@ class SyncInterpreter(BaseInterpreter["Result"]):
         return sandbox
 
     def share_query_limits(self) -> None:
-        super().share_query_limits()
+        """Make all further executions share one set of query limits, at the depth of a recursive model's code."""
+        self._shares_limits = True
         if self._session is not None:
             self._session.share_query_limits()
 
     def shutdown(self) -> None:
+        """Remove the sandbox, even if it is running code. A second call does nothing.
+
+        In a fork of the process that opened the sandbox, it stays open for the original process.
+        """
         if self._process_id != os.getpid():
             self._sandbox = self._pipe = self._session = None
             return

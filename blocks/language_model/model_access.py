@@ -252,12 +252,12 @@ async def resolve_language_model(text: str, parameter: str = "language_model") -
         )
     if is_saved_model(text):
         name = text.partition("/")[2]
-        from prefect.context import FlowRunContext
+        from prefect.context import AsyncClientContext, FlowRunContext
         from prefect.settings import PREFECT_API_URL
 
         from .block import LanguageModel
 
-        if not (FlowRunContext.get() or PREFECT_API_URL.value()):
+        if not (FlowRunContext.get() or AsyncClientContext.get() or PREFECT_API_URL.value()):
             raise ConfigurationError(f"{text!r} is a block on a Prefect server: set PREFECT_API_URL")
         try:
             return await LanguageModel.aload(name)  # type: ignore[return-value]

@@ -19,10 +19,10 @@ from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 
 from ...tasks.ledger.run_record import RunRecord
+from ...tasks.task_log import Logger
 from ..reporting.document import escape_markdown, render_markdown
 from ..reporting.report import build_report, describe_run
 from ..reporting.summary import RunSummary
-from .context import Log
 
 PROGRESS_INTERVAL_SECONDS = 1.0  # seconds between two checks of the progress
 MAX_TABLE_RECORDS = 100  # rows of the table: the best trials, or the first executions
@@ -35,7 +35,7 @@ class ArtifactPublisher:
     `summary` has the outcomes so far.
     """
 
-    def __init__(self, record: RunRecord, log: Log) -> None:
+    def __init__(self, record: RunRecord, log: Logger) -> None:
         self._record = record
         self.summary = RunSummary(record.report_spec)
         self._log = log

@@ -1,4 +1,4 @@
-"""The executors of a flow run's executions: the interface, and the lanes of this process, which make task runs."""
+"""The executor of a flow run in this process: its lanes, which make task runs."""
 
 import asyncio
 import itertools
@@ -7,70 +7,32 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ...sandbox.errors import RlmBatchError, SandboxStartError
-from ...sandbox.queries.events import RlmEvent
 from ...sandbox.result import Result
-from ...tasks.capacity.slots import Slots
-from ...tasks.execute import TaskBatch, configure_task, execute
-from ...tasks.execution import Execution, FindUploads, with_index
-from ...tasks.lane import Lane, ProviderUnusable
-from ...tasks.task_log import LineBudget
+from ...tasks.execution import Execution, with_index
 from ...tasks.task_runs import build_tags, has_tag_limit
 from ..parameters import MAX_TASK_RUNS
 from ..prefect_client import ask_once
-from .context import RunContext
+from .execute import TaskBatch, configure_task, execute
 from .failures import describe_rerun, find_first_error
-from .outcome_sink import OutcomeSink
-from .turn_calls import TurnCalls
+from .lane import Lane, ProviderUnusable
+from .run import Run
 
 FindResult = Callable[[Execution], Result | None]
 
 
-class Executor(Protocol):
-    """An executor that runs a flow run's executions in this process or in shards."""
-
-    @property
-    def is_over(self) -> bool:
-        """True if no further execution is started."""
-        ...
-
-    async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
-        """Run the executions for which `find_result` finds no earlier result, until each has an outcome."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Sharding:
-    """A description of where a sharded job runs, and a function that makes the job's executor.
-
-    `flows/run.py` passes this object from `flows/sharding/` to the job. `make_executor` takes the keyword arguments
-    `context`, `store` and `sink`.
-    """
-
-    description: str
-    make_executor: Callable[..., Executor]
-
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class LaneExecutor:
     """An executor with at most `max_workers` lanes in this process. Each lane creates task runs one after another.
 
-    Lanes wait for `slots`. `find_uploads` returns an execution's files by their paths in the sandbox. With a
-    `state_context` all executions share one process and its state. With `stop_on_failure` no task run is created after
-    a failed one, and the remaining executions have no outcome. `turn_calls` takes each turn of a recursive query.
+    If the plan stops on a failure, no task run is created after a failed one, and the remaining executions have no
+    outcome.
     """
 
-    context: RunContext
-    slots: Slots
-    sink: OutcomeSink
-    find_uploads: FindUploads | None = None
-    state_context: str | None = None
-    stop_on_failure: bool = False
-    turn_calls: TurnCalls | None = None
+    run: Run
     is_over: bool = False  # no further execution starts, and the rest fails
-    _line_budget: LineBudget = field(default_factory=LineBudget)
     _batches: Iterator[TaskBatch] = field(init=False)  # batches that no lane has taken
     _next_batch: TaskBatch | None = None  # read ahead from `_batches` to see whether a batch is left
     _unfinished: dict[TaskBatch, None] = field(default_factory=dict[TaskBatch, None])  # taken by a lane, in order
@@ -78,24 +40,24 @@ class LaneExecutor:
     _creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a task run is being created
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
-        options, admission = self.context.options, self.slots.admission
-        per_task = options.executions_per_task or max(1, math.ceil(self.context.total / MAX_TASK_RUNS))
+        options, admission = self.run.options, self.run.slots.admission
+        per_task = options.executions_per_task or max(1, math.ceil(self.run.plan.total / MAX_TASK_RUNS))
         self._batches = self._make_batches(executions, find_result, per_task)
-        tags = build_tags(self.context.provider.provider_name)
+        tags = build_tags(self.run.provider.provider_name)
         is_limited = await ask_once(f"limits of {sorted(tags)}", partial(has_tag_limit, tags))
-        task = configure_task(execute, self.context.policy, tags, is_limited, per_task)
+        task = configure_task(execute, self.run.policy, tags, is_limited, per_task)
         self._creation_lock = asyncio.Lock()
         try:
             async with (
-                asyncio.timeout_at(self.context.deadline.at),
+                asyncio.timeout_at(self.run.deadline.at),
                 self._open_turn_calls(),
                 asyncio.TaskGroup() as group,
             ):
-                for _ in range(min(options.max_workers, math.ceil(self.context.total / per_task))):
+                for _ in range(min(options.max_workers, math.ceil(self.run.plan.total / per_task))):
                     group.create_task(self._run_lane(task))
         except TimeoutError:
             reason = "passed before this execution had ended"
-            await self._fail_unfinished(partial(self.context.deadline.build_error, reason=reason))
+            await self._fail_unfinished(partial(self.run.deadline.build_error, reason=reason))
         except BaseExceptionGroup as errors:
             self._save_queries()
             raise find_first_error(errors) from None
@@ -104,11 +66,11 @@ class LaneExecutor:
             raise
         if self._is_out_of_time:
             reason = "is over before the provider opens more sandboxes"
-            await self._fail_unfinished(partial(self.context.deadline.build_error, reason=reason))
+            await self._fail_unfinished(partial(self.run.deadline.build_error, reason=reason))
         if admission.error is not None:
             await self._fail_unfinished(partial(self._build_refusal, admission.error), is_written=True)
-        if self.sink.failures.is_limit_reached:
-            await self._fail_unfinished(self.sink.failures.build_error)
+        if self.run.sink.failures.is_limit_reached:
+            await self._fail_unfinished(self.run.sink.failures.build_error)
 
     def _make_batches(
         self, executions: Iterator[Execution], find_result: FindResult, per_task: int
@@ -118,8 +80,8 @@ class LaneExecutor:
         for execution in executions:
             result = find_result(execution)
             if result is not None:
-                self.sink.record_cached(execution, with_index(result, execution.index, execution.place))
-                self.sink.raise_error()
+                self.run.sink.record_cached(execution, with_index(result, execution.index, execution.place))
+                self.run.sink.raise_error()
                 continue
             group.append(execution)
             if len(group) == per_task:
@@ -129,15 +91,11 @@ class LaneExecutor:
             yield self._make_batch(group)
 
     def _make_batch(self, group: list[Execution]) -> TaskBatch:
-        label = self.context.label(group[0])
+        label = self.run.plan.label(group[0])
         return TaskBatch(
             label if len(group) == 1 else f"{label} and {len(group) - 1} more",
             group,
-            self.context.policy,
-            self.sink,
             on_start=self._creation_lock.release,
-            on_output=self.sink.listener.on_output,
-            line_budget=self._line_budget if self.context.options.log_output else None,
         )
 
     def _has_batch(self) -> bool:
@@ -156,7 +114,7 @@ class LaneExecutor:
         return batch
 
     async def _run_lane(self, task: Any) -> None:
-        lane = self.context.make_lane(self.slots, self.find_uploads, self.state_context, self._pass_event)
+        lane = Lane(self.run, self.run.slots)
         try:
             # Acquire the slot first. A batch without a slot would wait, while other lanes have nothing to do.
             while self._may_start() and self._has_batch() and await lane.acquire():
@@ -166,14 +124,16 @@ class LaneExecutor:
                 if not await self._run_batch(task, lane, batch):
                     return
                 await lane.release_if_wanted()
-            self.slots.dismiss_waiters()
+            self.run.slots.dismiss_waiters()
         finally:
-            await self.context.usage.close_lane(lane)
+            await lane.release()
+            self.run.usage.sandboxes += lane.opened_count
+            self.run.usage.sandbox_seconds += lane.open_seconds
 
     @asynccontextmanager
     async def _open_turn_calls(self) -> AsyncIterator[None]:
         """Call `on_turn` within the block. What it raises ends the block."""
-        calls = self.turn_calls
+        calls = self.run.turn_calls
         if calls is None:
             yield
             return
@@ -182,51 +142,46 @@ class LaneExecutor:
             yield
             calls.end()
 
-    def _pass_event(self, event: RlmEvent) -> None:
-        self.sink.listener.on_rlm_event(event.index, event)
-        if self.turn_calls is not None and event.kind == "output":
-            self.turn_calls.add(event)
-
     def _save_queries(self) -> None:
         """Write the queries of interrupted executions to the ledger, if it can be written."""
         with suppress(OSError):
             for batch in self._unfinished:
                 for execution in batch.remaining_executions:
-                    self.sink.save_queries(execution)
+                    self.run.sink.save_queries(execution)
 
     def _may_start(self) -> bool:
         """Return whether another task run may be made."""
-        failures = self.sink.failures
-        if self.slots.admission.error is not None or failures.is_limit_reached:
+        failures = self.run.sink.failures
+        if self.run.slots.admission.error is not None or failures.is_limit_reached:
             return False
-        return not (failures.count and self.stop_on_failure)
+        return not (failures.count and self.run.plan.stop_on_failure)
 
     async def _run_batch(self, task: Any, lane: Lane, batch: TaskBatch) -> bool:
         """Create the task run of a batch. Return False if the lane must stop. Raises errors that end the flow run."""
         for execution in batch.remaining_executions:
-            self.sink.listener.on_execution_start(execution.index)
+            self.run.listener.on_execution_start(execution.index)
         # Before a task run begins its work, Prefect asks the server for the limits of its tags. If the server does not
         # answer, Prefect retries for a minute for each waiting task run in turn, even for cancelled ones. The process
         # could not end. So lanes create task runs one at a time, and a task run that cannot begin ends the flow run.
         await self._creation_lock.acquire()
         state = await task(lane, batch, return_state=True)
-        self.sink.raise_error()
+        self.run.sink.raise_error()
         if state.is_cancelled():
             raise asyncio.CancelledError
         if not batch.remaining_executions:
             del self._unfinished[batch]
-        if not batch.remaining_executions or self.sink.failures.is_limit_reached:
+        if not batch.remaining_executions or self.run.sink.failures.is_limit_reached:
             return not self._end_if_provider_is_away(lane, batch)
         error = await state.result(raise_on_failure=False)
-        if isinstance(error, RlmBatchError) and self.context.policy.is_too_late(error):
+        if isinstance(error, RlmBatchError) and self.run.policy.is_too_late(error):
             self._is_out_of_time = True
-            self.slots.dismiss_waiters()  # The waiting lanes would not get a sandbox in time either.
+            self.run.slots.dismiss_waiters()  # The waiting lanes would not get a sandbox in time either.
             return False
         if isinstance(error, ProviderUnusable) and isinstance(error.__cause__, RlmBatchError):
-            admission = self.slots.admission
-            if admission.error is None and (self.stop_on_failure or not admission.has_opened_sandbox):
+            admission = self.run.slots.admission
+            if admission.error is None and (self.run.plan.stop_on_failure or not admission.has_opened_sandbox):
                 raise error.__cause__
-            self.slots.end(error.__cause__)
+            self.run.slots.end(error.__cause__)
             return False
         if self._end_if_provider_is_away(lane, batch):
             return False
@@ -237,17 +192,17 @@ class LaneExecutor:
     def _end_if_provider_is_away(self, lane: Lane, batch: TaskBatch) -> bool:
         """Open no more sandboxes if the batch failed because the provider starts none. Return whether it stopped."""
         # A run that stops on a failure starts no more executions anyway.
-        if self.stop_on_failure or not isinstance(batch.last_error, SandboxStartError):
+        if self.run.plan.stop_on_failure or not isinstance(batch.last_error, SandboxStartError):
             return False
         if not lane.is_start_timeout_over:
             return False
-        self.slots.end(batch.last_error)
+        self.run.slots.end(batch.last_error)
         return True
 
     def _build_refusal(self, refusal: RlmBatchError, _execution: Execution) -> RlmBatchError:
         """Return the error of an execution that was not started, with the provider's last error."""
         return type(refusal)(
-            f"not started: the provider opened no sandbox for {self.context.provider.start_timeout} s "
+            f"not started: the provider opened no sandbox for {self.run.provider.start_timeout} s "
             f"({refusal.text}); {describe_rerun()} later"
         )
 
@@ -266,6 +221,6 @@ class LaneExecutor:
         for batch, is_started in itertools.chain(started, rest):
             for execution in batch.remaining_executions:
                 error = build_error(execution)
-                self.sink.record_unrun(execution, error, is_started=is_started, is_written=is_written)
+                self.run.sink.record_unrun(execution, error, is_started=is_started, is_written=is_written)
                 await asyncio.sleep(0)  # There may be many executions, and others use this event loop.
         self._unfinished.clear()

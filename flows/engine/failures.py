@@ -12,7 +12,7 @@ from ...sandbox.errors import CodeError, DeadlineExceeded, ExecutionsFailed, Not
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Failure, Outcome
 from ...tasks.execution import Execution
-from ..plan import Outcomes
+from ..plan import Outcomes, Plan
 
 FIRST_FAILURES = 3  # If the first executions all fail alike, the run warns before the rest fails too.
 MAX_TYPE_CHARS = 100  # characters of the name of an exception's type, which code chooses
@@ -103,22 +103,20 @@ def describe_kind(error: RlmBatchError) -> str:
     return f"{kind} {escape_text(error.type[:MAX_TYPE_CHARS])}" if isinstance(error, CodeError) else kind
 
 
-def raise_failures(outcomes: Outcomes, noun: str, rerun_effect: str = "run only those that failed") -> None:
-    """Raise ExecutionsFailed if there are failures, with their number, the first failure, and the results' path.
-
-    `noun` is the plural name of the executions. `rerun_effect` says what a retry of the flow run does.
-    """
+def raise_failures(outcomes: Outcomes, plan: Plan) -> None:
+    """Raise ExecutionsFailed if there are failures, with their number, the first failure, and the results' path."""
     failures = outcomes.failures
     if failures:
         first = failures[0]
         not_run = sum(isinstance(failure.error, NotRun) for failure in failures)
         rest = f" and {not_run} did not run" if not_run else ""
-        advice = getattr(first.error, "advice", "")
+        effect = "run only those that failed" if plan.state_context is None else "begin again with the first step"
+        advice, nouns = getattr(first.error, "advice", ""), f"{plan.report_spec.noun}s"
         raise ExecutionsFailed(
-            f"{len(failures) - not_run} of {len(outcomes.results)} {noun} failed{rest}, the first is number "
+            f"{len(failures) - not_run} of {len(outcomes.results)} {nouns} failed{rest}, the first is number "
             f"{first.meta.index}: {type(first.error).__name__}: {first.error.summary}"
             + (f" -- {escape_text(advice)}" if advice else "")
-            + f" -- the results are in {outcomes.results_path}; {describe_rerun()} to {rerun_effect}, or pass "
+            + f" -- the results are in {outcomes.results_path}; {describe_rerun()} to {effect}, or pass "
             "on_failure='return' to get the failures beside the results",
             results=outcomes.results,
             failures=failures,

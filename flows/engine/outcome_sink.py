@@ -11,10 +11,8 @@ from ...sandbox.errors import ConfigurationError, NotRun, RlmBatchError
 from ...sandbox.meta import Meta
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.execution import Execution
-from ..listener import FlowListener
-from .artifacts import ArtifactPublisher
-from .context import RunContext
 from .failures import FailureWatch, describe_kind
+from .run import Run
 
 MAX_LOGGED_FAILURES = 20  # failures of each kind that get a line each in the log
 NOT_COLLECTED = "files that were not collected"  # counted like a kind of failure, but no execution fails
@@ -62,27 +60,20 @@ class OutcomeSink:
     the executions that ran and failed. `check_first` checks the first result with fields.
     """
 
-    context: RunContext
+    run: Run
     store: OutcomeStore
-    listener: FlowListener = field(default_factory=FlowListener)
-    artifacts: ArtifactPublisher | None = None
     observers: list[Observer] = field(default_factory=list[Observer])
-    check_first: Callable[[Result], None] | None = None
     failures: FailureWatch = field(init=False)
+    _has_checked_first: bool = False
     _kind_counts: Counter[str] = field(default_factory=Counter[str])
     _error: ConfigurationError | None = None  # the error of `check_first`
 
     def __post_init__(self) -> None:
-        self.failures = FailureWatch(self.context.options.max_failures, self.context.total)
-
-    @property
-    def is_failure_limit_reached(self) -> bool:
-        """True if so many executions failed that no further one is started."""
-        return self.failures.is_limit_reached
+        self.failures = FailureWatch(self.run.options.max_failures, self.run.plan.total)
 
     def record(self, execution: Execution, outcome: Outcome) -> None:
         """Record the outcome of an execution that ran here. Raises OSError if the ledger cannot be written."""
-        self.context.ledger.write_outcome(execution.key, outcome)
+        self.run.ledger.write_outcome(execution.key, outcome)
         self._store(execution, outcome)
         self._publish(execution, outcome)
         self._count(outcome)
@@ -99,10 +90,10 @@ class OutcomeSink:
             is_written: Whether the ledger gets the failure. The ledger always gets it if the execution asked a model.
         """
         if not is_started:
-            self.listener.on_execution_start(execution.index)
+            self.run.listener.on_execution_start(execution.index)
         failure = self._build_unrun_failure(execution, error)
         if is_written or failure.meta.queries.asked:
-            self.context.ledger.write_outcome(execution.key, failure)
+            self.run.ledger.write_outcome(execution.key, failure)
         self._store(execution, failure)
         self._publish(execution, failure)
 
@@ -110,13 +101,13 @@ class OutcomeSink:
         """Write the queries of a cancelled execution to the ledger, because they were paid for."""
         failure = self._build_unrun_failure(execution, NotRun("the run was cancelled before this execution had ended"))
         if failure.meta.queries.asked:
-            self.context.ledger.write_outcome(execution.key, failure)
+            self.run.ledger.write_outcome(execution.key, failure)
 
     def _build_unrun_failure(self, execution: Execution, error: RlmBatchError) -> Failure:
         meta = Meta(
             index=execution.index,
             variables=execution.variables,
-            provider=self.context.provider.provider_name,
+            provider=self.run.provider.provider_name,
             attempt=execution.attempt,
             earlier_errors=execution.earlier_errors,
             queries=execution.summarize_queries(),
@@ -133,7 +124,7 @@ class OutcomeSink:
 
     def record_gathered(self, execution: Execution, outcome: Outcome) -> None:
         """Record the outcome of an execution in another process. The ledger and the store already have it."""
-        self.listener.on_execution_start(execution.index)
+        self.run.listener.on_execution_start(execution.index)
         self._publish(execution, outcome)
         self._count(outcome)
 
@@ -144,14 +135,14 @@ class OutcomeSink:
 
     def warn(self, text: str) -> None:
         """Send a warning for people to the log and to the listener."""
-        self.context.log.warning("%s", text)
-        self.listener.on_warning(text)
+        self.run.log.warning("%s", text)
+        self.run.listener.on_warning(text)
 
     def log_unlogged_failures(self) -> None:
         """Log the number of failures of each kind for which the log does not show all failures."""
         for kind, count in self._kind_counts.items():
             if kind != NOT_COLLECTED and count > _get_log_limit(kind):
-                self.context.log.warning("%d executions failed with %s", count, kind)
+                self.run.log.warning("%d executions failed with %s", count, kind)
 
     def _store(self, execution: Execution, outcome: Outcome) -> None:
         execution.is_done = True
@@ -169,10 +160,10 @@ class OutcomeSink:
             if self._kind_counts[NOT_COLLECTED] <= MAX_LOGGED_FAILURES:
                 first, *others = outcome.meta.not_collected
                 more = f" (and {len(others):,} more)" if others else ""
-                self.warn(f"{self.context.label(execution)}: not collected: {first}{more}")
-        if self.artifacts is not None:
-            self.artifacts.summary.add(outcome)
-        self.listener.on_outcome(outcome, cached=cached)
+                self.warn(f"{self.run.plan.label(execution)}: not collected: {first}{more}")
+        if self.run.artifacts is not None:
+            self.run.artifacts.summary.add(outcome)
+        self.run.listener.on_outcome(outcome, cached=cached)
         if isinstance(outcome, Result) and outcome.outputs and not outcome.meta.pruned:
             self._check_first_result(outcome)
 
@@ -181,29 +172,30 @@ class OutcomeSink:
         hours = max(0.0, (meta.kept_until or 0.0) - time.time()) / 3600
         lack = f", without the execution's variables ({execution.inputs_failure})" if execution.inputs_failure else ""
         self.warn(
-            f"{self.context.label(execution)}: its sandbox is kept until {until:%H:%M %Z}, for up to {hours:.1f} "
-            f"sandbox hours{lack}: rlm-batch shell {self.context.ledger.path} {execution.index}"
+            f"{self.run.plan.label(execution)}: its sandbox is kept until {until:%H:%M %Z}, for up to {hours:.1f} "
+            f"sandbox hours{lack}: rlm-batch shell {self.run.ledger.path} {execution.index}"
         )
 
     def _check_first_result(self, result: Result) -> None:
-        if self.check_first is None:
+        check = self.run.plan.check_first
+        if check is None or self._has_checked_first:
             return
-        check, self.check_first = self.check_first, None
+        self._has_checked_first = True
         try:
             check(result)
         except ConfigurationError as error:
-            self._error = ConfigurationError(f"{error}; the results are in {self.context.ledger.path}")
+            self._error = ConfigurationError(f"{error}; the results are in {self.run.ledger.path}")
 
     def _count(self, outcome: Outcome) -> None:
         if (warning := self.failures.add_outcome(outcome)) is not None:
             self.warn(warning)
 
     def _log_failure(self, execution: Execution, error: RlmBatchError) -> None:
-        kind, log = describe_kind(error), self.context.log
+        kind, log = describe_kind(error), self.run.log
         self._kind_counts[kind] += 1
         count, limit = self._kind_counts[kind], _get_log_limit(kind)
         if count <= limit:
-            log.warning("%s failed: %s: %s", self.context.label(execution), type(error).__name__, error.summary)
+            log.warning("%s failed: %s: %s", self.run.plan.label(execution), type(error).__name__, error.summary)
         if count == limit and limit > 1:
             log.warning("more failures with %s are only counted", kind)
 

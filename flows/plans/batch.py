@@ -66,17 +66,16 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the inputs and check them with the code. Raises ConfigurationError."""
-        options = self.make_options()
-        codes, has_inputs = self._read_codes(), self.inputs is not None
-        needs_all = options.prepare is None
+        options, codes, has_inputs = self.options, self._read_codes(), self.inputs is not None
+        needs_all = options.preparation is None
         if not has_inputs:
             for code in codes:
                 check_variables(code, [()], needs_all=needs_all, repeats=self.repeats)
-            check_judge(options.read_check(), [()])
+            check_judge(options.check_code, [()])
             spec = ReportSpec().with_repeats(self.repeats, len(codes))
             items = repeat_items([(code, {}) for code in codes], spec, options)
             total = count_executions(len(codes), spec)
-            return Plan(options=options, total=total, items=items, runs_each_code=True, report_spec=spec)
+            return Plan(total=total, items=items, runs_each_code=True, report_spec=spec)
         source: Any = self.inputs
         files = self._match_files(report) if isinstance(source, str) and is_pattern(source) else None
         if files is None:
@@ -85,10 +84,9 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
         else:
             inputs = files
         check_variables(codes[0], inputs, needs_all=needs_all, repeats=self.repeats)
-        check_judge(options.read_check(), inputs)
+        check_judge(options.check_code, inputs)
         spec = ReportSpec().with_repeats(self.repeats, len(inputs))
         return Plan(
-            options=options,
             total=count_executions(len(inputs), spec),
             items=repeat_items(CodeForEach(codes[0], inputs), spec, options),
             report_spec=spec,

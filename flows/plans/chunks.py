@@ -4,7 +4,8 @@ import asyncio
 import hashlib
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from pydantic.dataclasses import dataclass as parameter_model
 
 from ...blocks.storage.location import PathOrLocation
 from ...blocks.volume import check_volume_name
+from ...sandbox.caller import name_parameter
 from ...sandbox.driver_settings import Preparation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.text_escape import escape_text
@@ -39,7 +41,7 @@ from ..reporting.table import format_cell
 from ..reports import Report, describe_outcome
 
 if TYPE_CHECKING:
-    from ..engine.job import Job
+    from ..engine.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,17 +206,30 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
     flow_name = "chunks"
     prefect_name = "rlm-chunks"
 
+    @cached_property
+    def options(self) -> Options:
+        """The shared parameters, with the volume among the provider's options."""
+        options = super().options
+        if self.volume_name is None:
+            return options
+        settings: Any = options.provider_options or {}
+        if settings.get("volume_name") not in (None, self.volume_name):
+            raise ConfigurationError(
+                f"the volume is named twice: pass either {name_parameter('volume_name')} or volume_name in "
+                "provider_options"
+            )
+        volume = {"volume_name": check_volume_name(self.volume_name)}
+        return replace(options, provider_options={**settings, **volume})
+
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the chunks. Raises ConfigurationError."""
         code = read_text_reference(cast("str", self.code))
         reduce = None if self.reduce is None else read_text_reference(cast("str", self.reduce))
-        options = self.make_options()
-        if self.volume_name is not None:
-            check_volume_name(self.volume_name)
+        options = self.options
         provided = ("chunk_id", "data") if self.repeats is None else ("chunk_id", "data", REPEAT)
-        check_provided_variables(code, provided, needs_all=options.prepare is None)
-        check_judge(options.read_check(), [("chunk_id", "data")])
-        check_provided_variables(reduce, ("results",), needs_all=options.prepare is None)
+        check_provided_variables(code, provided, needs_all=options.preparation is None)
+        check_judge(options.check_code, [("chunk_id", "data")])
+        check_provided_variables(reduce, ("results",), needs_all=options.preparation is None)
         chunks: Any = self.chunks
         data: Any = self.data
         source = data if chunks is None else chunks
@@ -223,13 +238,11 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         spec = ReportSpec("chunk" if reduce is None else "execution").with_repeats(self.repeats, len(parts))
         items = CodeForEach(code, _ChunkVariables(parts))
         return Plan(
-            options=options,
             total=count_executions(len(parts), spec) + (reduce is not None),
             items=repeat_items(items, spec, options),
             execute=ChunkedJob(code, parts, reduce, spec.repeats).execute,
             label=chunk_label,
             report_spec=spec,
-            volume_name=self.volume_name,
             column_types=get_column_types(parts),
         )
 
@@ -258,18 +271,18 @@ class ChunkedJob:
     reduce: str | None
     repeats: Repeats | None = None
 
-    async def execute(self, job: "Job") -> None:
+    async def execute(self, run: "Run") -> None:
         """Execute the chunks, and then the reduction if there is one and no chunk failed."""
-        fingerprint = await job.compute_fingerprint()
+        fingerprint = await run.compute_fingerprint()
         keys = hashlib.sha256()
-        executions = self._build_executions(fingerprint, keys, job.context.preparation)
-        await job.executor.execute_all(executions, job.cache.find_result)
+        executions = self._build_executions(fingerprint, keys, run.preparation)
+        await run.executor.execute_all(executions, run.cache.find_result)
         if self.reduce is not None:
-            await self._execute_reduction(job, self.reduce, {**fingerprint, "chunks": keys.hexdigest()})
+            await self._execute_reduction(run, self.reduce, {**fingerprint, "chunks": keys.hexdigest()})
         count, repeats = self._count(), None if self.repeats is None else self.repeats.count
-        report = ChunksReport.from_outcomes(job.collect_outcomes(), count, repeats)
+        report = ChunksReport.from_outcomes(run.collect_outcomes(), count, repeats)
         for note in report.list_overlaps():
-            job.context.log.warning("%s", note)
+            run.log.warning("%s", note)
 
     def _count(self) -> int:
         """Return the number of the chunks' executions."""
@@ -301,17 +314,17 @@ class ChunkedJob:
                 keys.update(key.encode())
                 yield Execution(index, self.code, variables, key, encoded, place=place)
 
-    async def _execute_reduction(self, job: "Job", reduce: str, fingerprint: dict[str, Any]) -> None:
+    async def _execute_reduction(self, run: "Run", reduce: str, fingerprint: dict[str, Any]) -> None:
         count = self._count()
-        submitted = await asyncio.to_thread(_collect_submitted, job.store.outcomes, self.repeats)
+        submitted = await asyncio.to_thread(_collect_submitted, run.store.outcomes, self.repeats)
         encoded = {"results": await asyncio.to_thread(_encode, submitted, "the chunks' submitted fields")}
         key = compute_key(reduce, {}, encoded, add_index(fingerprint, count))
         reduction = Execution(count, reduce, {}, key, encoded, is_checked=False)
-        if failed := job.store.failures:
+        if failed := run.store.failures:
             noun = "chunks" if self.repeats is None else "executions"
-            job.skip([reduction], f"{len(failed)} of {count} {noun} have no result")
+            run.skip([reduction], f"{len(failed)} of {count} {noun} have no result")
         else:
-            await job.executor.execute_all(iter([reduction]), job.cache.find_result)
+            await run.executor.execute_all(iter([reduction]), run.cache.find_result)
 
 
 def _encode(value: Any, description: str) -> EncodedVariable:

@@ -205,8 +205,8 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the questions and their contexts. Raises ConfigurationError."""
         self._check_parameters()
-        options, reader = self.make_options(), ContextReader()
-        rows, total, types = self._read_questions(options.locate_ledger(run_ledger), report)
+        reader = ContextReader()
+        rows, total, types = self._read_questions(self.options.locate_ledger(run_ledger), report)
         shared = {name: getattr(self, name) for name in CONTEXT_COLUMNS if getattr(self, name) not in (None, "", [])}
         items = QuestionRows(rows, shared, reader)
         for _ in items:  # Check each row, and find each file, before anything runs.
@@ -221,11 +221,9 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
             return f"rlm{number}: {query if len(query) <= 100 else query[:97] + '...'}"
 
         return Plan(
-            options=options,
             total=total,
             items=items,
             label=label,
-            noun="questions",
             report_spec=ReportSpec(NOUN),
             find_uploads=find_uploads,
             on_turn=self.on_turn,

@@ -18,7 +18,7 @@ from ..plan import Outcomes, Plan, step_label
 from ..reports import OutcomesReport, report_outcomes
 
 if TYPE_CHECKING:
-    from ..engine.job import Job
+    from ..engine.run import Run
 
 
 @parameter_model(frozen=True)
@@ -55,16 +55,12 @@ class SequenceParameters(CodeParameters, FlowParameters[OutcomesReport]):
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the steps. Raises ConfigurationError."""
         codes = self._read_steps()
-        options = self.make_options()
-        check_variables(codes[0], [()], needs_all=options.prepare is None)  # Later steps see its names.
+        check_variables(codes[0], [()], needs_all=self.options.preparation is None)  # Later steps see its names.
         return Plan(
-            options=options,
             total=len(codes),
             items=[(code, {}) for code in codes],
             execute=execute_steps,
             label=step_label,
-            noun="steps",
-            rerun_effect="begin again with the first step",
             report_spec=ReportSpec("step"),
             runs_each_code=True,
             state_context="main",
@@ -87,17 +83,17 @@ class SequenceParameters(CodeParameters, FlowParameters[OutcomesReport]):
         return report_outcomes(outcomes.results, outcomes.results_path, ReportSpec("step"))
 
 
-async def execute_steps(job: "Job") -> None:
+async def execute_steps(run: "Run") -> None:
     """Execute the steps in order, or take all of their results from the ledger."""
-    executions = _chain_steps([code for code, _ in job.plan.items], await job.compute_fingerprint())
+    executions = _chain_steps([code for code, _ in run.plan.items], await run.compute_fingerprint())
     # Results of only some steps are of no use: the other steps need the state, which is not in the ledger.
-    results = [job.cache.find_result(execution) for execution in executions]
+    results = [run.cache.find_result(execution) for execution in executions]
     is_complete = all(result is not None for result in results)
-    await job.executor.execute_all(
+    await run.executor.execute_all(
         iter(executions), lambda execution: results[execution.index] if is_complete else None
     )
-    if failed := job.store.failures:
-        job.skip(executions, f"step {failed[0].meta.index} failed, and this step depends on it")
+    if failed := run.store.failures:
+        run.skip(executions, f"step {failed[0].meta.index} failed, and this step depends on it")
 
 
 def _chain_steps(codes: list[str], fingerprint: dict[str, Any]) -> list[Execution]:

@@ -161,9 +161,9 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
         """Read or draw the points. Raises ConfigurationError."""
         code = read_text_reference(cast("str", self.code))
         objectives = parse_objectives(self.objective, self.direction)
-        options = self.make_options()
+        options = self.options
         self._check_source()
-        needs_all = options.prepare is None
+        needs_all = options.preparation is None
         spec = self._make_spec(objectives)
         if spec.constraints and not objectives:
             raise ConfigurationError(
@@ -174,19 +174,16 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
             types = resolve_types_of(self.points, self.types, options.locate_ledger(run_ledger))  # type: ignore[arg-type]
             points = self._list_points(types, report)
             check_variables(code, points, needs_all=needs_all, repeats=self.repeats)
-            check_judge(options.read_check(), points)
+            check_judge(options.check_code, points)
             spec = spec.with_repeats(self.repeats, len(points), self.aggregate)
             return Plan(
-                options=options,
                 total=count_executions(len(points), spec),
                 items=repeat_items(CodeForEach(code, points), spec, options),
                 label=trial_label,
-                noun="trials",
                 report_spec=spec,
                 check_first=check_first if objectives else None,
                 column_types=get_column_types(points),
             )
-        prepare = None if options.prepare is None else read_text_reference(options.prepare)
         settings = SearchSettings(
             self.sampler,
             self.seed,
@@ -200,27 +197,20 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
         settings, continuation = continue_settings(settings, ledger, code, self.space, objectives)
         spec = replace(spec, constraints=tuple(settings.constraints or ()))
         check_first = partial(check_fields, objectives, spec.constraints, self.repeats is not None)
-        search = plan_search(
-            self.space, trials=self.trials, objectives=objectives, settings=settings, code=code, prepare=prepare,
-            is_sharded=options.shards is not None,
-        )  # fmt: skip
+        search = plan_search(self.space, self.trials, objectives, settings, code, options)
         check_sampler(search)
         check_variables(code, search.space.alternatives, needs_all=needs_all, repeats=self.repeats)
-        check_judge(options.read_check(), search.space.alternatives)
-        is_sharded = options.shards is not None
+        check_judge(options.check_code, search.space.alternatives)
         if report is not None:
             for line in search.space.describe():
                 report(line)
         spec = spec.with_repeats(self.repeats, search.trials, self.aggregate)
         return Plan(
-            options=options,
             total=count_executions(search.trials, spec),
             items=repeat_items(CodeForEach(code, DrawnPoints(search)), spec, options),
-            execute=None if is_sharded else partial(execute_search, search, code),
+            execute=None if options.shards is not None else partial(execute_search, search, code),
             label=trial_label,
-            noun="trials",
             report_spec=spec,
-            is_sole_writer=not is_sharded,
             check_first=check_first if objectives else None,
             may_stop_early=search.may_stop_early,
             search=settings.to_record(code),

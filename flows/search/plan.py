@@ -10,6 +10,7 @@ from ...blocks.worker_consent import is_deployment_run
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...tasks.ledger.run_record import Direction, Objective
+from ..parameters import Options
 from .settings import OWN_SAMPLERS, SAMPLERS, SearchSettings
 from .space import SearchSpace, parse_space
 
@@ -100,13 +101,11 @@ def parse_objectives(
 
 def plan_search(
     space: Any,
-    *,
     trials: int | None,
     objectives: tuple[Objective, ...],
     settings: SearchSettings,
     code: str,
-    prepare: str | None = None,
-    is_sharded: bool = False,
+    options: Options,
 ) -> SearchPlan:
     """Return the search for these parameters of a sweep. Raises ConfigurationError."""
     if trials is None:
@@ -135,8 +134,8 @@ def plan_search(
     if plan.may_stop_early and len(objectives) > 1:
         raise ConfigurationError(f"{adaptive} needs one objective, and there are {len(objectives)}: leave it out")
     if pruner is not None:
-        _check_pruner(plan, code, prepare)
-    if is_sharded and plan.is_adaptive:
+        _check_pruner(plan, code, options.preparation and options.preparation.code)
+    if options.shards is not None and plan.is_adaptive:
         raise ConfigurationError(
             f"{adaptive} needs the results of other trials, which shards do not share: leave "
             f"{name_parameter('shards')} out, or use the sampler random without a pruner and without a stop"

@@ -28,7 +28,7 @@ from .plan import SearchPlan
 from .study import Point, TrialStudy
 
 if TYPE_CHECKING:
-    from ..engine.job import Job
+    from ..engine.run import Run
 
 
 @dataclass(slots=True)
@@ -215,23 +215,22 @@ def find_trial(execution: Execution) -> tuple[int, int]:
     return (execution.index, 0) if group is None else (group, repeat or 0)
 
 
-async def execute_search(plan: SearchPlan, code: str, job: "Job") -> None:
+async def execute_search(plan: SearchPlan, code: str, run: "Run") -> None:
     """Execute a search's trials."""
-    executor = job.executor
-    fingerprint = {**await job.compute_fingerprint(), **plan.fingerprint()}
-    provider = job.context.provider.provider_name
-    spec, prepare = job.plan.report_spec, job.context.preparation
+    executor, spec, prepare = run.executor, run.plan.report_spec, run.preparation
+    fingerprint = {**await run.compute_fingerprint(), **plan.fingerprint()}
+    provider = run.provider.provider_name
     needs_repeat = spec.repeats is not None and make_repeat_test(None if prepare is None else prepare.code)(code)
-    search = Search(plan, code, fingerprint, provider, job.context.ledger, job.cache, spec, needs_repeat)
+    search = Search(plan, code, fingerprint, provider, run.ledger, run.cache, spec, needs_repeat)
     await asyncio.to_thread(search.load_history)
     had_stopped = bool(search.stop.reason)
-    job.sink.observers.append(search.record_outcome)
+    run.sink.observers.append(search.record_outcome)
     await executor.execute_all(search.make_executions(lambda: executor.is_over), search.find_result)
     if search.stop.reason and search.study.count < plan.trials:
         stopped = f"after {search.study.count} of at most {plan.trials} trials, because {search.stop.reason}"
-        job.record.stopped = stopped
+        run.record.stopped = stopped
         remedy = f": set another {name_parameter('stop_at')} or {name_parameter('stop_after')} to continue it"
-        job.sink.warn(f"the search had stopped {stopped}{remedy}" if had_stopped else f"the search stopped {stopped}")
+        run.sink.warn(f"the search had stopped {stopped}{remedy}" if had_stopped else f"the search stopped {stopped}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,8 @@ from ...tasks.ledger.ledger import LedgerLine
 from ...tasks.ledger.run_record import list_run_records
 from ...tasks.ledger.shard_files import ShardFiles, ShardHeader
 from ...tasks.ledger.shard_store import ShardStore
-from ..engine.context import RunContext
 from ..engine.executor import FindResult
-from ..engine.outcome_sink import OutcomeSink
+from ..engine.run import Run
 from ..parameters import MAX_TASK_RUNS, Options
 from .shard_runs import HEARTBEAT_SECONDS, Shard, cancel_runs, poll_heartbeats, poll_states, report_crash, start_run
 from .work_pool import ShardPlan, open_server_client
@@ -48,20 +47,19 @@ LEDGER_PAGE_LINES = 5000
 MAX_OUTAGE_SECONDS = 300.0  # If the server or the ledger does not answer for so long, the job fails.
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class ShardingExecutor:
-    """An executor that runs a job's executions in shards, and adds the shards' usage to the context.
+    """An executor that runs a job's executions in shards, and adds the shards' usage to the run's.
 
     Attributes:
+        run: The job's flow run.
         store: The job's executions, and their outcomes so far.
-        noun: The job's word for an execution.
+        plan: The work pool, and the number of shards.
     """
 
-    plan: ShardPlan
-    context: RunContext
+    run: Run
     store: ShardStore
-    sink: OutcomeSink
-    noun: str
+    plan: ShardPlan
     _read_new_lines: Callable[[], Iterator[LedgerLine]] | None = None
     _polled_at: float = 0.0  # the time of the last poll, by the event loop's clock
     _listened_at: float = 0.0  # the time of the last look for heartbeats
@@ -72,13 +70,13 @@ class ShardingExecutor:
 
     @property
     def is_over(self) -> bool:
-        return self.sink.failures.is_limit_reached
+        return self.run.sink.failures.is_limit_reached
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         async with open_server_client() as client:
             await self._cancel_earlier(client)
             await self._add_executions(executions, find_result)
-            limit = asyncio.timeout_at(self.context.deadline.at)
+            limit = asyncio.timeout_at(self.run.deadline.at)
             try:
                 async with limit:
                     await self._run_shards(client)
@@ -96,7 +94,7 @@ class ShardingExecutor:
 
     async def _cancel_earlier(self, client: PrefectClient) -> None:
         """Cancel the shards of earlier runs on this ledger, whose processes are gone, and wait for their ends."""
-        ledger = self.context.ledger
+        ledger = self.run.ledger
         if not ledger.has_other_writers:
             records = await asyncio.to_thread(list_run_records, ledger.path)
             jobs = {uuid.UUID(run) for run in (flow_run.id, *(record.flow_run_id for record in records)) if run}
@@ -105,7 +103,7 @@ class ShardingExecutor:
     async def _add_executions(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         """Add all executions and their earlier results to the store, and cut those without a result into shards."""
         if self._read_new_lines is None:
-            self._read_new_lines = self.context.ledger.follow_lines()
+            self._read_new_lines = self.run.ledger.follow_lines()
             async for line in self._read_news():
                 self.store.add_previous_line(line)
         first, count = 0, 0
@@ -116,8 +114,8 @@ class ShardingExecutor:
             self.store.add_execution(execution)
             if result is not None:
                 self.store.record_previous_result(execution)
-                self.sink.record_cached(execution, result, is_stored=True)
-                self.sink.raise_error()
+                self.run.sink.record_cached(execution, result, is_stored=True)
+                self.run.sink.raise_error()
             if count % 500 == 0:
                 await asyncio.sleep(0)  # A million executions take half a minute, and Ctrl-C must work meanwhile.
         bounds = [*self.store.find_starts(first, first + count, self.plan.shard_count), first + count]
@@ -140,7 +138,7 @@ class ShardingExecutor:
             self._count_usage(line)
             if outcome is not None:
                 index = outcome.meta.index or 0
-                self.sink.record_gathered(Execution(index, "", outcome.meta.variables, ""), outcome)
+                self.run.sink.record_gathered(Execution(index, "", outcome.meta.variables, ""), outcome)
 
     def _count_usage(self, line: LedgerLine) -> None:
         """Add what an execution of a shard has used. Other lines are copies of other ledgers' results."""
@@ -149,10 +147,10 @@ class ShardingExecutor:
             return
         meta = line.to_outcome().meta
         if self.store.count_occurrence(hashlib.sha256(meta.sandbox_id.encode()).digest()) == 1:
-            self.context.usage.sandboxes += 1
+            self.run.usage.sandboxes += 1
         queries = meta.queries
         spent = Usage(queries.calls, queries.prompt_tokens, queries.completion_tokens, queries.cost)
-        self.context.usage.model += spent
+        self.run.usage.model += spent
         self._shards[int(numbers[0])].spent += spent
 
     async def _run_shards(self, client: PrefectClient) -> None:
@@ -161,7 +159,7 @@ class ShardingExecutor:
         clock, pool = asyncio.get_running_loop().time, self.plan.work_pool
         counted_at = running_at = self._polled_at = self._listened_at = clock()
         while True:
-            if self.sink.failures.is_limit_reached:
+            if self.run.sink.failures.is_limit_reached:
                 await self._cancel_active(client)
                 break
             await self._start_waiting(client, waiting)
@@ -179,7 +177,7 @@ class ShardingExecutor:
                 self._outages.pop("ledger", None)
             except OSError as error:  # The location may answer again.
                 self._note_outage("ledger", error)
-            self.sink.raise_error()
+            self.run.sink.raise_error()
             now = clock()
             if not self._active or any(shard.is_running for shard in self._active.values()):
                 running_at = now
@@ -188,12 +186,12 @@ class ShardingExecutor:
                     counted_at, self.plan.online_workers = now, await pool.count_online_workers(client)
             if now - running_at >= IDLE_WARNING_SECONDS:
                 running_at = now
-                self.sink.warn(self._describe_idle_pool())
-        await asyncio.to_thread(self.context.ledger.close)  # writes the results that came from other ledgers
+                self.run.sink.warn(self._describe_idle_pool())
+        await asyncio.to_thread(self.run.ledger.close)  # writes the results that came from other ledgers
         await self._gather_outcomes()
-        self.sink.raise_error()
-        if self.sink.failures.is_limit_reached:
-            await self._fail_unfinished(self._shards, self.sink.failures.build_error)
+        self.run.sink.raise_error()
+        if self.run.sink.failures.is_limit_reached:
+            await self._fail_unfinished(self._shards, self.run.sink.failures.build_error)
 
     async def _start_waiting(self, client: PrefectClient, waiting: list[Shard]) -> None:
         """Start waiting shards, the last first, while there is room for them."""
@@ -232,9 +230,9 @@ class ShardingExecutor:
         """Write the work of an attempt, and create its flow run. Raises OSError and httpx.HTTPError."""
         shard.attempt += 1
         shard.unfinished_at_start = self._count_unfinished(shard)
-        provider = self.context.provider
-        files = ShardFiles(self.context.ledger.path, self._job_id, shard.number, shard.attempt)
-        header = ShardHeader(len(self._shards), shard.unfinished_at_start, self.noun, await provider.commit())
+        provider, noun = self.run.provider, self.run.plan.report_spec.noun
+        files = ShardFiles(self.run.ledger.path, self._job_id, shard.number, shard.attempt)
+        header = ShardHeader(len(self._shards), shard.unfinished_at_start, noun, await provider.commit())
         try:
             work = self.store.iterate_unfinished(shard.start, shard.stop)
             await asyncio.to_thread(files.write_work, header, work)
@@ -247,7 +245,6 @@ class ShardingExecutor:
         parameters = {
             "work": str(files.work_path),
             "options": asdict(self._build_options(shard)),
-            "volume_name": provider.volume_name,
             "files_digest": await provider.compute_files_digest(),
         }
         suffix = f", attempt {shard.attempt}" if shard.attempt > 1 else ""
@@ -259,28 +256,28 @@ class ShardingExecutor:
 
     def _build_options(self, shard: Shard) -> Options:
         """Return the job's parameters for one shard."""
-        options = self.context.options
-        remaining = self.context.deadline.remaining_seconds()
+        options = self.run.options
+        remaining = self.run.deadline.remaining_seconds()
         # Earlier rounds of this job, such as the chunks before their reduction, have used a part of the limits.
         spent = shard.spent
-        used = self.context.usage.model - sum((other.spent for other in self._shards), Usage())
+        used = self.run.usage.model - sum((other.spent for other in self._shards), Usage())
 
         def divide(limit: float | None, used: float, spent: float) -> float | None:
             return None if limit is None else max(0.0, (limit - used) / len(self._shards) - spent)
 
         calls = divide(options.max_total_llm_calls, used.calls, spent.calls)
         tokens = divide(options.max_total_llm_tokens, used.tokens, spent.tokens)
-        per_task = math.ceil(max(self.context.total / MAX_JOB_TASK_RUNS, shard.unfinished_at_start / MAX_TASK_RUNS))
+        per_task = math.ceil(max(self.run.plan.total / MAX_JOB_TASK_RUNS, shard.unfinished_at_start / MAX_TASK_RUNS))
         return replace(
             options,
-            prepare=None if self.context.preparation is None else self.context.preparation.code,
-            check=None if self.context.check is None else self.context.check.code,
+            prepare=None if options.preparation is None else options.preparation.code,
+            check=options.check_code,
             on_failure="return",
-            max_failures=self.sink.failures.limit,
+            max_failures=self.run.sink.failures.limit,
             deadline=None if remaining is None else max(1.0, remaining),
             executions_per_task=options.executions_per_task or per_task,
             cache_results=False,
-            results_path=str(self.context.ledger.path),
+            results_path=str(self.run.ledger.path),
             shards=None,
             max_total_llm_calls=None if calls is None else int(calls),
             max_total_llm_tokens=None if tokens is None else int(tokens),
@@ -330,7 +327,7 @@ class ShardingExecutor:
         give_up_at = asyncio.get_running_loop().time() + GATHER_SECONDS
         while True:
             await self._gather_outcomes()
-            is_over = not self._count_unfinished(shard) or self.sink.failures.is_limit_reached
+            is_over = not self._count_unfinished(shard) or self.run.sink.failures.is_limit_reached
             if is_over or asyncio.get_running_loop().time() >= give_up_at:
                 return
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
@@ -339,7 +336,7 @@ class ShardingExecutor:
         """Decide whether the rest of an ended attempt is run again or fails. Raises an error that ends the job."""
         unfinished, number, state = self._count_unfinished(shard), shard.number + 1, shard.state
         shard.fruitless_attempts = 0 if unfinished < shard.unfinished_at_start else shard.fruitless_attempts + 1
-        if not unfinished or self.sink.failures.is_limit_reached:
+        if not unfinished or self.run.sink.failures.is_limit_reached:
             return
         for kind in (ConfigurationError, PrepareError):  # These would be raised on every worker.
             if state.name == kind.__name__:
@@ -354,7 +351,7 @@ class ShardingExecutor:
             await self._give_up(shard, f"its shard, number {number}, ended {times} times without a result: {reason}")
         else:
             text = "shard %d ended with %d executions left, and is started again: %s"
-            self.context.log.warning(text, number, unfinished, reason)
+            self.run.log.warning(text, number, unfinished, reason)
 
     async def _give_up(self, shard: Shard, reason: str) -> None:
         await self._fail_unfinished([shard], lambda _: NotRun(f"not finished: {reason}"))
@@ -363,21 +360,21 @@ class ShardingExecutor:
         """Record a failure for each execution of these shards that has no outcome."""
         for shard in shards:
             for execution in self.store.iterate_unfinished(shard.start, shard.stop):
-                self.sink.record_unrun(execution, build_error(execution))
+                self.run.sink.record_unrun(execution, build_error(execution))
                 await asyncio.sleep(0)  # There may be many, and others use this event loop.
 
     def _build_deadline_error(self, reason: str) -> Callable[[Execution], RlmBatchError]:
-        return partial(self.context.deadline.build_error, reason=reason)
+        return partial(self.run.deadline.build_error, reason=reason)
 
     async def _cancel_active(self, client: PrefectClient) -> None:
         """Cancel the job's shards, wait until they have ended, and record what they have written."""
         with suppress(httpx.HTTPError):
             await self._wait_for_ends(client, await cancel_runs(client, [uuid.UUID(flow_run.id)]))
         try:
-            await asyncio.to_thread(self.context.ledger.close)
+            await asyncio.to_thread(self.run.ledger.close)
             await self._gather_outcomes()
         except OSError as error:  # The error that ends the job matters more.
-            self.context.log.error("%s", error)
+            self.run.log.error("%s", error)
 
     async def _wait_for_ends(self, client: PrefectClient, cancelled: list[Shard]) -> None:
         """Wait until cancelled shards have ended. Raises httpx.HTTPError."""
@@ -385,7 +382,7 @@ class ShardingExecutor:
         while running := [shard for shard in cancelled if not shard.has_ended]:
             if asyncio.get_running_loop().time() >= give_up_at:
                 text = "%d shards were cancelled, and have not ended within %.0f s"
-                self.context.log.warning(text, len(running), CANCEL_TIMEOUT_SECONDS)
+                self.run.log.warning(text, len(running), CANCEL_TIMEOUT_SECONDS)
                 return
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
             await poll_states(client, running)

@@ -17,7 +17,7 @@ from prefect.settings import PREFECT_API_URL
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.server_message import describe_server_error
-from ..engine.context import Log
+from ...tasks.task_log import Logger
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -78,7 +78,7 @@ class ShardPlan:
         return min(limit, self.work_pool.free_places or limit)
 
 
-async def plan_shards(shards: int | Literal["auto"], total: int, log: Log) -> ShardPlan:
+async def plan_shards(shards: int | Literal["auto"], total: int, log: Logger) -> ShardPlan:
     """Return the plan for `total` executions. Raises ConfigurationError if no shard can run beside this flow run."""
     try:
         async with open_server_client() as client:
@@ -97,7 +97,7 @@ def compute_shard_count(shards: int | Literal["auto"], total: int, online_worker
     return min(total, enough if shards == "auto" else shards)
 
 
-async def _find_work_pool(client: PrefectClient, log: Log) -> WorkPool:
+async def _find_work_pool(client: PrefectClient, log: Logger) -> WorkPool:
     """Return the work pool where shards can run beside this flow run, once it has a worker.
 
     Raises ConfigurationError if the deployment or its work pool is missing, paused or too small, or if no worker is
@@ -158,7 +158,7 @@ def _list_limits(pool: Any, queue: Any) -> list[tuple[int | None, int]]:
     return [(pool.concurrency_limit, int(is_in_pool)), (queue.concurrency_limit, int(is_in_queue))]
 
 
-async def _wait_for_worker(client: PrefectClient, pool: WorkPool, log: Log) -> None:
+async def _wait_for_worker(client: PrefectClient, pool: WorkPool, log: Logger) -> None:
     give_up_at = asyncio.get_running_loop().time() + WORKER_TIMEOUT_SECONDS
     has_warned = False
     while not await pool.count_online_workers(client):

@@ -255,6 +255,8 @@ def test_old_runs_are_deleted_and_others_stay(root: Path, run: Run, tmp_path: Pa
     assert [(line["name"], line["deleted"]) for line in deleted] == [("old", True)]
     assert deleted[0]["bytes"] > 20_000
     assert "deleted 1 run and 0 folders of the cache, " in recent.stderr
+    assert f"stays: {root}/running, because a run uses it" in recent.stderr
+    assert f"stays: {root}/with-notes, because rlm-batch did not write 'notes.txt' in it" in recent.stderr
     assert sorted(path.name for path in root.iterdir()) == [name for name in before if name != "old"]
     assert list(outside.iterdir())
 
@@ -299,6 +301,7 @@ sys.stdin.read()
         done = run("prune", "--older-than", "30d", "--yes")
         user.stdin.close()
     assert "deleted 0 runs and 1 folder of the cache" in done.stdout
+    assert f"stays: {used}, because a run uses it" in done.stderr
     assert used.exists()
     assert foreign.exists()
     assert not idle.exists()

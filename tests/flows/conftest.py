@@ -33,7 +33,7 @@ def patient_artifacts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make retries start almost at once."""
-    monkeypatch.setattr("rlm_batch.tasks.execute.compute_backoff", lambda _: 0.05)
+    monkeypatch.setattr("rlm_batch.flows.engine.execute.compute_backoff", lambda _: 0.05)
 
 
 @pytest.fixture

@@ -11,6 +11,10 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import LocalSandbox
+from rlm_batch.flows.engine.lane import Lane
+from rlm_batch.flows.engine.run import Run
+from rlm_batch.flows.parameters import Options
+from rlm_batch.flows.plan import Plan
 from rlm_batch.tasks.capacity.admission import (
     FIRST_OPENINGS_PER_SECOND,
     INITIAL_PERMITS,
@@ -20,7 +24,6 @@ from rlm_batch.tasks.capacity.admission import (
 )
 from rlm_batch.tasks.capacity.limits import LimitNames, ProcessLimits, build_limit_settings
 from rlm_batch.tasks.capacity.slots import Slots, open_slots
-from rlm_batch.tasks.lane import Lane, LaneSettings
 
 pytestmark = pytest.mark.anyio
 
@@ -238,8 +241,8 @@ async def test_a_lane_with_work_keeps_waiting_when_others_are_dismissed():
     block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="stays")
     with temporary_settings({PREFECT_API_URL: None}):
         async with open_slots(block, "a run", LOG) as shared:
-            settings = LaneSettings(provider=block, run_id="a run", timeout=100)
-            first, second = Lane(settings, shared), Lane(settings, shared)
+            run = Run(options=Options(), plan=Plan(total=2), provider=block, run_id="a run")
+            first, second = Lane(run, shared), Lane(run, shared)
             assert await first.acquire()
             staying = asyncio.create_task(second.acquire_for_work())
             for _ in range(20):  # let it start to wait

@@ -25,7 +25,7 @@ from rlm_batch import (
     SandboxStartError,
     batch,
 )
-from rlm_batch.tasks.execute import configure_task, execute
+from rlm_batch.flows.engine.execute import configure_task, execute
 from rlm_batch.tasks.retry import RetryPolicy
 
 from ...infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
@@ -151,7 +151,7 @@ async def test_invalid_settings_end_the_flow_at_once(daytona: Any, counter: Exec
 async def test_a_run_fails_after_its_retries_when_the_workspace_stays_full(
     daytona: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlm_batch.tasks.lane.REFUSAL_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("rlm_batch.flows.engine.lane.REFUSAL_PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("rlm_batch.tasks.capacity.admission.LONGEST_PAUSE_SECONDS", 0.05)
     daytona.set(max_sandboxes=0)
     failures = await batch(
@@ -183,7 +183,7 @@ async def test_a_retry_delay_beyond_the_deadline_ends_the_flow_and_keeps_results
 async def test_a_deadline_ends_a_retrys_wait_and_names_its_reason(
     daytona: Any, hasty: str, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlm_batch.tasks.execute.compute_backoff", lambda _: 3600.0)
+    monkeypatch.setattr("rlm_batch.flows.engine.execute.compute_backoff", lambda _: 3600.0)
     daytona.set(fault_rate=1.0, faults=["500"], fault_where=CREATE)
     (failure,) = await batch(SQUARE, inputs(counter), provider=hasty, deadline=30, on_failure="return")
     assert isinstance(failure.error, DeadlineExceeded)
@@ -197,7 +197,7 @@ async def test_a_worker_releases_its_sandbox_during_a_long_retry_delay(
     daytona: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second execution waits for the first one's retry, so a sandbox kept for both would idle for an hour."""
-    monkeypatch.setattr("rlm_batch.tasks.execute.compute_backoff", lambda _: 3600.0)
+    monkeypatch.setattr("rlm_batch.flows.engine.execute.compute_backoff", lambda _: 3600.0)
     code = COUNT_EXECUTION + "count_execution(x)\nassert x\nSUBMIT(y=x)"
     flow = asyncio.create_task(
         batch(

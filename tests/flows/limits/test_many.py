@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from rlm_batch import DaytonaSandbox, QuotaExceeded, batch
+from rlm_batch.flows.engine.lane import Lane
+from rlm_batch.flows.engine.run import Run
+from rlm_batch.flows.parameters import Options
+from rlm_batch.flows.plan import Plan
 from rlm_batch.tasks.capacity.admission import Admission
 from rlm_batch.tasks.capacity.slots import Slots
 from rlm_batch.tasks.execution import Execution
-from rlm_batch.tasks.lane import Lane, LaneSettings
 
 from ...infra.waiting import wait_until_async
 
@@ -79,7 +82,8 @@ async def test_a_process_without_free_connections_gets_an_error_with_the_fix(day
     assert _sdk.AsyncDaytona
     block = DaytonaSandbox()
     slots = Slots(block, Admission(), logging.getLogger("slots"))
-    lane = Lane(LaneSettings(provider=block, run_id="a run", timeout=100, is_reused=True), slots)
+    run = Run(options=Options(reuse_sandboxes=True), plan=Plan(total=1), provider=block, run_id="a run")
+    lane = Lane(run, slots)
     execution = Execution(0, "SUBMIT(x=1)", {}, "00" * 32)
     await lane.acquire_for_work()
     before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()

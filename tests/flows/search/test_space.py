@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, sweep
+from rlm_batch.flows.parameters import Options
 from rlm_batch.flows.search.plan import parse_objectives, plan_search
 from rlm_batch.flows.search.settings import SearchSettings
 from rlm_batch.flows.search.space import Choices, Range, infer_space, parse_space
@@ -83,9 +84,9 @@ def test_a_range_is_integer_if_its_bounds_are_or_on_request() -> None:
         ({"pruner": "asha", "objectives": parse_objectives(["y", "z"], "minimize")}, "needs one objective"),
         ({"pruner": "asha", "code": "SUBMIT(y=x)  # reported"}, "never calls report"),
         ({"pruner": "asha", "space": {"report": [1, 2]}}, "'report' would hide the function"),
-        ({"is_sharded": True}, "the sampler tpe needs the results of other trials"),
+        ({"options": Options(shards=2)}, "the sampler tpe needs the results of other trials"),
         (
-            {"is_sharded": True, "sampler": "random", "pruner": "asha"},
+            {"options": Options(shards=2), "sampler": "random", "pruner": "asha"},
             "the pruner asha needs the results of other trials",
         ),
     ],
@@ -95,6 +96,7 @@ def test_an_impossible_search_is_refused_with_one_sentence(more: dict[str, Any],
     names = {item.name for item in fields(SearchSettings)}
     settings = SearchSettings(**{name: value for name, value in more.items() if name in names})
     parameters = {"space": SPACE, "trials": 3, "objectives": objectives, "code": CODE, "settings": settings}
+    parameters["options"] = Options()
     with pytest.raises(ConfigurationError, match=message) as raised:
         plan_search(**parameters | {name: value for name, value in more.items() if name not in names})
     assert "\n" not in str(raised.value)
@@ -103,7 +105,7 @@ def test_an_impossible_search_is_refused_with_one_sentence(more: dict[str, Any],
 def test_a_deployments_run_imports_only_optunas_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "of a worker")
     objectives = parse_objectives("y", "minimize")
-    parameters: dict[str, Any] = {"trials": 3, "objectives": objectives, "code": CODE}
+    parameters: dict[str, Any] = {"trials": 3, "objectives": objectives, "code": CODE, "options": Options()}
     with pytest.raises(ConfigurationError, match="runs of deployments may only import Optuna's own"):
         plan_search(SPACE, **parameters, settings=SearchSettings("os:system"))
     assert plan_search(SPACE, **parameters, settings=SearchSettings("optuna.samplers:QMCSampler")).is_adaptive
@@ -112,7 +114,7 @@ def test_a_deployments_run_imports_only_optunas_samplers(monkeypatch: pytest.Mon
 def test_a_missing_optuna_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'rlm-batch\[search\]'"):
-        plan_search(SPACE, trials=3, objectives=parse_objectives("y", "minimize"), settings=SearchSettings(), code=CODE)
+        plan_search(SPACE, 3, parse_objectives("y", "minimize"), SearchSettings(), CODE, Options())
 
 
 @pytest.mark.parametrize(

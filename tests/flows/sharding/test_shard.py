@@ -40,7 +40,7 @@ def options_of(files: ShardFiles, **parameters: Any) -> Options:
     """Return the options that a job passes to its shards."""
     arguments = {"provider": "local:none", "max_workers": 2, "results_path": str(files.ledger), **parameters}
     options = Options(**arguments, executions_per_task=3, reuse_sandboxes=True, on_failure="return")
-    return options.make_options()
+    return options.options
 
 
 async def run(files: ShardFiles, **parameters: Any) -> None:

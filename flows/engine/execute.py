@@ -2,40 +2,27 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, ParamSpec, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec
 
 from prefect import Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
-from ..blocks.retry import compute_backoff
-from ..sandbox.errors import PrepareError, QuotaExceeded, RlmBatchError, SandboxStartError
-from ..sandbox.result import Failure, Outcome, Result
-from .check import explain_last, is_judged
-from .engine_log import EXECUTE_TASK_NAME
-from .execution import Execution, make_meta
+from ...blocks.retry import compute_backoff
+from ...sandbox.errors import PrepareError, QuotaExceeded, RlmBatchError, SandboxStartError
+from ...sandbox.result import Failure, Result
+from ...tasks.check import explain_last, is_judged
+from ...tasks.engine_log import EXECUTE_TASK_NAME
+from ...tasks.execution import Execution, make_meta
+from ...tasks.retry import DELAY_COUNT, JITTER_FACTOR, RetryPolicy, get_requested_wait
+from ...tasks.task_log import OutputLog
+from ...tasks.task_runs import ShownTagsTask, add_shown_tags, return_cancelled_state
 from .lane import Lane, ProviderUnusable
-from .retry import DELAY_COUNT, JITTER_FACTOR, RetryPolicy, get_requested_wait
-from .task_log import LineBudget, OutputLog
-from .task_runs import ShownTagsTask, add_shown_tags, return_cancelled_state
 
 P = ParamSpec("P")
 
 KEEP_SANDBOX_SECONDS = 10.0  # A lane keeps its sandbox during a shorter wait, because a new one may take as long.
-
-
-class Sink(Protocol):
-    """The part of a flow run that takes the outcomes of its task runs."""
-
-    @property
-    def is_failure_limit_reached(self) -> bool:
-        """True if so many executions failed that no further execution may start."""
-        ...
-
-    def record(self, execution: Execution, outcome: Outcome) -> None:
-        """Record the outcome of an execution that ran. Raises OSError if the ledger cannot be written."""
 
 
 class TaskBatch:
@@ -44,35 +31,17 @@ class TaskBatch:
     This is a plain class, because Prefect visits every field of a parameter that is a dataclass.
     """
 
-    def __init__(
-        self,
-        label: str,
-        executions: list[Execution],
-        policy: RetryPolicy,
-        sink: Sink,
-        *,
-        on_start: Callable[[], None],
-        on_output: Callable[[int, str, str], None],
-        line_budget: LineBudget | None,
-    ) -> None:
+    def __init__(self, label: str, executions: list[Execution], on_start: Callable[[], None]) -> None:
         """Create the batch.
 
         Args:
             label: The task run's name.
             executions: The executions, in order.
-            policy: The rules of retries.
-            sink: Takes the outcomes.
             on_start: Called once, when the task run begins its work.
-            on_output: Called with an execution's index, a stream and the text that its code wrote to the stream.
-            line_budget: The number of lines of output that the flow run may still log; None to log none.
         """
         self._label = label
         self._executions = executions
-        self.policy = policy
-        self.sink = sink
         self.on_start = on_start
-        self._on_output = on_output
-        self._line_budget = line_budget
         self.try_count = 0
         self.last_error: RlmBatchError | None = None  # the error of the last execution that failed for good
 
@@ -83,22 +52,6 @@ class TaskBatch:
     def remaining_executions(self) -> list[Execution]:
         """The executions that have no outcome yet."""
         return [execution for execution in self._executions if not execution.is_done]
-
-    @contextmanager
-    def open_output_log(self, execution: Execution) -> Iterator[Callable[[str, str], None]]:
-        """Yield a function that sends the output of an attempt's code to `on_output` and to the task run's log."""
-        log = None if self._line_budget is None else OutputLog(self._line_budget, f"{execution.index}: ")
-
-        def write(stream: str, text: str) -> None:
-            self._on_output(execution.index, stream, text)
-            if log is not None:
-                log.write(stream, text)
-
-        try:
-            yield write
-        finally:
-            if log is not None:
-                log.close()
 
 
 @task(
@@ -126,26 +79,26 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
         batch.on_start()
     retry_error: RlmBatchError | None = None
     for number, execution in enumerate(batch.remaining_executions):
-        if batch.sink.is_failure_limit_reached:
+        if lane.run.sink.failures.is_limit_reached:
             retry_error = None
             break
         if number:
             await lane.release_if_wanted()
         try:
-            batch.sink.record(execution, await _attempt_execution(lane, batch, execution))
+            lane.run.sink.record(execution, await _attempt_execution(lane, execution))
             execution.ended, execution.archive = None, b""
         except PrepareError:
             raise  # This is not an outcome of an execution, and ends the flow run.
         except RlmBatchError as error:
             execution.errors.append(error)
-            if batch.policy.should_retry(error, len(execution.errors)):
+            if lane.run.policy.should_retry(error, len(execution.errors)):
                 retry_error = error
                 if isinstance(error, QuotaExceeded):
                     break
             else:
                 batch.last_error = error
                 last = error if execution.ended is None else explain_last(error)
-                batch.sink.record(execution, Failure(last, error.meta or make_meta(execution)))
+                lane.run.sink.record(execution, Failure(last, error.meta or make_meta(execution)))
                 execution.ended, execution.archive = None, b""
             if isinstance(error, SandboxStartError) and lane.is_start_timeout_over:
                 break
@@ -161,44 +114,53 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
         raise batch.last_error
 
 
-async def _attempt_execution(lane: Lane, batch: TaskBatch, execution: Execution) -> Result:
+async def _attempt_execution(lane: Lane, execution: Execution) -> Result:
     """Return the result of one attempt. If a check judges the execution, this is the check's result.
 
     The check judges an execution that failed too, if its code began and no retry follows. A retry after the check
     failed runs only the check.
     """
     if not lane.has_check(execution):
-        return await _run_code(lane, batch, execution)
+        return await _run_code(lane, execution)
     if execution.ended is None:
         try:
-            execution.ended = await _run_code(lane, batch, execution)
+            execution.ended = await _run_code(lane, execution)
         except RlmBatchError as error:
-            if not is_judged(error) or batch.policy.should_retry(error, execution.attempt):
+            if not is_judged(error) or lane.run.policy.should_retry(error, execution.attempt):
                 raise
             execution.ended = Failure(error, error.meta or make_meta(execution))
-    return await _attempt(lane, batch, lambda: lane.check(execution))
+    return await _attempt(lane, lambda: lane.check(execution))
 
 
-async def _run_code(lane: Lane, batch: TaskBatch, execution: Execution) -> Result:
+async def _run_code(lane: Lane, execution: Execution) -> Result:
     """Return the result of one attempt, without a check."""
+
+    options, listener = lane.run.options, lane.run.listener
+    log = OutputLog(lane.run.output_lines, f"{execution.index}: ") if options.log_output else None
+
+    def write(stream: str, text: str) -> None:
+        listener.on_output(execution.index, stream, text)
+        if log is not None:
+            log.write(stream, text)
 
     async def run() -> Result:
         await lane.acquire_for_work()
-        return await lane.execute(
-            execution, on_output, lambda error: batch.policy.should_retry(error, execution.attempt)
-        )
+        return await lane.execute(execution, write)
 
-    with batch.open_output_log(execution) as on_output:
-        return await _attempt(lane, batch, run)
+    try:
+        return await _attempt(lane, run)
+    finally:
+        if log is not None:
+            log.close()
 
 
-async def _attempt(lane: Lane, batch: TaskBatch, run: Callable[[], Awaitable[Result]]) -> Result:
+async def _attempt(lane: Lane, run: Callable[[], Awaitable[Result]]) -> Result:
     """Return the result of `run`. A refused sandbox is not an attempt while the flow run has others."""
     while True:
         try:
             return await run()
         except (QuotaExceeded, ProviderUnusable) as error:
-            if not lane.should_wait_out(error) or batch.policy.is_too_late(error):
+            if not lane.should_wait_out(error) or lane.run.policy.is_too_late(error):
                 raise
             if get_requested_wait(error) > KEEP_SANDBOX_SECONDS:
                 await lane.release_while_waiting()

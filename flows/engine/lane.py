@@ -6,16 +6,15 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
-from ..blocks.language_model.model_access import ModelAccess
-from ..blocks.provider import SandboxProvider
-from ..sandbox.caller import name_parameter
-from ..sandbox.driver_settings import KEEP_SECONDS, Preparation
-from ..sandbox.errors import (
+from ...sandbox.caller import name_parameter
+from ...sandbox.driver_settings import KEEP_SECONDS
+from ...sandbox.errors import (
     ConfigurationError,
     PrepareError,
     QuotaExceeded,
@@ -24,23 +23,23 @@ from ..sandbox.errors import (
     StateLost,
     VolumeError,
 )
-from ..sandbox.interpreter import Interpreter
-from ..sandbox.meta import Meta
-from ..sandbox.queries.answer_cache import AnswerStore, ReplayedAnswers
-from ..sandbox.queries.events import RlmEvent
-from ..sandbox.queries.transcript import Transcript
-from ..sandbox.requests.execution_request import ExecutionRequest
-from ..sandbox.result import Result
-from .capacity.admission import REFUSAL_PATIENCE_SECONDS, Permit
-from .capacity.slots import Slot, Slots
-from .check import ARCHIVE_NAME, UNPACK, Check, build_archive, combine, explain
-from .execution import Execution, FindUploads, build_pruned_result
-from .host_tools import Tool
-from .kept_sandboxes import KeptSandboxes, build_input_files
-from .ledger.collected_files import CollectedFilesStore, open_temporary_folder
-from .ledger.transcript_ledger import TranscriptLedger
-from .task_log import OutputLog
-from .tracing import trace_execution
+from ...sandbox.interpreter import Interpreter
+from ...sandbox.meta import Meta
+from ...sandbox.queries.answer_cache import ReplayedAnswers
+from ...sandbox.queries.recursion import Queries
+from ...sandbox.queries.transcript import Transcript
+from ...sandbox.requests.execution_request import ExecutionRequest
+from ...sandbox.result import Result
+from ...tasks.capacity.admission import REFUSAL_PATIENCE_SECONDS, Permit
+from ...tasks.capacity.slots import Slot, Slots
+from ...tasks.check import ARCHIVE_NAME, UNPACK, build_archive, combine, explain
+from ...tasks.execution import Execution, build_pruned_result
+from ...tasks.host_tools import Tool
+from ...tasks.kept_sandboxes import build_input_files
+from ...tasks.ledger.collected_files import open_temporary_folder
+from ...tasks.task_log import OutputLog
+from ...tasks.tracing import trace_execution
+from .run import Run
 
 ALL_FILES = ["**"]  # the files that a check gets if `collect` names none
 
@@ -52,63 +51,6 @@ class ProviderUnusable(Exception):
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneSettings:
-    """The settings that the lanes of a flow run share.
-
-    Attributes:
-        provider: Opens the sandboxes.
-        run_id: The flow run's id, for the sandboxes' labels.
-        server_id: The Prefect server's id, for the sandboxes' labels.
-        timeout: Seconds for each execution.
-        is_reused: Whether a sandbox stays open for the next execution.
-        state_context: The name of the process that all executions share with its state; None if each has its own.
-        model_access: The access of each execution to language models; None without a model.
-        on_event: Takes an execution, and an event of its recursive queries.
-        answers: Stores the answers of each execution, for an attempt that continues it; None to store none.
-        find_uploads: Returns the files of an execution, by their paths in the sandbox. None if there are none.
-        transcripts: Takes the whole requests to language models; None if they are not recorded.
-        preparation: Code that runs in each sandbox before the first execution.
-        open_prepare_log: Opens the log for the preparation's output.
-        tools: Functions of the host that code may call. The calls are counted in `meta`.
-        collect: Patterns of the files to collect from each execution.
-        files: The store of collected files.
-        check: Judges each execution in another sandbox. None without a check.
-        kept: Counts the kept sandboxes of failed executions. None to keep none.
-    """
-
-    provider: SandboxProvider
-    run_id: str
-    server_id: str = ""
-    timeout: float
-    is_reused: bool = False
-    state_context: str | None = None
-    model_access: ModelAccess | None = None
-    on_event: Callable[[Execution, RlmEvent], None] | None = None
-    answers: AnswerStore | None = None
-    find_uploads: FindUploads | None = None
-    transcripts: TranscriptLedger | None = None
-    preparation: Preparation | None = None
-    open_prepare_log: Callable[[], OutputLog] | None = None
-    tools: dict[str, Tool] = field(default_factory=dict[str, Tool])
-    collect: list[str] | None = None
-    files: CollectedFilesStore | None = None
-    check: Check | None = None
-    kept: KeptSandboxes | None = None
-
-    def build_check_settings(self) -> "LaneSettings":
-        """Return the settings of a lane for checks: the same sandboxes, without what else the code has."""
-        provider = self.provider.model_copy(update={"volume_name": None})
-        return LaneSettings(
-            provider=provider,
-            run_id=self.run_id,
-            server_id=self.server_id,
-            timeout=self.timeout,
-            is_reused=self.is_reused,
-            find_uploads=self.find_uploads,
-        )
-
-
 class Lane:
     """A lane: runs executions one after another, each in its own process, in at most one sandbox.
 
@@ -118,14 +60,13 @@ class Lane:
     raises StateLost.
     """
 
-    def __init__(self, settings: LaneSettings, slots: Slots) -> None:
-        self.provider = settings.provider
-        self._settings = settings
+    def __init__(self, run: Run, slots: Slots) -> None:
+        self.run = run
         self._slots = slots
         self._slot: Slot | None = None
         self._permit: Permit | None = None  # The permit of the open sandbox, or of the next one.
         self._opening: Permit | None = None  # The permit of a starting sandbox.
-        self._tools = {name: self._count_calls(name, tool) for name, tool in settings.tools.items()}
+        self._tools = {name: self._count_calls(name, tool) for name, tool in run.tools.items()}
         self._tool_calls: Counter[str] = Counter()  # Calls in the current execution.
         self._prepare_log: OutputLog | None = None
         self._has_state = False
@@ -136,9 +77,7 @@ class Lane:
         # Epoch seconds until which the open sandbox is kept after its end here, and the failed execution's number.
         self._kept: tuple[float, int] | None = None
         self._opened_at: float | None = None  # the event loop's time when the open sandbox was requested
-        self._check_lane: CheckLane | None = None
-        if settings.check is not None:
-            self._check_lane = CheckLane(settings.build_check_settings(), slots)
+        self._check_lane = None if run.check is None else CheckLane(run, slots)
         self.opened_count = 0  # sandboxes
         self.open_seconds = 0.0  # seconds that the closed sandboxes were open, together
 
@@ -196,17 +135,16 @@ class Lane:
         self,
         execution: Execution,
         on_output: Callable[[str, str], None] | None = None,
-        should_retry: Callable[[RlmBatchError], bool] = lambda _error: False,
     ) -> Result:
         """Return the result of one attempt at an execution, and trace it in a span.
 
-        If the attempt fails and `should_retry` returns False, the flow run may keep the sandbox.
+        If the attempt fails and is not retried, the flow run may keep the sandbox.
 
         Raises the errors of `Interpreter.run`, with complete `meta`. Raises ProviderUnusable if the provider says
         that its configuration is wrong.
         """
-        run = partial(self._execute, execution, on_output, should_retry)
-        return await trace_execution(execution, self.provider.provider_name, run)
+        run = partial(self._execute, execution, on_output)
+        return await trace_execution(execution, self.run.provider.provider_name, run)
 
     def has_check(self, execution: Execution) -> bool:
         """Return whether a check judges the execution."""
@@ -224,13 +162,13 @@ class Lane:
             RlmBatchError: The check's sandbox failed. A retry runs only the check.
             ProviderUnusable: The provider says that its configuration is wrong.
         """
-        lane, check, ended = self._check_lane, self._settings.check, execution.ended
+        lane, check, ended = self._check_lane, self.run.check, execution.ended
         assert lane is not None
         assert check is not None
         assert ended is not None
         try:
             request = await asyncio.to_thread(check.build_execution, execution, ended)
-            result = await self._check_beside(lane, request) if self._settings.is_reused else None
+            result = await self._check_beside(lane, request) if self.run.options.reuse_sandboxes else None
             if result is None:
                 async with self._lend_slot(lane):
                     result = await lane.execute(request)
@@ -272,31 +210,14 @@ class Lane:
         self.open_seconds += other.open_seconds
         other.opened_count, other.open_seconds = 0, 0.0
 
-    async def _execute(
-        self,
-        execution: Execution,
-        on_output: Callable[[str, str], None] | None,
-        should_retry: Callable[[RlmBatchError], bool],
-    ) -> Result:
+    async def _execute(self, execution: Execution, on_output: Callable[[str, str], None] | None) -> Result:
         self._tool_calls.clear()
         objective = None if execution.pruning is None else execution.pruning.objective
         is_used = False
         try:
             interpreter = await self._get_interpreter()
             is_used = interpreter.is_alive
-            try:
-                result = await self._execute_and_collect(interpreter, execution, on_output)
-            except BaseException as error:
-                refusal = await self._record_failed_start(interpreter)
-                if refusal is not None and refusal is not error:
-                    raise refusal from error
-                if isinstance(error, ConfigurationError) and error is interpreter.start_error:
-                    raise ProviderUnusable from error
-                raise
-            finally:
-                log, self._prepare_log = self._prepare_log, None
-                if log is not None:
-                    log.close()
+            result = await self._execute_in(interpreter, execution, on_output)
         except PrepareError:
             raise  # This is not an outcome of an execution.
         except RlmBatchError as error:
@@ -304,29 +225,48 @@ class Lane:
                 # The code did not begin. An earlier execution may have made the sandbox refuse the files.
                 await self.close_sandbox()
                 if isinstance(error, VolumeError):
-                    return await self._execute(execution, on_output, should_retry)
-            meta = error.meta or Meta(variables=execution.variables, provider=self.provider.provider_name)
+                    return await self._execute(execution, on_output)
+            meta = error.meta or Meta(variables=execution.variables, provider=self.run.provider.provider_name)
             error.meta = self._complete_meta(meta, execution)
             if objective is not None and error.meta.pruned:  # The trial is pruned, even if its code failed.
                 return build_pruned_result(error.meta, objective)
-            if not should_retry(error):
-                await self._mark_as_kept(execution, error)
+            await self._mark_as_kept(execution, error)
             raise
         finally:
-            if not self._settings.is_reused and self._settings.state_context is None:
+            if not self.run.options.reuse_sandboxes and self.run.plan.state_context is None:
                 await self.close_sandbox()
         result.meta = self._complete_meta(result.meta, execution)
         if objective is not None and result.meta.pruned:
             return build_pruned_result(result.meta, objective, result.outputs)
         return result
 
+    async def _execute_in(
+        self, interpreter: Interpreter, execution: Execution, on_output: Callable[[str, str], None] | None
+    ) -> Result:
+        """Run the execution in a sandbox that may have to start first, and record a start that failed."""
+        try:
+            return await self._execute_and_collect(interpreter, execution, on_output)
+        except BaseException as error:
+            refusal = await self._record_failed_start(interpreter)
+            if refusal is not None and refusal is not error:
+                raise refusal from error
+            if isinstance(error, ConfigurationError) and error is interpreter.start_error:
+                raise ProviderUnusable from error
+            raise
+        finally:
+            log, self._prepare_log = self._prepare_log, None
+            if log is not None:
+                log.close()
+
     async def _mark_as_kept(self, execution: Execution, error: RlmBatchError) -> None:
-        """Keep the open sandbox of a failed execution, with its inputs in files, if the run may keep another one.
+        """Keep the open sandbox of an execution that failed for good, with its inputs in files, if the run may keep it.
 
         A sandbox with state is kept when it is closed, because later steps may need it.
         """
-        interpreter, kept = self._interpreter, self._settings.kept
-        if kept is None or interpreter is None or not interpreter.is_alive or error.meta is None or not kept.reserve():
+        interpreter, kept = self._interpreter, self.run.kept
+        if kept is None or self.run.policy.should_retry(error, execution.attempt):
+            return
+        if interpreter is None or not interpreter.is_alive or error.meta is None or not kept.reserve():
             return
         try:
             files = await asyncio.to_thread(build_input_files, execution)
@@ -340,45 +280,31 @@ class Lane:
         until = time.time() + KEEP_SECONDS
         self._kept = until, execution.index
         error.meta = replace(error.meta, kept_until=until)
-        if self._settings.state_context is None:
+        if self.run.plan.state_context is None:
             await self.close_sandbox()
 
     async def _execute_and_collect(
         self, interpreter: Interpreter, execution: Execution, on_output: Callable[[str, str], None] | None
     ) -> Result:
         """Run the execution and move collected files into the results folder, even if it failed."""
-        settings, access = self._settings, self._settings.model_access
-        files = settings.files if settings.collect else None
-        needs_files = settings.check is not None and settings.check.needs_files and self.has_check(execution)
+        run, files, check = self.run, self.run.files, self.run.check
+        needs_files = check is not None and check.needs_files and self.has_check(execution)
         name = str(execution.index)
         execution.archive, execution.archive_problems = b"", ()  # not the files of an earlier attempt
-        async with self._open_folder(files, needs_files=needs_files) as folder:
+        async with self._open_folder(needs_files=needs_files) as folder:
             try:
                 await self._upload_files(interpreter, execution)
-                self._has_state = settings.state_context is not None
-                queries = None
-                if access is not None:
-                    on_event = None if settings.on_event is None else partial(settings.on_event, execution)
-                    cache = None
-                    if settings.answers is not None:
-                        cache = ReplayedAnswers(settings.answers, execution.replay_key)
-                    save = None if settings.transcripts is None else partial(settings.transcripts.write, execution)
-                    transcript = None if save is None else Transcript(save)
-                    queries = access.queries(
-                        interpreter, index=execution.index, on_event=on_event, cache=cache, transcript=transcript
-                    )
-                    execution.summarize_queries = queries.session.summarize
-                    execution.get_usage = partial(getattr, queries.session.budget, "usage")
+                self._has_state = run.plan.state_context is not None
                 request = ExecutionRequest(
                     execution.code,
                     execution.variables,
-                    context=settings.state_context,
+                    context=run.plan.state_context,
                     encoded=execution.encoded_variables,
                     on_output=on_output,
-                    queries=queries,
+                    queries=self._make_queries(interpreter, execution),
                     index=execution.seed_numbers,
                     should_prune=None if execution.pruning is None else execution.pruning.should_prune,
-                    collect=None if folder is None else settings.collect or ALL_FILES,
+                    collect=None if folder is None else run.options.collect or ALL_FILES,
                     collect_to=folder,
                 )
                 result = await interpreter.run(request)
@@ -394,22 +320,37 @@ class Lane:
                 result.meta = await asyncio.to_thread(files.publish, folder, name, result.meta, is_final=True)
             return result
 
-    def _open_folder(
-        self, files: CollectedFilesStore | None, *, needs_files: bool
-    ) -> AbstractAsyncContextManager[Path | None]:
+    def _make_queries(self, interpreter: Interpreter, execution: Execution) -> Queries | None:
+        """Return the queries of one attempt; None without a language model."""
+        run = self.run
+        if run.model_access is None:
+            return None
+        replays = run.answers is not None and not run.options.cache_queries
+        queries = run.model_access.queries(
+            interpreter,
+            index=execution.index,
+            on_event=partial(run.take_event, execution),
+            cache=ReplayedAnswers(run.answers, execution.replay_key) if run.answers is not None and replays else None,
+            transcript=None if run.transcripts is None else Transcript(partial(run.transcripts.write, execution)),
+        )
+        execution.summarize_queries = queries.session.summarize
+        execution.get_usage = partial(getattr, queries.session.budget, "usage")
+        return queries
+
+    def _open_folder(self, *, needs_files: bool) -> AbstractAsyncContextManager[Path | None]:
         """Return a context with the folder for an attempt's files, or None if nothing needs them."""
-        if files is not None:
-            return files.open_partial()
+        if self.run.files is not None:
+            return self.run.files.open_partial()
         return open_temporary_folder() if needs_files else nullcontext()
 
     async def _archive_files(self, execution: Execution, folder: Path, meta: Meta) -> Meta:
         """Keep the files of an attempt for its check. Return the meta without files that only the check gets."""
         execution.archive, problems = await asyncio.to_thread(build_archive, folder, meta.collected)
         execution.archive_problems = (*meta.not_collected, *problems)
-        return meta if self._settings.collect else replace(meta, collected=(), not_collected=())
+        return meta if self.run.options.collect else replace(meta, collected=(), not_collected=())
 
     async def _upload_files(self, interpreter: Interpreter, execution: Execution) -> None:
-        find_uploads = self._settings.find_uploads
+        find_uploads = self.run.plan.find_uploads
         uploads = {} if find_uploads is None else find_uploads(execution)
         for path, upload in uploads.items():
             if path not in self._uploaded:
@@ -465,9 +406,9 @@ class Lane:
                     "the sandbox with the state of the earlier steps is lost: start again with the first step"
                 )
             return self._interpreter
-        settings, now = self._settings, asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
         if self._interpreter is not None and (
-            not self._interpreter.is_alive or now + 2 * settings.timeout > self._expires_at
+            not self._interpreter.is_alive or now + 2 * self.run.options.timeout > self._expires_at
         ):
             await self.close_sandbox()
         await self.acquire_for_work()
@@ -478,19 +419,15 @@ class Lane:
 
     def _make_interpreter(self) -> Interpreter:
         """Return an interpreter, whose sandbox opens later. The lane's permit is for that sandbox."""
-        settings = self._settings
-        interpreter = self.provider.interpreter(
-            run=settings.run_id,
-            server=settings.server_id,
-            timeout=settings.timeout,
-            tools=self._tools,
-            prepare=settings.preparation,
+        run, timeout = self.run, self.run.options.timeout
+        interpreter = run.provider.interpreter(
+            run=run.run_id, server=run.server_id, timeout=timeout, tools=self._tools, prepare=run.preparation
         )
-        if settings.preparation is not None and settings.open_prepare_log is not None:
-            self._prepare_log = settings.open_prepare_log()
+        if run.preparation is not None and run.options.log_output:
+            self._prepare_log = OutputLog(run.prepare_lines, "prepare: ", run.log)
             interpreter.on_prepare_output = self._prepare_log.write
         now = asyncio.get_running_loop().time()
-        self._expires_at = now + max(self.provider.lifetime, 2 * settings.timeout)
+        self._expires_at = now + max(run.provider.lifetime, 2 * timeout)
         permit = self._opening = self._permit
         self._permit = None
         assert permit is not None
@@ -520,7 +457,7 @@ class Lane:
     @property
     def is_start_timeout_over(self) -> bool:
         """True if this run has had no sandbox for the time that a sandbox may take to start."""
-        return not self._slots.admission.had_sandbox_within(self.provider.start_timeout)
+        return not self._slots.admission.had_sandbox_within(self.run.provider.start_timeout)
 
     async def release_while_waiting(self) -> None:
         """Remove the sandbox and give back its slot and permit before a long wait, unless the sandbox has state."""
@@ -548,7 +485,14 @@ class Lane:
 
 
 class CheckLane(Lane):
-    """A lane whose executions are checks. Its sandboxes run no other code."""
+    """A lane whose executions are checks. Its sandboxes run no other code, and have no volume."""
+
+    def __init__(self, run: Run, slots: Slots) -> None:
+        run = copy(run)
+        run.provider = run.provider.model_copy(update={"volume_name": None})
+        run.check = run.preparation = run.kept = None
+        run.tools = {}
+        super().__init__(run, slots)
 
     async def _execute_and_collect(
         self, interpreter: Interpreter, execution: Execution, on_output: Callable[[str, str], None] | None

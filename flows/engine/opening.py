@@ -1,0 +1,209 @@
+"""The opening of a flow run: the order in which its parts are opened and closed.
+
+A run opens these parts in order, and closes them in reverse order:
+1. the ledger, which the run claims so that a second writer gets a warning
+2. the run's record in the ledger
+3. the artifacts
+4. the tracker of queries
+5. the slots of the provider's limit
+6. the executor, whose lanes open sandboxes
+
+When a run is closed, its lanes delete their sandboxes and return their slots. The run waits for queries that are still
+being recorded, and the provider deletes what it keeps for the run. The ledger is complete before the report is built,
+and the record gets its end time. Each step runs even if an earlier step failed, and cancellation interrupts no step.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+
+from prefect.exceptions import Pause
+from prefect.runtime import flow_run
+
+from ...sandbox.errors import ConfigurationError
+from ...tasks.capacity.slots import open_slots
+from ...tasks.execution import assign_keys
+from ...tasks.host_tools import load_function
+from ...tasks.ledger.ledger import Ledger
+from ...tasks.ledger.result_index import ResultCache, ResultIndex, get_results_root
+from ...tasks.ledger.run_record import RunRecord
+from ...tasks.ledger.shard_store import ShardStore
+from ...tasks.tracing import set_run_totals
+from ..reporting.report import describe_usage
+from ..reporting.summary import RunSummary
+from ..sharding.coordinator import ShardingExecutor
+from ..sharding.work_pool import plan_shards
+from .artifacts import ArtifactPublisher
+from .executor import LaneExecutor
+from .failures import describe_rerun
+from .outcome_sink import MemoryStore, OutcomeSink
+from .run import Run
+from .run_outcome import build_run_outcome
+from .turn_calls import TurnCalls
+
+
+async def execute_items(run: Run) -> None:
+    """Execute the items of the run's plan, in any order."""
+    plan, store, fingerprint = run.plan, run.store, await run.compute_fingerprint()
+    count_occurrence = store.count_occurrence if isinstance(store, ShardStore) else None
+    executions = assign_keys(plan.items, fingerprint, count_occurrence, plan.report_spec.repeats, plan.digests)
+    await run.executor.execute_all(executions, run.cache.find_result)
+
+
+@asynccontextmanager
+async def open_run(run: Run) -> AsyncIterator[None]:
+    """Open the current flow run, and close it at the end, also after an error.
+
+    Raises:
+        ConfigurationError: The ledger or the work pool of shards cannot be used; nothing has run.
+        OSError: The ledger cannot be written.
+    """
+    run.outcome = run.report = None  # Prefect may have retried the flow run.
+    await _start(run)
+    log, ledger, record = run.log, run.ledger, run.record
+    artifacts = run.artifacts = ArtifactPublisher(record, log)
+    run.sink = OutcomeSink(run, run.store)
+    run.listener.on_start(run.plan.total, run.environment, str(ledger.path), run.plan.report_spec, record.name)
+    if run.ui_url is not None:
+        run.listener.on_page(f"{run.ui_url}/runs/flow-run/{run.run_id}")
+    await asyncio.to_thread(record.write)
+    for warning in run.plan.warnings:
+        run.sink.warn(warning)
+    try:
+        _register_writer(run)
+        run.cache = await _open_cache(run)
+        async with artifacts, open_capacity(run):
+            yield
+            _complete_record(run, artifacts.summary)
+            if run.plan.may_stop_early and isinstance(run.store, MemoryStore):
+                record.total = len(run.store.outcomes)
+            record.ended = time.time()
+            # Close the ledger before the report is built, so that its last lines count too. Raises OSError.
+            await asyncio.to_thread(ledger.close)
+    except BaseException as error:
+        await run.flush_ledger_after_error()
+        if isinstance(error, asyncio.CancelledError):
+            text = "interrupted; the results so far are in %s; %s to run the rest"
+            log.warning(text, ledger.path, describe_rerun())
+        elif isinstance(error, Pause):
+            log.info("suspended; the results so far are in %s; resume the flow run to run the rest", ledger.path)
+        raise
+    finally:
+        ledger.unregister_writer()
+        _complete_record(run, artifacts.summary)
+        await asyncio.shield(asyncio.to_thread(record.finish))
+    run.sink.log_unlogged_failures()
+    set_run_totals(run.plan.total, artifacts.summary.failed, artifacts.summary.usage)
+    run.outcome = build_run_outcome(record, artifacts.summary)
+    log.info("%s", run.outcome.message)
+
+
+async def _start(run: Run) -> None:
+    """Create the ledger, and choose the store and the executor: for this process, or for shards."""
+    options, plan = run.options, run.plan
+    await run.start(Ledger(options.locate_ledger(get_results_root() / flow_run.id)))
+    if options.shards is None:
+        run.store, run.executor = MemoryStore(plan.total), LaneExecutor(run)
+    else:
+        shard_plan = await plan_shards(options.shards, plan.total, run.log)
+        run.environment = shard_plan.description
+        run.store = ShardStore(ledger=run.ledger, repeats=plan.report_spec.repeats)
+        run.executor = ShardingExecutor(run, run.store, shard_plan)
+    run.turn_calls = None
+    if plan.on_turn is not None:
+        run.turn_calls = TurnCalls(await asyncio.to_thread(load_function, "on_turn", plan.on_turn))
+    await asyncio.to_thread(run.ledger.create)
+    run.results_path = str(run.ledger.path)
+    number = f"{plan.total} execution{'s' if plan.total != 1 else ''}"
+    run.log.info("%s %s; results in %s", number, run.environment, run.ledger.path)
+    run.record = _make_record(run)
+
+
+@asynccontextmanager
+async def open_capacity(run: Run) -> AsyncIterator[None]:
+    """Open the slots of the provider's limit. Track queries within the block, and log their usage at its end.
+
+    Raises OSError if the answers of earlier runs cannot be read.
+    """
+    if run.answers is not None:
+        await asyncio.to_thread(run.answers.load)
+    try:
+        async with run.tracker, open_slots(run.provider, run.run_id, run.log) as slots:
+            run.slots = slots
+            yield
+    finally:
+        for writer in filter(None, (run.answers, run.transcripts)):
+            await asyncio.shield(asyncio.to_thread(writer.close))
+        access = run.model_access
+        if access is not None:
+            used = access.spent.usage + run.usage.model
+            run.log.info("the model was called %s", describe_usage(used, access.count_cached()))
+
+
+def _make_record(run: Run) -> RunRecord:
+    """Return the record of this start of the flow run."""
+    plan, spec = run.plan, run.plan.report_spec
+    return RunRecord(
+        flow=flow_run.flow_name,
+        results_path=str(run.ledger.path),
+        flow_run_id=run.run_id,
+        server=run.server_id,
+        name=flow_run.name,
+        what=spec.noun,
+        objective=spec.objective,
+        direction=spec.direction,
+        objectives=[asdict(item) for item in spec.objectives] if len(spec.objectives) > 1 else [],
+        space=spec.space,
+        constraints=list(spec.constraints),
+        search=plan.search,
+        provider=run.provider.provider_name,
+        total=plan.total,
+        repeats=None if spec.repeats is None else spec.repeats.count,
+        groups=None if spec.repeats is None else spec.repeats.groups,
+        aggregate=spec.aggregate,
+        began=time.time(),
+        column_types=plan.column_types,
+    )
+
+
+def _register_writer(run: Run) -> None:
+    """Claim the ledger. Raise ConfigurationError if another run writes to the ledger of a search, and else warn."""
+    if run.ledger.register_writer():
+        return
+    text = f"another run is writing to {run.ledger.path}"
+    if run.plan.search and run.options.shards is None:
+        raise ConfigurationError(f"{text}, and a search needs its ledger alone: wait until that run has ended")
+    run.sink.warn(f"{text}: executions that both have are run twice")
+
+
+async def _open_cache(run: Run) -> ResultCache:
+    """Return the results of earlier runs: those of the ledger, and with `cache_results` those of every ledger."""
+    index = ResultIndex(get_results_root()) if run.options.cache_results else None
+    if index is not None:
+        index.refresh()
+    if isinstance(run.store, ShardStore):
+        return ResultCache(run.ledger, run.store.find_previous_line, index)
+    lines = await asyncio.to_thread(run.ledger.load_latest_lines)
+    if run.plan.state_context is None:  # With shared state, results of some executions are of no use.
+        count = sum(line.is_success for line in lines.values())
+        if count and (run.options.results_path is None or flow_run.run_count > 1):
+            run.log.info("%d kept, %d to run", count, max(0, run.plan.total - count))
+        elif count:
+            run.log.info("the ledger has %d results of earlier runs: those of equal executions are kept", count)
+    in_order = sorted(lines.values(), key=lambda line: line.written_at)
+    latest_keys = {line.data["index"]: line.key for line in in_order if line.data.get("index") is not None}
+    return ResultCache(run.ledger, lambda key: lines.pop(key, None), index, latest_keys)
+
+
+def _complete_record(run: Run, summary: RunSummary) -> None:
+    """Put the use of sandboxes, the counts of outcomes and the best score into the record."""
+    record, best = run.record, summary.best
+    record.sandboxes, record.sandbox_seconds = run.usage.sandboxes, run.usage.sandbox_seconds
+    record.succeeded, record.failed = summary.succeeded, summary.failed
+    if record.objectives:
+        record.front = len(best.results)
+    elif best.result is not None and best.score is not None and math.isfinite(best.score):
+        record.best, record.best_index = float(best.score), best.result.meta.index

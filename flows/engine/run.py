@@ -1,0 +1,355 @@
+"""One flow run: what its parts share, from the checks before Prefect to the report."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from prefect import get_run_logger
+from prefect.runtime import flow_run
+
+from ...blocks.language_model.credentials import CredentialMask
+from ...blocks.language_model.model_access import LIMITS, ModelAccess, is_saved_model, open_model_access
+from ...blocks.provider import SandboxProvider
+from ...blocks.registry import resolve_provider
+from ...sandbox.caller import name_parameter, use_flow
+from ...sandbox.driver_settings import Preparation
+from ...sandbox.errors import ConfigurationError, NotRun
+from ...sandbox.queries.answer_cache import AnswerCache
+from ...sandbox.queries.budget import Usage
+from ...sandbox.queries.events import RlmEvent
+from ...sandbox.queries.recursive_model import DEFAULT_RECURSION
+from ...tasks.capacity.slots import Slots
+from ...tasks.check import Check
+from ...tasks.execution import Execution
+from ...tasks.host_tools import Tool, load_tools
+from ...tasks.kept_sandboxes import KeptSandboxes
+from ...tasks.ledger.answer_ledger import AnswerLedger
+from ...tasks.ledger.collected_files import CollectedFilesStore
+from ...tasks.ledger.ledger import Ledger
+from ...tasks.ledger.ledger_line import encode_turn, encode_usage
+from ...tasks.ledger.result_index import ResultCache, get_results_root
+from ...tasks.ledger.run_record import RunRecord
+from ...tasks.ledger.shard_store import ShardStore
+from ...tasks.ledger.transcript_ledger import TranscriptLedger
+from ...tasks.query import QueryTracker
+from ...tasks.retry import RetryPolicy
+from ...tasks.task_log import LineBudget, Logger
+from ...tasks.tracing import trace_model, trace_queries
+from ..inputs.secrets import read_secrets
+from ..listener import FlowListener, NotebookProgress, is_notebook
+from ..orphans import get_server_id, register_own_run
+from ..parameters import FlowParameters, Options
+from ..plan import Outcomes, Plan
+from ..prefect_client import ask_once
+from ..reports import Report
+from .artifacts import ArtifactPublisher
+from .failures import Deadline
+from .run_outcome import RunOutcome
+from .turn_calls import TurnCalls
+
+if TYPE_CHECKING:
+    from ..sharding.coordinator import ShardingExecutor
+    from .executor import LaneExecutor
+    from .outcome_sink import MemoryStore, OutcomeSink
+
+
+@dataclass(slots=True)
+class ResourceUsage:
+    """The resources that a flow run has used: sandboxes, the sum of their open seconds, and the language model.
+
+    `model` counts the usage of other processes. `ModelAccess.spent` counts the usage of this process.
+    """
+
+    sandboxes: int = 0
+    sandbox_seconds: float = 0.0
+    model: Usage = field(default_factory=Usage)
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One run of a flow, or of a shard of it. The executor and the lanes get it whole.
+
+    `make_run` sets the first group of fields, before Prefect is entered. `start` sets the second, in the flow run, and
+    `open_run` the third. If Prefect retries the flow run, they set theirs again.
+
+    Attributes:
+        options: The shared parameters.
+        plan: The executions, and what only their flow knows.
+        provider: Opens the sandboxes.
+        parameters: All parameters of the flow; None in a shard.
+        listener: Receives the run's events.
+        preparation: Code that runs in each sandbox before the first execution; None without it.
+        check: Judges each execution in another sandbox; None without a check.
+        tools: Functions of the host that code may call.
+        model_access: The access of each execution to language models; None without a model.
+        tracker: Creates task runs of queries.
+        environment: A phrase such as "in local sandboxes (bubblewrap)", once the provider is checked.
+        ui_url: The address of the UI of the shared server, if the run uses it.
+
+        run_id: The flow run's id, for the sandboxes' labels.
+        server_id: The Prefect server's id, for the sandboxes' labels.
+        log: The log of the flow run.
+        ledger: The results.
+        deadline: The time at which the run ends.
+        policy: The rules of retries.
+        files: The store of collected files; None without `collect`.
+        answers: The answers of models; None without `cache_queries`, unless the executions are recursive queries.
+        transcripts: Takes whole requests to models; None without `record="full"`.
+        kept: Counts the kept sandboxes of failed executions; None without `keep_failed`.
+        usage: The used resources.
+        prepare_lines: The lines of output of `prepare` that the run may still log.
+        output_lines: The lines of output of executions that the run may still log.
+        sink: Records every outcome.
+
+        results_path: The place of the results, once the ledger exists.
+        store: The outcomes so far.
+        cache: The results of earlier runs.
+        record: The run's record in the ledger.
+        artifacts: Publishes the progress and the report; None in a shard.
+        turn_calls: The calls of `on_turn`; None without it.
+        slots: The slots of the provider's limit.
+        executor: Runs the executions.
+        outcome: The counts and the message of a run that has ended.
+        report: The report of a run that has ended.
+    """
+
+    options: Options
+    plan: Plan
+    provider: SandboxProvider
+    parameters: FlowParameters[Any] | None = None
+    listener: FlowListener = field(default_factory=FlowListener)
+    preparation: Preparation | None = None
+    check: Check | None = None
+    tools: dict[str, Tool] = field(default_factory=dict[str, Tool])
+    model_access: ModelAccess | None = None
+    tracker: QueryTracker = field(default_factory=QueryTracker)
+    environment: str = ""
+    ui_url: str | None = None
+
+    run_id: str = ""
+    server_id: str = ""
+    log: Logger = field(default_factory=logging.getLogger)
+    ledger: Ledger = field(init=False)
+    deadline: Deadline = field(init=False)
+    policy: RetryPolicy = field(init=False)
+    files: CollectedFilesStore | None = None
+    answers: AnswerLedger | None = None
+    transcripts: TranscriptLedger | None = None
+    kept: KeptSandboxes | None = None
+    usage: ResourceUsage = field(default_factory=ResourceUsage)
+    prepare_lines: LineBudget = field(default_factory=LineBudget)
+    output_lines: LineBudget = field(default_factory=LineBudget)
+    sink: "OutcomeSink" = field(init=False)
+
+    results_path: str | None = None
+    store: "MemoryStore | ShardStore" = field(init=False)
+    cache: ResultCache = field(init=False)
+    record: RunRecord = field(init=False)
+    artifacts: ArtifactPublisher | None = None
+    turn_calls: TurnCalls | None = None
+    slots: Slots = field(init=False)
+    executor: "LaneExecutor | ShardingExecutor" = field(init=False)
+    outcome: RunOutcome | None = None
+    report: Report | None = None
+
+    async def check_before_start(self) -> None:
+        """Check the provider and the first call of the language model. Raises ConfigurationError."""
+        await self.provider.check()
+        self.environment = await self.provider.describe_sandboxes()
+        if self.model_access is not None:
+            await self.model_access.check_first_call(is_recursive=self.plan.recursion is not None)
+
+    async def start(self, ledger: Ledger, part_prefix: str = "") -> None:
+        """Begin the current flow run, whose deadline starts now.
+
+        Args:
+            ledger: The place of the results.
+            part_prefix: The beginning of the names of this process's parts of the ledger; empty unless it runs a shard.
+        """
+        options, access = self.options, self.model_access
+        self.run_id, self.log, self.ledger = flow_run.id, get_run_logger(), ledger
+        self.server_id = await ask_once("id", get_server_id)
+        self.deadline = Deadline.start(options.deadline)
+        self.policy = RetryPolicy(options.retries, options.retry_code_errors, options.idempotent, self.deadline.at)
+        self.files = CollectedFilesStore(ledger.path) if options.collect else None
+        self.kept = KeptSandboxes(is_shard=bool(part_prefix)) if options.keep_failed else None
+        self.usage, self.prepare_lines, self.output_lines = ResourceUsage(), LineBudget(), LineBudget()
+        # In a sharded job only the shards query the model.
+        if access is not None and options.shards is None:
+            if options.cache_queries or self.plan.recursion is not None:
+                # Without `cache_queries`, an execution gets only the answers of its own earlier attempts.
+                root = get_results_root() if options.cache_queries else None
+                self.answers = AnswerLedger(ledger.path, root, self.log.warning, part_prefix)
+                access.cache = AnswerCache(self.answers) if options.cache_queries else None
+            if options.record == "full":
+                mask = CredentialMask()
+                for settings in (access.model, *access.models.values(), self.provider):
+                    mask.add_settings(settings)
+                self.transcripts = TranscriptLedger(ledger.path, mask.build_filter(), self.log.warning, part_prefix)
+        register_own_run(self.run_id)
+
+    async def compute_fingerprint(self) -> dict[str, Any]:
+        """Return the settings on which all results depend: provider, model, recursion, code around it, `collect`."""
+        fingerprint = {**await self.provider.fingerprint()}
+        recursion, preparation = self.plan.recursion, self.preparation
+        if self.model_access is not None:
+            fingerprint["language_model"] = self.model_access.fingerprint()
+        if recursion is not None and recursion != DEFAULT_RECURSION:
+            answer_type = None if recursion.answer_type is None else recursion.answer_type.schema
+            fingerprint["recursion"] = {**asdict(replace(recursion, answer_type=None)), "answer_type": answer_type}
+        if preparation is not None:
+            fingerprint["prepare"] = preparation.code
+            if preparation.seed is not None:
+                fingerprint["prepare_seed"] = preparation.seed
+        if self.tools:
+            fingerprint["tools"] = sorted(self.tools)
+        if self.check is not None:
+            fingerprint["check"] = self.check.code
+        if self.options.collect:  # Earlier results lack the files.
+            fingerprint["collect"] = sorted(self.options.collect)
+        return fingerprint
+
+    def take_event(self, execution: Execution, event: RlmEvent) -> None:
+        """Write a turn of a recursive query and the usage so far to the ledger, and then tell the listener.
+
+        A killed run does not lose what the ledger has.
+        """
+        if event.kind == "output":
+            query, turn = event.query, event.query.trajectory[event.turn - 1]
+            self._write_line(encode_turn(execution.key, execution.index, query.prompt, query.depth, event.turn, turn))
+        usage = execution.get_usage()
+        if event.kind in ("code", "query", "output") and usage != execution.recorded_usage:
+            execution.recorded_usage = usage
+            self._write_line(encode_usage(execution.key, execution.index, execution.attempt, usage))
+        self.listener.on_rlm_event(event.index, event)
+        if self.turn_calls is not None and event.kind == "output":
+            self.turn_calls.add(event)
+
+    def _write_line(self, line: bytes) -> None:
+        with suppress(OSError):  # The write of the outcome reports that the ledger cannot be written.
+            self.ledger.write_line(line)
+
+    def skip(self, executions: Iterable[Execution], reason: str) -> None:
+        """Fail the executions without an outcome, which never started. The ledger does not get these failures."""
+        for execution in executions:
+            if execution.index not in self.store:
+                self.sink.record_unrun(execution, NotRun(f"not run: {reason}"))
+
+    def collect_outcomes(self) -> Outcomes:
+        """Return every outcome in order. Raises ConfigurationError if their number differs from that of the inputs."""
+        results, total = self.store.outcomes, self.plan.total
+        if len(results) != total and not self.plan.may_stop_early:
+            raise ConfigurationError(
+                f"the inputs changed while they were read: {total} at first, {len(results)} at the end. Run it again"
+            )
+        return Outcomes(results, self.store.failures, str(self.ledger.path), self.plan.report_spec)
+
+    async def flush_ledger_after_error(self) -> None:
+        """Close the ledger, which flushes it. Only log an OSError, because the error before it matters more."""
+        try:
+            await asyncio.shield(asyncio.to_thread(self.ledger.close))
+        except OSError as error:
+            self.log.error("%s", error)
+
+
+async def prepare_run(parameters: FlowParameters[Any], plan: Plan, listener: FlowListener | None = None) -> Run:
+    """Return the run of a flow with checked parameters. Raises ConfigurationError."""
+    options = parameters.options
+    with use_flow(parameters.get_variables_source(), min(options.max_workers, plan.total)):
+        run = await make_run(options, plan)
+        run.parameters = parameters
+        if listener is not None:
+            run.listener = listener
+        elif is_notebook():
+            run.listener = NotebookProgress(lambda: run.artifacts.describe_progress() if run.artifacts else "")
+        if options.shards is None:  # Shards check the provider and the model on their own machines.
+            await run.check_before_start()
+    return run
+
+
+async def make_run(options: Options, plan: Plan) -> Run:
+    """Return a run with its provider, its code, its functions of the host and its language models, each made once.
+
+    Raises:
+        ConfigurationError: One of them cannot be used.
+    """
+    named = cast("dict[str, str]", options.tools or {})
+    if options.shards is not None:
+        _refuse_own_objects(options, named)
+    if options.models and options.language_model is None:
+        raise ConfigurationError(
+            f"{name_parameter('models')} is set, and {name_parameter('language_model')} is not: set it to the model of "
+            "queries that name none"
+        )
+    provider, total = await resolve_run_provider(options), plan.total
+    if options.preparation is not None:
+        _check_preparation(options.preparation, options.timeout, provider)
+    expected = total if options.check is None else 2 * total  # Each check has another sandbox.
+    provider = provider.with_expected_sandboxes(
+        min(total, options.max_workers) if options.reuse_sandboxes else expected
+    )
+    run = Run(
+        options=options,
+        plan=plan,
+        provider=provider.with_kept_failures() if options.keep_failed else provider,
+        preparation=options.preparation,
+        check=None if options.check_code is None else Check(options.check_code),
+        tools=await asyncio.to_thread(load_tools, named),
+    )
+    if options.language_model is not None:
+        run.model_access = await open_model_access(
+            options.language_model,
+            track=trace_queries(run.tracker.track_query),
+            wrap_model=trace_model,
+            recursion=plan.recursion or DEFAULT_RECURSION,
+            **{name: getattr(options, name) for name in LIMITS},
+        )
+    return run
+
+
+def needs_server(options: Options) -> bool:
+    """Return whether the provider or a language model is a block on a Prefect server."""
+    models = options.models.values() if isinstance(options.models, dict) else options.models or ()
+    sources = (options.language_model, options.sub_model, *models)
+    return "/" in str(options.provider) or any(is_saved_model(str(source)) for source in sources)
+
+
+async def resolve_run_provider(options: Options) -> SandboxProvider:
+    """Return a flow run's provider with the run's secrets and files. Raises ConfigurationError."""
+    provider = await resolve_provider(options.provider, options.provider_options)
+    if options.secrets:
+        provider = provider.with_secrets(read_secrets(options))
+    if options.python_path is not None or options.mounts:
+        provider = await asyncio.to_thread(provider.with_files, options.python_path, options.mounts)
+        provider.check_mounts()
+    return provider
+
+
+def _refuse_own_objects(options: Options, tools: dict[str, str]) -> None:
+    """Raise ConfigurationError if a job in shards has an object of this process, because shards run in others."""
+    own = next((name for name, path in tools.items() if path.startswith("<")), None)
+    if own is not None:
+        raise ConfigurationError(
+            f"the tool {own!r} is a function of this process, and shards run in other processes: pass its import "
+            "path, such as package.module:function"
+        )
+    for name in ("language_model", "sub_model", "models"):
+        if "<" in str(getattr(options, name)):
+            raise ConfigurationError(
+                f"{name_parameter(name)} is an object of this process, and shards run in other processes: save it as "
+                "a block, and pass it again"
+            )
+
+
+def _check_preparation(preparation: Preparation, timeout: float, provider: SandboxProvider) -> None:
+    """Raise ConfigurationError if `prepare` does not fit the provider's settings."""
+    provider.check_preparation()
+    if preparation.timeout is not None and preparation.timeout + timeout > provider.lifetime:
+        raise ConfigurationError(
+            f"{name_parameter('prepare_timeout')} ({preparation.timeout:g} s) and {name_parameter('timeout')} "
+            f"({timeout:g} s) together exceed the sandbox's lifetime of {provider.lifetime} s: lower them, or "
+            f"raise {name_parameter('lifetime')}"
+        )
