@@ -14,9 +14,8 @@ from ..blocks.storage.location_parsing import is_remote, parse_location, parse_s
 from ..flows.prefect_server import provide_server
 from ..flows.reporting.comparison import compare_runs
 from ..flows.reporting.conversations import write_conversations
-from ..flows.reporting.document import Verbatim
+from ..flows.reporting.document import make_excerpt, render_html
 from ..flows.reporting.export import write_csv, write_parquet
-from ..flows.reporting.html import render_html
 from ..flows.reporting.ledger_reader import LedgerReader, find_last_run, open_run_ledger
 from ..flows.reporting.report import build_report, build_summary_rows, describe_run, describe_usage
 from ..flows.reporting.summary import RunSummary
@@ -199,11 +198,9 @@ def _write_page(
     reader: LedgerReader, summary: RunSummary, importances: Importances | None, html: str | None
 ) -> Path | Location:
     """Write the page of HTML, by default beside the results, and return its path or location."""
-    record = reader.records[-1]
     page = parse_location(html) if html else reader.ledger.path / "report.html"
     folder = str(page).rpartition("/")[0] if isinstance(page, Location) else str(page.absolute().parent)
-    parts = build_report(summary, reader.records, importances)
-    text = render_html(parts, record.name or record.flow, folder)
+    text = render_html(build_report(summary, reader.records, importances), folder)
     data = text.encode("utf-8", "replace")
     if isinstance(page, Path):
         _write(page, lambda path: path.write_bytes(data))
@@ -267,5 +264,5 @@ def _format_query(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _format_text(text: str, mark: str) -> Iterator[str]:
-    for line in Verbatim(text).excerpt.splitlines():
+    for line in make_excerpt(text).splitlines():
         yield f"{INDENT}{mark}{line}"

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, TypeVar, overload
 
 from ..sandbox.outcomes.outcome_json import get_status, outcome_to_json
-from ..sandbox.outcomes.text_escape import render_html_table
+from ..sandbox.outcomes.text_escape import escape_text, render_html_table
 from ..sandbox.result import Failure, MaybeNone, Outcome, Result
 from ..tasks.ledger.run_record import Direction, ReportSpec
 from .reporting.best_trials import BestTrials
@@ -86,7 +86,7 @@ class Report(Sequence[ItemT]):
     def rows(
         self, limit: int | None = None, *, shows_output: bool = False, shows_usage: bool = False
     ) -> list[list[str]]:
-        """Return the table as rows of text, the header first: number, variables, fields, and the outcome.
+        """Return the table as rows of escaped text, the header first: number, variables, fields, and the outcome.
 
         Args:
             limit: The number of rows without the header; best trials beyond it are added. Default None: all.
@@ -109,7 +109,7 @@ class Report(Sequence[ItemT]):
         table = OutcomeTable(self.spec, tables)
         for number, outcome in shown.items():
             table.add(number, outcome)
-        return table.build_rows(best)
+        return [[escape_text(cell) for cell in row] for row in table.build_rows(best)]
 
     def describe(self) -> str:
         """Return the text to print below the table, or instead of it. The text may be empty."""

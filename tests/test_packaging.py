@@ -86,6 +86,7 @@ def test_the_wheel_contains_the_driver_and_data(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     data = {f"rlm_batch/{p.relative_to(ROOT)}" for p in (ROOT / "deployments").iterdir() if p.suffix in ("", ".yaml")}
     data = {name for name in data if not name.endswith("__pycache__")}
+    data |= {f"rlm_batch/{path.relative_to(ROOT)}" for path in (ROOT / "flows" / "reporting").glob("*.jinja")}
     assert {f"rlm_batch/deployments/{name}" for name in ("prefect.yaml", "compose.yaml", "Dockerfile")} <= data
     assert {
         "rlm_batch/py.typed",
@@ -145,8 +146,9 @@ def test_importing_the_package_is_light(tmp_path: Path) -> None:
 
 
 def test_every_public_name_loads() -> None:
+    other_names = {"RunReport": "TrialsReport", "SweepReport": "TrialsReport"}
     for name in rlm_batch.__all__:
-        assert getattr(rlm_batch, name).__name__ == name
+        assert getattr(rlm_batch, name).__name__ == other_names.get(name, name)
     assert set(rlm_batch.__all__) <= set(dir(rlm_batch))
     with pytest.raises(AttributeError, match="no attribute 'nothing_like_it'"):
         getattr(rlm_batch, "nothing_like_it")  # noqa: B009  # type checkers reject the attribute

@@ -62,11 +62,12 @@ def read_scores(result: Result, spec: ReportSpec) -> tuple[float, ...] | None:
 
     The value of a single objective may be NaN or infinite.
     """
-    values = [result.outputs.get(item.name) for item in spec.objectives]
-    if not values or result.meta.pruned or (len(values) > 1 and not all(map(is_score, values))):
+    if result.meta.pruned or not spec.objectives:
         return None
-    scores = [score for value in values if (score := read_number(value)) is not None]
-    return tuple(scores) if len(scores) == len(values) else None
+    scores = [read_number(result.outputs.get(item.name)) for item in spec.objectives]
+    numbers = tuple(score for score in scores if score is not None)
+    is_whole = len(numbers) == len(scores) and (len(scores) == 1 or all(map(math.isfinite, numbers)))
+    return numbers if is_whole else None
 
 
 def compute_losses(scores: tuple[float, ...], spec: ReportSpec) -> tuple[float, ...]:

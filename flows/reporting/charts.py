@@ -4,14 +4,14 @@ from typing import Any
 
 from ..search.importances import Importances
 from .columns import OUTPUTS, VARIABLES
-from .document import Part, Picture
 from .summary import RunSummary
 from .svg import draw_curves, draw_heat_map, draw_importances, draw_parallel_coordinates, draw_pareto_front, draw_series
 
+Chart = tuple[str, str]  # the title, and the picture as SVG
 MAX_CHART_VALUE = 1e200  # the greatest absolute value in a chart: axes have no room beyond it
 
 
-def build_charts(summary: RunSummary, importances: Importances | None = None) -> list[Part]:
+def build_charts(summary: RunSummary, importances: Importances | None = None) -> list[Chart]:
     """Return the charts of a run. They show its objectives, or the seconds of executions if it has no objectives."""
     if len(summary.points) < 2 or not all(abs(v) <= MAX_CHART_VALUE for point in summary.points for v in point.values):
         return []
@@ -22,12 +22,12 @@ def build_charts(summary: RunSummary, importances: Importances | None = None) ->
     names = [name for name in names if len({repr(point.variables.get(name))[:200] for point in points}) > 1]
     if len(summary.spec.objectives) > 1:
         return [*_draw_fronts(summary), *_draw_parallel(summary, names)]
-    parts = [_draw_history(summary), *_draw_heat_map(summary, names), *_draw_curves(summary)]
-    parts += _draw_importances(summary, importances)
-    return parts if len(names) < 2 else [*parts, *_draw_parallel(summary, names)]
+    charts = [_draw_history(summary), *_draw_heat_map(summary, names), *_draw_curves(summary)]
+    charts += _draw_importances(summary, importances)
+    return charts if len(names) < 2 else [*charts, *_draw_parallel(summary, names)]
 
 
-def _draw_history(summary: RunSummary) -> Part:
+def _draw_history(summary: RunSummary) -> Chart:
     spec = summary.spec
     value_name = spec.objective or "seconds"
     title = f"{value_name} over {spec.noun}s"
@@ -41,10 +41,10 @@ def _draw_history(summary: RunSummary) -> Part:
         pruned=[(point.index, point.value) for point in summary.pruned_points if abs(point.value) <= MAX_CHART_VALUE],
         infeasible=[(point.index, point.value) for point in summary.points if not point.is_feasible],
     )
-    return Picture.from_svg(history, title)
+    return (title, history)
 
 
-def _draw_heat_map(summary: RunSummary, names: list[str]) -> list[Part]:
+def _draw_heat_map(summary: RunSummary, names: list[str]) -> list[Chart]:
     spec, points = summary.spec, [point for point in summary.points if point.is_feasible]
     if (
         len(names) != 2
@@ -63,10 +63,10 @@ def _draw_heat_map(summary: RunSummary, names: list[str]) -> list[Part]:
         value=value_name[:12],
         best=spec.direction,
     )
-    return [] if heat_map is None else [Picture.from_svg(heat_map, title)]
+    return [] if heat_map is None else [(title, heat_map)]
 
 
-def _draw_curves(summary: RunSummary) -> list[Part]:
+def _draw_curves(summary: RunSummary) -> list[Chart]:
     if all(len(curve.points) < 2 for curve in summary.curves):
         return []
     if any(abs(value) > MAX_CHART_VALUE for curve in summary.curves for _, value in curve.points):
@@ -76,17 +76,17 @@ def _draw_curves(summary: RunSummary) -> list[Part]:
     curves = [
         (curve.points, curve.is_pruned, best is not None and curve.index == best.meta.index) for curve in summary.curves
     ]
-    return [Picture.from_svg(draw_curves(curves, title=title, across="step", up="reported value"), title)]
+    return [(title, draw_curves(curves, title=title, across="step", up="reported value"))]
 
 
-def _draw_importances(summary: RunSummary, importances: Importances | None) -> list[Part]:
+def _draw_importances(summary: RunSummary, importances: Importances | None) -> list[Chart]:
     if importances is None:
         return []
     title = f"importance of each variable for {summary.spec.objective} ({importances.method})"
-    return [Picture.from_svg(draw_importances(importances.shares, title=title), title)]
+    return [(title, draw_importances(importances.shares, title=title))]
 
 
-def _draw_parallel(summary: RunSummary, names: list[str]) -> list[Part]:
+def _draw_parallel(summary: RunSummary, names: list[str]) -> list[Chart]:
     spec, points = summary.spec, summary.points
     best = {result.meta.index for result in summary.best.results}
     picture = draw_parallel_coordinates(
@@ -95,13 +95,13 @@ def _draw_parallel(summary: RunSummary, names: list[str]) -> list[Part]:
         objectives=[(_name_objective(item.name, summary), item.direction) for item in spec.objectives],
         title="every trial over its variables",
     )
-    return [] if picture is None else [Picture.from_svg(picture, "every trial over its variables, the best in front")]
+    return [] if picture is None else [("every trial over its variables, the best in front", picture)]
 
 
-def _draw_fronts(summary: RunSummary) -> list[Part]:
+def _draw_fronts(summary: RunSummary) -> list[Chart]:
     """Return pictures of the Pareto front: the first objective with each of the others."""
     first, *others = summary.spec.objectives
-    parts: list[Part] = []
+    charts: list[Chart] = []
     for place, other in enumerate(others, 1):
         title = f"{first.name} and {other.name}, with the Pareto front"
         picture = draw_pareto_front(
@@ -112,8 +112,8 @@ def _draw_fronts(summary: RunSummary) -> list[Part]:
             up=f"{other.name} ({other.direction})",
             infeasible=[(point.value, point.values[place]) for point in summary.points if not point.is_feasible],
         )
-        parts.append(Picture.from_svg(picture, title))
-    return parts
+        charts.append((title, picture))
+    return charts
 
 
 def _name_objective(name: str, summary: RunSummary) -> str:

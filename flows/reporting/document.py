@@ -1,122 +1,90 @@
-"""The parts of a report, and the report as Markdown, for Prefect's UI. `html.py` makes a page of these parts.
+"""The report on a run as one HTML page that needs no network, and as Markdown for Prefect's UI.
 
 Code in a sandbox may have chosen any text in a report: variables, fields, their names, messages of errors. In both
-forms such text stays text: it cannot open a tag, a link, an image or a table's cell.
+forms each value of the templates is escaped, unless a filter has made it `Markup`: it cannot open a tag, a link, an
+image or a table's cell.
 """
 
 import base64
+import binascii
+import json
+import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Self
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path, PurePath
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from ...sandbox.outcomes.text_escape import escape_text
+from .display_html import rebuild_html
+from .report import ReportContent, name_execution
+from .summary import MAX_PARTS
+from .table import BEST_MARK
 
-VERBATIM_LINES = 40
-VERBATIM_CHARACTERS = 4000
-
-
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """A heading. Level 1 is the page's title."""
-
-    text: str
-    level: int = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A paragraph."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of text below a header. A page highlights the row with the number `best`, counted from 0."""
-
-    header: list[str]
-    rows: list[list[str]] = field(default_factory=list[list[str]])
-    best: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A picture, as an address that needs no network, and its alternative text.
-
-    A page shows it as an image, and images run no code, even if they are SVG.
-    """
-
-    data_url: str
-    alt: str
-
-    @classmethod
-    def from_bytes(cls, kind: str, data: bytes, alt: str) -> Self:
-        """Return the picture with these bytes, of a type such as `image/png`."""
-        return cls(f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}", alt)
-
-    @classmethod
-    def from_svg(cls, svg: str, alt: str) -> Self:
-        """Return an SVG picture."""
-        return cls.from_bytes("image/svg+xml", svg.encode("utf-8", "replace"), alt)
-
-
-@dataclass(frozen=True, slots=True)
-class Verbatim:
-    """A text of several lines, of which at most `VERBATIM_LINES` and `VERBATIM_CHARACTERS` are shown."""
-
-    text: str
-
-    @property
-    def excerpt(self) -> str:
-        """The part of the text that is shown, without commands for a terminal."""
-        lines = self.text[: VERBATIM_CHARACTERS + 1].splitlines()
-        clean = "\n".join(escape_text(line, keep="\t") for line in lines[:VERBATIM_LINES])
-        is_cut = len(self.text) > VERBATIM_CHARACTERS or len(lines) > VERBATIM_LINES
-        return clean[:VERBATIM_CHARACTERS] + ("\n..." if is_cut else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Markup:
-    """HTML that code displayed, for a frame in which it can neither run nor fetch anything. `alt` is the title."""
-
-    html: str
-    alt: str
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Collected files, by their paths or locations. A page shows those that are pictures."""
-
-    paths: list[str]
-
-
-SectionPart = Picture | Markup | Heading | Verbatim | Text | Files
-
-
-@dataclass(frozen=True, slots=True)
-class PageSection:
-    """Parts for a page only: they may take megabytes. Markdown has the `mention` in their place."""
-
-    parts: list[SectionPart]
-    mention: str
-
-
-Part = Heading | Text | Table | Picture | Verbatim | PageSection
-
-
-def clean_line(text: str) -> str:
-    """Return the text on one line, without commands for a terminal or signs that reverse the direction of text."""
-    return escape_text(" ".join(text.split("\n")))
-
-
+# A second barrier after the escaping: the page runs nothing, and loads only images, from data URLs or from files.
+FRAME_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+POLICY = f"{FRAME_POLICY} 'self' file:"
+FRAME_HEAD = (
+    f'<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{FRAME_POLICY}">'
+)
+PHOTOS = (".png", ".jpg", ".jpeg", ".gif", ".webp")
+PICTURES = (*PHOTOS, ".svg")  # As an image in a page, even SVG runs and fetches nothing.
+# Files that run nothing when a browser opens them. Other files can run code: .svg, .html, .xhtml, .xml, .mht, .pdf,
+# and files whose type the browser guesses from their content.
+LINKED = (*PHOTOS, ".txt", ".csv", ".json")
+# Forms of a display that a page can show: pictures, HTML and text.
+IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+SVG, HTML, TEXT = "image/svg+xml", "text/html", "text/plain"
+EXCERPT_LINES = 40
+EXCERPT_CHARACTERS = 4000
 # Markdown could interpret these characters, or a Markdown reader could turn addresses into links.
 _SPECIAL = re.compile(r"[\\`*_\[\]<>#+!|~&:@$^{})=]|[.-](?![0-9])")
 
 
-def render_markdown(parts: Iterable[Part]) -> str:
-    """Return the parts as a document in GitHub's Markdown."""
-    return "\n\n".join(filter(None, map(_render_part, parts))) + "\n"
+def render_html(report: ReportContent, folder: str = "") -> str:
+    """Return the report as one HTML page that needs no network.
+
+    `folder` is the folder of the page. Links to files below it are relative, so that the folder can be moved.
+    """
+    environment = _make_environment(clean_line, autoescape=True)
+    environment.filters |= {
+        "excerpt": lambda text: escape(make_excerpt(text)),
+        "frame": _frame,
+        "to_json": partial(json.dumps, ensure_ascii=False),
+    }
+    template = environment.get_template("page.html.jinja")
+    return template.render(
+        report=report, policy=Markup(POLICY), best_mark=BEST_MARK, max_parts=MAX_PARTS,
+        choose_form=_choose_form, name_execution=name_execution, locate=partial(_locate_file, folder),
+    )  # fmt: skip
+
+
+def render_markdown(report: ReportContent) -> str:
+    """Return the report as a document in GitHub's Markdown, without displays and files, which may take megabytes."""
+    environment = _make_environment(escape_markdown, autoescape=False)
+    environment.filters |= {"fenced": _fence, "rendered": Markup}
+    return environment.get_template("artifact.md.jinja").render(report=report)
+
+
+def _make_environment(clean: Callable[[str], str], *, autoescape: bool) -> Environment:
+    """Return an environment for a template, in which `clean` gets each value that is not `Markup`."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=autoescape, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        finalize=lambda value: value if isinstance(value, Markup) else clean(str(value)),
+    )  # fmt: skip
+    environment.filters["svg_url"] = lambda svg: _make_data_url(SVG, svg.encode("utf-8", "replace"))
+    return environment
+
+
+def clean_line(text: str) -> str:
+    """Return the text on one line, without commands for a terminal or signs that reverse the direction of text."""
+    return escape_text(text.replace("\n", " "))
 
 
 def escape_markdown(text: str) -> str:
@@ -127,21 +95,55 @@ def escape_markdown(text: str) -> str:
     return _SPECIAL.sub(r"\\\g<0>", clean_line(text))
 
 
-def _render_part(part: Part) -> str:
-    match part:
-        case Heading(text, level):
-            return f"{'#' * level} {escape_markdown(text)}"
-        case Text(text):
-            return escape_markdown(text)
-        case Table(header, rows):
-            cells = [[*map(escape_markdown, row)] for row in (header, *rows)]
-            cells.insert(1, ["---"] * len(header))
-            return "\n".join(f"| {' | '.join(row)} |" for row in cells)
-        case PageSection(_, mention):
-            return escape_markdown(mention)
-        case Picture(data_url, alt):
-            return f"![{escape_markdown(alt)}]({data_url})"
-        case Verbatim():
-            excerpt = part.excerpt
-            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", excerpt)), default=0))
-            return f"{fence}text\n{excerpt}\n{fence}"
+def make_excerpt(text: str) -> str:
+    """Return at most `EXCERPT_LINES` and `EXCERPT_CHARACTERS` of a text, without commands for a terminal."""
+    lines = text[: EXCERPT_CHARACTERS + 1].splitlines()
+    clean = "\n".join(escape_text(line, keep="\t") for line in lines[:EXCERPT_LINES])
+    is_cut = len(text) > EXCERPT_CHARACTERS or len(lines) > EXCERPT_LINES
+    return clean[:EXCERPT_CHARACTERS] + ("\n..." if is_cut else "")
+
+
+def _fence(text: str) -> Markup:
+    excerpt = make_excerpt(text)
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", excerpt)), default=0))
+    return Markup(f"{fence}text\n{excerpt}\n{fence}")
+
+
+def _frame(text: str) -> Markup:
+    return escape(FRAME_HEAD + rebuild_html(text))
+
+
+def _make_data_url(kind: str, data: bytes) -> Markup:
+    return Markup(f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}")
+
+
+def _choose_form(display: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the best form of a display that a page can show: its kind (picture, html or text), data and title."""
+    for name in IMAGES:
+        data = display.get(name)
+        if isinstance(data, str):
+            try:
+                decoded = base64.b64decode("".join(data.split()), validate=True)
+            except (binascii.Error, ValueError):
+                continue
+            return "picture", _make_data_url(name, decoded), f"{name}, {len(decoded):,} bytes"
+    for name, kind in ((SVG, "picture"), (HTML, "html")):
+        text = display.get(name)
+        if isinstance(text, str):
+            data = text.encode("utf-8", "replace")
+            return kind, _make_data_url(name, data) if name == SVG else text, f"{name}, {len(data):,} bytes"
+    text = display.get(TEXT)
+    return "text", text if isinstance(text, str) else f"[{', '.join(display)}: this page cannot show it]", ""
+
+
+def _locate_file(folder: str, path: str) -> tuple[str, str, str]:
+    """Return a file's name, the address for a link to it, and the address for an image. An address may be empty."""
+    url, name = "", path
+    if folder and path.startswith(f"{folder}/"):
+        name = path[len(folder) + 1 :]
+        url = f"./{quote(name, errors='replace')}"
+    elif os.path.isabs(path):
+        with suppress(UnicodeError):  # No file has such a name.
+            url = Path(path).as_uri()
+    suffix = PurePath(path).suffix.lower()
+    return name, url if suffix in LINKED else "", url if suffix in PICTURES else ""

@@ -1,34 +1,19 @@
 """The report on a run: its figures, its charts, a table with the best first, the displays of code, and the failures."""
 
-import base64
-import binascii
-import json
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from ...sandbox.errors import NotRun
 from ...sandbox.meta import Meta, QuerySummary
 from ...sandbox.queries.budget import Usage
-from ...sandbox.result import Failure
 from ...tasks.ledger.run_record import ReportSpec, RunRecord
 from ..search.importances import Importances
 from .charts import build_charts
-from .document import (
-    Files,
-    Heading,
-    Markup,
-    PageSection,
-    Part,
-    Picture,
-    SectionPart,
-    Table,
-    Text,
-    Verbatim,
-)
+from .failure_reasons import FailureReason
 from .groups import describe_repeats
-from .summary import MAX_PARTS, MAX_ROWS, RunSummary
-from .table import BEST_MARK, NO_FEASIBLE_TRIAL, format_cell, format_variables
+from .summary import MAX_ROWS, RunSummary
+from .table import NO_FEASIBLE_TRIAL, format_cell, format_variables
 
 # Why executions have no result, by the run's status.
 WHY_MISSING = {
@@ -39,41 +24,89 @@ WHY_MISSING = {
 }
 MAX_FULL_TEXTS = 20  # failures, or fields of a single result, that are shown in full
 MAX_VARIABLES = 8  # variables that identify an execution in a line
-# Forms of a display that a page can show: pictures, HTML and text.
-IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
-SVG, HTML, TEXT = "image/svg+xml", "text/html", "text/plain"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportContent:
+    """What the templates of a report show. The first item of rows is their header.
+
+    Attributes:
+        title: The title.
+        noun: The flow's word for an execution.
+        figures: Names and values.
+        charts: A title and an SVG for each chart.
+        fields: The fields of a single result, as texts.
+        table_title: The title of the table.
+        rows: The rows of the table; empty without executions.
+        notes: Sentences below the table.
+        shown: Executions with displays or files.
+        shown_count: The number of all of these.
+        failures: The rows of the table of failures; empty without failures.
+        full_failures: A title and a text for each failure that is shown in full.
+        other_failures: Failures that neither of them counts.
+    """
+
+    title: str
+    noun: str
+    figures: list[list[str]]
+    charts: list[tuple[str, str]]
+    fields: list[tuple[str, str]]
+    table_title: str
+    rows: list[list[str]]
+    notes: list[str]
+    shown: list[Meta]
+    shown_count: int
+    failures: list[list[str]]
+    full_failures: list[tuple[str, str]]
+    other_failures: int
 
 
 def build_report(
     summary: RunSummary, records: Sequence[RunRecord], importances: Importances | None = None
-) -> list[Part]:
-    """Return the report as parts of a document.
+) -> ReportContent:
+    """Return what a report shows.
 
     Args:
         summary: The outcomes.
         records: All runs that wrote to the ledger, the latest last.
         importances: The importance of each variable of a search; None if it is unknown.
     """
-    record = records[-1]
-    parts: list[Part] = [Heading(f"{record.flow}: {record.name}" if record.name else record.flow, 1)]
-    outcome, *rest = build_summary_rows(summary, records, importances)
-    parts.append(Table(outcome, rest))
-    parts += build_charts(summary, importances)
-    if summary.done == 1 and summary.first_result is not None:
-        for name, value in list(summary.first_result.outputs.items())[:MAX_FULL_TEXTS]:
-            parts += [Heading(name), Verbatim(value if isinstance(value, str) else format_cell(value))]
-    header, *rows = summary.build_rows(shows_usage=summary.cpu_seconds is not None)
-    if rows:
-        title = f"{summary.spec.noun}s".capitalize()
-        parts.append(Heading(title if summary.best.result is None else f"{title}, the best first"))
-        best = next((number for number, row in enumerate(rows) if row[-1] == BEST_MARK), None)
-        parts.append(Table(header, rows, best))
-        count = summary.done if summary.spec.repeats is None else summary.spec.repeats.groups
-        if count > MAX_ROWS:
-            parts.append(Text(f"{count - MAX_ROWS:,} more are in the ledger."))
-        if summary.table.columns.is_cut:
-            parts.append(Text("Some variables or fields have no column here; the ledger has all."))
-    return parts + _build_display_parts(summary) + _build_failure_parts(summary)
+    record, spec, displays = records[-1], summary.spec, summary.displays
+    only = summary.first_result if summary.done == 1 else None
+    fields = [] if only is None else list(only.outputs.items())[:MAX_FULL_TEXTS]
+    title = f"{spec.noun}s".capitalize()
+    rows = summary.build_rows(shows_usage=summary.cpu_seconds is not None)
+    count = summary.done if spec.repeats is None else spec.repeats.groups
+    notes = [f"{count - MAX_ROWS:,} more are in the ledger."] if count > MAX_ROWS else []
+    if summary.table.columns.is_cut:
+        notes.append("Some variables or fields have no column here; the ledger has all.")
+    reasons = summary.failures.sort()
+    failures = [[f"{reason.count:,}", str(reason.numbers[0]), reason.describe_error()] for reason in reasons]
+    return ReportContent(
+        title=f"{record.flow}: {record.name}" if record.name else record.flow,
+        noun=spec.noun,
+        figures=build_summary_rows(summary, records, importances),
+        charts=build_charts(summary, importances),
+        fields=[(name, value if isinstance(value, str) else format_cell(value)) for name, value in fields],
+        table_title=title if summary.best.result is None else f"{title}, the best first",
+        rows=rows if len(rows) > 1 else [],
+        notes=notes,
+        shown=sorted(displays.metas, key=lambda meta: meta.index or 0),
+        shown_count=len(displays.metas) + displays.omitted_count,
+        failures=[["count", "first", "what"], *failures] if failures else [],
+        full_failures=[
+            _describe_failure(reason, spec.noun)
+            for reason in reasons[:MAX_FULL_TEXTS]
+            if not isinstance(reason.first.error, NotRun)
+        ],
+        other_failures=summary.failures.others,
+    )
+
+
+def name_execution(noun: str, meta: Meta) -> str:
+    """Return an execution's number and variables in a line."""
+    values = format_variables(meta.variables, MAX_VARIABLES)
+    return f"{noun.capitalize()} {meta.index}" + (f" with {values}" if values else "")
 
 
 def build_summary_rows(
@@ -196,84 +229,12 @@ def _format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
-def _build_display_parts(summary: RunSummary) -> list[Part]:
-    """Return the displays and the collected files of each execution.
-
-    Code chose every byte. SVG is shown as an image, which runs nothing. HTML is shown in a frame that runs nothing.
-    """
-    metas, omitted_count, noun = summary.displays.metas, summary.displays.omitted_count, summary.spec.noun
-    if not metas and not omitted_count:
-        return []
-    parts: list[SectionPart] = []
-    for meta in sorted(metas, key=lambda meta: meta.index or 0):
-        values = format_variables(meta.variables, MAX_VARIABLES)
-        parts.append(Heading(f"{noun.capitalize()} {meta.index}" + (f" with {values}" if values else ""), 3))
-        parts += _build_execution_parts(meta)
-    if omitted_count:
-        parts.append(Text(f"The displays of {omitted_count:,} more are in the ledger."))
-    count = len(metas) + omitted_count
-    mention = (
-        f"The displays and files of {count:,} {noun}{'' if count == 1 else 's'} are in the page that "
-        "rlm-batch report writes."
-    )
-    return [Heading("Shown"), PageSection(parts, mention)]
-
-
-def _build_execution_parts(meta: Meta) -> list[SectionPart]:
-    parts: list[SectionPart] = [_build_display_part(display) for display in meta.displays[:MAX_PARTS]]
-    if len(meta.displays) > MAX_PARTS:
-        parts.append(Text(f"{len(meta.displays) - MAX_PARTS:,} more displays are in the ledger."))
-    if meta.value is not None:
-        parts.append(Verbatim(json.dumps(meta.value, ensure_ascii=False)))
-    elif meta.value_repr is not None and all(display.get(TEXT) != meta.value_repr for display in meta.displays):
-        parts.append(Verbatim(meta.value_repr))
-    if meta.collected:
-        parts.append(Files(list(meta.collected[:MAX_PARTS])))
-    if len(meta.collected) > MAX_PARTS:
-        parts.append(Text(f"{len(meta.collected) - MAX_PARTS:,} more files are beside them."))
-    if meta.not_collected:
-        parts += [Text("Not collected:"), Verbatim("\n".join(meta.not_collected))]
-    return parts
-
-
-def _build_display_part(display: dict[str, Any]) -> Picture | Markup | Verbatim:
-    """Return the best form of a display that a page can show: a picture, then HTML, then text."""
-    for name in IMAGES:
-        data = display.get(name)
-        if isinstance(data, str):
-            try:
-                decoded = base64.b64decode("".join(data.split()), validate=True)
-            except (binascii.Error, ValueError):
-                continue
-            return Picture.from_bytes(name, decoded, f"{name}, {len(decoded):,} bytes")
-    svg, html, text = display.get(SVG), display.get(HTML), display.get(TEXT)
-    if isinstance(svg, str):
-        return Picture.from_svg(svg, f"{SVG}, {len(svg.encode('utf-8', 'replace')):,} bytes")
-    if isinstance(html, str):
-        return Markup(html, f"{HTML}, {len(html.encode('utf-8', 'replace')):,} bytes")
-    return Verbatim(text if isinstance(text, str) else f"[{', '.join(display)}: this page cannot show it]")
-
-
-def _build_failure_parts(summary: RunSummary) -> list[Part]:
-    """Return how often each reason occurred, and the first failure for each of the first reasons in full."""
-    reasons = summary.failures.sort()
-    if not reasons:
-        return []
-    rows = [[f"{reason.count:,}", str(reason.numbers[0]), reason.describe_error()] for reason in reasons]
-    parts: list[Part] = [Heading("Failures"), Table(["count", "first", "what"], rows)]
-    for reason in reasons[:MAX_FULL_TEXTS]:
-        if not isinstance(reason.first.error, NotRun):
-            title = f"{summary.spec.noun.capitalize()} {reason.numbers[0]}: {type(reason.first.error).__name__}"
-            parts += [Heading(title, 3), Verbatim(_describe_failure(reason.first))]
-    if summary.failures.others:
-        parts.append(Text(f"{summary.failures.others:,} more failures are in the ledger."))
-    return parts
-
-
-def _describe_failure(failure: Failure) -> str:
-    error = failure.error
-    values = format_variables(failure.meta.variables, MAX_VARIABLES)
-    earlier = "".join(f"\nbefore that: {text}" for text in failure.meta.earlier_errors[:5])
+def _describe_failure(reason: FailureReason, noun: str) -> tuple[str, str]:
+    """Return a title and all of the first failure with a reason: variables, error, traceback, and earlier errors."""
+    error, meta = reason.first.error, reason.first.meta
+    values = format_variables(meta.variables, MAX_VARIABLES)
     traceback = getattr(error, "traceback", "")
-    more = f"\n{traceback}" if traceback and traceback not in str(error) else ""
-    return (f"with {values}\n" if values else "") + f"{error}{more}{earlier}"
+    text = f"with {values}\n{error}" if values else str(error)
+    text += f"\n{traceback}" if traceback and traceback not in str(error) else ""
+    text += "".join(f"\nbefore that: {earlier}" for earlier in meta.earlier_errors[:5])
+    return f"{noun.capitalize()} {reason.numbers[0]}: {type(error).__name__}", text

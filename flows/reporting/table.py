@@ -74,10 +74,12 @@ class OutcomeTable:
 
     def add(self, index: int, outcome: Outcome) -> None:
         """Add a row for an execution with this number, or for a group of repeats."""
-        variables, fields = get_values(outcome, VARIABLES), get_values(outcome, OUTPUTS)
+        variables, fields = (get_values(outcome, source) for source in (VARIABLES, OUTPUTS))
         hidden = set[str]() if self._spec.repeats is None else list_hidden_fields([outcome], self._spec)
         self.columns.add(VARIABLES, variables)
-        self.columns.add(OUTPUTS, [n for n in fields if n not in hidden and not _is_variable(n, variables, fields)])
+        # Code often submits its variables beside its results. The table shows these values once.
+        new = [name for name, value in fields.items() if name not in variables or not _are_same(variables[name], value)]
+        self.columns.add(OUTPUTS, [name for name in new if name not in hidden] if hidden else new)
         rank, note = rank_outcome(index, outcome, self._spec)
         if self._max_rows is not None and len(self._rows) >= 2 * self._max_rows:
             self._rows = self._sort_rows()
@@ -110,8 +112,9 @@ class OutcomeTable:
         """
         columns = self.columns.name_all(self._tables if tables is None else tables, for_people=True)
         keys = [(column.key, column.format) for _, column in columns]
-        rows = ([_format(cells.get(key), form) for key, form in keys] for cells in self._mark_cells(best))
-        return [[escape_text(cell) for cell in row] for row in ([name for name, _ in columns], *rows)]
+        rows = [[name for name, _ in columns]]
+        rows += ([_format(cells.get(key), form) for key, form in keys] for cells in self._mark_cells(best))
+        return rows
 
     def build_records(self, best: Collection[int], limit: int) -> list[dict[str, Any]]:
         """Return the first rows as dicts by column, at most `limit`, with numbers as numbers."""
@@ -144,12 +147,8 @@ def _round(column: Column, value: Any) -> Any:
     return round(value, 3) if column.source == STANDARD and isinstance(value, float) else value
 
 
-def _is_variable(name: str, variables: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
-    """Return whether a field equals the variable of its name. Code often submits its variables beside its results."""
-    if name not in variables:
-        return False
-    variable, value = variables[name], fields[name]
-    return type(variable) is type(value) and (variable == value or (variable != variable and value != value))
+def _are_same(variable: Any, field: Any) -> bool:
+    return type(variable) is type(field) and (variable == field or (variable != variable and field != field))
 
 
 def rank_outcome(index: int, outcome: Outcome, spec: ReportSpec) -> tuple[Rank, str]:

@@ -12,8 +12,8 @@ import pandas
 import pytest
 
 from rlm_batch import Result
-from rlm_batch.flows.reporting.document import render_markdown
-from rlm_batch.flows.reporting.html import rebuild_html, render_html
+from rlm_batch.flows.reporting.display_html import rebuild_html
+from rlm_batch.flows.reporting.document import render_html, render_markdown
 from rlm_batch.flows.reporting.report import build_report
 from rlm_batch.flows.reporting.summary import RunSummary
 from rlm_batch.sandbox.meta import Meta
@@ -42,8 +42,8 @@ def build(metas: list[Meta], folder: str = "/results") -> tuple[str, str]:
     summary = RunSummary(ReportSpec("execution"))
     for meta in metas:
         summary.add(Result({}, meta))
-    parts = build_report(summary, [RunRecord("batch", "/results", total=len(metas))])
-    return render_html(parts, "the page", folder), render_markdown(parts)
+    report = build_report(summary, [RunRecord("the page", "/results", total=len(metas))])
+    return render_html(report, folder), render_markdown(report)
 
 
 SHOWN = Meta(

@@ -3,14 +3,14 @@
 import base64
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 
 from markdown_it import MarkdownIt
 
-from rlm_batch import Result
-from rlm_batch.flows.reporting.document import Heading, Part, Picture, Table, Text, Verbatim, render_markdown
-from rlm_batch.flows.reporting.html import render_html
-from rlm_batch.flows.reporting.report import build_report
+from rlm_batch import CodeError, Failure, Result
+from rlm_batch.flows.reporting.document import make_excerpt, render_html, render_markdown
+from rlm_batch.flows.reporting.report import ReportContent, build_report
 from rlm_batch.flows.reporting.summary import RunSummary
 from rlm_batch.flows.reporting.svg import (
     draw_curves,
@@ -58,47 +58,61 @@ class Parsed(HTMLParser):
         self.text += data
 
 
-def build_parts(text: str) -> list[Part]:
-    return [Heading(text), Text(text), Table([text, "b"], [[text, "x"], ["y", text]]), Verbatim(text)]
+def build(text: str) -> ReportContent:
+    """Return the report on two executions, in which each text that code can choose is `text`."""
+    summary = RunSummary(ReportSpec("execution"))
+    summary.add(Result({f"field {text}": text}, Meta(index=0, variables={text: text})))
+    error = CodeError(f"the code raised {text}", type=text, message=text, traceback=f"  {text}")
+    summary.add(Failure(error, Meta(index=1, variables={text: text}, provider=text, earlier_errors=(text,))))
+    return build_report(summary, [RunRecord("batch", "/results", name=text, total=2)])
+
+
+def build_single(text: str) -> ReportContent:
+    """Return the report on one execution with a field whose name and value are `text`."""
+    summary = RunSummary(ReportSpec("execution"))
+    summary.add(Result({text: text}, Meta(index=0)))
+    return build_report(summary, [RunRecord("batch", "/results", total=1)])
 
 
 def test_text_from_code_becomes_neither_markup_nor_a_link() -> None:
     # Prefect's UI renders in this way: it passes HTML through, and has tables and links.
     reader = MarkdownIt("commonmark", {"html": True, "linkify": False}).enable(["table", "strikethrough"])
-    ours = {"h2", "p", "table", "thead", "tbody", "tr", "th", "td", "pre", "code"}
+    ours = {"h1", "h2", "h3", "p", "table", "thead", "tbody", "tr", "th", "td", "pre", "code", "img"}
     ours |= {"html", "head", "meta", "title", "style", "body"}
     for text in HOSTILE:
-        markdown = render_markdown(build_parts(text))
-        for page in (reader.render(markdown), render_html(build_parts(text), text)):
-            parsed = Parsed(page)
-            assert {tag for tag, _ in parsed.tags} <= ours
-            assert [tag for tag, _ in parsed.tags].count("td") == 4
-            attributes = {name for _, attributes in parsed.tags for name in attributes}
-            assert not attributes & {"onerror", "onclick", "href", "src"}
-            assert parsed.text.count(text.strip()) >= 4 if "\n" not in text else text in parsed.text
-        if "\n" not in text:
-            plain = render_markdown([Text(text), Table([text], [[text]])])
-            assert not re.search(r"https?://|www\.[a-z]|[^\\]@", plain)
+        for report in (build(text), build_single(text)):
+            markdown = render_markdown(report)
+            pages = Parsed(reader.render(markdown)), Parsed(render_html(report))
+            for parsed in pages:
+                assert {tag for tag, _ in parsed.tags} <= ours
+                attributes = {name for _, attributes in parsed.tags for name in attributes}
+                assert not attributes & {"onerror", "onclick", "href"}
+                assert all((of_tag["src"] or "").startswith("data:") for tag, of_tag in parsed.tags if tag == "img")
+                assert text in parsed.text
+            assert len({[tag for tag, _ in parsed.tags].count("td") for parsed in pages}) == 1
+            prose = re.sub(r"^(`{3,})text$.*?^\1$", "", markdown, flags=re.DOTALL | re.MULTILINE)
+            prose = prose.replace("http://www.w3.org/2000/svg", "")
+            assert not re.search(r"https?://|www\.[a-z]|[^\\]@", prose)
 
 
 def test_terminal_commands_and_bidirectional_characters_are_escaped_or_removed() -> None:
-    parts = build_parts("a\x1b[31mb\u202egnp.exe")
-    for page in (render_markdown(parts), render_html(parts, "t")):
+    report = build("a\x1b[31mb\u202egnp.exe")
+    for page in (render_markdown(report), render_html(report)):
         assert "\x1b" not in page
         assert "\u202e" not in page
 
 
-def test_a_long_verbatim_text_is_truncated() -> None:
-    assert len(render_markdown([Verbatim("x" * 100_000)])) < 5000
-    assert render_markdown([Verbatim("x\n" * 100_000)]).count("x\n") <= 41
+def test_a_long_text_is_cut() -> None:
+    assert len(make_excerpt("x" * 100_000)) < 5000
+    assert make_excerpt("x\n" * 100_000).count("x\n") <= 41
 
 
 def test_a_page_embeds_its_pictures_and_forbids_loading_anything() -> None:
-    page = render_html([Picture.from_svg("<svg xmlns='http://www.w3.org/2000/svg'/>", "nothing")], "t")
+    report = replace(build("x"), charts=[("a | b", "<svg/>")])
+    page = render_html(report)
     assert "default-src 'none'" in page
     assert not re.search(r"(src|href)=.?(?!data:)[a-z]+:", page)
-    markdown = render_markdown([Picture.from_svg("<svg/>", "a | b")])
-    (data,) = re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", markdown)
+    (data,) = re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", render_markdown(report))
     assert base64.b64decode(data) == b"<svg/>"
 
 
@@ -134,9 +148,9 @@ def test_a_report_accepts_any_submitted_numbers() -> None:
         summary = RunSummary(ReportSpec("trial", (Objective("loss"),)))
         for index, value in enumerate(values):
             summary.add(Result({"loss": value}, Meta(index=index, variables={"a": value, "b": index})))
-        parts = build_report(summary, [RunRecord("sweep", "/results", objective="loss")])
-        assert "trials succeeded" in render_markdown(parts)
-        assert "trials succeeded" in render_html(parts, "page")
+        report = build_report(summary, [RunRecord("sweep", "/results", objective="loss")])
+        assert "trials succeeded" in render_markdown(report)
+        assert "trials succeeded" in render_html(report)
 
 
 def test_the_summary_counts_executions_without_submit() -> None:
@@ -196,19 +210,17 @@ def test_a_searchs_report_shows_curves_importances_and_variables() -> None:
         meta = Meta(index, variables, "local", submitted=not is_pruned, reports=reports, pruned=is_pruned)
         summary.add(Result({"loss": float(index)}, meta))
     importances = Importances({"lr": 0.9, "units": 0.1}, "fANOVA, 15 trials")
-    parts = build_report(summary, [RunRecord("sweep", "/results", total=20)], importances)
-    pictures = [part.alt for part in parts if isinstance(part, Picture)]
-    assert pictures == [
+    report = build_report(summary, [RunRecord("sweep", "/results", total=20)], importances)
+    assert [title for title, _ in report.charts] == [
         "loss over trials",
         "loss over lr and units",
         "loss as it was reported",
         "importance of each variable for loss (fANOVA, 15 trials)",
         "every trial over its variables, the best in front",
     ]
-    (table,) = [part for part in parts if isinstance(part, Table) and part.header[0] == ""]
-    assert [row[-1] for row in table.rows].count("pruned") == 5
-    assert table.rows[0][0] == "0"
-    assert "20 of 20 trials succeeded, 5 of them pruned" in str(parts[1])
+    assert [row[-1] for row in report.rows].count("pruned") == 5
+    assert report.rows[1][0] == "0"
+    assert "20 of 20 trials succeeded, 5 of them pruned" in report.figures[0][1]
 
 
 def test_a_report_of_several_objectives_shows_the_pareto_front() -> None:
@@ -217,8 +229,13 @@ def test_a_report_of_several_objectives_shows_the_pareto_front() -> None:
         summary.add(
             Result(dict(zip(("loss", "accuracy"), scores, strict=True)), Meta(index, {"x": index, "y": index % 2}))
         )
-    parts = build_report(summary, [RunRecord("sweep", "/results", total=5)])
-    assert "3 trials (1, 2, 3) by minimize loss, maximize accuracy" in str(parts[1])
-    assert any(isinstance(part, Picture) and "Pareto front" in part.alt for part in parts)
-    (table,) = [part for part in parts if isinstance(part, Table) and part.header[0] == ""]
-    assert [row[-1] for row in table.rows] == ["", "Pareto", "Pareto", "Pareto", "without all objectives as numbers"]
+    report = build_report(summary, [RunRecord("sweep", "/results", total=5)])
+    assert "3 trials (1, 2, 3) by minimize loss, maximize accuracy" in str(report.figures)
+    assert any("Pareto front" in title for title, _ in report.charts)
+    assert [row[-1] for row in report.rows[1:]] == [
+        "",
+        "Pareto",
+        "Pareto",
+        "Pareto",
+        "without all objectives as numbers",
+    ]
