@@ -14,7 +14,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json, restore_outcome
@@ -23,54 +25,78 @@ from ...sandbox.result import Outcome, Result
 
 VERSION = 1  # the version of the format of ledger lines, run records and the files of shards
 MAX_LINE_BYTES = 256 * 1024 * 1024  # bytes of a line; longer ones are not ours
-MAX_NUMBER = 1e15  # Larger times, sizes and counts are not ours.
-# The types that fields must have. Fields that the program only passes on may have any type.
-LINE_TYPES: dict[str, Any] = {
-    "key": str,
-    "at": (int, float),
-    "index": (int, type(None)),
-    "outputs": dict,
-    "error": dict,
-    "meta": dict,
-    "nonfinite": dict,
-}
-META_TYPES: dict[str, Any] = {
-    "index": (int, type(None)),
-    "variables": dict,
-    "seconds": (int, float),
-    "attempt": int,
-    "layers": list,
-    "earlier_errors": list,
-    "files": list,
-    "stdout": str,
-    "stderr": str,
-    "queries": (dict, type(None)),
-    "value_repr": (str, type(None)),
-    "displays": list,
-    "collected": list,
-    "not_collected": list,
-    "group": int,
-    "repeat": int,
-    "cpu_seconds": (int, float),
-    "peak_mib": (int, float),
-    "kept_until": (int, float),
-    "nonfinite": dict,
-    "value_nonfinite": dict,
-    "judged": dict,
-    "judged_nonfinite": dict,
-}
-USAGE_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("asked", "failed", "calls", "prompt_tokens", "completion_tokens", "cached"), int),
-    "cost": (int, float, type(None)),
-    "tree": list,
-}
-TRIAL_TYPES: dict[str, dict[str, Any]] = {
-    "asked": {"key": str, "index": int, "variables": dict, "alternative": int, "search": str, "at": (int, float)},
-    "reported": {"key": str, "index": int, "step": int, "at": (int, float)},
-}
-
-
+# Larger times, sizes and counts are not ours.
+Count = Annotated[int, Field(gt=-1e15, lt=1e15)]
+Number = Annotated[float, Field(gt=-1e15, lt=1e15)]
+Position = Annotated[int, Field(ge=0, lt=1e15)]
+WrittenAt = Annotated[float, Field(ge=0, lt=1e15, validation_alias="at")]
 USAGE_FIELDS = ("calls", "prompt_tokens", "completion_tokens", "cost")
+
+
+class StoredFields(BaseModel):
+    """Fields whose types are checked. Fields that the program only passes on may have any type."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class UsageFields(StoredFields):
+    """The usage of a model by an attempt."""
+
+    asked: Count = 0
+    failed: Count = 0
+    calls: Count = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    cached: Count = 0
+    cost: Number | None = None
+    tree: list[Any] = []
+
+
+class MetaFields(StoredFields):
+    """The meta of an outcome."""
+
+    index: Count | None = None
+    variables: dict[str, Any] = {}
+    seconds: Number = 0.0
+    attempt: Count = 0
+    layers: list[Any] = []
+    earlier_errors: list[Any] = []
+    files: list[Any] = []
+    stdout: str = ""
+    stderr: str = ""
+    queries: UsageFields | None = None
+    value_repr: str | None = None
+    displays: list[dict[str, Any]] = []
+    collected: list[str] = []
+    not_collected: list[str] = []
+    group: Count = 0
+    repeat: Count = 0
+    cpu_seconds: Number = 0.0
+    peak_mib: Number = 0.0
+    kept_until: Number = 0.0
+    nonfinite: dict[str, Any] = {}
+    value_nonfinite: dict[str, Any] = {}
+    judged: dict[str, Any] = {}
+    judged_nonfinite: dict[str, Any] = {}
+
+
+class ErrorFields(StoredFields):
+    """The error of a failure."""
+
+    error: str
+    text: str
+
+
+class LineFields(StoredFields):
+    """The line of an outcome. A success has outputs, and a failure has an error."""
+
+    key: str
+    at: Number
+    meta: MetaFields
+    index: Count | None = None
+    outputs: dict[str, Any] = {}
+    error: ErrorFields | None = None
+    nonfinite: dict[str, Any] = {}
 
 
 class LinePosition(NamedTuple):
@@ -112,11 +138,11 @@ class AskedTrial:
     """
 
     key: str
-    index: int
+    index: Position
     variables: dict[str, Any]
-    alternative: int
+    alternative: Count
     search: str
-    written_at: float = 0.0
+    written_at: WrittenAt = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +150,15 @@ class TrialReport:
     """A value that a trial has reported, and whether the trial was pruned at this report."""
 
     key: str
-    index: int
-    step: int
-    value: float
-    is_pruned: bool
-    written_at: float = 0.0
+    index: Position
+    step: Position
+    value: Annotated[float, BeforeValidator(float)]  # "inf" is a text in the line
+    is_pruned: Annotated[bool, Field(validation_alias="pruned")]
+    written_at: WrittenAt = 0.0
 
 
 SearchLine = AskedTrial | TrialReport | LedgerLine
+TRIAL_LINES: dict[str, TypeAdapter[Any]] = {"asked": TypeAdapter(AskedTrial), "reported": TypeAdapter(TrialReport)}
 
 
 def check_version(data: Any, path: object) -> None:
@@ -206,12 +233,12 @@ def count_usage(parts: Iterable[Path]) -> Usage:
             line = json.loads(raw)
             attempt = writer, line["key"], line["attempt"]
             if line["status"] == "used":
-                check_types(line["usage"], USAGE_TYPES)
+                UsageFields.model_validate(line["usage"])
                 attempts[attempt] = Usage(**line["usage"])
             else:
                 attempts.pop(attempt, None)
                 queries = line["meta"].get("queries") or {}
-                check_types(queries, USAGE_TYPES)
+                UsageFields.model_validate(queries)
                 total += Usage(*(queries.get(name, 0) for name in USAGE_FIELDS))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
@@ -265,37 +292,12 @@ def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
         is_success = {"succeeded": True, "failed": False}[data["status"]]
         if is_success and (constants or "error" in data):
             return None
-        check_types(data, LINE_TYPES, required=("key", "at", "meta", "outputs" if is_success else "error"))
-        if not is_success:
-            check_types(data["error"], {"error": str, "text": str}, required=("error", "text"))
-        meta = data["meta"]
-        check_types(meta, META_TYPES)
-        check_types(meta.get("queries") or {}, USAGE_TYPES)
-        for name, kind in (("displays", dict), ("collected", str), ("not_collected", str)):
-            if not all(isinstance(item, kind) for item in meta.get(name, [])):
-                return None
+        _ = data["outputs" if is_success else "error"]
+        LineFields.model_validate(data)
         restore_outcome(data)
     except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
         return None
     return LedgerLine(data["key"], data["at"], is_success, data, position)
-
-
-def check_types(data: Any, types: dict[str, Any], *, required: Iterable[str] = ()) -> None:
-    """Check the types of fields, and that numbers are credible.
-
-    Raises:
-        TypeError: A field does not have its type in `types`.
-        KeyError: A required field is missing.
-        ValueError: A number is larger than our writer's.
-    """
-    for name in required:
-        data[name]
-    for name, kind in types.items():
-        value = data.get(name)
-        if name in data and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise TypeError(name)
-        if isinstance(value, (int, float)) and not abs(value) < MAX_NUMBER:
-            raise ValueError(name)
 
 
 def read_search_lines(part: Path) -> Iterator[SearchLine]:
@@ -314,13 +316,6 @@ def _parse_trial_line(raw: bytes, part: Path) -> AskedTrial | TrialReport | None
     try:
         data = json.loads(raw)
         check_version(data, part)
-        types = TRIAL_TYPES[data["status"]]
-        check_types(data, types, required=types)
-        if min(data["index"], data.get("step", 0), data["at"]) < 0:
-            return None
-        if data["status"] == "asked":
-            return AskedTrial(*(data[name] for name in types))
-        value, is_pruned = float(data["value"]), data["pruned"] is True
-        return TrialReport(data["key"], data["index"], data["step"], value, is_pruned, data["at"])
+        return TRIAL_LINES[data["status"]].validate_json(raw, strict=True)
     except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
         return None

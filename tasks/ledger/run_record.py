@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, TypeAdapter
 
 from ...blocks.storage.location import Location, PathOrLocation, write_file
 from ...blocks.storage.location_parsing import parse_location
@@ -20,7 +22,7 @@ from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 from ..repeats import Repeats
 from .ledger import claim_idle_ledger, list_files
-from .ledger_line import VERSION, check_types, check_version
+from .ledger_line import VERSION, Count, Number, check_version
 from .result_index import get_results_root
 
 Direction = Literal["minimize", "maximize"]
@@ -29,23 +31,7 @@ PATTERN = "run-*.json"
 MAX_RECORD_BYTES = 16 * 1024 * 1024  # larger files are not records
 MAX_TIME = 1e11  # epoch seconds; `time.gmtime` refuses much larger ones
 MAX_LISTED = 5  # runs that an error lists
-NUMBER, OPTIONAL_NUMBER, OPTIONAL_INT = (int, float), (int, float, type(None)), (int, type(None))
-# The types that fields of a record must have.
-RECORD_TYPES: dict[str, Any] = {
-    **dict.fromkeys(
-        ("flow", "results_path", "flow_run_id", "name", "what", "direction", "provider", "id", "stopped"), str
-    ),
-    **dict.fromkeys(("total", "sandboxes", "front"), int),
-    **dict.fromkeys(("repeats", "groups", "succeeded", "failed", "best_index"), OPTIONAL_INT),
-    "objective": (str, type(None)),
-    "objectives": list,
-    "constraints": list,
-    "search": dict,
-    "began": NUMBER,
-    "sandbox_seconds": NUMBER,
-    "ended": OPTIONAL_NUMBER,
-    "column_types": (dict, str),
-}
+Time = Annotated[float, Field(ge=0, lt=MAX_TIME)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +102,19 @@ class RunRecord:
     search: dict[str, Any] = field(default_factory=dict[str, Any])  # settings, as in `flows/search/settings.py`
     stopped: str = ""  # the reason if a search ended before its last trial
     provider: str = ""
-    total: int = 0
-    repeats: int | None = None
-    groups: int | None = None  # inputs, points or chunks, each of which runs `repeats` times
+    total: Count = 0
+    repeats: Count | None = None
+    groups: Count | None = None  # inputs, points or chunks, each of which runs `repeats` times
     aggregate: Aggregate = "mean"
-    began: float = 0.0
-    ended: float | None = None
-    succeeded: int | None = None
-    failed: int | None = None
+    began: Time = 0.0
+    ended: Time | None = None
+    succeeded: Count | None = None
+    failed: Count | None = None
     best: float | None = None
-    best_index: int | None = None
-    front: int = 0
-    sandboxes: int = 0
-    sandbox_seconds: float = 0.0
+    best_index: Count | None = None
+    front: Count = 0
+    sandboxes: Count = 0
+    sandbox_seconds: Number = 0.0
     column_types: dict[str, str] | str = field(default_factory=dict[str, str])
     version: int = VERSION
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
@@ -172,6 +158,9 @@ class RunRecord:
         """Write the record again, with the time of the end."""
         self.ended = time.time()
         self.write()
+
+
+RECORD: TypeAdapter[RunRecord] = TypeAdapter(RunRecord)
 
 
 def list_run_records(ledger: PathOrLocation) -> list[RunRecord]:
@@ -282,13 +271,10 @@ def _read_record(path: Path) -> RunRecord | None:
     with suppress(OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         if not path.is_file() or path.stat().st_size > MAX_RECORD_BYTES:
             return None
-        data = json.loads(path.read_text(encoding="utf-8"))
-        check_version(data, path)
-        check_types(data, RECORD_TYPES)
-        record = RunRecord(**data)
-        if not all(0 <= at < MAX_TIME for at in (record.began, record.ended or 0.0)):
-            return None
-        if not isinstance(record.best, float) or not math.isfinite(record.best):
+        text = path.read_text(encoding="utf-8")
+        check_version(json.loads(text), path)
+        record = RECORD.validate_json(text, strict=True)
+        if record.best is not None and not math.isfinite(record.best):
             record.best = None
         _ = record.report_spec  # This raises an error if the objectives are damaged.
         return record
