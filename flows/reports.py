@@ -217,6 +217,7 @@ class OutcomesReport(Report[Outcome]):
     ledger when it is used.
 
     Attributes:
+        outcomes: A `Result` or `Failure` for each execution, in order.
         results_path: The ledger's directory or location.
         spec: The word for an execution, and the number of repeats.
     """
@@ -252,6 +253,7 @@ class TrialsReport(Report[Outcome]):
     The report is a sequence of the outcomes, and prints as a table of variables and fields.
 
     Attributes:
+        outcomes: A `Result` or `Failure` for each execution, in order.
         results_path: The ledger's directory or location.
         spec: The objectives, the constraints and the number of repeats.
         flow: The flow's name, if the report is by `load_report`.

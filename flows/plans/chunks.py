@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ..engine.run import Run
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChunksReport(Report[Outcome]):
     """A chunked job's results by chunk id (a text), and the result of `reduce`.
 
