@@ -347,7 +347,7 @@ async def test_the_key_is_nowhere_in_the_sandbox(provider: SandboxProvider, chat
     variables = {"digest": hashlib.sha256(KEY.encode()).hexdigest(), "length": len(KEY)}
     result = await ask(provider, chat, code, variables)
     assert result.answer == "answer to: a question"
-    assert "AuthenticationError" in result.said
+    assert "Error code: 401" in result.said
     assert result.found == []
     assert result.looked is None or result.looked > 1_000_000
     assert KEY not in json.dumps(result.outputs)
