@@ -15,12 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
-from .source_tree import find_files, locate_source, open_source
+from .source_tree import MAX_BYTES, ReadBudget, locate_source, open_source
 
-MAX_UPLOADED_FILES = 10_000
-# The limit on all mounts together. Each sandbox gets an upload, which takes six seconds at 10 MiB/s. The host keeps the
-# data in memory.
-MAX_UPLOADED_BYTES = 64 * 1024 * 1024
 # Directories that the system or rlm-batch needs in the sandboxes of at least one provider.
 RESERVED = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/proc", "/run", "/sbin",
@@ -123,9 +119,9 @@ def read_mounts(mounts: Mapping[str, Any], *, is_uploaded: bool) -> tuple[HostMo
     Raises:
         ConfigurationError: A source is missing, not allowed, or cannot be read. It contains a pipe, a socket or a
             device, through which code could reach the host. With `is_uploaded`, it contains a link, which would lead
-            nowhere in a sandbox, or exceeds `MAX_UPLOADED_FILES` or `MAX_UPLOADED_BYTES`.
+            nowhere in a sandbox, or exceeds the limits of `ReadBudget`.
     """
-    budget = _Budget() if is_uploaded else None
+    budget = ReadBudget("mounts") if is_uploaded else None
     located = locate_mounts(mounts)
     found: list[HostMount] = []
     for text, (target, source) in zip(mounts.values(), located.items(), strict=True):
@@ -137,23 +133,7 @@ def read_mounts(mounts: Mapping[str, Any], *, is_uploaded: bool) -> tuple[HostMo
     return tuple(found)
 
 
-class _Budget:
-    """The files and bytes that may still be uploaded."""
-
-    def __init__(self) -> None:
-        self.files, self.bytes = MAX_UPLOADED_FILES, MAX_UPLOADED_BYTES
-
-    def spend(self, source: Path, size: int) -> None:
-        self.files -= 1
-        self.bytes -= size
-        if self.files < 0 or self.bytes < 0:
-            raise ConfigurationError(
-                f"mounts: with {source} there are more than {MAX_UPLOADED_FILES:,} files or "
-                f"{MAX_UPLOADED_BYTES >> 20} MiB to upload to each sandbox: put them on a volume"
-            )
-
-
-def _read_mount(target: str, source: Path, text: str, fd: int, budget: _Budget | None) -> HostMount:
+def _read_mount(target: str, source: Path, text: str, fd: int, budget: ReadBudget | None) -> HostMount:
     status = os.fstat(fd)
     is_directory = stat.S_ISDIR(status.st_mode)
     listing = hashlib.sha256(os.fsencode(text))  # Two directories may have equal sizes and times.
@@ -177,17 +157,16 @@ def _read_mount(target: str, source: Path, text: str, fd: int, budget: _Budget |
                 f"mounts: {source / path} is a pipe, a socket or a device, through which code could reach "
                 "this machine: use a directory without it"
             )
-        elif budget is not None:
-            budget.spend(source, item.st_size)
         listing.update(os.fsencode(f"{path}\0{what}\0"))
     digest, files = listing.hexdigest(), None
     if budget is not None:
         files = dict.fromkeys(directories, b"")
         if is_directory:
-            files |= _read_files(fd, source)
+            files |= budget.read_files(fd, source)
         else:
+            budget.spend(source, status.st_size)
             with open(fd, "rb", closefd=False) as file:
-                files[""] = file.read(MAX_UPLOADED_BYTES + 1)
+                files[""] = file.read(MAX_BYTES + 1)
         digest = _digest_contents(files)
     return HostMount(target, source, is_directory, status.st_dev, status.st_ino, digest, other_file_system, files)
 
@@ -198,18 +177,6 @@ def _list_entries(directory: int) -> Iterator[tuple[str, os.stat_result, int]]:
         folders.sort()
         for name in sorted((*folders, *names)):
             yield os.path.normpath(f"{folder}/{name}"), os.stat(name, dir_fd=at, follow_symlinks=False), at
-
-
-def _read_files(directory: int, source: Path) -> dict[str, bytes]:
-    files: dict[str, bytes] = {}
-    for path, open_file, _ in find_files(directory):
-        try:
-            path.encode()
-        except UnicodeEncodeError:
-            raise ConfigurationError(f"mounts: a file in {source} has a name that is not UTF-8: rename it") from None
-        with open_file() as file:
-            files[path] = file.read(MAX_UPLOADED_BYTES + 1)
-    return files
 
 
 def _digest_contents(files: dict[str, bytes]) -> str:

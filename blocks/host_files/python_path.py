@@ -13,10 +13,8 @@ from functools import cached_property
 from pathlib import Path
 
 from ...sandbox.errors import ConfigurationError
-from .source_tree import find_files, locate_source, open_source
+from .source_tree import ReadBudget, locate_source, open_source
 
-MAX_FILES = 10_000
-MAX_BYTES = 64 * 1024 * 1024
 # Names to skip. Names with a leading dot are skipped too: they are not modules and may hold secrets (.env, .git).
 LEFT_OUT = ("__pycache__", "node_modules", "venv")
 
@@ -66,28 +64,17 @@ def read_python_path(paths: Sequence[str]) -> PythonPath:
     """Read the files of these directories, which are in import order.
 
     Raises:
-        ConfigurationError: A directory cannot be read, or they exceed `MAX_FILES` or `MAX_BYTES` together.
+        ConfigurationError: A directory cannot be read, or they exceed the limits of `ReadBudget` together.
     """
     files: dict[str, bytes] = {}
-    size = 0
+    budget = ReadBudget("python_path")
     for number, (text, root) in enumerate(zip(paths, locate_directories(paths), strict=True)):
         try:
             with open_source(root) as directory:
-                for path, open_file, status in find_files(directory, _is_left_out):
-                    size += status.st_size
-                    if len(files) == MAX_FILES or size > MAX_BYTES:
-                        raise ConfigurationError(
-                            f"python_path: with {text} there are more than {MAX_FILES:,} files or "
-                            f"{MAX_BYTES >> 20} MiB: name only directories of modules, and put data on a "
-                            "volume"
-                        )
-                    with open_file() as file:
-                        files[f"{number}/{path}"] = file.read(MAX_BYTES + 1)
-                    path.encode()
-        except UnicodeEncodeError:
-            raise ConfigurationError(f"python_path: a file in {text} has a name that is not UTF-8: rename it") from None
+                found = budget.read_files(directory, root, _is_left_out)
         except OSError as error:
             raise ConfigurationError(f"python_path: {text} cannot be read: {error.strerror or error}") from None
+        files |= {f"{number}/{path}": data for path, data in found.items()}
     return PythonPath(len(paths), files)
 
 

@@ -15,6 +15,7 @@ import pytest
 from rlm_batch import CodeError, ConfigurationError, LocalInterpreter, LocalSandbox, SandboxStartError
 from rlm_batch.blocks.daytona.provider import DaytonaProvider
 from rlm_batch.blocks.host_files import mounts as module
+from rlm_batch.blocks.host_files import source_tree
 from rlm_batch.blocks.host_files.mounts import read_mounts
 
 from ...infra.isolation_levels import find_strongest_level
@@ -184,13 +185,15 @@ async def test_a_run_without_mounts_keeps_its_key(data: Path) -> None:
 
 def test_data_too_large_to_upload_is_refused_by_name(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     more = data / "sub" / "more"
-    for name, most in (("MAX_UPLOADED_FILES", 1), ("MAX_UPLOADED_BYTES", 6)):
+    for name, most in (("MAX_FILES", 1), ("MAX_BYTES", 6)):
         with monkeypatch.context() as limited:
-            limited.setattr(module, name, most)
+            limited.setattr(source_tree, name, most)
             DaytonaProvider().with_files(mounts={"/data": data})
             more.write_text("12345")
             LocalSandbox().with_files(mounts={"/data": data})  # local sandboxes need no upload
-            with pytest.raises(ConfigurationError, match=r"to upload to each sandbox: put them on a volume"):
+            with pytest.raises(
+                ConfigurationError, match=r"there are more than .* files or .* MiB: put data on a volume"
+            ):
                 DaytonaProvider().with_files(mounts={"/data": data})
             more.unlink()
     more.symlink_to("/etc/passwd")

@@ -12,6 +12,7 @@ import pytest
 
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, batch, sequence
 from rlm_batch.blocks.host_files import python_path as module
+from rlm_batch.blocks.host_files import source_tree
 from rlm_batch.blocks.host_files.python_path import read_python_path
 
 from ...infra.requirements import mark_level
@@ -134,8 +135,8 @@ def test_a_path_without_modules_is_refused_with_a_sentence(source: Path, monkeyp
     (source / "data.bin").write_bytes(b"x" * 10)
     for name, most in (("MAX_FILES", 1), ("MAX_BYTES", 20)):
         with monkeypatch.context() as limited:
-            limited.setattr(module, name, most)
-            with pytest.raises(ConfigurationError, match="name only directories of modules"):
+            limited.setattr(source_tree, name, most)
+            with pytest.raises(ConfigurationError, match=r"there are more than .* put data on a volume"):
                 read_python_path([str(source)])
 
 
