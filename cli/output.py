@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from ..flows.reporting.table import MAX_SHOWN_ROWS
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_json, escape_text
 from ..sandbox.result import Outcome
 
@@ -25,8 +26,6 @@ ShowUsage = Annotated[
 Json = Annotated[
     bool, Parameter(help="Print each row as a line of JSON instead of the table", negative=(), show_default=False)
 ]
-
-MAX_TABLE_ROWS = 200  # rows to print; the ledger has all rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def print_whole_lines(table: "Table") -> None:
 def print_table(rows: list[list[str]], total: int, mark: str = "") -> None:
     """Print rows of text on standard output, the header first. Highlight the rows whose last cell is `mark`.
 
-    Print the first `MAX_TABLE_ROWS` of the `total` rows, and all marked rows.
+    Print the first `MAX_SHOWN_ROWS` of the `total` rows, and all marked rows.
     """
     from rich.table import Table
 
@@ -75,8 +74,8 @@ def print_table(rows: list[list[str]], total: int, mark: str = "") -> None:
         table.add_column(escape_text(name), overflow="fold")
     for number, row in enumerate(rows[1:]):
         is_marked = bool(mark) and row[-1] == mark
-        if is_marked or number < MAX_TABLE_ROWS:
+        if is_marked or number < MAX_SHOWN_ROWS:
             table.add_row(*map(escape_text, row), style="bold green" if is_marked else None)
     print_whole_lines(table)
-    if total > MAX_TABLE_ROWS:
-        print(f"... and {total - MAX_TABLE_ROWS} more, in the ledger", file=sys.stderr)
+    if total > MAX_SHOWN_ROWS:
+        print(f"... and {total - MAX_SHOWN_ROWS} more, in the ledger", file=sys.stderr)

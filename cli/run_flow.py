@@ -16,7 +16,7 @@ from ..flows.parameters import FlowParameters
 from ..flows.plan import Outcomes, Plan
 from ..flows.registry import load_flow
 from ..flows.reporting.failure_reasons import FailureReasons
-from ..flows.reporting.table import get_mark
+from ..flows.reporting.table import MAX_SHOWN_ROWS, get_mark
 from ..flows.reports import MAX_REASONS, Report
 from ..flows.search.plan import find_sampler_class
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed, NotRun
@@ -24,7 +24,7 @@ from ..sandbox.outcomes.server_message import describe_server_error
 from ..sandbox.outcomes.text_escape import escape_text
 from ..tasks.host_tools import load_tools
 from ..tasks.redrawn_lines import redraw_lines
-from .output import MAX_TABLE_ROWS, OutputFormat, print_json, print_outputs, print_table
+from .output import OutputFormat, print_json, print_outputs, print_table
 from .progress import ProgressDisplay, print_reading
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ def _print_report(report: Report[Any], output: OutputFormat, files: list[str]) -
         for line in report.to_json_lines():
             print_json(line)
     else:
-        rows = report.rows(MAX_TABLE_ROWS, shows_output=len(report.outcomes) > 1, shows_usage=output.shows_usage)
+        rows = report.rows(MAX_SHOWN_ROWS, shows_output=len(report.outcomes) > 1, shows_usage=output.shows_usage)
         if files:
             for row, cell in zip(rows, ["file", *files], strict=False):
                 row.insert(1, cell)

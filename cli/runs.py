@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..flows.reporting.table import format_cell
+from ..flows.reporting.table import MAX_SHOWN_ROWS, format_cell
 from ..tasks.ledger.result_index import get_results_root
 from ..tasks.ledger.run_record import RunRecord, read_known_runs
-from .output import MAX_TABLE_ROWS, print_json, print_table
+from .output import print_json, print_table
 
 COLUMNS = ["name", "flow", "began (UTC)", "succeeded", "best", "results"]
 SHORT_ID = 8  # characters of a run's id in the table, enough for `rlm-batch report`
@@ -22,7 +22,7 @@ def show_runs(*, is_json: bool = False) -> int:
         for record in records:
             print_json(_describe(record))
     else:
-        shown = records[:MAX_TABLE_ROWS]
+        shown = records[:MAX_SHOWN_ROWS]
         print_table([COLUMNS, *(_format_row(record, known.root) for record in shown)], len(records))
         print(f"Results without a path are below {known.root}", file=sys.stderr)
         if earlier := len(

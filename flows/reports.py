@@ -17,10 +17,9 @@ from .reporting.groups import describe_repeats, group_outcomes, is_incomplete
 from .reporting.pass_at_k import PassAtK, pass_at_k
 from .reporting.report import describe_counts
 from .reporting.summary import RunSummary
-from .reporting.table import NO_FEASIBLE_TRIAL, OutcomeTable, align_rows
+from .reporting.table import MAX_SHOWN_ROWS, NO_FEASIBLE_TRIAL, OutcomeTable, align_rows
 
 MAX_REASONS = 10  # distinct reasons of failures in a summary
-MAX_SHOWN_ROWS = 200  # rows of a table at a prompt, in a notebook or on a terminal; the best trials come in addition
 
 ItemT = TypeVar("ItemT")
 

@@ -32,7 +32,7 @@ BEST_MARK, PARETO_MARK = "best", "Pareto"  # notes of the best trial, and of the
 INFEASIBLE = "infeasible"  # the note of a trial that violates a constraint
 NO_FEASIBLE_TRIAL = "no trial is feasible"
 CELL = 40  # characters of a value that a cell shows
-MAX_SHOWN_ROWS = 100  # rows of a table in a notebook or at a prompt
+MAX_SHOWN_ROWS = 200  # rows of a table on a terminal, at a prompt or in a notebook; the ledger has all rows
 
 Rank = tuple[int, float, int]  # sorts rows, the best first
 
