@@ -365,11 +365,12 @@ def _read_thoughts(message: Any) -> str:
 
 
 def _describe(error: Exception, mask: CredentialMask) -> str:
-    """Return the error's text with credentials blanked, because servers repeat a key that they refuse."""
+    """Return the error's type and text with credentials blanked, because servers repeat a key that they refuse."""
     mask.add_error(error)
     # LiteLLM adds its traceback if it cannot read an answer.
     text = str(error).removeprefix("litellm.").partition("Traceback (most recent call last)")[0].strip()
-    return mask.hide(text or type(error).__name__)[:MAX_MESSAGE_LENGTH]
+    name = type(error).__name__
+    return mask.hide(text if text.startswith(name) else f"{name}: {text}")[:MAX_MESSAGE_LENGTH]
 
 
 def _get_delay(error: Exception, attempt: int) -> float:

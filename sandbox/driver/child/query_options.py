@@ -26,7 +26,7 @@ _IMAGE_KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RI
 
 
 class QueryOptions:
-    """The options of a call.
+    """The options of a call. The host checks the others than format and images.
 
     Attributes:
         values: The options that are set, by the names of the host's arguments.
@@ -43,21 +43,7 @@ class QueryOptions:
         temperature: float | None,
         max_tokens: int | None,
     ) -> None:
-        """Check the options of the function `name`. Raises TypeError, ValueError and OSError."""
-        for argument, value, kinds, least in (
-            ("model", model, str, None),
-            ("system", system, str, None),
-            ("temperature", temperature, (int, float), 0),
-            ("max_tokens", max_tokens, int, 1),
-        ):
-            passed: Any = value
-            if passed is not None and (not isinstance(passed, kinds) or isinstance(passed, bool)):
-                wanted = "text" if kinds is str else "whole number" if kinds is int else "number"
-                raise TypeError(f"{name}: {argument} is {add_article(type(value).__name__)}: pass a {wanted}")
-            if value is not None and least is not None and not value >= least:  # type: ignore[reportOperatorIssue]
-                raise ValueError(f"{name}: {argument} is {value!r}: use {least} or more")
-        if temperature is not None and temperature > 2:
-            raise ValueError(f"{name}: temperature is {temperature!r}: use 2 or less")
+        """Read the format and the images for the function `name`. Raises TypeError, ValueError and OSError."""
         self.answer_format = None if response_format is None else AnswerFormat(response_format)
         values = {
             "model": model,
