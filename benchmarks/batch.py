@@ -39,7 +39,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlm_batch import LocalInterpreter, batch
-from rlm_batch.deployments.server import PrefectServer
+from rlm_batch.flows.server.process import ServerProcess
 
 CODE = "SUBMIT(y=x + 1)"
 REUSED: dict[str, Any] = {"reuse_sandboxes": True, "executions_per_task": 50}
@@ -140,12 +140,11 @@ def wait_until_idle(pid: int) -> None:
             return
 
 
-def measure(way: Way, server: PrefectServer) -> Sample:
+def measure(way: Way, server: ServerProcess) -> Sample:
     """Take one sample, which ends when the server shows the task runs."""
-    assert server.pid is not None
-    wait_until_idle(server.pid)
+    wait_until_idle(server.process.pid)
     shown = count_completed(server.url)
-    client, of_server, machine = time.process_time(), read_process_seconds(server.pid), read_machine_seconds()
+    client, of_server, machine = time.process_time(), read_process_seconds(server.process.pid), read_machine_seconds()
     begun = time.perf_counter()
     way.run()
     seconds = time.perf_counter() - begun
@@ -156,7 +155,7 @@ def measure(way: Way, server: PrefectServer) -> Sample:
             raise TimeoutError(f"of {way.task_runs} task runs the server has recorded {completed}")
         time.sleep(0.05)
     recorded = time.perf_counter() - begun
-    of_server = read_process_seconds(server.pid) - of_server
+    of_server = read_process_seconds(server.process.pid) - of_server
     return Sample(seconds, recorded, client, of_server, read_machine_seconds() - machine)
 
 
@@ -225,7 +224,7 @@ def main() -> None:
     parser.add_argument("--isolation", default="auto")
     arguments = parser.parse_args()
     count, workers, isolation = arguments.executions, arguments.workers, arguments.isolation
-    with tempfile.TemporaryDirectory() as home, PrefectServer(Path(home)) as server:
+    with tempfile.TemporaryDirectory() as home, ServerProcess.start(Path(home)) as server:
         os.environ["RLM_BATCH_RESULTS"] = f"{home}/results"
         from prefect.settings import PREFECT_API_URL, temporary_settings
 

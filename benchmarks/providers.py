@@ -44,7 +44,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlm_batch import batch
-from rlm_batch.deployments.server import PrefectServer
+from rlm_batch.flows.server.process import ServerProcess
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 
@@ -264,7 +264,7 @@ def main() -> None:
         *(["clones, pips, snapshots"] if arguments.set_up else []),
     ):
         table.add_column(name, justify="left" if name in ("provider", "way") else "right")
-    with tempfile.TemporaryDirectory() as home, PrefectServer(Path(home)) as server:
+    with tempfile.TemporaryDirectory() as home, ServerProcess.start(Path(home)) as server:
         os.environ |= {"RLM_BATCH_RESULTS": f"{home}/results", "RLM_BATCH_CACHE": f"{home}/cache"}
         files = load_module("git_server").GitServer(Path(home, "repository"))
         files.delays |= {"clone": 3.0, "wheel": 10.0}

@@ -40,7 +40,7 @@ from rich.table import Table
 
 from rlm_batch import LanguageModel, LocalSandbox, batch
 from rlm_batch.blocks.language_model.model_access import ModelAccess
-from rlm_batch.deployments.server import PrefectServer
+from rlm_batch.flows.server.process import ServerProcess
 
 SERVER = Path(__file__).resolve().parents[1] / "tests" / "standins" / "openai_chat.py"
 MODEL = "openai/gpt-4o-mini"
@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.2, help="seconds that the model takes to answer")
     options = parser.parse_args()
     ideal = math.ceil(options.queries / options.concurrency) * options.delay
-    with tempfile.TemporaryDirectory() as home, PrefectServer(Path(home)) as server:
+    with tempfile.TemporaryDirectory() as home, ServerProcess.start(Path(home)) as server:
         os.environ["RLM_BATCH_RESULTS"] = f"{home}/results"
         os.environ["PREFECT_API_URL"] = server.url
         from prefect.settings import PREFECT_API_URL, temporary_settings

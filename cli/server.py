@@ -1,7 +1,6 @@
 """The commands `server` and `server stop`: the shared Prefect server of the command line."""
 
 import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -9,11 +8,8 @@ from pathlib import Path
 
 from prefect.settings import PREFECT_HOME
 
-from ..flows.server.shared import SharedServer, SharedServerUnusable, list_shared_servers
+from ..flows.server.shared import SharedServerUnusable, list_shared_servers
 from ..sandbox.errors import ConfigurationError
-
-END_GRACE_SECONDS = 10.0  # seconds in which a server stores received data
-POLL_SECONDS = 0.05
 
 
 def show_servers() -> int:
@@ -53,23 +49,11 @@ def stop_servers(*, force: bool) -> int:
                     "the server with --force"
                 )
             servers += 1
-            _end(server)
+            server.stop()
             print(f"stopped process {server.pid}")
     if not servers:
         print(f"no shared Prefect server is running in {PREFECT_HOME.value()}")
     return 0
-
-
-def _end(server: SharedServer) -> None:
-    """End a server, by SIGKILL after `END_GRACE_SECONDS`, and remove its state file."""
-    os.kill(server.pid, signal.SIGTERM)
-    deadline = time.monotonic() + END_GRACE_SECONDS
-    while server.is_alive():
-        if time.monotonic() > deadline:
-            with suppress(ProcessLookupError):
-                os.kill(server.pid, signal.SIGKILL)
-        time.sleep(POLL_SECONDS)
-    server.path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -1,14 +1,12 @@
 """Deployments on the configured Prefect server: the deployments in prefect.yaml, and a user's own."""
 
 import json
-import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import httpx
 import yaml
@@ -29,8 +27,8 @@ from ..flows.prefect_server import check_server, describe_lost_leases
 from ..flows.proxies import check_proxies
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.server_message import describe_server_error
-from .server import WORK_POOL
 
+WORK_POOL = "rlm-batch"  # the name of the pool whose workers run our deployments
 TAG = "rlm-batch"  # a tag of our deployments
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
 MAX_PARAMETERS_BYTES = 512 * 1024  # bytes of JSON that a Prefect server accepts for a run
@@ -52,31 +50,33 @@ async def deploy(work_pool: str = WORK_POOL) -> dict[str, str]:
 
     Raises:
         ConfigurationError: No server is configured, the server does not answer or refuses a request, or one of the
-            names belongs to a deployment that rlm-batch did not make; nothing has changed.
+            names belongs to a deployment of another's flow; nothing has changed.
     """
     from prefect.workers.process import ProcessWorker
 
     template = ProcessWorker.get_default_base_job_template()
     entries = [(_load_flow(entry["entrypoint"]), entry) for entry in load_entries()]
+    pools: dict[str, str] = {}
     async with _open_client() as client:
         existing = [await _read_deployment(client, f"{flow.name}/{entry['name']}") for flow, entry in entries]
-        for deployment, (flow, entry) in zip(existing, entries, strict=True):
-            name = f"{flow.name}/{entry['name']}"
-            _refuse_to_replace(deployment, name, "delete it, or make it again under another name")
         for name in block_types.__all__:
             await getattr(block_types, name).aregister_type_and_schema(client=client)
         with suppress(ObjectAlreadyExists):
             pool = WorkPoolCreate(name=work_pool, type=ProcessWorker.type, base_job_template=template)
             await client.create_work_pool(pool)
         for deployment, (flow, entry) in zip(existing, entries, strict=True):
+            pools[f"{flow.name}/{entry['name']}"] = (deployment and deployment.work_pool_name) or work_pool
             if deployment is None:
                 await _apply(flow, entry, work_pool)
             else:
-                await _update(client, deployment.id, flow, entry)
-        return {
-            f"{flow.name}/{entry['name']}": _get_work_pool(deployment) or work_pool
-            for deployment, (flow, entry) in zip(existing, entries, strict=True)
-        }
+                changes = DeploymentUpdate(
+                    version=version("rlm-batch"),
+                    description=entry["description"],
+                    entrypoint=entry["entrypoint"],
+                    parameter_openapi_schema=parameter_schema(flow).model_dump(exclude_unset=True),
+                )
+                await client.update_deployment(deployment.id, changes)
+    return pools
 
 
 def load_entries() -> list[dict[str, Any]]:
@@ -95,44 +95,20 @@ def _load_flow(entrypoint: str) -> Flow[..., Any]:
 
 
 async def _read_deployment(client: PrefectClient, name: str) -> DeploymentResponse | None:
+    """Return a deployment of one of our flows, or None. Raises ConfigurationError if it runs another flow."""
     try:
-        return await client.read_deployment_by_name(name)
+        deployment = await client.read_deployment_by_name(name)
     except ObjectNotFound:
         return None
-
-
-def _refuse_to_replace(deployment: DeploymentResponse | None, name: str, remedy: str) -> None:
-    """Raise ConfigurationError if the deployment of that name was not made by `rlm-batch deploy` or from prefect.yaml.
-
-    Ours runs a flow of this package, and has the tag that we give it. If a person has changed the tags, the version
-    still is that of a release. Prefect gives other deployments the hash of a file.
-    """
-    if deployment is None:
-        return
-    has_mark = TAG in deployment.tags or re.fullmatch(r"\d+(\.\d+)+\S*", deployment.version or "")
-    if not (has_mark and (deployment.entrypoint or "").startswith("rlm_batch.flows.")):
+    if not (deployment.entrypoint or "").startswith("rlm_batch.flows."):
         raise ConfigurationError(
             f"{name} on this Prefect server is a deployment that rlm-batch did not make (it runs "
-            f"{deployment.entrypoint}): {remedy}"
+            f"{deployment.entrypoint}): make it again under another name, or delete it"
         )
+    return deployment
 
 
-def _get_work_pool(deployment: DeploymentResponse | None) -> str | None:
-    return None if deployment is None else deployment.work_pool_name
-
-
-async def _update(client: PrefectClient, deployment_id: UUID, flow: Any, entry: Mapping[str, Any]) -> None:
-    """Give an existing deployment of ours what follows from this version of the package."""
-    changes = DeploymentUpdate(
-        version=version("rlm-batch"),
-        description=entry["description"],
-        entrypoint=entry["entrypoint"],
-        parameter_openapi_schema=parameter_schema(flow).model_dump(exclude_unset=True),
-    )
-    await client.update_deployment(deployment_id, changes)
-
-
-async def _apply(flow: Any, entry: Mapping[str, Any], work_pool: str) -> None:
+async def _apply(flow: Any, entry: dict[str, Any], work_pool: str) -> None:
     """Create or replace the deployment of an entry, which has the fields of prefect.yaml."""
     limit = entry.get("concurrency_limit")
     deployment = await flow.ato_deployment(
@@ -172,12 +148,9 @@ async def deploy_own(
         The work pool of its runs.
 
     Raises:
-        ConfigurationError: prefect.yaml has that name, rlm-batch did not make the deployment of that name or it is in
-            another work pool, the parameters are too long, or the server refuses a request.
+        ConfigurationError: The deployment of that name runs another flow or is in another work pool, the parameters
+            are too long, or the server refuses a request.
     """
-    entrypoint = f"{flow.fn.__module__}.{flow.fn.__name__}"
-    if (entrypoint, name) in {(entry["entrypoint"], entry["name"]) for entry in load_entries()}:
-        raise ConfigurationError(f"{flow.name}/{name} is a deployment of rlm-batch's own: give another --name")
     size = len(json.dumps(parameters, separators=(",", ":")))
     if size > MAX_PARAMETERS_BYTES:
         raise ConfigurationError(
@@ -185,22 +158,20 @@ async def deploy_own(
             "bring modules with --python-path, and data in files"
         )
     entry: dict[str, Any] = {"name": name, "description": description, "tags": [TAG], "parameters": parameters}
-    if schedules:
-        entry["schedules"] = schedules
+    entry["schedules"] = schedules
     if flow.fn.__name__ != "reap":  # It gives back lost slots, so it must not wait for one.
         if schedules:
             entry["concurrency_limit"] = ONE_AT_ONCE
         elif str(parameters.get("provider", "local")).startswith(("local", "container")):
             entry["concurrency_limit"] = FOUR_AT_ONCE
     async with _open_client() as client:
-        full_name = f"{flow.name}/{name}"
-        existing = await _read_deployment(client, full_name)
-        _refuse_to_replace(existing, full_name, "give another --name")
-        current = _get_work_pool(existing)
+        existing = await _read_deployment(client, f"{flow.name}/{name}")
+        current = existing and existing.work_pool_name
         if current is not None and work_pool not in (None, current):
+            # Prefect moves a deployment, and answers with an internal error if the other pool is missing.
             raise ConfigurationError(
-                f"{full_name} is in the work pool {current}, and deploy moves no deployment: leave out --work-pool, "
-                f"give another --name, or run `prefect deployment delete {full_name}` first"
+                f"{flow.name}/{name} is in the work pool {current}, and deploy moves no deployment: leave out "
+                "--work-pool, or delete the deployment first"
             )
         work_pool = work_pool or current or WORK_POOL
         await _apply(flow, entry, work_pool)

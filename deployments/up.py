@@ -11,25 +11,22 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from prefect.settings import (
-    PREFECT_API_AUTH_STRING,
-    PREFECT_API_URL,
     PREFECT_HOME,
     PREFECT_SERVER_API_AUTH_STRING,
     PREFECT_SERVER_API_PORT,
     get_current_settings,
-    temporary_settings,
 )
 
 from ..blocks.worker_consent import ALLOWED_PATHS
-from ..flows.child_process import describe_exit_status, list_children
-from ..flows.server.launch import create_prefect_home
+from ..flows.child_process import describe_exit_status, end_process, list_children, start_module
+from ..flows.prefect_server import use_settings
+from ..flows.server.process import ServerProcess, build_environment, create_prefect_home
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.file_lock import try_lock
-from .deploy import deploy
-from .server import WORK_POOL, PrefectServer, build_environment, end_process, start_process
+from .deploy import WORK_POOL, deploy
 
 QUERY_SECONDS = "2"  # seconds between a worker's queries for due runs; Prefect's 10 s suit many workers
 POLL_SECONDS = 0.5  # seconds between two checks of the server and the worker
@@ -67,12 +64,8 @@ def up(port: int | None = None, database: str | None = None, auth: str | None = 
             "--auth, or PREFECT_SERVER_API_AUTH_STRING, is not a name, a colon and a password in ASCII: give it as "
             "NAME:PASSWORD"
         )
-    server = PrefectServer(home, port, database, auth)
-    settings: dict[Any, Any] = {PREFECT_API_URL: server.url}
-    if auth is not None:
-        settings[PREFECT_API_AUTH_STRING] = auth
     create_prefect_home(home)
-    with (home / "rlm-batch-up.lock").open("w") as lock, temporary_settings(settings):
+    with (home / "rlm-batch-up.lock").open("w") as lock:
         if not try_lock(lock):
             raise ConfigurationError(
                 f"rlm-batch is up already in {home}: end it with Ctrl-C where it runs, or set another PREFECT_HOME"
@@ -80,7 +73,7 @@ def up(port: int | None = None, database: str | None = None, auth: str | None = 
         for number in SIGNALS:
             signal.signal(number, _interrupt)
         try:
-            _run(server, home, auth)
+            _run(home, port, database, auth)
         except KeyboardInterrupt:
             print("Ended. What was done is there again next time.", flush=True)
 
@@ -91,7 +84,7 @@ def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _run(server: PrefectServer, home: Path, auth: str | None) -> NoReturn:
+def _run(home: Path, port: int, database: str | None, auth: str | None) -> NoReturn:
     """Run the server and the worker until the first signal, which raises KeyboardInterrupt.
 
     Raises:
@@ -100,8 +93,12 @@ def _run(server: PrefectServer, home: Path, auth: str | None) -> NoReturn:
     if sys.platform == "linux":
         # This process adopts the flow runs of a worker that was killed, and can end them.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    print(f"Starting a Prefect server (half a minute the first time); its log is {server.log}", flush=True)
-    with server:
+    print(f"Starting a Prefect server (half a minute the first time); its log is {home / 'server.log'}", flush=True)
+    settings = {} if database is None else {"PREFECT_SERVER_DATABASE_CONNECTION_URL": database}
+    with (
+        ServerProcess.start(home, port=port, auth=auth, settings=settings) as server,
+        use_settings(server.url, auth),
+    ):
         names = asyncio.run(deploy())
         allowed_paths = find_allowed_paths()
         worker = _start_worker(home, server.url, auth, allowed_paths)
@@ -126,12 +123,12 @@ def _start_worker(home: Path, api_url: str, auth: str | None, allowed_paths: str
         environment["PREFECT_API_AUTH_STRING"] = auth
     name = f"rlm-batch@{platform.node()}"
     options = ("--name", name, "--pool", WORK_POOL, "--type", "process", "--install-policy", "never")
-    return start_process(home / "worker.log", "prefect", "worker", "start", *options, environment=environment)
+    return start_module("prefect", "worker", "start", *options, log=home / "worker.log", environment=environment)
 
 
-def _watch(server: PrefectServer, worker: subprocess.Popen[bytes], home: Path) -> NoReturn:
+def _watch(server: ServerProcess, worker: subprocess.Popen[bytes], home: Path) -> NoReturn:
     """Reap ended children, including adopted ones. Raise ConfigurationError when the server or the worker ends."""
-    names = {server.pid: "server", worker.pid: "worker"}
+    names = {server.process.pid: "server", worker.pid: "worker"}
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in names:
@@ -143,7 +140,7 @@ def _watch(server: PrefectServer, worker: subprocess.Popen[bytes], home: Path) -
             time.sleep(POLL_SECONDS)
 
 
-def _end_flow_runs(server: PrefectServer, worker: subprocess.Popen[bytes]) -> None:
+def _end_flow_runs(server: ServerProcess, worker: subprocess.Popen[bytes]) -> None:
     """End the worker's flow runs and the adopted processes. The flow runs remove their sandboxes."""
     signalled: set[int] = set()
     deadline = time.monotonic() + RUN_GRACE_SECONDS
@@ -151,7 +148,7 @@ def _end_flow_runs(server: PrefectServer, worker: subprocess.Popen[bytes]) -> No
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:  # `list_children` lists ended children, too.
                 pass
-        pids = {*list_children(worker.pid), *list_children(os.getpid())} - {server.pid, worker.pid}
+        pids = {*list_children(worker.pid), *list_children(os.getpid())} - {server.process.pid, worker.pid}
         if not pids:
             return
         is_late = time.monotonic() > deadline
@@ -177,7 +174,7 @@ def find_allowed_paths() -> str:
     return os.environ.get(ALLOWED_PATHS, os.pathsep.join(directories))
 
 
-def _print_addresses(server: PrefectServer, home: Path, auth: str | None, allowed_paths: str, count: int) -> None:
+def _print_addresses(server: ServerProcess, home: Path, auth: str | None, allowed_paths: str, count: int) -> None:
     prefect = Path(sys.executable).with_name("prefect")
     command = "prefect" if shutil.which("prefect") == str(prefect) else str(prefect)
     users = "everyone on this machine; --auth NAME:PASSWORD asks them for a password"
@@ -186,7 +183,7 @@ def _print_addresses(server: PrefectServer, home: Path, auth: str | None, allowe
         f"""
 Up, with {count} deployments in the work pool {WORK_POOL}. Ctrl-C ends it.
 
-  UI        {server.url.removesuffix("/api")}
+  UI        {server.ui_url}
   logs      {home}/server.log, {home}/worker.log
   files     runs may use those below {allowed_paths or "no directory"}
   users     who can run code here as you: {users if auth is None else "those with the password"}

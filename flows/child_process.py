@@ -1,4 +1,4 @@
-"""Python modules as child processes that end when this process ends, and the reasons why they ended.
+"""Python modules as child processes that end when this process ends.
 
 A child process runs this file first: `python -m rlm_batch.flows.child_process PARENT MODULE ARGUMENTS`. PARENT is `-`
 for a process that outlives this one.
@@ -6,24 +6,21 @@ for a process that outlives this one.
 
 import gc
 import os
-import re
 import runpy
-import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import chdir, suppress
 from pathlib import Path
-from typing import Any
 
 POLL_INTERVAL_SECONDS = 0.2  # seconds between two looks at the parent
 END_GRACE_SECONDS = 0.5  # seconds from SIGTERM to SIGKILL
 NO_PARENT = "-"
-NEWER_DATABASE = "Can't locate revision identified by"  # what Alembic says of a revision that this Prefect lacks
-LITTLE_SPACE = 64 * 1024 * 1024  # bytes; a new server's database takes 10 MB, and its log needs room too
+STOP_GRACE_SECONDS = 10.0  # seconds in which a server stores received data
 # Python looks for garbage after 700 to 2,000 new objects by default. An import of Prefect makes 100,000 objects
 # that stay. Checking them again and again takes a twentieth of the time of a first run.
 GARBAGE_THRESHOLD = 10_000
@@ -62,25 +59,19 @@ def keep_absolute(directories: str) -> str:
 
 
 def ignore_settings_files() -> list[str]:
-    """Make Prefect ignore its settings files in the working directory, which a model may have written.
+    """Import Prefect without its settings files in the working directory, which a model may have written.
 
     Prefect reads `prefect.toml`, `.env` and `pyproject.toml` there. Their settings can run code through a logging
-    configuration or another PREFECT_HOME. Prefect is imported only if such a file exists.
+    configuration or another PREFECT_HOME. Prefect is imported only if such a file exists. It reads the files again if a
+    program calls `temporary_settings`, so the commands change settings with `use_settings`.
 
     Returns:
         The names of the ignored files.
     """
     names = [name for name in ("prefect.toml", ".env", "pyproject.toml") if _has_settings(Path(name))]
     if names:
-        with chdir("/"):  # Prefect reads its settings first when it is imported.
-            from prefect.settings import sources
-
-        def read_nothing(*_arguments: object) -> dict[str, Any]:
-            return {}
-
-        # Prefect reads the files again when a program changes settings, and no setting tells it where to look.
-        sources.TomlConfigSettingsSourceBase._read_files = read_nothing  # type: ignore[method-assign]
-        sources.FilteredDotEnvSettingsSource._read_env_files = read_nothing  # type: ignore[method-assign]
+        with chdir("/"):
+            import prefect.context  # noqa: F401
     return names
 
 
@@ -94,40 +85,40 @@ def _has_settings(path: Path) -> bool:
         return False
 
 
-def read_failure_reason(log: Path, offset: int) -> str:
-    """Return the last error in a log after the byte `offset`, or the last line if there is no error."""
-    lines = _read_lines(log, offset)
-    return (_find_errors(lines) or lines or [_describe_silence(log)])[-1]
+def start_module(
+    *words: object,
+    log: Path,
+    environment: Mapping[str, str],
+    parent: int | str | None = None,
+    pass_fds: Collection[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start `python -m` with these words, in a session that Ctrl-C does not reach.
+
+    The process ends with this process, unless `parent` is NO_PARENT. Its output is appended to `log`. It runs in the
+    log's directory: Prefect and Alembic import from the working directory, where a model may have written files.
+    """
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            build_module_command(*words, parent=parent),
+            cwd=log.parent,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
 
 
-def read_last_error(log: Path, offset: int) -> str:
-    """Return the last error in a log after the byte `offset`, or an empty text without errors."""
-    return next(reversed(_find_errors(_read_lines(log, offset))), "")
-
-
-def _read_lines(log: Path, offset: int) -> list[str]:
-    with log.open("rb") as file:
-        file.seek(offset)
-        return [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
-
-
-def _describe_silence(log: Path) -> str:
-    free = shutil.disk_usage(log.parent).free
-    return "it said nothing" if free > LITTLE_SPACE else f"only {free:,} bytes are free in {log.parent}: make room"
-
-
-def _find_errors(lines: list[str]) -> list[str]:
-    errors = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Refused)\b", line)]
-    return [_describe_newer_database() if NEWER_DATABASE in error else error for error in errors]
-
-
-def _describe_newer_database() -> str:
-    from importlib.metadata import version  # Every child process imports this module.
-
-    return (
-        f"a Prefect newer than {version('prefect')} has migrated its database: install that version, or use another "
-        "PREFECT_HOME or database"
-    )
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its session, by SIGKILL after `STOP_GRACE_SECONDS`. An ended process is not an error."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_GRACE_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def list_children(pid: int) -> list[int]:
@@ -165,7 +156,6 @@ def _main() -> None:
     # A shell starts background processes with SIGINT ignored. A Prefect worker that inherits this setting never ends.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.set_threshold(GARBAGE_THRESHOLD)
-    ignore_settings_files()
     if sys.argv[1] != NO_PARENT:
         parent = int(sys.argv[1]) or os.getppid()
         threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()

@@ -39,7 +39,6 @@ from .listener import FlowListener
 from .orphans import remove_sandboxes
 from .parameters import FlowParameters, build_signature, find_contents, find_field, read_docstring
 from .plan import Plan
-from .prefect_client import open_clients
 from .prefect_server import provide_server
 from .sharding.shard_runs import cancel_shards
 from .sharding.work_pool import require_server_url
@@ -221,7 +220,7 @@ async def call_flow(
     else:
         values = parameters
     try:
-        async with provide_server(lambda: _find_results_path(flow), listener) as ui_url, open_clients():
+        async with provide_server(lambda: _find_results_path(flow), listener) as ui_url:
             if isinstance(parameters, FlowParameters):
                 if flow.run is None:
                     plan = plan or parameters.make_plan(get_logger("rlm_batch").info)

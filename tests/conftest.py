@@ -105,13 +105,13 @@ def server() -> Iterator[str]:
     from prefect.logging.handlers import APILogWorker
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from rlm_batch.deployments import server as server_module
-    from rlm_batch.deployments.server import PrefectServer
+    from rlm_batch.flows.server import process
+    from rlm_batch.flows.server.process import ServerProcess
 
     home = make_prefect_home(Path(HOME) / "server")
     # Four workers may start their servers at the same time, on a busy machine.
-    server_module.START_TIMEOUT_SECONDS = 500.0
-    with PrefectServer(home) as running, temporary_settings({PREFECT_API_URL: running.url}):
+    process.START_TIMEOUT_SECONDS = 500.0
+    with ServerProcess.start(home) as running, temporary_settings({PREFECT_API_URL: running.url}):
         os.environ["PREFECT_API_URL"] = running.url
         yield running.url
         APILogWorker.drain_all()  # otherwise its thread sends to a server that has ended

@@ -17,8 +17,7 @@ from prefect.settings import (
 
 from rlm_batch import LanguageModel
 from rlm_batch.blocks.language_model.model_access import resolve_language_model
-from rlm_batch.deployments.server import PrefectServer
-from rlm_batch.flows.prefect_server import server_environment
+from rlm_batch.flows.server.process import ServerProcess, build_environment
 
 from .infra.prefect_database import make_prefect_home
 
@@ -35,15 +34,14 @@ def test_a_server_that_we_start_gets_the_settings_of_a_profile(monkeypatch: pyte
     names = ("PREFECT_SERVER_ANALYTICS_ENABLED", "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE")
     for name in names:
         monkeypatch.delenv(name, raising=False)
-    assert server_environment()[names[1]] == "200"
+    home = Path("/nowhere")
+    assert build_environment(home)[names[1]] == "200"
     settings: dict[Any, Any] = {
         PREFECT_SERVER_ANALYTICS_ENABLED: True,
         PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE: 7,
     }
     with temporary_settings(settings):
-        assert [server_environment()[name] for name in names] == ["True", "7"]
-        monkeypatch.setenv(names[1], "9")
-        assert server_environment()[names[1]] == "9"
+        assert [build_environment(home)[name] for name in names] == ["True", "7"]
 
 
 @pytest.mark.full
@@ -60,7 +58,7 @@ def test_a_command_uses_the_server_and_the_password_of_the_active_profile(tmp_pa
             [COMMAND, *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
         )
 
-    with PrefectServer(make_prefect_home(tmp_path / "server"), auth="me:secret") as server:
+    with ServerProcess.start(make_prefect_home(tmp_path / "server"), auth="me:secret") as server:
         profile = f'active = "work"\n[profiles.work]\nPREFECT_API_URL = "{server.url}"\n'
         (home / "profiles.toml").write_text(profile)
         refused = run("batch", "one.py", "--provider", "local:none")

@@ -14,7 +14,6 @@ from ...sandbox.result import Result
 from ...tasks.execution import Execution, with_index
 from ...tasks.task_runs import build_tags, has_tag_limit
 from ..parameters import MAX_TASK_RUNS
-from ..prefect_client import ask_once
 from .execute import TaskBatch, configure_task, execute
 from .failures import describe_rerun, find_first_error
 from .lane import Lane, ProviderUnusable
@@ -44,7 +43,7 @@ class LaneExecutor:
         per_task = options.executions_per_task or max(1, math.ceil(self.run.plan.total / MAX_TASK_RUNS))
         self._batches = self._make_batches(executions, find_result, per_task)
         tags = build_tags(self.run.provider.provider_name)
-        is_limited = await ask_once(f"limits of {sorted(tags)}", partial(has_tag_limit, tags))
+        is_limited = await has_tag_limit(tags)
         task = configure_task(execute, self.run.policy, tags, is_limited, per_task)
         self._creation_lock = asyncio.Lock()
         try:

@@ -43,7 +43,6 @@ from ..listener import FlowListener, NotebookProgress, is_notebook
 from ..orphans import get_server_id, register_own_run
 from ..parameters import FlowParameters, Options
 from ..plan import Outcomes, Plan
-from ..prefect_client import ask_once
 from ..reports import Report
 from .artifacts import ArtifactPublisher
 from .failures import Deadline
@@ -171,7 +170,7 @@ class Run:
         """
         options, access = self.options, self.model_access
         self.run_id, self.log, self.ledger = flow_run.id, get_run_logger(), ledger
-        self.server_id = await ask_once("id", get_server_id)
+        self.server_id = await get_server_id()
         self.deadline = Deadline.start(options.deadline)
         self.policy = RetryPolicy(options.retries, options.retry_code_errors, options.idempotent, self.deadline.at)
         self.files = CollectedFilesStore(ledger.path) if options.collect else None

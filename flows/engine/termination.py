@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from prefect.exceptions import TerminationSignal
-from prefect.utilities import engine
+
+from ..prefect_patches import handle_sigterm
 
 
 @dataclass(eq=False)
@@ -58,6 +59,4 @@ def _handle_sigterm(number: int, _frame: object) -> None:
         run.loop.call_soon_threadsafe(run.terminate)
 
 
-# Prefect installs the handler with this name. It recognises a cancellation by its worker only with this handler.
-if hasattr(engine, "_prefect_sigterm_handler"):
-    engine._prefect_sigterm_handler = _handle_sigterm  # type: ignore[assignment]
+handle_sigterm(_handle_sigterm)

@@ -10,26 +10,28 @@ import hashlib
 import json
 import os
 import platform
+import signal
 import stat
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from secrets import token_urlsafe
 
 import httpx
 import prefect
-from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, PREFECT_HOME, get_current_settings
+from prefect.settings import PREFECT_HOME, get_current_settings
 
 from ...sandbox.caller import get_caller
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.file_lock import try_lock
 from ...sandbox.process_identity import is_process_alive, read_own_identity
-from ..prefect_server import server_environment
-from .launch import POLL_SECONDS, ServerProcess, create_prefect_home, show_errors_in_log
+from ..child_process import STOP_GRACE_SECONDS
+from .process import NO_SCHEDULES, POLL_SECONDS, ServerProcess, create_prefect_home
 
 MODE_VARIABLE = "RLM_BATCH_SERVER"
 IDLE_VARIABLE = "RLM_BATCH_SERVER_IDLE"
@@ -37,12 +39,6 @@ MODES = ("shared", "embedded")
 IDLE_SECONDS = 900.0  # seconds
 ANSWER_SECONDS = 20.0  # seconds; on a machine with many more processes than processors, a server took six
 LOCK_ATTEMPTS = 5
-SETTINGS = {
-    "PREFECT__SERVER_FINAL": "1",
-    # Only a server with a worker schedules runs. Without one, the runs would wait for the next worker, all at once.
-    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
-}
 
 
 class SharedServerUnusable(Exception):
@@ -56,10 +52,10 @@ class SharedServer:
     url: str
     auth: str
     process: str
-    version: str
     started: float
     path: Path
-    lock: int = field(compare=False)
+    lock: int
+    log_offset: int  # bytes of the log when this process found the server
 
     @property
     def pid(self) -> int:
@@ -76,11 +72,6 @@ class SharedServer:
         """Return the server's log."""
         return self.path.with_suffix(".log")
 
-    @property
-    def log_offset(self) -> int:
-        """Return the length of the log so far."""
-        return self.log.stat().st_size if self.log.exists() else 0
-
     def is_alive(self) -> bool:
         """Return whether the server's process runs."""
         return is_process_alive(self.process) is True
@@ -91,44 +82,42 @@ class SharedServer:
 
     def answers(self) -> bool | None:
         """Ask the server a question that needs the password. Return None if there is no answer in time."""
+        name, password = self.auth.split(":", 1)
         address = f"{self.url}/admin/version"
-        with suppress(OSError):
-            if Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] in "tT":
-                return None  # SIGSTOP suspended the process.
         try:
-            answer = httpx.get(
-                address,
-                auth=tuple(self.auth.split(":", 1)),  # type: ignore[arg-type]
-                timeout=ANSWER_SECONDS,
-                verify=False,
-                trust_env=False,
-            )
+            return httpx.get(
+                address, auth=(name, password), timeout=ANSWER_SECONDS, verify=False, trust_env=False
+            ).is_success
         except httpx.TimeoutException:
             return None
         except httpx.HTTPError:
             return False
-        return answer.status_code == httpx.codes.OK
 
     def lock_for_use(self) -> bool:
         """Lock the state file, so that the server does not end. Return False if it ends, or has lost the file."""
         for _ in range(LOCK_ATTEMPTS):
-            try:
-                fcntl.flock(self.lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return os.path.samestat(os.stat(self.path, follow_symlinks=False), os.fstat(self.lock))
-            except BlockingIOError:  # The server ends, or another process looks whether it is in use.
-                time.sleep(POLL_SECONDS)
-            except OSError:
-                break
+            with suppress(OSError):
+                if try_lock(self.lock, is_shared=True):
+                    return os.path.samestat(os.stat(self.path, follow_symlinks=False), os.fstat(self.lock))
+            time.sleep(POLL_SECONDS)  # The server ends, or another process looks whether it is in use.
         return False
 
     def is_used(self) -> bool:
         """Return whether another process uses the server. Call this only without a lock."""
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
+        is_used = not try_lock(self.lock)
         fcntl.flock(self.lock, fcntl.LOCK_UN)
-        return False
+        return is_used
+
+    def stop(self) -> None:
+        """End the server, by SIGKILL after `STOP_GRACE_SECONDS`, and remove its state file."""
+        os.kill(self.pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_GRACE_SECONDS
+        while self.is_alive():
+            if time.monotonic() > deadline:
+                with suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
+            time.sleep(POLL_SECONDS)
+        self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the state file, which releases the lock."""
@@ -150,7 +139,7 @@ def wants_shared_server() -> bool:
         raise ConfigurationError(f"{MODE_VARIABLE} is {mode!r}: set it to {' or '.join(MODES)}, or unset it")
     if not get_idle_seconds() or mode == "embedded":
         return False
-    if not read_own_identity() or _has_relative_database():
+    if not read_own_identity():
         return False  # Without /proc, the server's process could not be recognized.
     return mode == "shared" or (get_caller().is_command and not os.environ.get("CI") and not _ends_with_container())
 
@@ -167,12 +156,6 @@ def get_idle_seconds() -> float:
             f"{IDLE_VARIABLE} is {text!r}: set it to seconds, such as {IDLE_SECONDS:g}, or to 0 for no shared server"
         )
     return seconds
-
-
-def _has_relative_database() -> bool:
-    """Return whether the database is a file that depends on the working directory."""
-    url = PREFECT_API_DATABASE_CONNECTION_URL.value() or ""
-    return url.startswith("sqlite") and not url.partition("///")[2].startswith(("/", ":memory:", "file:"))
 
 
 def _ends_with_container() -> bool:
@@ -221,61 +204,42 @@ def start_shared_server() -> SharedServer:
     """
     folder = _get_folder()
     create_prefect_home(folder.parent)
-    timeout = float(server_environment()["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"])
-    deadline = time.monotonic() + timeout
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     _check_folder(folder)
-    with ExitStack() as stack:
-        while not stack.enter_context(_try_lock(folder / "start.lock")):
-            # Another command starts the server.
-            if (server := find_shared_server()) is not None:
-                return server
-            if time.monotonic() > deadline:
-                raise SharedServerUnusable(
-                    f"another command has been starting the shared Prefect server for {timeout:g} s, so this run "
-                    "starts its own"
-                )
-            time.sleep(POLL_SECONDS)
-        return find_shared_server() or _launch(_get_path(), timeout)
+    path = folder / "start.lock"
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise SharedServerUnusable(
+                f"{path} cannot be locked ({error.strerror}), so this run starts its own Prefect server: set "
+                f"{MODE_VARIABLE}=embedded"
+            ) from None
+        return find_shared_server() or _launch(_get_path())
 
 
-def _launch(path: Path, timeout: float) -> SharedServer:
+def _launch(path: Path) -> SharedServer:
     """Start a server, which replaces the state file, and return it. Raises ConfigurationError if it does not start."""
     log = path.with_suffix(".log")
     log.unlink(missing_ok=True)  # A log has the output of one server, so that logs do not grow.
-    launched: ServerProcess | None = None
-    try:
-        environment = _build_environment()
-        launched = ServerProcess.launch(log, environment, path, get_idle_seconds(), outlives=True)
-        launched.wait_until_ready(timeout)
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while (server := find_shared_server()) is None:  # The server answers just before it writes the file.
-            if launched.process.poll() is not None or time.monotonic() > deadline:
-                launched.wait_until_ready(0)
-                raise RuntimeError(f"it did not write {path}")
-            time.sleep(POLL_SECONDS)
-    except (OSError, RuntimeError) as error:
-        if launched is not None:
-            launched.process.kill()
-            launched.process.wait()
-        raise ConfigurationError(
-            f"the shared Prefect server did not start: {error} (its log is {log}). Nothing ran: check PREFECT_HOME, or "
-            f"start a server and set PREFECT_API_URL"
-        ) from None
+    launched = ServerProcess.start(
+        PREFECT_HOME.value(),
+        log=log,
+        auth=f"rlm-batch:{token_urlsafe(32)}",
+        settings=NO_SCHEDULES,
+        arguments=(path, get_idle_seconds()),
+        outlives=True,
+    ).wait()
     # Reap the process when it ends, if this process runs then.
     threading.Thread(target=launched.process.wait, daemon=True).start()
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while (server := find_shared_server()) is None:  # The server answers just before it writes the file.
+        if time.monotonic() > deadline:
+            launched.stop()
+            raise ConfigurationError(f"the shared Prefect server did not write {path}: its log is {log}")
+        time.sleep(POLL_SECONDS)
     return server
-
-
-def _build_environment() -> dict[str, str]:
-    """Return the environment of a shared server, with a new password."""
-    settings = get_current_settings().to_environment_variables(exclude_unset=True)
-    environment = show_errors_in_log({**server_environment(), **settings, **SETTINGS})
-    for name in ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_UI_API_URL"):
-        environment.pop(name, None)
-    home, password = str(PREFECT_HOME.value().absolute()), f"rlm-batch:{token_urlsafe(32)}"
-    return environment | {"PREFECT_HOME": home, "PREFECT_SERVER_API_AUTH_STRING": password}
 
 
 def list_shared_servers() -> Iterator[SharedServer]:
@@ -306,9 +270,11 @@ def _open_state(path: Path) -> SharedServer | None:
         status = os.fstat(lock)
         if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
             state = json.loads(os.read(lock, 10_000))
-            texts = [str(state[name]) for name in ("url", "auth", "process", "version")]
-            if texts[0].startswith("http://127.0.0.1:") and ":" in texts[1] and is_process_alive(texts[2]) is not None:
-                return SharedServer(*texts, started=float(state["started"]), path=path, lock=lock)
+            url, auth, process = (str(state[name]) for name in ("url", "auth", "process"))
+            if url.startswith("http://127.0.0.1:") and ":" in auth and is_process_alive(process) is not None:
+                log = path.with_suffix(".log")
+                offset = log.stat().st_size if log.exists() else 0
+                return SharedServer(url, auth, process, float(state["started"]), path, lock, offset)
     except (OSError, ValueError, TypeError, KeyError):
         pass
     os.close(lock)
@@ -344,22 +310,3 @@ def _check_folder(folder: Path) -> None:
     raise SharedServerUnusable(
         f"{folder} does not belong to this user alone, so this run starts its own Prefect server: remove that directory"
     )
-
-
-@contextmanager
-def _try_lock(path: Path) -> Iterator[bool]:
-    """Lock a file, and yield True unless another process has the lock. Raises SharedServerUnusable without locks."""
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(path.open("ab"))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            stack.close()
-            yield False
-            return
-        except OSError as error:
-            raise SharedServerUnusable(
-                f"{path} cannot be locked ({error.strerror}), so this run starts its own Prefect server: set "
-                f"{MODE_VARIABLE}=embedded"
-            ) from None
-        yield True

@@ -118,18 +118,17 @@ def is_listening(port: int) -> bool:
 @pytest.mark.chaos
 @pytest.mark.parametrize("provider", ["local"], indirect=True)
 def test_a_batch_survives_a_kill_and_restart_of_its_server(stage: Stage, tmp_path: Path) -> None:
-    from rlm_batch.deployments.server import PrefectServer
+    from rlm_batch.flows.server.process import ServerProcess
 
     dice = chance("server", stage.provider.name)
     batch = stage.batch(50, dice, "local:none")  # the block is missing on that server
-    with PrefectServer(tmp_path / "home") as server:
+    with ServerProcess.start(tmp_path / "home") as server:
         port = int(server.url.rpartition(":")[2].partition("/")[0])
         host = stage.start(batch, server.url)
         batch.wait_for_progress(host, dice)
-        assert server.pid is not None
-        os.killpg(server.pid, signal.SIGKILL)
+        os.killpg(server.process.pid, signal.SIGKILL)
         wait_until(lambda: not is_listening(port))
-        with PrefectServer(tmp_path / "home", port):
+        with ServerProcess.start(tmp_path / "home", port=port):
             assert host.wait_for_exit(300) == 0, host.read_output()
             batch.complete()
             assert batch.count_starts() == dict.fromkeys(range(50), 1)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlm_batch.flows.prefect_server import SERVER_SETTINGS
+from rlm_batch.flows.server.process import SERVER_SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -131,7 +131,7 @@ def test_the_compose_file_has_no_secret_and_requires_the_password() -> None:
 
 def test_the_server_has_our_settings() -> None:
     ours = {name: value for name, value in SERVER_SETTINGS.items() if name.startswith("PREFECT_SERVER_")}
-    elsewhere = {"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE", "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"}
+    elsewhere = {"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"}
     for name in ("server", "services", "migrate"):
         environment = SERVICES[name]["environment"]
         assert {name: environment.get(name) for name in ours if name not in elsewhere} == {
@@ -177,8 +177,7 @@ def test_the_balancer_accepts_its_configuration_file() -> None:
 
 
 def test_workers_and_deployments_use_the_same_pool() -> None:
-    from rlm_batch.deployments.deploy import load_entries
-    from rlm_batch.deployments.server import WORK_POOL
+    from rlm_batch.deployments.deploy import WORK_POOL, load_entries
 
     command = SERVICES["worker"]["command"]
     pools = {entry["work_pool"]["name"] for entry in load_entries()}

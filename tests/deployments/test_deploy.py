@@ -17,8 +17,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import ConfigurationError
-from rlm_batch.deployments.deploy import deploy, load_entries
-from rlm_batch.deployments.server import WORK_POOL
+from rlm_batch.deployments.deploy import WORK_POOL, deploy, load_entries
 
 from ..infra.scripted_turns import make_script
 from ..infra.waiting import wait_until

@@ -18,7 +18,6 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from rlm_batch.flows.child_process import build_module_command
 
-from ..infra.csrf import get_csrf_headers
 from ..infra.logged_process import choose_port
 from ..infra.servers import SERVICES, Servers
 from ..infra.waiting import wait_until
@@ -94,7 +93,8 @@ def wait(is_so: Callable[[], bool], description: str, seconds: float = 200) -> N
 
 
 def post(url: str, path: str, **body: Any) -> httpx.Response:
-    headers = get_csrf_headers(url, PASSWORD)
+    token = httpx.get(f"{url}/csrf-token?client=tests", auth=PASSWORD, timeout=60).raise_for_status().json()["token"]
+    headers = {"Prefect-Csrf-Client": "tests", "Prefect-Csrf-Token": token}
     return httpx.post(f"{url}{path}", json=body, headers=headers, auth=PASSWORD, timeout=60)
 
 

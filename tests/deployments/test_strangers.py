@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import batch
 from rlm_batch.deployments.deploy import deploy
-from rlm_batch.deployments.server import build_environment, end_process, start_process
+from rlm_batch.flows.child_process import end_process, start_module
+from rlm_batch.flows.server.process import build_environment
 
 from ..infra.logged_process import choose_port
 from ..infra.prefect_database import make_prefect_home
@@ -36,11 +36,7 @@ def ordinary_server(tmp_path: Path, no_process_left: None) -> Iterator[str]:
     home, port = make_prefect_home(tmp_path / "server"), choose_port()
     url = f"http://127.0.0.1:{port}/api"
     command = ("prefect", "server", "start", "--port", str(port))
-    process: subprocess.Popen[bytes] = start_process(
-        home / "log",
-        *command,
-        environment={**build_environment(home), "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "false"},
-    )
+    process = start_module(*command, log=home / "log", environment=build_environment(home))
 
     def answers() -> bool:
         assert process.poll() is None, (home / "log").read_text()

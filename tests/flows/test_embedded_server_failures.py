@@ -128,7 +128,7 @@ def test_a_database_that_becomes_unwritable_is_reported_after_the_executions(
 def test_an_invalid_database_is_reported_at_the_start(home: Path, run: Run) -> None:
     (home / "prefect.db").write_bytes(b"no database at all" * 1000)
     sentence = read_sentence(run(home))
-    assert "Prefect's embedded server did not start: sqlalchemy.exc.DatabaseError" in sentence
+    assert "the Prefect server did not start: sqlalchemy.exc.DatabaseError" in sentence
     assert "file is not a database" in sentence
     assert f"its log is {home}/embedded-server.log). Nothing ran: check PREFECT_HOME" in sentence
 

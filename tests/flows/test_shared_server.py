@@ -77,7 +77,7 @@ def state(home: Path, running: Server) -> Path:
 
 
 def write(path: Path, **changes: Any) -> None:
-    content = {"url": "", "auth": AUTH, "process": read_own_identity(), "version": "1", "started": 1.0, **changes}
+    content = {"url": "", "auth": AUTH, "process": read_own_identity(), "started": 1.0, **changes}
     path.write_text(json.dumps(content))
     path.chmod(0o600)
 
@@ -240,41 +240,6 @@ async def test_a_run_without_free_file_descriptors_is_refused_at_once() -> None:
                 pass
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-def test_a_start_that_another_command_began_is_waited_for(
-    home: Path, running: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = shared._get_path()
-    path.parent.mkdir(mode=0o700)
-
-    def finish_start(_seconds: float) -> None:
-        write(path, url=running.url)
-
-    monkeypatch.setattr("time.sleep", finish_start)
-    with (path.parent / "start.lock").open("ab") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        server = shared.start_shared_server()
-    assert server.url == running.url
-    server.close()
-
-
-def test_a_start_that_hangs_makes_the_run_embedded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "0.1")
-    (home / "rlm-batch-servers").mkdir(mode=0o700)
-    with (home / "rlm-batch-servers" / "start.lock").open("ab") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(SharedServerUnusable, match=r"has been starting the shared Prefect server for 0\.1 s"):
-            shared.start_shared_server()
-
-
-def test_a_database_in_the_working_directory_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL
-
-    monkeypatch.setenv("RLM_BATCH_SERVER", "shared")
-    for path, is_shared in (("x.db", False), ("./x.db", False), ("/data/x.db", True)):
-        with temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{path}"}):
-            assert wants_shared_server() is is_shared
 
 
 def test_only_commands_outside_ci_share_a_server_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,17 +219,6 @@ def test_the_next_run_of_a_program_is_seen_on_the_server_after_a_killed_one(term
     assert "seen on the new server" in done.stdout
 
 
-def test_a_suspended_server_makes_the_run_embedded_and_can_be_stopped(terminal: Terminal) -> None:
-    terminal.run_one()
-    pid = terminal.get_pid()
-    os.kill(pid, signal.SIGSTOP)
-    errors = terminal.run_one()
-    assert f"the shared Prefect server (process {pid}) does not answer, so this run starts its own" in errors
-    assert ", does not answer\n" in terminal.run("server").stdout
-    os.kill(pid, signal.SIGCONT)
-    assert terminal.run("server", "stop").stdout == f"stopped process {pid}\n"
-
-
 def test_other_settings_start_another_server_beside_the_first(
     terminal: Terminal, processes: Callable[[], dict[int, str]]
 ) -> None:
@@ -250,20 +239,4 @@ def test_a_full_disk_is_a_sentence(terminal: Terminal) -> None:
     (sentence,) = [line for line in errors.splitlines() if line.startswith("rlm-batch: ")]
     assert "server did not start" in sentence, sentence
     assert "Traceback" not in errors
-    assert terminal.list_states() == []
-
-
-def test_a_server_without_its_installation_ends(terminal: Terminal, processes: Callable[[], dict[int, str]]) -> None:
-    # A virtual environment of links to this one's files.
-    environment = terminal.here / "venv"
-    (environment / "bin").mkdir(parents=True)
-    (environment / "bin" / "python").symlink_to(Path(sys.executable).resolve())
-    (environment / "pyvenv.cfg").write_text((Path(sys.prefix) / "pyvenv.cfg").read_text())
-    (environment / "lib").symlink_to(Path(sys.prefix) / "lib")
-    terminal.run_one(
-        command=(str(environment / "bin" / "python"), "-m", "rlm_batch.cli.main"), RLM_BATCH_SERVER_IDLE="3000"
-    )
-    pid = terminal.get_pid()
-    (environment / "bin" / "python").unlink()
-    wait_until(lambda: pid not in processes(), "the end of the server")
     assert terminal.list_states() == []

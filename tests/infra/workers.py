@@ -21,10 +21,10 @@ from urllib.parse import urlsplit
 
 from prefect.client.orchestration import get_client
 
-from rlm_batch.deployments.server import WORK_POOL
+from rlm_batch.deployments.deploy import WORK_POOL
 from rlm_batch.deployments.up import QUERY_SECONDS
 from rlm_batch.flows.child_process import build_module_command
-from rlm_batch.flows.prefect_server import SERVER_SETTINGS
+from rlm_batch.flows.server.process import SERVER_SETTINGS
 
 from .machine import list_descendants
 

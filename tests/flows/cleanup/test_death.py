@@ -21,8 +21,8 @@ from prefect.states import Cancelling
 
 from rlm_batch import DaytonaSandbox, Failure, LocalSandbox, ModalSandbox, batch, reap
 from rlm_batch.blocks.provider import SandboxProvider
-from rlm_batch.deployments.server import PrefectServer
 from rlm_batch.flows.child_process import build_module_command
+from rlm_batch.flows.server.process import ServerProcess
 from rlm_batch.tasks.ledger.ledger import Ledger
 
 from ...infra.listening import run_with_listener
@@ -222,13 +222,12 @@ def test_losing_the_server_ends_the_command_and_keeps_results(
     (tmp_path / "in.csv").write_text("x\n" + "\n".join(map(str, range(20))))
     words = [COMMAND, "batch", "code.py", "--inputs", "in.csv", "--provider", "local:none", "--results-path", "here"]
     words += ["--timeout", "1000"]
-    with PrefectServer(make_prefect_home(tmp_path / "home")) as first:
+    with ServerProcess.start(make_prefect_home(tmp_path / "home")) as first:
         environment = os.environ | {"PREFECT_API_URL": first.url, "PREFECT_HOME": str(tmp_path / "home")}
         command = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
         try:
             wait_until(lambda: count_results(tmp_path / "here") == 4)
-            assert first.pid is not None
-            os.killpg(first.pid, signal.SIGKILL)
+            os.killpg(first.process.pid, signal.SIGKILL)
             (tmp_path / "go").touch()
             _, errors = command.communicate()
         finally:

@@ -11,8 +11,8 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import CodeSyntaxError, ConfigurationError, Failure, batch, chunks, sequence, sweep
-from rlm_batch.deployments.server import PrefectServer
 from rlm_batch.flows.inputs.spilling import read_text_reference
+from rlm_batch.flows.server.process import ServerProcess
 
 from ...infra.planning import plan_batch, plan_steps
 from ...infra.postgres import Postgres
@@ -203,7 +203,7 @@ def test_values_names_code_and_output_may_contain_nul(
     """Prefect may use Postgres, which cannot store a NUL character."""
     with Postgres() as postgres:
         monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", postgres.url)
-        with PrefectServer(tmp_path / "server") as server, temporary_settings({PREFECT_API_URL: server.url}):
+        with ServerProcess.start(tmp_path / "server") as server, temporary_settings({PREFECT_API_URL: server.url}):
             check_values()
             check_code()
 

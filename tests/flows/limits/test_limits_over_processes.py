@@ -14,7 +14,7 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import DaytonaSandbox
-from rlm_batch.deployments.server import PrefectServer
+from rlm_batch.flows.server.process import ServerProcess
 
 from ...infra.postgres import Postgres
 from ...infra.prefect_database import make_prefect_home
@@ -43,7 +43,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
             monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", url)
         else:
             make_prefect_home(tmp_path / "server")
-        server = stack.enter_context(PrefectServer(tmp_path / "server"))
+        server = stack.enter_context(ServerProcess.start(tmp_path / "server"))
         monkeypatch.setenv("PREFECT_API_URL", server.url)
         stack.enter_context(temporary_settings({PREFECT_API_URL: server.url}))
         yield request.param

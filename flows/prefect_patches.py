@@ -1,0 +1,83 @@
+"""The replacements of Prefect's private parts, each with what Prefect does without it.
+
+`tests/flows/test_prefect_patches.py` has a test for each that fails once Prefect does not need it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
+
+
+def handle_sigterm(handler: Callable[[int, Any], None]) -> None:
+    """Let Prefect install this handler of SIGTERM for flow runs.
+
+    The handler of Prefect 3.8 and 3.9 raises TerminationSignal at any point of the main thread, also in the removal of
+    a sandbox. Another handler can't be installed beside it: Prefect takes a cancellation by its worker for a crash
+    unless the process has the handler with this name.
+    """
+    from prefect.utilities import engine
+
+    if hasattr(engine, "_prefect_sigterm_handler"):
+        engine._prefect_sigterm_handler = handler  # type: ignore[assignment]
+
+
+@dataclass
+class _Transaction:
+    """A transaction on SQLite that has its turn to write until it ends."""
+
+    is_open: bool = True
+
+
+_current_transaction: ContextVar[_Transaction | None] = ContextVar("_current_transaction", default=None)
+
+
+def serialize_sqlite_transactions() -> None:
+    """Let each transaction of this process's server on SQLite begin when all earlier ones have ended.
+
+    SQLite has one writer at a time. Prefect 3.8 and 3.9 let each transaction take a connection and wait within SQLite
+    (https://github.com/PrefectHQ/prefect/issues/10188, https://github.com/PrefectHQ/prefect/issues/18934):
+
+    - A transaction that has read before it writes is refused ("database is locked") if another one wrote meanwhile.
+      The server answers 503, and Prefect's client waits 2, 4, 8, 16 and 32 s between its tries.
+    - The garbage collector closes the cursors of refused statements. SQLite lets it wait while the same connection
+      waits to write. If it runs in the thread of the event loop, no transaction can end, and the server stands still
+      for 60 s, until SQLite gives up.
+    - The pool has 15 connections. If all of them wait, the transaction that writes gets no second one: 20 requests to
+      pause a work queue, sent at the same time, were answered after 61 s, 16 of them by errors.
+
+    A transaction that waits here has no connection. A session within a transaction does not wait for it. A task that
+    a transaction has started, and that lives longer, waits like others.
+    """
+    from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
+
+    begin_transaction, turn = AioSqliteConfiguration.begin_transaction, asyncio.Lock()
+
+    @asynccontextmanager
+    async def begin_in_turn(
+        configuration: AioSqliteConfiguration, session: "AsyncSession", with_for_update: bool = False
+    ) -> AsyncGenerator["AsyncSessionTransaction", None]:
+        outer = _current_transaction.get()
+        if outer is not None and outer.is_open:
+            async with begin_transaction(configuration, session, with_for_update) as transaction:
+                yield transaction
+            return
+        async with turn:
+            current = _Transaction()
+            token = _current_transaction.set(current)
+            try:
+                async with begin_transaction(configuration, session, True) as transaction:
+                    await session.connection()
+                    # A session within this transaction must not wait for it.
+                    SQLITE_BEGIN_MODE.set("DEFERRED")
+                    yield transaction
+            finally:
+                current.is_open = False
+                _current_transaction.reset(token)
+
+    AioSqliteConfiguration.begin_transaction = begin_in_turn  # type: ignore[method-assign]
