@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
@@ -28,47 +27,32 @@ from ...sandbox.outcomes.server_message import describe_server_error
 from .lost_leases import renew_lease, return_lost_slots
 
 LEASE_SECONDS = 60.0  # A holder that does not renew its lease loses its slot. Prefect grants no shorter lease.
+CREATIONS, WAITING = ".creations", ".waiting"  # the ends of the names of a provider's other limits
 MAX_WAITING_RUNS = 10_000  # flow runs that may wait for one limit; too many to matter
 
 
-@dataclass(frozen=True, slots=True)
-class LimitNames:
-    """The names of a provider's limits on the server."""
-
-    sandboxes: str
-
-    @property
-    def creations(self) -> str:
-        """Return the limit's name for new sandboxes per second. It has one slot, because more would allow bursts."""
-        return f"{self.sandboxes}.creations"
-
-    @property
-    def waiting(self) -> str:
-        """Return the limit's name for waiting flow runs. A run without a sandbox slot holds a slot of this limit."""
-        return f"{self.sandboxes}.waiting"
-
-
-def get_limit_names(provider: SandboxProvider) -> LimitNames | None:
-    """Return the names of a provider's limits; None for an unsaved block without a `limit_name`."""
-    if provider.limit_name is not None:
-        return LimitNames(provider.limit_name)
-    if not isinstance(provider, Block):
-        return None
+def get_limit_name(provider: SandboxProvider) -> str | None:
+    """Return the name of a provider's limit on sandboxes; None for an unsaved block without a `limit_name`."""
+    if provider.limit_name is not None or not isinstance(provider, Block):
+        return provider.limit_name
     saved = provider._block_document_name  # pyright: ignore[reportPrivateUsage] - Prefect's only place
-    return None if saved is None else LimitNames(f"rlm-batch.{provider.get_block_type_slug()}.{saved}")
+    return None if saved is None else f"rlm-batch.{provider.get_block_type_slug()}.{saved}"
 
 
 def build_limit_settings(provider: SandboxProvider) -> dict[str, dict[str, Any]]:
-    """Return the settings of a provider's limits on the server, by name."""
-    names = get_limit_names(provider)
-    if names is None:
+    """Return the settings of a provider's limits on the server, by name.
+
+    A limit of new sandboxes per second has one slot, because more would allow bursts.
+    """
+    name = get_limit_name(provider)
+    if name is None:
         return {}
     settings: dict[str, dict[str, Any]] = {}
     if provider.max_sandboxes is not None:
-        settings[names.sandboxes] = {"limit": provider.max_sandboxes}
-        settings[names.waiting] = {"limit": MAX_WAITING_RUNS}
+        settings[name] = {"limit": provider.max_sandboxes}
+        settings[name + WAITING] = {"limit": MAX_WAITING_RUNS}
     if provider.creations_per_second is not None:
-        settings[names.creations] = {"limit": 1, "slot_decay_per_second": provider.creations_per_second}
+        settings[name + CREATIONS] = {"limit": 1, "slot_decay_per_second": provider.creations_per_second}
     return settings
 
 

@@ -20,7 +20,7 @@ from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import RlmBatchError
 from ...sandbox.outcomes.server_message import describe_server_error
 from .admission import Admission, Log
-from .limits import LimitNames, Limits, ProcessLimits, get_limit_names, open_limits
+from .limits import CREATIONS, WAITING, Limits, ProcessLimits, get_limit_name, open_limits
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Slots:
     """The slots of one flow run, which its lanes share. Without `limits` each lane gets its slot at once.
 
     A lane with a slot waits for a permit of `admission` before it opens a sandbox. With `limits`, `renew_leases` must
-    run as long as the run holds slots. `names` are the names of the limits.
+    run as long as the run holds slots. `name` is the name of the limit on sandboxes.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Slots:
         admission: Admission,
         log: Log,
         limits: Limits | None = None,
-        names: LimitNames | None = None,
+        name: str = "",
     ) -> None:
         self.admission = admission
         self._log = log
         self._limits = limits or ProcessLimits({})
-        self._names = names or LimitNames("")
+        self._name = name
         self._max_sandboxes = provider.max_sandboxes if limits else None
         self._creations_per_second = provider.creations_per_second if limits else None
         self._request_lock = asyncio.Lock()  # Only the lane that has waited longest makes requests.
@@ -108,7 +108,7 @@ class Slots:
         if slot not in self._held or now - slot.granted_at < min_hold or now < self._next_check_at:
             return False
         self._next_check_at = now + WAITING_CHECK_SECONDS  # Lanes hand slots over one at a time.
-        if not await self._ask_server(self._limits.count_slots_in_use(self._names.waiting), 0):
+        if not await self._ask_server(self._limits.count_slots_in_use(self._name + WAITING), 0):
             return False
         self._next_request_at = now + self._poll_for_more_seconds
         return True
@@ -129,7 +129,7 @@ class Slots:
         if self._creations_per_second is None:
             return
         async with self._creation_lock:  # one request at a time
-            while not await self._ask_server(self._limits.acquire_rate_slot(self._names.creations), False):
+            while not await self._ask_server(self._limits.acquire_rate_slot(self._name + CREATIONS), False):
                 interval = random.uniform(0.2, 0.6) / self._creations_per_second
                 await asyncio.sleep(POLL_SECONDS if self._is_server_away else interval)
 
@@ -162,16 +162,16 @@ class Slots:
         """Log that this run waits without any slot, and take a slot of `waiting`, which shows it to other runs."""
         if _read_clock() >= self._next_log_at:
             self._next_log_at = _read_clock() + LOG_INTERVAL_SECONDS
-            self._log.info("waiting for one of the %s slots of %s", self._max_sandboxes, self._names.sandboxes)
+            self._log.info("waiting for one of the %s slots of %s", self._max_sandboxes, self._name)
         if self._waiting is None:
-            self._waiting = await self._request_slot(self._names.waiting)
+            self._waiting = await self._request_slot(self._name + WAITING)
 
     async def _take_slot(self) -> Slot | None:
         """Take a slot for a lane; None if all are in use. `close` gives it back if the lane is cancelled meanwhile."""
 
         async def take() -> None:
             nonlocal slot
-            slot = await self._request_slot(self._names.sandboxes)
+            slot = await self._request_slot(self._name)
             if slot is not None:
                 self._held.add(slot)
 
@@ -212,7 +212,7 @@ class Slots:
             if not self._is_server_away:
                 self._log.warning(
                     "the Prefect server did not answer about the limit %s: %s",
-                    *(self._names.sandboxes, describe_server_error(error)),
+                    *(self._name, describe_server_error(error)),
                 )
             self._is_server_away = True
             return default
@@ -229,17 +229,17 @@ async def open_slots(provider: SandboxProvider, run_id: str, log: Log) -> AsyncI
     """Yield the slots of a flow run, and give them back at the end. Raises ConfigurationError."""
     admission = Admission(log, is_gradual=provider.gradual)
     async with open_limits(provider, run_id) as limits:
-        names = get_limit_names(provider)
-        slots = Slots(provider, admission, log, limits, names)
-        if limits is None or names is None:
+        name = get_limit_name(provider) or ""
+        slots = Slots(provider, admission, log, limits, name)
+        if limits is None:
             yield slots
             return
         scope = "every flow run of this Prefect server" if limits.shared else "this process only: there is no server"
         if provider.max_sandboxes is not None:
-            log.info("limit %s: %d sandboxes at one time, over %s", names.sandboxes, provider.max_sandboxes, scope)
+            log.info("limit %s: %d sandboxes at one time, over %s", name, provider.max_sandboxes, scope)
         if provider.creations_per_second is not None:
             rate = provider.creations_per_second
-            log.info("limit %s: %g new sandboxes a second, over %s", names.creations, rate, scope)
+            log.info("limit %s: %g new sandboxes a second, over %s", name + CREATIONS, rate, scope)
         task = asyncio.create_task(slots.renew_leases())
         try:
             yield slots

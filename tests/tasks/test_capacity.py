@@ -22,7 +22,7 @@ from rlm_batch.tasks.capacity.admission import (
     Admission,
     Permit,
 )
-from rlm_batch.tasks.capacity.limits import LimitNames, ProcessLimits, build_limit_settings
+from rlm_batch.tasks.capacity.limits import ProcessLimits, build_limit_settings
 from rlm_batch.tasks.capacity.slots import Slots, open_slots
 
 pytestmark = pytest.mark.anyio
@@ -224,7 +224,7 @@ class Slow(ProcessLimits):
 async def test_a_slot_granted_as_the_run_ends_is_returned():
     block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="ends")
     limits = Slow(build_limit_settings(block))
-    shared = Slots(block, Admission(), LOG, limits, LimitNames("ends"))
+    shared = Slots(block, Admission(), LOG, limits, "ends")
     running = asyncio.create_task(shared.renew_leases())
     waiting = asyncio.create_task(shared.acquire())
     await limits.granted.wait()
