@@ -163,7 +163,8 @@ def build_summary_rows(
         rows.append(["CPU and memory", f"{_format_duration(summary.cpu_seconds)} of CPU time{peak}"])
     opened, open_for = sum(r.sandboxes for r in records), sum(r.sandbox_seconds for r in records)
     if opened:
-        rows.append(["Sandboxes", f"{opened:,} opened, {_format_duration(open_for)} together"])
+        duration = f", {_format_duration(open_for)} together" if open_for else ""  # Shards do not know it.
+        rows.append(["Sandboxes", f"{opened:,} opened{duration}"])
     if summary.collected or summary.not_collected:
         notes = f"; notes on others: {summary.not_collected:,}" if summary.not_collected else ""
         rows.append(["Files", f"{summary.collected:,} collected{notes}"])

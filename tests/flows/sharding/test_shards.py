@@ -290,6 +290,40 @@ async def test_a_killed_shard_restarts_with_its_remaining_executions(worker, sha
 
 
 @pytest.mark.full
+async def test_a_shard_without_heartbeats_restarts_and_one_that_sends_them_goes_on(worker, shared, tmp_path):
+    job = asyncio.create_task(
+        batch(
+            wait_for_file(tmp_path / "go"),
+            inputs=[{"x": x} for x in range(60)],
+            shards=2,
+            results_path=str(shared),
+            provider="local:none",
+            reuse_sandboxes=True,
+            timeout=1000,
+        )
+    )
+    await wait_until_async(lambda: len(count_results(shared)) == 20, timeout=200)
+    shards = {str(run.id) for run in await shards_of(read_job_id(shared))}
+    process = next(pid for pid, run in worker.flow_runs().items() if run in shards)
+    parent = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+    async def is_crashed() -> bool:
+        return any(run.state.is_crashed() for run in await shards_of(read_job_id(shared)))
+
+    os.kill(parent, signal.SIGSTOP)  # The worker cannot report the end of the process.
+    try:
+        os.kill(process, signal.SIGKILL)
+        await wait_until_async(is_crashed, timeout=300)
+    finally:
+        os.kill(parent, signal.SIGCONT)
+        (tmp_path / "go").touch()
+    results = await job
+    assert [result["x"] for result in results] == list(range(60))
+    assert set(count_results(shared).values()) == {1}
+    assert len(list((shared / "shards").glob("*/*-2.jsonl"))) == 1
+
+
+@pytest.mark.full
 async def test_cancelling_a_job_while_shards_start_leaves_no_shard(worker, shared):
     parameters: dict[str, Any] = {"inputs": [{"x": x} for x in range(2)], "shards": 2, "results_path": str(shared)}
     job = asyncio.create_task(batch("import time; time.sleep(1000)", provider="local:none", timeout=1000, **parameters))
