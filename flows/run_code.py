@@ -36,7 +36,7 @@ from ..tasks.retry import DELAY_COUNT, JITTER_FACTOR, RetryPolicy, get_requested
 from ..tasks.task_log import LineBudget, OutputLog
 from ..tasks.task_runs import build_tags
 from .engine.lane import Lane, ProviderUnusable
-from .engine.run import Run
+from .engine.run import Run, make_run
 from .inputs.conversion import check_code
 from .inputs.host_paths import locate_ledger
 from .inputs.readers import check_variables
@@ -146,14 +146,9 @@ async def run_code(
     text: str = convert_code(code)
     check_code(text)
     check_variables(text, [variables or {}], needs_all=True)
-    run = Run(
-        options=Options(timeout=timeout, collect=check_patterns(collect)),
-        plan=Plan(total=1),
-        provider=await resolve_provider(provider, provider_options),
-        run_id=flow_run.id or task_run.id,
-        server_id=await get_server_id(),
-        log=get_run_logger(),
-    )
+    options = Options(timeout=timeout, collect=check_patterns(collect))
+    run = await make_run(options, Plan(total=1), await resolve_provider(provider, provider_options))
+    run.run_id, run.server_id, run.log = flow_run.id or task_run.id, await get_server_id(), get_run_logger()
     await run.provider.check()
     ledger = Ledger(get_results_root() / run.run_id if results_path is None else locate_ledger(results_path))
     run.files = CollectedFilesStore(ledger.path) if collect else None

@@ -269,8 +269,13 @@ async def prepare_run(parameters: FlowParameters[Any], plan: Plan, listener: Flo
     return run
 
 
-async def make_run(options: Options, plan: Plan) -> Run:
+async def make_run(options: Options, plan: Plan, provider: SandboxProvider | None = None) -> Run:
     """Return a run with its provider, its code, its functions of the host and its language models, each made once.
+
+    Args:
+        options: The shared parameters.
+        plan: The executions, and what only their flow knows.
+        provider: The provider, if `options` does not name it.
 
     Raises:
         ConfigurationError: One of them cannot be used.
@@ -283,7 +288,7 @@ async def make_run(options: Options, plan: Plan) -> Run:
             f"{name_parameter('models')} is set, and {name_parameter('language_model')} is not: set it to the model of "
             "queries that name none"
         )
-    provider, total = await resolve_run_provider(options), plan.total
+    provider, total = provider or await resolve_run_provider(options), plan.total
     if options.preparation is not None:
         _check_preparation(options.preparation, options.timeout, provider)
     expected = total if options.check is None else 2 * total  # Each check has another sandbox.
