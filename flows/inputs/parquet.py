@@ -16,6 +16,7 @@ from .file_patterns import match_files
 from .tables import UNPACKED_BYTES, UNPACKED_RATIO, DataFile, describe_expansion
 
 NULL = "__HIVE_DEFAULT_PARTITION__"  # a missing value in the name of a directory
+VALUE_BYTES = 8  # bytes of a reference to a value in a list
 BATCH_ROWS = 100  # rows in memory at a time; a file has a repeated text once, and memory has it for each row
 
 
@@ -63,8 +64,7 @@ class ParquetTable:
         """Yield each file, open. Raises ConfigurationError for a small file of much data."""
         for open_file in self._files.values():
             with open_file() as stream, self._parquet.ParquetFile(stream) as opened:
-                groups = (opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups))
-                unpacked, size = sum(group.total_byte_size for group in groups), stream.seek(0, 2)
+                unpacked, size = _measure_values(opened.metadata), stream.seek(0, 2)
                 if unpacked > max(UNPACKED_BYTES, UNPACKED_RATIO * size):
                     raise describe_expansion(self._path, unpacked)
                 yield opened
@@ -120,6 +120,13 @@ def import_pyarrow(path: PathOrLocation) -> tuple[Any, Any]:
             "CSV"
         ) from None
     return pyarrow, pyarrow.parquet
+
+
+def _measure_values(metadata: Any) -> int:
+    """Return the bytes of a file's values in memory, at least. One byte of a file may stand for many equal values."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = (group.column(number) for group in groups for number in range(metadata.num_columns))
+    return sum(max(column.total_uncompressed_size, VALUE_BYTES * column.num_values) for column in columns)
 
 
 def _list_files(folder: Path) -> dict[str, Path]:

@@ -39,9 +39,10 @@ COMPRESSIONS = (".gz", ".zst")
 ZSTD_MODULES = ("compression.zstd", "backports.zstd")  # Python has the first one from 3.14 on.
 LIST_BYTES = 64  # bytes of memory of an empty list or object
 CELL_CHARACTERS = 64 * 1024 * 1024  # A cell or a line may be long, but must not fill the memory.
-# Compressed JSON may have so many bytes, and so many times the file's size. A small file could fill the machine.
+# Compressed data may have so many bytes, and so many times the file's size. A small file could fill the machine.
 UNPACKED_BYTES = 256 * 1024 * 1024
 UNPACKED_RATIO = 100
+PIECE_BYTES = 1024 * 1024
 OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -58,7 +59,10 @@ class DataFile:
     """
 
     def __init__(self, source: Path, path: PathOrLocation) -> None:
-        """Find the file. Messages name it `path`, whose suffix tells the compression. Raises OSError."""
+        """Find the file. Messages name it `path`, whose suffix tells the compression.
+
+        Raises OSError, and ConfigurationError for a compressed file that is damaged or unpacks to much.
+        """
         self._source, self._path = source, path
         if not source.is_file():
             self._copy = tempfile.NamedTemporaryFile(prefix="rlm-batch-input-")  # noqa: SIM115  # deleted with this object
@@ -68,6 +72,12 @@ class DataFile:
             self._source = Path(self._copy.name)
         status = self._status = os.stat(self._source)
         self.size = status.st_size
+        self.most = max(UNPACKED_BYTES, UNPACKED_RATIO * self.size) if split_suffix(path)[1] else None
+        if self.most is not None:
+            with self.open() as stream:
+                while stream.read(PIECE_BYTES):
+                    if stream.tell() > self.most:
+                        raise describe_expansion(path, stream.tell())
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
@@ -146,10 +156,10 @@ class TextFile:
                     )
                 yield line
 
-    def read(self, most: int = -1) -> str:
-        """Return the text, or its first `most` characters. Raises ConfigurationError for a wrong encoding."""
+    def read(self) -> str:
+        """Return the text. Raises ConfigurationError for a wrong encoding."""
         with self._open() as text:
-            return text.read(most)
+            return text.read()
 
     @contextmanager
     def _open(self) -> Iterator[io.TextIOWrapper]:
@@ -195,7 +205,7 @@ class JsonValues:
         object.
         """
         self._file, self._path, self._takes_any_value = TextFile(source, path), path, takes_any_value
-        self._most = max(UNPACKED_BYTES, UNPACKED_RATIO * self._file.file.size) if split_suffix(path)[1] else None
+        self._most = self._file.file.most
         self._items = self._read_array() if split_suffix(path)[0] == ".json" else None
         self._count = 0
         for value, where in self._read_values():
@@ -216,9 +226,8 @@ class JsonValues:
         """Return the items of a file that is one array, or None for JSON lines, which may be arrays too."""
         if not self._file.head.lstrip().startswith("["):
             return None
-        text = self._file.read(-1 if self._most is None else self._most + 1)
         try:
-            return self._decode(text, str(self._path))
+            return self._decode(self._file.read(), str(self._path))
         except json.JSONDecodeError as error:
             if error.msg == "Extra data" and self._takes_any_value:
                 return None

@@ -388,11 +388,12 @@ def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, monkeypatc
     zstd = pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
     for module in (tables, parquet_tables):
         monkeypatch.setattr(module, "UNPACKED_BYTES", 8 * 1024 * 1024)
-    numbers = arrow.table({"x": [0.5] * 2_000_000})
+    data = b"x\n" + b"1\n" * 5_000_000
     (tmp_path / "folder").mkdir()
     for file in ("in.parquet", "folder/in.parquet"):
-        parquet.write_table(numbers, tmp_path / file, use_dictionary=False, compression="zstd")
+        parquet.write_table(arrow.table({"x": [[1] * 2_000_000]}), tmp_path / file)
     for name, content in {
+        "in.csv.gz": pack(data), "in.csv.zst": zstd.compress(data), "in.jsonl.zst": zstd.compress(b" \n" * 5_000_000),
         "in.json.zst": zstd.compress(b"[" + b" " * 10_000_000 + b"]"), "in.parquet": None, "folder": None,
         "lists.json.gz": pack(b'[{"x": [' + b"[]," * 400_000 + b"[]]}]"),
         "lists.jsonl.gz": pack(b'{"x": [' + b"[]," * 400_000 + b"[]]}"),
