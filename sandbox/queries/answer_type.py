@@ -174,7 +174,7 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
         json.dumps(schema)
         validator = _make_validator(schema)
         validator.check_schema(schema)
-        registry: Any = Registry()
+        registry: Registry[Any] = Registry()
         resolver = registry.with_resource("", DRAFT202012.create_resource(schema)).resolver()
         for reference in _list_references(schema):
             resolver.lookup(reference)

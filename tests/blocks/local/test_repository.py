@@ -395,13 +395,13 @@ async def test_files_of_a_sandbox_with_a_limit_on_disk_reach_the_host(repository
     commit("first")
     provider = LocalSandbox(isolation="bubblewrap", repo_url=str(repository), disk_mib=16)
     interpreter = provider.interpreter()
+    await interpreter.start()
+    work = interpreter.sandbox.folder / "work"  # type: ignore[attr-defined]
     try:
-        await interpreter.start()
         await interpreter.sandbox.upload("folder/sent", b"sent")
         code = "import os\nwith open('folder/sent', 'a') as file:\n    file.write(' and changed')\n"
         tracked = (await interpreter.execute(code + "SUBMIT(names=sorted(os.listdir()))")).names
         assert await interpreter.sandbox.download("folder/sent") == b"sent and changed"
-        work = interpreter.sandbox.folder / "work"  # type: ignore[attr-defined]
         assert list(work.iterdir()) == []
         await interpreter.keep(time.time() + 600)
         assert sorted(path.name for path in work.iterdir()) == tracked
