@@ -26,7 +26,6 @@ from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.engine_log import shorten_engine_log
 from ..tasks.ledger.result_index import get_results_root
 from ..tasks.tracing import trace_flow_run
-from .deployment_lease import keep_runs_without_lease
 from .engine.failures import raise_failures
 from .engine.opening import execute_items, open_run
 from .engine.run import Run, needs_server, prepare_run
@@ -39,6 +38,7 @@ from .listener import FlowListener
 from .orphans import remove_sandboxes
 from .parameters import FlowParameters, build_signature, find_contents, find_field, read_docstring
 from .plan import Plan
+from .prefect_patches import keep_runs_without_lease
 from .prefect_server import provide_server
 from .sharding.shard_runs import cancel_shards
 from .sharding.work_pool import require_server_url
