@@ -165,7 +165,7 @@ async def _use_server(
     )
     watching: asyncio.Task[None] | None = None
     try:
-        with use_settings(server.url, server.auth, ui_url) as settings:
+        with use_settings(server.url, server.auth, ui_url or "") as settings:
             async with _open_clients(), asyncio.timeout(None) as ending:
                 watching = asyncio.create_task(watch())
                 yield
@@ -204,7 +204,7 @@ def use_settings(url: str, auth: str | None, ui_url: str | None = None) -> Itera
     Args:
         url: The address of the API.
         auth: The name and password, as NAME:PASSWORD.
-        ui_url: The address of the UI, for links in logs.
+        ui_url: The address of the UI, for links in logs; by default the server's. An empty one means no links.
     """
     from prefect.context import SettingsContext, get_settings_context
     from pydantic import SecretStr

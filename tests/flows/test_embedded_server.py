@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from base64 import b64encode
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -53,9 +55,13 @@ def test_the_embedded_server_accepts_only_allowed_web_pages(tmp_path: Path) -> N
                 allowed = client.get("/admin/version", headers={"Origin": "https://allowed.example"})
                 assert allowed.headers["access-control-allow-origin"] == "https://allowed.example"
             sockets = address.replace("http", "ws", 1) + "/events/out"
-            with pytest.raises(InvalidStatus), connect(sockets, origin=Origin("http://evil.example")):
+            options: dict[str, Any] = {
+                "additional_headers": {"Authorization": f"Basic {b64encode(auth.encode()).decode()}"},
+                "subprotocols": ["prefect"],
+            }
+            with pytest.raises(InvalidStatus), connect(sockets, origin=Origin("http://evil.example"), **options):
                 pass
-            with connect(sockets):
+            with connect(sockets, **options):
                 pass
             assert program.communicate("go\n", timeout=90)[0].strip() == "True"
         finally:
