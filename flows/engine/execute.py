@@ -17,7 +17,7 @@ from ...tasks.engine_log import EXECUTE_TASK_NAME
 from ...tasks.execution import Execution, make_meta
 from ...tasks.retry import DELAY_COUNT, JITTER_FACTOR, RetryPolicy, get_requested_wait
 from ...tasks.task_log import OutputLog
-from ...tasks.task_runs import return_cancelled_state
+from ...tasks.task_runs import ShownTagsTask, add_shown_tags, return_cancelled_state
 from .lane import Lane, ProviderUnusable
 
 P = ParamSpec("P")
@@ -73,6 +73,7 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
         RlmBatchError: An error that is retried. Otherwise the error of the last execution that failed, so that the
             task run's state shows it.
     """
+    add_shown_tags()
     batch.try_count += 1
     if batch.try_count == 1:
         batch.on_start()
@@ -165,13 +166,16 @@ async def _attempt(lane: Lane, run: Callable[[], Awaitable[Result]]) -> Result:
                 await lane.release_while_waiting()
 
 
-def configure_task(base: Task[P, Any], policy: RetryPolicy, tags: set[str], per_task: int = 1) -> Task[P, Any]:
+def configure_task(
+    base: Task[P, Any], policy: RetryPolicy, tags: set[str], is_limited: bool, per_task: int = 1
+) -> Task[P, Any]:
     """Return the task with a flow's retries, and with tags.
 
     Args:
         base: The task.
         policy: The flow's retries.
-        tags: The tags, of whose limits each run requests slots.
+        tags: The tags.
+        is_limited: Whether the task's runs request slots of the tags' limits. Otherwise they only show the tags.
         per_task: The most executions in a task run. Each execution has its own retries.
     """
 
@@ -186,10 +190,11 @@ def configure_task(base: Task[P, Any], policy: RetryPolicy, tags: set[str], per_
         )  # Lanes that were refused together should not return together.
         return True
 
-    return base.with_options(
-        tags=tags,
+    configured = base.with_options(
+        tags=tags if is_limited else set(),
         retries=policy.retries * per_task,
         retry_delay_seconds=list(map(compute_backoff, range(min(policy.retries, DELAY_COUNT)))) or 0,
         retry_jitter_factor=JITTER_FACTOR,
         retry_condition_fn=should_retry_task,  # type: ignore[arg-type]
     )
+    return configured if is_limited else ShownTagsTask.copy_of(configured, tags)

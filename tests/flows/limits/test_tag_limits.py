@@ -1,4 +1,4 @@
-"""Prefect's tag limits hold for executions."""
+"""Prefect's tag limits hold for executions, whose task runs show their tags while they run."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -102,6 +102,23 @@ async def test_a_limit_that_is_set_during_a_run_holds_for_the_next_run(tmp_path:
             counter.may_go_on.set()
             assert max(result.at_once for result in await second) <= 2
         await first
+
+
+@pytest.mark.anyio
+async def test_without_a_limit_running_task_runs_show_their_tags(results: Path, tmp_path: Path) -> None:
+    with ExecutionCounter() as counter:
+        counter.may_go_on.clear()
+        inputs = [{"n": n, "folder": str(tmp_path), "address": counter.address} for n in range(3)]
+        running = asyncio.create_task(run_batch(inputs))
+
+        async def are_shown() -> bool:
+            return bool(list(results.glob("*-*"))) and (
+                await list_shown_tags(find_run_id(results), "Running") == [TAGS] * 3
+            )
+
+        await wait_until_async(are_shown, "three task runs with tags")
+        counter.may_go_on.set()
+        assert len(await running) == 3
 
 
 @pytest.mark.anyio
