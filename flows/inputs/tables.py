@@ -65,11 +65,11 @@ class DataFile:
         """
         self._source, self._path = source, path
         if not source.is_file():
-            self._copy = tempfile.NamedTemporaryFile(prefix="rlm-batch-input-")  # noqa: SIM115  # deleted with this object
+            self._copy = tempfile.TemporaryFile()  # noqa: SIM115  # without a name, so nothing is left of it
             with open(source, "rb") as pipe:
                 shutil.copyfileobj(pipe, self._copy)
             self._copy.flush()
-            self._source = Path(self._copy.name)
+            self._source = Path(f"/dev/fd/{self._copy.fileno()}")
         status = self._status = os.stat(self._source)
         self.size = status.st_size
         self.most = max(UNPACKED_BYTES, UNPACKED_RATIO * self.size) if split_suffix(path)[1] else None

@@ -64,9 +64,9 @@ def test_a_commands_options_are_the_parameters_of_its_flow(name: str) -> None:
         if name != "reap":
             first_sentence = text.partition(". ")[0].removesuffix(".")
             assert (options[option].parameter.help or "").removesuffix(" (repeatable)") == first_sentence, option
-        # A type such as `Code` is `str` with a note on its content.
+        # A type such as `Code` is `str` with a note on its content. The option of a schema takes a file's name.
         kinds = [getattr(kind, "__origin__", kind) for kind in get_args(get_args(parameter.annotation)[0])]
-        if NoneType in kinds and str not in kinds:
+        if NoneType in kinds and str not in kinds and option != "output_type":
             nullable.append(option)
     words = [word for option in nullable for word in (f"--{option.replace('_', '-')}", "none")]
     command = [name, *([] if name == "reap" else ["x"]), *NEEDED.get(name, []), *words]
@@ -125,7 +125,7 @@ def test_other_settings_that_several_providers_share_have_the_same_first_sentenc
     for entry in PROVIDERS.values():
         for name, field in entry.load_settings().list_run_settings().items():
             sentences.setdefault(name, set()).add((field.description or "").partition(". ")[0].removesuffix("."))
-    assert [name for name, texts in sentences.items() if len(texts) > 1] == ["memory_mib"]
+    assert [name for name, texts in sentences.items() if len(texts) > 1] == ["memory_mib", "disk_mib"]
 
 
 def test_help_lists_the_commands_in_the_order_of_use_in_one_line_each() -> None:
