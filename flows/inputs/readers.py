@@ -80,11 +80,11 @@ class InputFile:
             )
         self.table: Table | None = None  # None for JSON
         self._rule: RuleOfTypes = {}
-        # The mirror's copy is deleted with the mirror.
-        self._mirror = LocalMirror(self.path) if isinstance(self.path, Location) else None
+        # The mirror's copy is deleted with the mirror, after `DataFile` has copied it.
+        mirror = LocalMirror(self.path) if isinstance(self.path, Location) else None
         try:
-            if self._mirror is not None:
-                file = self._mirror.fetch_file()
+            if mirror is not None:
+                file = mirror.fetch_file()
             else:
                 assert isinstance(self.path, Path)
                 file = self.path if is_folder else pin_file(self.path)

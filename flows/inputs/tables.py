@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from ...blocks.storage.location import PathOrLocation
+from ...blocks.storage.location import Location, PathOrLocation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.json_text import JSON, RepeatedKeyError
 from ...sandbox.wire.names import add_article
@@ -55,7 +55,7 @@ def split_suffix(path: PathOrLocation) -> tuple[str, str]:
 class DataFile:
     """A file that can be opened several times, and is unpacked if its name says that it is compressed.
 
-    The file must not change between. A pipe is copied to a temporary file.
+    The file must not change between. A pipe, or the copy of a file at a location, is copied to a temporary file.
     """
 
     def __init__(self, source: Path, path: PathOrLocation) -> None:
@@ -64,7 +64,7 @@ class DataFile:
         Raises OSError, and ConfigurationError for a compressed file that is damaged or unpacks to much.
         """
         self._source, self._path = source, path
-        if not source.is_file():
+        if isinstance(path, Location) or not source.is_file():
             self._copy = tempfile.TemporaryFile()  # noqa: SIM115  # without a name, so nothing is left of it
             with open(source, "rb") as pipe:
                 shutil.copyfileobj(pipe, self._copy)
