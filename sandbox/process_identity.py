@@ -8,6 +8,8 @@ as Modal's tags allow.
 import os
 import re
 
+from .wire.process_table import read_process
+
 PATTERN = re.compile(r"([0-9a-f]{32}\.[0-9]{1,10})\.([1-9][0-9]{0,6})\.([0-9]{1,11})")
 
 # A cache of this process's identity, by process id. The identity never changes, and every sandbox gets it as a label.
@@ -30,7 +32,7 @@ def _read_identity(pid: int) -> str:
             return ""  # /proc belongs to another namespace, where this id is another process.
         with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             boot = file.read().strip().replace("-", "")
-        identity = f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}.{pid}.{_read_process(pid)[0]}"
+        identity = f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}.{pid}.{read_process(pid)[1]}"
     except OSError:
         return ""
     return identity if PATTERN.fullmatch(identity) else ""
@@ -49,14 +51,7 @@ def is_process_alive(identity: str) -> bool | None:
     except PermissionError:
         pass
     try:
-        return _read_process(pid) == (started, True)
+        _, since, state = read_process(pid)
+        return since == started and state not in "ZX"
     except OSError:
         return None
-
-
-def _read_process(pid: int) -> tuple[int, bool]:
-    """Return the start time of a process in clock ticks, and True if one of its threads runs. Raise OSError."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        words = file.read().rpartition(b")")[2].split()
-    # A killed process remains, with its last thread, until its parent reads its status.
-    return int(words[19]), words[0] not in (b"Z", b"X") or int(words[17]) > 1

@@ -4,7 +4,6 @@ import codecs
 import csv
 import gzip
 import io
-import json
 import os
 import shutil
 import tempfile
@@ -228,8 +227,8 @@ class JsonValues:
             return None
         try:
             return self._decode(self._file.read(), str(self._path))
-        except json.JSONDecodeError as error:
-            if error.msg == "Extra data" and self._takes_any_value:
+        except ValueError as error:
+            if str(error).startswith("Extra data") and self._takes_any_value:
                 return None
             raise ConfigurationError(f"{self._path} is not JSON: {error}") from None
 
@@ -352,7 +351,7 @@ class CsvTable:
         except ValueError as error:
             reason = f"{cell[:100]!r} is no {self.types[name]}, which that column is read as. Correct it"
             if isinstance(error, RepeatedKeyError):
-                reason = error.msg
+                reason = str(error)
             raise ConfigurationError(
                 f"line {line} of {self._path}, column {name!r}: {reason}, or read the column as another type "
                 f"(--types {name}=str)"

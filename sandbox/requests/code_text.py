@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ast
-import codecs
 import io
 import re
 import tokenize
+from importlib.util import decode_source
 
 from ..errors import ConfigurationError
 
 INDENT = re.compile(r"(?:[ \t\f]*(?:#[^\r\n]*)?[\r\n])*([ \t]*)")  # group 1 is the first statement's indent
 BETWEEN_STATEMENTS = ("INDENT", "DEDENT", "NL", "COMMENT", "ENDMARKER")
-DECLARATION = re.compile(r"^([ \t\f]*#.*?coding[:=][ \t]*)[-\w.]+", re.ASCII | re.MULTILINE)  # PEP 263
+# The name of another encoding in a comment (PEP 263).
+DECLARATION = re.compile(r"^([ \t\f]*#.*?coding[:=][ \t]*)(?!utf-?8\b)[-\w.]+", re.ASCII | re.MULTILINE)
 
 
 def decode_code(data: bytes, name: object) -> str:
@@ -28,23 +29,10 @@ def decode_code(data: bytes, name: object) -> str:
     Raises:
         ConfigurationError: Python could not read the file.
     """
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ConfigurationError(
-            f"the file {name} is UTF-16, which Python cannot read: convert it with iconv -f UTF-16 -t UTF-8"
-        )
     try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        text = io.StringIO(data.decode(encoding), newline=None).read()
+        return declare_utf8(decode_source(data))
     except (SyntaxError, UnicodeDecodeError) as error:
-        if isinstance(error, SyntaxError) and "unknown encoding" in str(error):
-            raise ConfigurationError(
-                f"the file {name} declares an unknown encoding: correct its line with coding:"
-            ) from None
-        raise ConfigurationError(
-            f"the file {name} is not UTF-8 text: save it as UTF-8, or declare its encoding in the first "
-            "line, as in # coding: latin-1"
-        ) from None
-    return text if encoding.startswith("utf-8") else declare_utf8(text)
+        raise ConfigurationError(f"the file {name} is not UTF-8 text ({error}): save it as UTF-8") from None
 
 
 def declare_utf8(text: str) -> str:

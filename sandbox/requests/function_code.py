@@ -14,7 +14,7 @@ import re
 import symtable
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -42,7 +42,6 @@ CALL_PATTERN = re.compile(
     r".* for name in \[(?P<required>.*?)\] \+ \[(?P<optional>.*?)\] if name in names\}",
     re.MULTILINE,
 )
-Definition = ast.FunctionDef | ast.AsyncFunctionDef
 CALL_END = CALL[CALL.index("\n    )),") :]
 
 
@@ -108,32 +107,29 @@ def find_parameters(code: Any) -> FunctionParameters | None:
 def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> tuple[str, FunctionParameters]:
     """Return the source of the function, and its parameters. Raises ConfigurationError."""
     name, plain = _check_kind(function)
-    text, definition = _read_definition(name, plain)
-    _check_definition(name, definition)
-    flags = plain.__code__.co_flags & __future__.annotations.compiler_flag
+    text, is_async = _read_source(name, plain)
+    parameters = inspect.signature(plain).parameters
+    for parameter in parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise _refuse(name, f"its parameter {parameter} is no variable. Name each parameter, without * and /")
+        if parameter.name in PROVIDED_NAMES or parameter.name == plain.__name__:
+            raise _refuse(name, f"its parameter {parameter.name} has the name of a function that code finds. Rename it")
+    if plain.__name__ in PROVIDED_NAMES:
+        raise _refuse(name, "it has the name of a function that code finds. Rename it")
     # Defer annotations also if a parameter hides a builtin, because annotations may use that builtin.
-    is_waiting = bool(flags) or any(hasattr(builtins, parameter) for parameter in _list_names(definition))
-    own = {definition.name, *PROVIDED_NAMES, *tools}
+    is_waiting = bool(plain.__code__.co_flags & __future__.annotations.compiler_flag)
+    is_waiting = is_waiting or any(hasattr(builtins, parameter) for parameter in parameters)
+    own = {plain.__name__, *PROVIDED_NAMES, *tools}
     foreign = _find_foreign_global(FUTURE_LINE + text if is_waiting else text, own, plain)
     if foreign is not None and not is_waiting:  # the name may occur only in annotations, which can be deferred
         is_waiting, foreign = True, _find_foreign_global(FUTURE_LINE + text, own, plain)
     if foreign is not None:
         raise _refuse(name, _explain_global(foreign, plain))
-    # Compare byte code only after the check of global names: CPython compiles calls of imported names differently, and
-    # this text lacks the imports of its module.
-    if not _is_compiled_from(plain, text, definition, flags):
-        raise _refuse(name, "its file changed since it was imported. Import it again")
-    _check_defaults(name, plain, definition)
     if is_waiting:
         text = FUTURE_LINE + text
-    arguments = definition.args
-    is_required = [True] * (len(arguments.args) - len(arguments.defaults)) + [False] * len(arguments.defaults)
-    is_required += [default is None for default in arguments.kw_defaults]
-    names = _list_names(definition)
-    required = [name for name, needs_value in zip(names, is_required, strict=True) if needs_value]
-    optional = [name for name in names if name not in required]
-    is_async = isinstance(definition, ast.AsyncFunctionDef)
-    return text, FunctionParameters(definition.name, (*required, *optional), tuple(required), is_async)
+    required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    optional = [name for name in parameters if name not in required]
+    return text, FunctionParameters(plain.__name__, (*required, *optional), tuple(required), is_async)
 
 
 def _refuse(name: str, reason: str) -> ConfigurationError:
@@ -143,92 +139,31 @@ def _refuse(name: str, reason: str) -> ConfigurationError:
 def _check_kind(function: Any) -> tuple[str, FunctionType]:
     """Return the function's name, and the function. Raises ConfigurationError if it is not a plain function."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    if isinstance(function, MethodType):
-        raise _refuse(
-            name, "it is a method, and its object cannot be sent. Pass a function with the values as parameters"
-        )
-    if isinstance(function, BuiltinFunctionType):
-        raise _refuse(name, "it is not written in Python. Call it from your own function")
-    if isinstance(function, type):
-        raise ConfigurationError(f"the class {name} is not code: pass a function that creates the object")
-    if not isinstance(function, FunctionType):
-        kind = type(function).__qualname__
-        if hasattr(function, "__wrapped__"):
-            raise _refuse(name, f"a decorator turned it into {add_article(kind)}. Pass the function itself")
-        raise ConfigurationError(f"code is {add_article(kind)}: pass the text of a Python program, or a plain function")
+    if not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
+        kind = add_article(type(function).__name__)
+        raise _refuse(name, f"it is {kind}, or decorated. Pass a plain function, without decorators")
     if function.__code__.co_name == "<lambda>":
         raise _refuse(name, "it is a lambda. Write it with def")
-    if hasattr(function, "__wrapped__"):
-        raise _refuse(name, "it is decorated. Pass the function without its decorators")
     if function.__code__.co_freevars:
         outer = ", ".join(function.__code__.co_freevars)
         raise _refuse(name, f"it is a closure: it uses {outer} of the function around it. Make that a parameter")
-    around = function.__qualname__.rpartition(".")[0]
-    if around and not around.endswith("<locals>"):
-        raise _refuse(name, "it is a method. Pass a plain function")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise _refuse(name, "it is a generator. Return a list in place of yield")
     return name, function
 
 
-def _read_definition(name: str, function: FunctionType) -> tuple[str, Definition]:
-    """Return the function's dedented source with one final newline, and its syntax tree. Raises ConfigurationError."""
+def _read_source(name: str, function: FunctionType) -> tuple[str, bool]:
+    """Return the dedented source with one final newline, and True for an async function. Raises ConfigurationError."""
     try:
         lines, _ = inspect.getsourcelines(function)
-    except (OSError, TypeError):
-        raise _refuse(name, "its source is unknown, as in a Python prompt. Save it to a file, import it") from None
-    try:
         text = remove_indent("".join(lines).rstrip() + "\n")
         body = parse_module(text).body
-    except SyntaxError:
+    except (OSError, TypeError, SyntaxError):
         body, text = [], ""
     definition = body[0] if len(body) == 1 else None
-    if not isinstance(definition, Definition):
-        raise _refuse(name, "its source cannot be found. Import it again")
+    if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef) or definition.name != function.__name__:
+        raise _refuse(name, "its source is unknown, or changed since it was imported. Save it to a file, and import it")
     if definition.decorator_list:
-        decorators = ", ".join(f"@{ast.unparse(item)}" for item in definition.decorator_list)
-        raise _refuse(name, f"it is decorated with {decorators}. Pass the function without that")
-    return text, definition
-
-
-def _check_definition(name: str, definition: Definition) -> None:
-    """Raise ConfigurationError if variables cannot supply the parameters."""
-    arguments = definition.args
-    for star, item in (("*", arguments.vararg), ("**", arguments.kwarg)):
-        if item is not None:
-            raise _refuse(name, f"it takes {star}{item.arg}. Name each of its parameters: they are the variables")
-    if arguments.posonlyargs:
-        raise _refuse(name, f"its parameter {arguments.posonlyargs[0].arg} is positional-only. Remove the / after it")
-    for parameter in _list_names(definition):
-        if parameter in PROVIDED_NAMES or parameter == definition.name:
-            what = "the function" if parameter == definition.name else "a function or a constant that code finds"
-            raise _refuse(name, f"its parameter {parameter} has the name of {what}. Rename it")
-    if definition.name in PROVIDED_NAMES:
-        raise _refuse(name, "it has the name of a function or constant that code already has. Rename it")
-
-
-def _check_defaults(name: str, function: FunctionType, definition: Definition) -> None:
-    """Raise ConfigurationError if a literal default in the source differs from the function's default."""
-    positional, keywords = definition.args.args, definition.args.kwonlyargs
-    defaults = function.__defaults__ or ()
-    has_all = len(defaults) == len(definition.args.defaults)
-    pairs = [*zip(definition.args.defaults, defaults, strict=False)]
-    for parameter, node in zip(keywords, definition.args.kw_defaults, strict=True):
-        has_all = has_all and (node is not None) == (parameter.arg in (function.__kwdefaults__ or {}))
-        if node is not None and has_all:
-            pairs.append((node, (function.__kwdefaults__ or {})[parameter.arg]))
-    for node, value in pairs if has_all and len(positional) >= len(defaults) else ():
-        try:
-            written = ast.literal_eval(node)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            continue  # the value of this expression at definition time is unknown
-        has_all = has_all and repr(written) == repr(value)
-    if not has_all:
-        raise _refuse(name, "its source changed since it was imported. Import it again")
-
-
-def _list_names(definition: Definition) -> list[str]:
-    return [item.arg for item in (*definition.args.args, *definition.args.kwonlyargs)]
+        raise _refuse(name, "it is decorated. Pass a plain function, without decorators")
+    return text, isinstance(definition, ast.AsyncFunctionDef)
 
 
 def _build_call(parameters: FunctionParameters, names: Collection[str]) -> str:
@@ -238,37 +173,6 @@ def _build_call(parameters: FunctionParameters, names: Collection[str]) -> str:
     lists = [json.dumps(part, ensure_ascii=False) for part in (required, optional)]
     call = f"await {parameters.function}" if parameters.is_async else parameters.function
     return CALL.format(call=call, required=lists[0], optional=lists[1])
-
-
-def _is_compiled_from(function: FunctionType, text: str, definition: Definition, flags: int) -> bool:
-    """Return True if the text compiles to the function's code, or if pytest has rewritten its asserts."""
-    code = function.__code__
-    if any(name.startswith("@py") for name in (*code.co_names, *code.co_varnames)):
-        return True
-    # If a function and its module import the same name, CPython compiles the function's calls of it differently.
-    imports = [node for node in ast.walk(definition) if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names} - {"*"}
-    imported = "".join(f"import {name}\n" for name in sorted(names & function.__globals__.keys()))
-    try:
-        modules = [compile(text + more, "<code>", "exec", flags, dont_inherit=True) for more in ("", imported)]
-    except (SyntaxError, ValueError):
-        return False
-    constants = [item for module in modules for item in module.co_consts]
-    return any(isinstance(item, CodeType) and _is_same_code(item, code) for item in constants)
-
-
-def _is_same_code(one: CodeType, other: CodeType) -> bool:
-    def same_constant(first: Any, second: Any) -> bool:
-        if isinstance(first, CodeType) and isinstance(second, CodeType):
-            return _is_same_code(first, second)
-        return type(first) is type(second) and (first == second or repr(first) == repr(second))
-
-    names = ("co_name", "co_code", "co_names", "co_varnames", "co_argcount", "co_kwonlyargcount")
-    return (
-        all(getattr(one, name) == getattr(other, name) for name in names)
-        and len(one.co_consts) == len(other.co_consts)
-        and all(map(same_constant, one.co_consts, other.co_consts))
-    )
 
 
 def _find_foreign_global(text: str, own: Collection[str], function: FunctionType) -> str | None:
@@ -302,18 +206,8 @@ def _is_known(name: str, own: Collection[str], function: FunctionType) -> bool:
 
 def _explain_global(name: str, function: FunctionType) -> str:
     """Return the reason why a global name is refused, with a remedy."""
-    missing = object()
-    value = function.__globals__.get(name, missing)
-    if value is missing:
-        return f"it uses {name}, which is undefined. Import it in the function, or make it a parameter"
+    value = function.__globals__.get(name)
     if isinstance(value, ModuleType):
         line = f"import {value.__name__}" + ("" if value.__name__ == name else f" as {name}")
         return f"it uses {name}, which is imported outside of it. Write `{line}` in the function"
-    if name in PROVIDED_NAMES:
-        return f"it uses {name} as its module defines it, and the sandbox has its own. Remove or rename the module's"
-    origin = getattr(value, "__module__", None)
-    if callable(value) and isinstance(origin, str) and origin not in ("__main__", function.__module__):
-        return f"it uses {name}, which is imported outside of it. Write `from {origin} import {name}` in the function"
-    if callable(value):
-        return f"it uses {name}, which is defined outside of it. Define that in the function, or import it there"
-    return f"it uses {name}, which is a global variable here. Make it a parameter, or define it in the function"
+    return f"it uses {name}, which it does not define. Define or import it in the function, or make it a parameter"

@@ -6,6 +6,8 @@ the rest of a sandbox's start.
 
 from __future__ import annotations
 
+from _json import encode_basestring, make_encoder, make_scanner  # type: ignore[attr-defined]
+
 from .names import add_article
 
 TYPE_CHECKING = False
@@ -16,12 +18,8 @@ if TYPE_CHECKING:
     Expect = Callable[[str, Any], "str | None"]
 
 _FIRST_UNREADABLE_INTEGER = 10**4300  # Python's default limit refuses to parse such integers
-
-
 # Limit on lists and dicts in one value on the host, because Python's garbage collector scans all of them at once.
 MAX_CONTAINERS = 100_000
-
-
 _LARGE_TEXT = 16 * 1024  # characters
 
 JSON_KINDS = "numbers, text, lists and dicts"
@@ -55,45 +53,36 @@ def _read_finite(text: str) -> float:
     return value
 
 
-try:
-    from _json import encode_basestring, make_encoder, make_scanner  # type: ignore[attr-defined]
+class _ScannerSettings:
+    strict = True
+    object_hook = object_pairs_hook = array_hook = None
+    parse_float = staticmethod(_read_finite)
+    parse_int = int
+    parse_constant = staticmethod(_refuse_constant)
+    memo: dict[str, str] = {}  # noqa: RUF012 - the scanner's own protocol
 
-    class _ScannerSettings:
-        strict = True
-        object_hook = object_pairs_hook = array_hook = None
-        parse_float = staticmethod(_read_finite)
-        parse_int = int
-        parse_constant = staticmethod(_refuse_constant)
-        memo: dict[str, str] = {}  # noqa: RUF012 - the scanner's own protocol
 
-    # Typed as Any: the scanner accepts any object with these attributes, but its stub requires a scanner.
-    _settings: Any = _ScannerSettings()
-    _no_default: Any = None  # the encoder raises TypeError for a value that is not JSON
-    _scan: Any = make_scanner(_settings)
-    _encode: Any = make_encoder(None, _no_default, encode_basestring, None, ":", ",", False, False, False)
+# Typed as Any: the scanner accepts any object with these attributes, but its stub requires a scanner.
+_settings: Any = _ScannerSettings()
+_no_default: Any = None  # the encoder raises TypeError for a value that is not JSON
+_scan: Any = make_scanner(_settings)
+_encode: Any = make_encoder(None, _no_default, encode_basestring, None, ":", ",", False, False, False)
 
-    def loads(text: str) -> Any:
-        """Parse compact JSON. Raises ValueError or RecursionError."""
-        try:
-            value, end = _scan(text, 0)
-        except StopIteration:
-            raise ValueError("not JSON") from None
-        if end != len(text):
-            raise ValueError("more than one JSON value")
-        return value
 
-    def dumps(value: Any) -> str:
-        """Return compact JSON, not escaped to ASCII. Raises ValueError, TypeError or RecursionError."""
-        return "".join(_encode(value, 0))
+def loads(text: str) -> Any:
+    """Parse compact JSON. Raises ValueError or RecursionError."""
+    try:
+        value, end = _scan(text, 0)
+    except StopIteration:
+        raise ValueError("not JSON") from None
+    if end != len(text):
+        raise ValueError("more than one JSON value")
+    return value
 
-except ImportError:  # not CPython
-    import json
 
-    def loads(text: str) -> Any:
-        return json.loads(text, parse_float=_read_finite, parse_constant=_refuse_constant)
-
-    def dumps(value: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def dumps(value: Any) -> str:
+    """Return compact JSON, not escaped to ASCII. Raises ValueError, TypeError or RecursionError."""
+    return "".join(_encode(value, 0))
 
 
 def encode_in_parts(fields: dict[str, Any]) -> list[bytes]:
@@ -264,37 +253,11 @@ def find_loss(array: Any) -> str | None:
     dtype = getattr(array, "dtype", None)
     if getattr(dtype, "kind", None) in ("m", "M"):
         return f"({dtype}), which is not JSON: use astype(str)"
-    if getattr(dtype, "names", None):
-        return "with named fields, which a list would lose: use a dict of lists"
-    arrow_type = getattr(dtype, "pyarrow_dtype", None) or getattr(array, "type", None)
-    if getattr(dtype, "ordered", False) or getattr(arrow_type, "ordered", False):
-        return "whose categories have an order, which a list would lose: use a list of texts"
     index = getattr(array, "index", None)
-    if index is not None and not callable(index) and not is_default_index(index):
+    is_default = getattr(index, "start", None) == 0 and getattr(index, "step", None) == 1
+    if index is not None and not callable(index) and not is_default:
         return "with an index, which a list would lose: use to_dict(), or tolist() without the index"
-    if has_unit(array):
-        return "with a unit, which a list would lose: use a dict of the numbers and the unit"
-    mask = getattr(array, "mask", False)
-    if mask is not False and not callable(mask) and getattr(mask, "any", bool)():
-        return "with masked items, which a list would lose: use tolist()"
     return None
-
-
-def has_unit(array: Any) -> bool:
-    """Return True if the array has a unit, as arrays of astropy and pint do."""
-    # On a Series this attribute may be an item, and on a structured array a field.
-    if hasattr(array, "isna") or getattr(getattr(array, "dtype", None), "names", None):
-        return False
-    for unit in (getattr(array, "unit", None), getattr(array, "units", None)):
-        # Skip functions and methods: they have a `__name__`. Some units are callable, such as magnitudes.
-        if unit is not None and not hasattr(unit, "__name__") and str(unit) not in ("", "dimensionless"):
-            return True
-    return False
-
-
-def is_default_index(index: Any) -> bool:
-    """Return True if this is pandas' default index, which only numbers the items."""
-    return getattr(index, "start", None) == 0 and getattr(index, "step", None) == 1
 
 
 def encode_fields(fields: dict[str, Any]) -> bytes:

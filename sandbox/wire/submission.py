@@ -14,9 +14,6 @@ MAX_SUBMIT_BYTES = 1024 * 1024  # UTF-8 JSON of one SUBMIT
 MAX_SUBMIT_DEPTH = 100
 
 
-MAX_NAME_CHARACTERS = 1_000  # name of a field; tables show it in every row
-
-
 class SubmissionError(ValueError):
     """Submitted fields that are refused; the message says why and names a remedy."""
 
@@ -47,10 +44,6 @@ def check_limits(fields: dict[str, Any], body: bytes) -> None:
         raise SubmissionError(
             f"SUBMIT was given {len(body):,} bytes of JSON, and takes at most {MAX_SUBMIT_BYTES:,}: save "
             "the data to the volume with save_to_volume and submit its path"
-        )
-    if any(len(name) > MAX_NAME_CHARACTERS for name in fields):
-        raise SubmissionError(
-            f"a field's name has more than {MAX_NAME_CHARACTERS:,} characters: submit the text as a value"
         )
     if has_too_many_containers(fields, body):
         raise SubmissionError(

@@ -117,7 +117,7 @@ def test_a_space_has_bounds_and_may_be_a_file_with_any_bom(tmp_path: Path) -> No
         parse_space([str(file)])
 
 
-def test_a_key_that_comes_twice_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_a_key_that_comes_twice_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "space.json"
     file.write_text('{"lr": {"low": 1, "high": 2},\n "lr": [1]}')
     for parse, words in (
@@ -126,7 +126,7 @@ def test_a_key_that_comes_twice_is_refused_with_its_place(tmp_path: Path) -> Non
         (parse_grid, ['x={"a": 1, "a": 2}']),
         (parse_grid, ['x=1,[{"a": 1, "a": 2}]']),
     ):
-        with pytest.raises(ConfigurationError, match=r"the key '\w+' is twice in one object: line \d column \d"):
+        with pytest.raises(ConfigurationError, match=r"the key '\w+' is twice in one object"):
             parse(words)
     for name, words in (("mounts", ["/a=b", "/a=c"]), ("tools", ["a=m:f", "a=m:g"]), ("models", ["a=m", "b=n", "a"])):
         with pytest.raises(ConfigurationError, match=f"--{name} sets /?a twice: leave one out"):

@@ -3,13 +3,10 @@
 import json
 import math
 import random
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from rlm_batch.sandbox.wire import strict_json
 from rlm_batch.sandbox.wire.strict_json import NotJsonError, dumps, encode_fields, encode_in_parts, loads
 
 TEXTS = [
@@ -70,38 +67,6 @@ def test_invalid_json_is_refused() -> None:
             loads(text)
     with pytest.raises((ValueError, RecursionError)):
         loads("[" * 100_000)
-
-
-def test_the_slow_and_the_fast_reader_agree() -> None:
-    chance = random.Random(1)
-    things = [value(chance) for _ in range(300)]
-    refused = ["", "{", "NaN", "[1,]", "1 2", "1e999", "[-1e999]"]
-    texts = [plain(thing) for thing in things] + refused
-    program = """
-import sys
-sys.modules["_json"] = None
-sys.path.insert(0, sys.argv[1])
-import json
-from wire import strict_json
-assert not hasattr(strict_json, "_scan")
-for text in json.load(sys.stdin):
-    try:
-        print(json.dumps(strict_json.dumps(strict_json.loads(text))))
-    except ValueError:
-        print('"refused"')
-"""
-    folder = strict_json.__file__.rpartition("/wire/")[0]
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", program, folder],
-        input=json.dumps(texts),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [
-        *map(plain, things),
-        *(["refused"] * len(refused)),
-    ]
 
 
 def test_an_error_names_the_path_of_a_field_that_json_cannot_hold() -> None:

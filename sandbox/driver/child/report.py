@@ -43,7 +43,7 @@ def _is_finite(number: float) -> bool:
 
 
 def _convert(name: str, value: Any) -> float:
-    # `float` accepts dates and durations, turns masked numbers into NaN, and drops units and imaginary parts.
+    # `float` accepts dates and durations, and drops imaginary parts.
     is_complex = getattr(getattr(value, "dtype", None), "kind", None) == "c"
     if isinstance(value, (str, bytes)) or is_complex or find_loss(value) is not None:
         raise TypeError(f"report: {name} is {add_article(type(value).__name__)}: it is a number")

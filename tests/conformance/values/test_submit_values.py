@@ -78,7 +78,6 @@ async def test_an_error_names_the_field_that_json_cannot_hold(interpreter: Inter
         SUBMIT(loss=10 ** 4999)
         """
     assert "loss" in await read_refusal(interpreter, dedent(code)), "the code has lifted its own limit on digits"
-    assert "1,000 characters" in await read_refusal(interpreter, "SUBMIT(fine=1, **{'x' * 1001: 1})")
     assert (await interpreter.execute("SUBMIT(**{'x' * 1000: 1})")).outputs == {"x" * 1000: 1}
 
 

@@ -185,8 +185,8 @@ def test_a_deployments_run_reads_code_from_allowed_absolute_paths(
         (f"{file}.old", r"the code in /.*slow\.py\.old cannot be read: No such file"),
         (str(tmp_path), "cannot be read: "),
         (str(numbers), "each line must be a text in JSON"),
-        (str(unknown), r"unknown\.py declares an unknown encoding"),
-        (str(wide), r"wide\.py is UTF-16.*iconv -f UTF-16 -t UTF-8"),
+        (str(unknown), r"unknown\.py is not UTF-8 text .*unknown encoding"),
+        (str(wide), r"wide\.py is not UTF-8 text"),
     ):
         for read in (plan_batch, read_text_reference, lambda text: plan_steps([text])):
             with pytest.raises(ConfigurationError, match=reason) as refused:

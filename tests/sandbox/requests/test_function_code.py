@@ -80,27 +80,11 @@ def has_default(x: int = OUTSIDE) -> int:
     return x
 
 
-def uses_function(x: int) -> Any:
-    return pair(x)
-
-
 def calls_tool(x: int) -> Any:
     return lookup(x)  # type: ignore[name-defined]  # noqa: F821
 
 
-async def generates_async(x: int) -> Any:
-    yield x
-
-
-def generates(x: int) -> Any:
-    yield x
-
-
 def takes_any(*x: int) -> Any:
-    return x
-
-
-def has_no_names(x: int, /) -> int:
     return x
 
 
@@ -114,24 +98,6 @@ def same(function: Any) -> Any:
 
 @same
 def is_marked(x: int) -> int:
-    return x
-
-
-@functools.cache
-def is_cached(x: int) -> int:
-    return x
-
-
-def wrap(function: Any) -> Any:
-    @functools.wraps(function)
-    def wrapper(*values: Any) -> Any:
-        return function(*values)
-
-    return wrapper
-
-
-@wrap
-def is_wrapped(x: int) -> int:
     return x
 
 
@@ -162,24 +128,21 @@ exec("def typed(x): return x")
 REFUSED = [
     (closure, "uses seed of the function around it"),
     (lambda x: x, "is a lambda"),
-    (Model().predict, "Model.predict .*is a method"),
-    (Model.predict, "is a method"),
-    (is_marked, "is decorated with @same"),
-    (is_cached, "turned it into a _lru_cache_wrapper"),
-    (is_wrapped, "is decorated"),
-    (globals()["typed"], "its source is unknown|its source cannot be found"),
-    (generates_async, "is a generator"),
-    (generates, "is a generator"),
-    (len, "not written in Python"),
-    (Model, "class Model is not code"),
-    (functools.partial(pair, 1), "code is a partial"),
-    (uses_global, "uses OUTSIDE, which is a global variable"),
+    (Model().predict, "is a method"),
+    (is_marked, "is decorated"),
+    (functools.cache(same), "is a _lru_cache_wrapper, or decorated"),
+    (globals()["typed"], "its source is unknown"),
+    (len, "is a builtin_function_or_method"),
+    (Model, "is a type"),
+    (functools.partial(pair, 1), "is a partial"),
+    (
+        uses_global,
+        "uses OUTSIDE, which it does not define. Define or import it in the function, or make it a parameter",
+    ),
     (uses_import, "Write `import numpy as np` in the function"),
     (has_default, "uses OUTSIDE"),
-    (uses_function, "uses pair, which is defined outside"),
-    (calls_tool, "uses lookup, which is undefined"),
-    (takes_any, r"takes \*x"),
-    (has_no_names, "parameter x is positional-only"),
+    (calls_tool, "uses lookup, which it does not define"),
+    (takes_any, r"its parameter \*x: int is no variable"),
     (hides, "parameter SUBMIT has the name"),
 ]
 
@@ -217,30 +180,13 @@ def load_module(path: Path) -> ModuleType:
     return module
 
 
-def test_a_function_that_differs_from_its_source_is_refused(tmp_path: Path):
+def test_a_function_whose_file_has_another_one_in_its_place_is_refused(tmp_path: Path):
     path = tmp_path / "changing.py"
-    path.write_text("def double(x=1, *, by=2):\n    return by * x\n")
+    path.write_text("def double(x):\n    return 2 * x\n")
     module = load_module(path)
-    module.double.__kwdefaults__ = {"by": 3}
-    with pytest.raises(ConfigurationError, match="its source changed since it was imported"):
+    path.write_text("def triple(x):\n    return 3 * x\n")
+    with pytest.raises(ConfigurationError, match="its source is unknown, or changed since it was imported"):
         convert_code(module.double)
-    for text, reason in (
-        ("def double(x=5, *, by=2):\n    return by * x\n", "its source changed since it was imported. Import"),
-        (
-            "def double(x=5, *, by=2):\n    return by + x  # longer\n",
-            "its file changed since it was imported. Import it",
-        ),
-    ):
-        module = load_module(path)
-        path.write_text(text)
-        with pytest.raises(ConfigurationError, match=reason):
-            convert_code(module.double)
-
-
-def test_a_function_may_repeat_its_modules_imports(tmp_path: Path):
-    path = tmp_path / "importing.py"
-    path.write_text("import json\n\ndef write(x):\n    import json\n    return json.dumps(x)\n")
-    assert "import json" in convert_code(load_module(path).write)
 
 
 def test_a_parameter_may_be_named_like_a_builtin_in_its_annotation():
