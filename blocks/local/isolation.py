@@ -105,7 +105,6 @@ def build_confinement(
     machine = confinement_policy.find_architecture()
     if machine is not None:
         rules["seccomp"] = _build_syscall_filter(replace(policy, readable=(), writable=()), machine)
-        rules["ignores_changes"] = policy.ignores_changes
     if uid is not None and not bubblewrap:
         # The code keeps the capability to pass through closed directories, such as /root above an interpreter.
         # Landlock still decides what it may read.

@@ -7,8 +7,9 @@ Limitations:
 - Memory is limited per process and disk space per file, not in total.
 - Below Landlock ABI 6 (Linux 6.12) code cannot signal processes that it starts, and a fork of prepared code cannot
   signal itself by its id.
-- Without a mount namespace, chmod and similar calls have no effect but report success, unless the code runs as its own
-  user. /dev/shm is closed, so multiprocessing's locks and pools do not work. Socketpairs are the only sockets.
+- Without a mount namespace, chmod and similar calls have no effect but report success, also for a missing file, unless
+  the code runs as its own user. Setting a path's times to now is refused. /dev/shm is closed, so multiprocessing's
+  locks and pools do not work. Socketpairs are the only sockets.
 """
 
 import ctypes
@@ -123,11 +124,6 @@ class Policy:
     abi: int
     unix_sockets: bool = True
 
-    @property
-    def ignores_changes(self) -> bool:
-        """Return True if changes of modes, owners and times have no effect but report success."""
-        return not (self.own_mounts or self.own_uid)
-
     def build_landlock_rules(self) -> dict[str, Any]:
         """Return the driver's settings for Landlock (sandbox/driver/confinement.py)."""
         abi = min(self.abi, LATEST_ABI)
@@ -180,7 +176,7 @@ class Policy:
             on(name, refuse(ENOSYS))
         if not self.own_mounts:
             # Report success without a change, so that shutil.copy2 works.
-            for name in {**ATTRIBUTE_CHANGES, **IGNORED_CALLS} if self.ignores_changes else ATTRIBUTE_CHANGES:
+            for name in ATTRIBUTE_CHANGES if self.own_uid else {**ATTRIBUTE_CHANGES, **IGNORED_CALLS}:
                 on(name, *(_build_time_checks(*TIME_CALLS[name]) if name in TIME_CALLS else [refuse(0)]))
             for name in ATTRIBUTE_READS:
                 on(name, refuse(ENOTSUP))

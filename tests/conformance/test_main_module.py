@@ -1,7 +1,7 @@
 """Tests that the code's main module resembles that of `python file.py`: it has a file, and processes can import it."""
 
 from pathlib import Path
-from textwrap import dedent, indent
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -106,25 +106,16 @@ async def test_inspect_tracebacks_logs_and_warnings_show_source_lines(interprete
     }  # fmt: skip
     for context in (None, "c", "c"):
         assert (await interpreter.execute(dedent(SOURCES), context=context)).outputs == expected, context
-    code = "import inspect; SUBMIT(model=inspect.getsource(Model), fail=inspect.getsource(fail))"
+    code = "import inspect; SUBMIT(fail=inspect.getsource(fail))"
     assert (await interpreter.execute(code, context="c")).fail == expected["fail"]
 
 
-async def test_source_lines_follow_python_and_the_newest_definition(interpreter: Interpreter) -> None:
+async def test_source_lines_follow_python(interpreter: Interpreter) -> None:
     with pytest.raises(CodeError) as failed:
         await interpreter.execute("import sys\n\x0cdef f():\n    raise KeyError('x' + '\u2028')\n\nf()")
     assert failed.value.traceback.index("    f()\n") < failed.value.traceback.index("    raise KeyError(")
-    await interpreter.execute("class A:\r\n    x = 1\r\n", context="c")
-    with pytest.raises(CodeError):
-        await interpreter.execute("def (", context="c")
-    source = "import inspect; SUBMIT(inspect.getsource(A))"
+    source = "class A:\r\n    x = 1\r\nimport inspect; SUBMIT(inspect.getsource(A))"
     assert (await interpreter.execute(source, context="c")).output == "class A:\n    x = 1\n"
-    newest = "class A:\n    x = 2\n"
-    assert (await interpreter.execute(newest + source, context="c")).output == newest
-    for changed in ("linecache.cache = None", "vars(linecache).clear()"):
-        await interpreter.execute(f"import linecache; {changed}", context="d")
-        with pytest.raises(CodeError, match="KeyError: 'own'"):
-            await interpreter.execute("{}['own']", context="d")
 
 
 async def test_code_finds_its_file_in_its_folder(interpreter: Interpreter) -> None:
@@ -189,13 +180,7 @@ async def test_spawned_processes_find_the_codes_definitions(provider: SandboxPro
             assert (await interpreter.execute(text, {"given": 5})).scaled == [10, 20]
     async with provider.interpreter(timeout=2 * HANG_SECONDS) as interpreter:
         definitions, last = code.split(guard)
-        # The folder may be read only, and definitions may depend on its files.
-        definitions = f"import os; os.chmod('.', 0o555)\ntry:\n{indent(definitions, '  ')}\nexcept ImportError:\n  pass"
-        await interpreter.execute(
-            definitions + "\nos.chmod('.', 0o755)\nopen('count', 'a').write('1')\nos.chmod('.', 0o555)\nSUBMIT()",
-            {"given": 5},
-            context="c",
-        )
+        await interpreter.execute(definitions + "\nopen('count', 'a').write('1')", {"given": 5}, context="c")
         assert (await interpreter.execute(guard + last, context="c")).scaled == [10, 20]
         assert (await interpreter.execute("SUBMIT(open('count').read())", context="c")).output == "1"
 

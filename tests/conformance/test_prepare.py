@@ -163,7 +163,7 @@ FAILING = {
         "pump, valve",
     ),
     "threads without a name": (
-        "import _thread, time\nfor _ in range(20): _thread.start_new_thread(time.sleep, (1000,))",
+        "import _thread, time\nfor _ in range(20): _thread.start_new_thread(time.sleep, (1000,))\ntime.sleep(0.5)",
         "20 without a name",
     ),
     "SUBMIT": ("SUBMIT(x=1)", "\nprepare has no SUBMIT, report, queries, tools or variables: use them in the code"),

@@ -12,7 +12,6 @@ import fcntl
 import os
 import select
 from _thread import allocate_lock, get_ident
-from sys import _getframe  # type: ignore[reportPrivateUsage]
 
 from ...wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame
 from ...wire.pipes import READ_BYTES
@@ -26,7 +25,6 @@ from ...wire.strict_json import (
     loads,
 )
 from ..processes import signal
-from .imports import list_imports
 from .submit import Submitted
 from .thread_execution import ThreadExecution
 
@@ -73,9 +71,8 @@ class Interrupted(KeyboardInterrupt):
 class InterruptShield:
     """The handler of SIGINT for the code; inside its `with` block the main thread is not interrupted.
 
-    `is_running` is true while code runs, `has_submitted` once it has called SUBMIT. `interrupted_imports` are the
-    modules that were being imported when an interrupt came. While an event loop runs, the handler first calls
-    `cancel_wait`, which returns whether it handles the interrupt.
+    `is_running` is true while code runs, `has_submitted` once it has called SUBMIT. While an event loop runs, the
+    handler first calls `cancel_wait`, which returns whether it handles the interrupt.
     """
 
     def __init__(self) -> None:
@@ -83,7 +80,6 @@ class InterruptShield:
         self.main_thread = get_ident()
         self.is_running = False
         self.has_submitted = False
-        self.interrupted_imports: list[tuple[str, Any]] = []
         self.cancel_wait: Callable[[], bool] | None = None
         self._depth = 0
         self._is_pending = False
@@ -94,7 +90,6 @@ class InterruptShield:
 
     def reset(self) -> None:
         self.has_submitted = self._is_pending = False
-        self.interrupted_imports = []
 
     def __enter__(self) -> None:
         if self.get_thread_id() == self.main_thread:
@@ -119,7 +114,6 @@ class InterruptShield:
         self._is_pending = False
         if self.cancel_wait is not None and self.cancel_wait():
             return
-        self.interrupted_imports += list_imports(_getframe())
         if self.has_submitted:
             raise Submitted
         raise Interrupted

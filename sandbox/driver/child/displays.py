@@ -19,7 +19,7 @@ from ...wire.displays import (
 )
 from ...wire.strict_json import NotJsonError, dumps, encode_fields, loads
 from ...wire.submission import MAX_SUBMIT_BYTES
-from .imports import MODULES
+from .environment import MODULES
 from .submit import encode_output
 
 TYPE_CHECKING = False

@@ -10,8 +10,10 @@ from ...wire.python_directory import write_python_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
+MODULES = sys.modules  # the import system keeps using this dict even if code replaces `sys.modules`
 # Variables that Python, the loader or the C library reads once, at a program's start. Time zones can be set later.
 START_VARIABLES = ("LANG", "LANGUAGE", "LOCPATH")
 START_PREFIXES = ("PYTHON", "LC_", "LD_", "MALLOC_", "GLIBC_")
@@ -116,3 +118,27 @@ def _open_output(fd: int, encoding: str, errors: str | None) -> Any:
         raw: Any = io.FileIO(fd, "w", closefd=False)
         return io.TextIOWrapper(raw, encoding, errors, write_through=True)
     return open(fd, "w", 1, encoding, errors, closefd=False)
+
+
+class ImportWatcher:
+    """A finder that changes some modules after their import: `actions` maps module names to functions."""
+
+    def __init__(self) -> None:
+        self.actions: dict[str, Callable[[Any], None]] = {}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Find a module that has an action; return None for all others."""
+        action = self.actions.get(name)
+        if action is None:
+            return None
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec: Any = next((spec for spec in others if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_change(module: Any) -> None:
+                execute(module)
+                action(module)
+
+            spec.loader.exec_module = execute_and_change
+        return spec

@@ -6,15 +6,15 @@ import os
 import sys
 
 from ...wire.names import CODE_FILE_PREFIX
+from .environment import MODULES
 from .evaluation.last_expression import TOP_LEVEL_AWAIT
-from .imports import MODULES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from .imports import ImportWatcher
+    from .environment import ImportWatcher
 
 CODE_NAME = "<code>"
 MAX_SOURCES = 100  # executions of a context whose source lines tracebacks can show
@@ -23,13 +23,9 @@ MAX_SOURCES = 100  # executions of a context whose source lines tracebacks can s
 # the code starts. Of a context's earlier executions, it runs only imports, definitions and assignments.
 START_PROGRAM = """
 def _load(data, namespace):
-    import ast, linecache, marshal, traceback
+    import ast, marshal, traceback
     path, sources, variables, functions = marshal.loads(data)
     kept = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign
-    def keeps(statement):
-        parts = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody", "handlers")]
-        nested = isinstance(statement, (ast.If, ast.Try, ast.ExceptHandler)) and all(map(keeps, sum(parts, [])))
-        return nested or isinstance(statement, (*kept, ast.Pass))
     class Submitted(SystemExit):
         pass
     def make(name):
@@ -37,7 +33,6 @@ def _load(data, namespace):
             if name == "SUBMIT":
                 raise Submitted
             raise RuntimeError(f"{name} works in the code's own process only: hand the value back to it first")
-        call.__name__ = call.__qualname__ = name
         return call
     def run(program, name):
         result = eval(compile(program, name, "exec", FLAGS, dont_inherit=True), namespace)
@@ -45,24 +40,20 @@ def _load(data, namespace):
             __import__("asyncio").run(result)
     namespace.update({name: make(name) for name in functions}, __file__=path)
     namespace.update(variables)
-    for number, (name, source) in enumerate(sources, 1):
-        lines = [line + "\\n" for line in source.split("\\n")]
-        linecache.cache[name] = (len(source), None, lines, name)
-        if number < len(sources):
-            for statement in ast.parse(source).body:
-                if keeps(statement):
-                    try:
-                        run(ast.Module([statement], []), name)
-                    except Exception:
-                        pass
-            continue
-        try:
-            run(source, name)
-        except Submitted:
-            pass
-        except BaseException as error:
-            if "bootstrapping phase" not in str(error):
-                traceback.print_exc()
+    for name, source in sources[:-1]:
+        for statement in ast.parse(source).body:
+            if isinstance(statement, kept):
+                try:
+                    run(ast.Module([statement], []), name)
+                except Exception:
+                    pass
+    try:
+        run(sources[-1][1], sources[-1][0])
+    except Submitted:
+        pass
+    except BaseException as error:
+        if "bootstrapping phase" not in str(error):
+            traceback.print_exc()
 
 _load(DATA, globals())
 del _load
@@ -84,7 +75,7 @@ class MainModule:
         self.sources: dict[str, str] = {}
         self._variables: dict[str, Any] = {}
         self._provided: dict[str, Any] = {}
-        self._path = self._start_path = ""
+        self._path = ""
         self._process_id = self._executions = 0  # process of the files, and its executions so far
         self._files: set[str] = set()  # paths that this process has written
 
@@ -93,8 +84,6 @@ class MainModule:
         MODULES["__main__"] = self.module
         finder.actions["linecache"] = lambda _: self.show_lines()
         finder.actions["multiprocessing.spawn"] = self._replace_preparation
-        if sys.version_info >= (3, 13):
-            finder.actions["inspect"] = self._replace_class_search
 
     def reset(self) -> None:
         """Forget all sources and variables."""
@@ -114,12 +103,14 @@ class MainModule:
         if vars(sys).get("argv") == [before]:
             sys.argv = [self._path]
         vars(self.module)["__file__"] = self._path
-        self._start_path = ""
         self.sources[name] = source.replace("\r\n", "\n").replace("\r", "\n")
         if len(self.sources) > MAX_SOURCES:
             del self.sources[next(iter(self.sources))]
         if "__file__" in source or "argv" in source:  # The code may open its file.
-            self._write(self._path, source.encode("utf-8", "surrogatepass"))
+            try:
+                self._write(self._path, source.encode("utf-8", "surrogatepass"))
+            except OSError:
+                pass  # The folder is closed or full: code that opens the file gets the error.
         self.show_lines(name)
 
     def add_names(self, variables: dict[str, Any], provided: dict[str, Any]) -> None:
@@ -130,37 +121,16 @@ class MainModule:
     def show_lines(self, *names: str) -> None:
         """Let tracebacks, `inspect` and warnings find the lines of these sources; by default, of all."""
         linecache: Any = MODULES.get("linecache")
-        if linecache is None or not self._path:
+        if linecache is None:
             return  # `linecache` is not imported yet; its import calls this method (`install`)
         try:
             for name in names or self.sources:
-                _add_lines(linecache, name, self.sources[name])
-            if self._path in self._files:
-                _add_lines(linecache, self._path, self._join_sources())
-            else:  # `linecache` calls this when it needs the lines
-                linecache.cache[self._path] = (self._join_sources,)
+                source = self.sources[name]
+                lines = [f"{line}\n" for line in source.removesuffix("\n").split("\n")]
+                for path in (name, self._path):  # The file has the lines of the newest source.
+                    linecache.cache[path] = (len(source), None, lines, path)
         except BaseException:
             pass  # The code has changed `linecache`, so it gets no lines.
-
-    def _join_sources(self) -> str:
-        """Return the file's text, newest source first: `inspect` takes the first class with a name."""
-        return "\n".join(list(self.sources.values())[::-1])
-
-    def _replace_class_search(self, inspect: Any) -> None:
-        """Make `inspect` find a class in the source that defined it: Python 3.13 and later use only its line number."""
-        find = inspect.findsource
-
-        def findsource(object: Any) -> tuple[list[str], int]:
-            if isinstance(object, type) and object.__module__ == "__main__":
-                number = vars(object).get("__firstlineno__", 1) - 1
-                for source in reversed(self.sources.values()):
-                    lines = [f"{line}\n" for line in source.split("\n")]
-                    words = next((line.split() for line in lines[number:] if line.lstrip().startswith("class ")), [""])
-                    if words[-1] and words[1].partition("(")[0].partition("[")[0].rstrip(":") == object.__name__:
-                        return lines, number
-            return find(object)
-
-        inspect.findsource = findsource
 
     def remove_files(self) -> None:
         """Remove the files that this process has written."""
@@ -171,15 +141,10 @@ class MainModule:
                 except OSError:
                     pass  # the code has removed it
 
-    def _write(self, path: str, data: bytes) -> bool:
-        """Write a file; return False if the folder is closed or full. Code that opens the file gets the error."""
+    def _write(self, path: str, data: bytes) -> None:
         self._files.add(path)
-        try:
-            with open(path, "wb") as file:
-                file.write(data)
-        except OSError:
-            return False
-        return True
+        with open(path, "wb") as file:
+            file.write(data)
 
     def _replace_preparation(self, spawn: Any) -> None:
         """Let processes that `multiprocessing.spawn` starts find the code's functions and variables."""
@@ -188,16 +153,9 @@ class MainModule:
         def get_preparation_data(name: str) -> dict[str, Any]:
             data: dict[str, Any] = prepare(name)
             if data.get("init_main_from_path") == self._path:
-                if not self._start_path:  # The program is written once for all processes of an execution.
-                    import tempfile
-
-                    program, name = self._build_start_program(), f"{self._path[:-3]}-{len(self._files)}.py"
-                    for path in (name, f"{tempfile.gettempdir()}/{os.path.basename(name)}"):
-                        if not self._start_path and self._write(path, program):
-                            self._start_path = path
-                    if not self._start_path:
-                        raise OSError("the program of the other processes cannot be written: free some disk")
-                data["init_main_from_path"] = self._start_path
+                path = data["init_main_from_path"] = f"{self._path[:-3]}-start.py"
+                if path not in self._files:  # The program is written once for all processes of an execution.
+                    self._write(path, self._build_start_program())
             return data
 
         spawn.get_preparation_data = get_preparation_data
@@ -215,8 +173,3 @@ class MainModule:
                 functions.append(name)
         data = marshal.dumps((self._path, list(self.sources.items()), variables, functions))
         return START_PROGRAM.replace("FLAGS", str(TOP_LEVEL_AWAIT)).replace("DATA", repr(data)).encode()
-
-
-def _add_lines(linecache: Any, name: str, source: str) -> None:
-    lines = [f"{line}\n" for line in source.removesuffix("\n").split("\n")]
-    linecache.cache[name] = (len(source), None, lines, name)

@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 from atexit import _run_exitfuncs  # type: ignore[reportPrivateUsage]
-from sys import getrecursionlimit, setrecursionlimit
+from sys import getrecursionlimit, setprofile, setrecursionlimit, settrace
 
 from ...wire.frames import EXITED, take_file
 from ...wire.names import DRIVER_FILE_PREFIX
@@ -15,22 +15,18 @@ from ...wire.nonfinite import restore_numbers
 from ...wire.strict_json import dumps, loads
 from ..processes import signal
 from .channel import Channel, InterruptShield
-from .code_settings import DRIVER_DEPTH, CodeSettings
 from .displays import PYPLOT, Displays, replace_show
-from .environment import open_streams
+from .environment import MODULES, ImportWatcher, open_streams
 from .evaluation.coroutines import IS_COROUTINE, CoroutineRunner, await_codes, silence_own_errors
 from .evaluation.last_expression import compile_code
-from .file_changes import report_missing_files
 from .forking.fork_safety import (
     ThreadsLeftError,
-    ThreadStarts,
     check_threads,
     disarm_finalizers,
     import_common_modules,
     load_generators,
     seed_generators,
 )
-from .imports import MODULES, ImportWatcher, repair_imports
 from .limits import find_limit
 from .main_module import CODE_NAME, MainModule
 from .open_files import OpenFiles
@@ -50,6 +46,7 @@ if TYPE_CHECKING:
 PREPARE_NAME = "<prepare>"
 SHADOWED_NAMES = ("report", "display")  # Instructions of models lack these names, so code may use them.
 MAX_TRACEBACK_CHARACTERS = 20_000
+DRIVER_DEPTH = 500  # stack frames, enough to describe an error
 REHEARSAL = b'{"code":"x = 0","names":[],"output_fields":null,"queries":false,"variables":{}}'
 # Message of the SystemError that Python 3.11 raised instead of a MemoryError in a function that had filled its memory.
 NO_EXCEPTION = "error return without exception set"
@@ -70,7 +67,6 @@ class CodeRunner:
         self._coroutines = CoroutineRunner(self._shield)
         self._main = MainModule()
         self._module = self._main.module
-        self._settings = CodeSettings()
         self._folder = "/"  # the code's working folder
         self._is_stateless = self._is_compiled = False
         self._executions = 0
@@ -142,8 +138,6 @@ class CodeRunner:
         self._folder = settings["cwd"]
         # The supervisor does not get this path: it could run these modules in place of library modules.
         sys.path[:0] = settings["python_path"]
-        if settings["confinement"].get("ignores_changes"):
-            report_missing_files()
 
     def serve(self, confinement: Confinement) -> NoReturn:
         """Run executions. A stateless one ends the process; those of a context share its globals."""
@@ -222,8 +216,6 @@ class CodeRunner:
                 kind = type(error).__qualname__
                 text = f"(it could not be described: {type(failure).__qualname__})"
                 outcome = {"kind": "code", "type": kind, "message": text, "traceback": "", "exit_code": None}
-        if self._shield.interrupted_imports:
-            repair_imports(self._shield.interrupted_imports)
         if not self._is_own_process:
             # This process is a fork that the code made. Its end does not end the execution.
             if outcome is not None:
@@ -241,15 +233,11 @@ class CodeRunner:
     def _execute_preparation(self, body: bytes) -> None:
         """Run the code of `prepare`, with the volume's names only: the other names belong to executions."""
         self._give_names(self._volume.make_names())
-        starts = ThreadStarts()
-        starts.watch()
         try:
             self._compile_and_run(loads(body.decode("utf-8"))["code"])
         except SystemExit as error:
             if error.code is not None and error.code != 0:
                 raise
-        finally:
-            starts.end()
         check_threads()
         import_common_modules()
         load_generators()
@@ -338,7 +326,7 @@ class CodeRunner:
         self._main.begin(self._folder, self._file_name, source)
         namespace = self._module.__dict__
         codes = parts if expression is None else [*parts, expression]
-        self._settings.enter()
+        gc.enable()
         try:
             for code in codes:
                 if code.co_flags & IS_COROUTINE:
@@ -347,7 +335,9 @@ class CodeRunner:
                 exec(part, namespace)
             return None if expression is None else eval(expression, namespace)
         finally:
-            self._settings.leave()
+            setprofile(None)
+            settrace(None)
+            setrecursionlimit(max(DRIVER_DEPTH, getrecursionlimit()))
 
     def _await(self, codes: list[CodeType]) -> Any:
         """Run code that awaits. Its event loop stays only in a context."""
@@ -457,7 +447,10 @@ class CodeRunner:
             message = str(error)
         except BaseException:
             message = "(its message could not be read)"
-        text = self._format_traceback(error)
+        try:
+            text = self._format_traceback(error)
+        except BaseException:  # the code may have changed a module that `traceback` uses
+            text = f"{type(error).__qualname__}: {message}\n"[:MAX_TRACEBACK_CHARACTERS]
         code: Any = error.code if isinstance(error, SystemExit) else None
         return {
             "kind": self._find_kind(error),
@@ -471,10 +464,7 @@ class CodeRunner:
 
     def _format_traceback(self, error: BaseException) -> str:
         self._main.show_lines()  # The code may have cleared the lines.
-        try:
-            return _format_traceback(error)
-        except BaseException:  # the code may have changed a module that `traceback` uses
-            return _format_plainly(error, self._main.sources)
+        return _format_traceback(error)
 
     def _find_kind(self, error: BaseException) -> str:
         kinds = {
@@ -559,22 +549,3 @@ def _format_traceback(error: BaseException) -> str:
         half = MAX_TRACEBACK_CHARACTERS // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
     return text
-
-
-def _format_plainly(error: BaseException, sources: dict[str, str]) -> str:
-    """Format a traceback of the code's own frames without Python's library."""
-    lines = ["Traceback (most recent call last):"]
-    trace = get_traceback(error)
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if not code.co_filename.startswith(DRIVER_FILE_PREFIX):
-            lines.append(f'  File "{code.co_filename}", line {trace.tb_lineno}, in {code.co_name}')
-            source = sources.get(code.co_filename, "").split("\n")
-            lines += [f"    {line.strip()}" for line in source[trace.tb_lineno - 1 : trace.tb_lineno]]
-        trace = trace.tb_next
-    try:
-        message = str(error)
-    except BaseException:
-        message = "(its message could not be read)"
-    text = "\n".join([*lines, f"{type(error).__qualname__}: {message}", ""])
-    return text[:MAX_TRACEBACK_CHARACTERS]

@@ -36,43 +36,21 @@ class ThreadExecution(_thread._local):  # type: ignore[reportPrivateUsage]
         for name in ("start_new_thread", "start_new", "start_joinable_thread"):  # the last one from Python 3.13 on
             start = getattr(_thread, name, None)
             if start is not None:
-                wrapper = wrap_thread_start(start, self._hand_on)
+                wrapper = self._wrap(start)
                 setattr(_thread, name, wrapper)
                 if hasattr(threading, "_" + name):
                     setattr(threading, "_" + name, wrapper)
 
-    def _hand_on(self) -> Callable[[], None]:
-        # The new thread empties this list, because any thread could read the token in a frame's variables.
-        handed = [(self.number, self.token)]
+    def _wrap(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        def start_thread(function: Any, *args: Any, **options: Any) -> Any:
+            # The new thread empties this list, because any thread could read the token in a frame's variables.
+            handed = [(self.number, self.token)]
 
-        def take() -> None:
-            self.number, self.token = handed.pop()
+            def run(*values: Any, **keywords: Any) -> Any:
+                self.number, self.token = handed.pop()
+                return function(*values, **keywords)
 
-        return take
-
-
-def wrap_thread_start(start: Callable[..., Any], expect: Callable[[], Callable[[], Any]]) -> Callable[..., Any]:
-    """Return a function that starts threads like `start`, which is one of `_thread`'s.
-
-    `expect` is called for each requested thread. The function that it returns is called first in the new thread, or at
-    once if the thread could not be started.
-    """
-
-    def start_thread(function: Any, *args: Any, **options: Any) -> Any:
-        if not callable(function):
-            return start(function, *args, **options)  # This call raises the error.
-        begin = expect()
-
-        def run(*values: Any, **keywords: Any) -> Any:
-            begin()
-            return function(*values, **keywords)
-
-        try:
             return start(run, *args, **options)
-        except Exception:
-            begin()
-            raise
 
-    start_thread.__name__ = start_thread.__qualname__ = start.__name__
-    start_thread.__doc__ = start.__doc__
-    return start_thread
+        start_thread.__name__ = start_thread.__qualname__ = start.__name__
+        return start_thread

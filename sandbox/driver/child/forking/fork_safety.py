@@ -7,14 +7,10 @@ import os
 import sys
 import time
 
-from ..thread_execution import wrap_thread_start
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
-START_SECONDS = 5  # time for a requested thread to begin on a very busy machine
 END_SECONDS = 0.01  # time for a thread that is about to end
 MAX_NAMES = 10  # names in a message
 WORD_BITS = 32  # bits in each number of a numpy seed
@@ -31,29 +27,6 @@ def import_common_modules() -> None:
     """Import the modules that most code and every traceback needs."""
     for name in ("json", "signal", "traceback", "linecache"):
         __import__(name)
-
-
-class ThreadStarts:
-    """Threads requested from `_thread` that have not begun: `_thread` counts a thread only once it runs."""
-
-    def __init__(self) -> None:
-        self._start = _thread.start_new_thread
-        self._pending: list[None] = []  # one item per thread: append and pop are atomic
-
-    def watch(self) -> None:
-        """Watch all future thread starts through `_thread`; `threading` itself waits for those that it starts."""
-        _thread.start_new_thread = _thread.start_new = wrap_thread_start(self._start, self._expect)
-
-    def end(self) -> None:
-        """Restore `_thread`'s own function, and wait for the threads that have not begun."""
-        _thread.start_new_thread = _thread.start_new = self._start
-        deadline = time.monotonic() + START_SECONDS
-        while self._pending and time.monotonic() < deadline:
-            time.sleep(0.001)
-
-    def _expect(self) -> Callable[[], None]:
-        self._pending.append(None)
-        return self._pending.pop
 
 
 def check_threads() -> None:

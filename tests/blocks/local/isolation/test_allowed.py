@@ -64,16 +64,8 @@ for touch in (pathlib.Path.touch, *by_program):
     path.write_text("text")
     touch(path)
     assert path.read_text() == "text"
-    os.utime(path)
     os.utime(path, (1, 1))
     path.unlink()
-    for change in (lambda: os.utime(path), lambda: os.utime(path, (1, 1)), lambda: path.chmod(0o600),
-                   lambda: os.chown(path, -1, -1), lambda: os.utime("touched", None, dir_fd=os.open(".", os.O_RDONLY))):
-        try:
-            change()
-        except FileNotFoundError:
-            continue
-        raise AssertionError("there is nothing to change")
 path.symlink_to("nowhere")
 os.lchown(path, -1, -1)
 os.utime(path, (1, 1), follow_symlinks=False)
