@@ -37,10 +37,10 @@ WorkPool = Annotated[
 ]
 
 
-app = App(name="deploy")
+deploy = App(name="deploy")
 
 
-@app.default
+@deploy.default
 def deploy_package(
     *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
     work_pool: Annotated[str, Parameter(metavar="POOL")] = "rlm-batch",
@@ -54,9 +54,9 @@ def deploy_package(
         raise ConfigurationError(
             f"unknown flow {words[0]!r}: give {', '.join(FLOWS)} or reap first, then its files and options"
         )
-    from ..deployments.deploy import deploy
+    from ..deployments.deploy import deploy as deploy_all
 
-    pools = asyncio.run(deploy(work_pool))
+    pools = asyncio.run(deploy_all(work_pool))
     for name, pool in pools.items():
         print(name if pool == work_pool else f"{name} stays in the work pool {pool}")
     for pool in sorted(set(pools.values())):
@@ -66,7 +66,7 @@ def deploy_package(
     return 0
 
 
-@app.command(name="reap", sort_key=0)
+@deploy.command(name="reap", sort_key=0)
 def deploy_reap(
     *,
     name: Name,
@@ -109,7 +109,7 @@ def make_deploy_action(
 
 for number, flow_name in enumerate(FLOWS, 1):
     purpose = f"Create a deployment of the flow {flow_name}."
-    app.command(f"{__name__}:{flow_name}", name=flow_name, help=purpose, sort_key=number)
+    deploy.command(f"{__name__}:{flow_name}", name=flow_name, help=purpose, sort_key=number)
 
 
 def __getattr__(name: str) -> Callable[..., int]:

@@ -22,10 +22,10 @@ from ..flows.proxies import check_proxies
 from ..flows.server.shared import SharedServerUnusable, list_shared_servers, wants_shared_server
 from ..sandbox.errors import RlmBatchError
 from ..tasks.ledger.result_index import get_results_root
-from .output import print_json, print_whole_lines
+from .output import Json, print_json, print_whole_lines
 
 
-def run_doctor(*, is_json: bool = False) -> int:
+def doctor(*, json: Json = False) -> int:
     """Print a row for each check, and return 0 if code can be isolated here, else 2."""
     rows = [("Python", True, f"{platform.python_version()} at {sys.executable}")]
     can_isolate = False
@@ -44,10 +44,10 @@ def run_doctor(*, is_json: bool = False) -> int:
     rows.append(asyncio.run(_check_server()))
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, works, text in rows:
-        if is_json:
+        if json:
             print_json({"check": name, "works": works, "details": text})
         table.add_row(name, Text("ok", "green") if works else Text("no", "red"), text)
-    if not is_json:
+    if not json:
         print_whole_lines(table)
     return 0 if can_isolate else 2
 

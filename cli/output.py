@@ -16,16 +16,10 @@ from ..sandbox.result import Outcome
 if TYPE_CHECKING:
     from rich.table import Table
 
-ShowOutput = Annotated[
-    bool, Parameter(help="Print the code's whole output after the table", negative=(), show_default=False)
-]
-ShowUsage = Annotated[
-    bool,
-    Parameter(help="Add columns with CPU seconds and peak memory to the table", negative=(), show_default=False),
-]
-Json = Annotated[
-    bool, Parameter(help="Print each row as a line of JSON instead of the table", negative=(), show_default=False)
-]
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+ShowOutput = Annotated[Flag, Parameter(help="Print the code's whole output after the table")]
+ShowUsage = Annotated[Flag, Parameter(help="Add columns with CPU seconds and peak memory to the table")]
+Json = Annotated[Flag, Parameter(help="Print each row as a line of JSON instead of the table")]
 
 
 @dataclass(frozen=True, slots=True)

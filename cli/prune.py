@@ -4,39 +4,52 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from ..blocks.host_files.cache import resolve_cache_root
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
 from ..tasks.ledger.result_index import get_results_root
 from ..tasks.ledger.retention import KeptFolder, OldFolder, delete_folder, list_old_folders, remove_remains
-from .output import print_json, print_table
+from .output import Flag, Json, print_json, print_table
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
-def prune(older_than: str, *, dry_run: bool, is_agreed: bool, is_json: bool) -> int:
+def prune(
+    *,
+    older_than: Annotated[str, Parameter(metavar="AGE")],
+    dry_run: Flag = False,
+    yes: Flag = False,
+    json: Json = False,
+) -> int:
     """Delete what nothing has used for that time. Return 1 if something could not be deleted.
+
+    Args:
+        older_than: Age since the last change of results, or the last use of a folder of the cache: 30d, 12h, 45m or 90s
+        dry_run: Show what would be deleted, and delete nothing
+        yes: Delete without a question
 
     Raises:
         ConfigurationError: The age is wrong, or the person at the terminal did not agree. Nothing is deleted then.
     """
     before = time.time() - parse_age(older_than)
-    if is_json and not (is_agreed or dry_run):
+    if json and not (yes or dry_run):
         raise ConfigurationError("--json asks no question: add --yes to delete, or --dry-run to list")
     root, cache = get_results_root(), resolve_cache_root()
     found = list(list_old_folders(root, cache, before))
     old = [folder for folder in found if isinstance(folder, OldFolder)]
     kept = [folder for folder in found if isinstance(folder, KeptFolder)]
-    if not is_json and old:
+    if not json and old:
         print_table([["what", "name", "last used (UTC)", "size"], *map(_format_row, old)], len(old))
     deleted: list[OldFolder] = []
     freed = 0
     if old and not dry_run:
-        if not is_agreed:
+        if not yes:
             _confirm(f"Delete {_count(old)}, {_format_size(_sum_sizes(old))}?")
         for folder in old:
             result = delete_folder(folder)
@@ -47,7 +60,7 @@ def prune(older_than: str, *, dry_run: bool, is_agreed: bool, is_json: bool) -> 
                 deleted.append(folder)
     if not dry_run:
         remove_remains(root, cache, before)
-    if is_json:
+    if json:
         for folder in old if dry_run else deleted:
             print_json(_describe(folder, is_deleted=not dry_run))
     for folder in kept:
@@ -56,7 +69,7 @@ def prune(older_than: str, *, dry_run: bool, is_agreed: bool, is_json: bool) -> 
         text = f"would delete {_count(old)}, {_format_size(_sum_sizes(old))}"
     else:
         text = f"deleted {_count(deleted)}, {_format_size(freed)} freed"
-    print(text, file=sys.stderr if is_json else sys.stdout)
+    print(text, file=sys.stderr if json else sys.stdout)
     return 0 if dry_run or len(deleted) == len(old) else 1
 
 

@@ -11,15 +11,21 @@ from ..flows.reporting.ledger_reader import LedgerReader
 from ..sandbox.errors import ConfigurationError
 from ..tasks.repeats import Item
 from .earlier_run import find_model, read_parameters
-from .output import OutputFormat
+from .output import Json, OutputFormat, ShowOutput, ShowUsage
 from .report import open_run
 from .run_flow import run_flow
 
 
-def rerun_execution(run: str, number: int, output: OutputFormat) -> int:
+def rerun(
+    run: str, number: int, /, *, show_output: ShowOutput = False, usage: ShowUsage = False, json: Json = False
+) -> int:
     """Run one execution of a run again, in a new run of its own, and return the exit status.
 
     The Prefect server has the run's parameters, so it must be the server of the run.
+
+    Args:
+        run: Id or name of a flow run, or the path of its results
+        number: The number of the execution in the run's table
 
     Raises:
         ConfigurationError: There is no such run or execution, or it cannot run alone.
@@ -37,6 +43,7 @@ def rerun_execution(run: str, number: int, output: OutputFormat) -> int:
     values = {field.name: getattr(parameters.options, field.name) for field in fields(Options)}
     # The earlier run's results would count as this run's.
     values |= {"results_path": None, "cache_results": False, "shards": None}
+    output = OutputFormat(show_output, json, usage)
     return run_flow(BatchParameters, [], output, {"code": code, "inputs": [variables], **values})
 
 

@@ -48,7 +48,7 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
     display = ProgressDisplay()
     failed: ExecutionsFailed | None = None
     try:
-        report = _run_with_display(_start_flow(model, parameters, plan, display), display, values)
+        report = run_with_display(_start_flow(model, parameters, plan, display), display, values)
     except ExecutionsFailed as error:
         failed = error
         spec = None if plan is None else plan.report_spec
@@ -136,34 +136,7 @@ def _print_failures(failed: ExecutionsFailed, files: list[str]) -> None:
     print("\n".join(lines), file=sys.stderr)
 
 
-def run_reap(*, is_json: bool, **parameters: Any) -> int:
-    """Run the reap flow, print a row for each sandbox and their total cost, and return the exit status."""
-    from ..flows.orphans import describe_removal
-
-    display = ProgressDisplay()
-    try:
-        _run_with_display(_start_reap(parameters, display), display, parameters)
-    finally:
-        if is_json:
-            for item in display.orphans:
-                labels = {"flow_run": item.info.run, "host": item.info.host}
-                print_json({"sandbox": item.info.id, **labels, "reason": item.reason, "seconds": item.seconds})
-        elif display.orphans:
-            rows = [[item.info.id, item.info.host, item.reason] for item in display.orphans]
-            print_table([["sandbox", "host", "why"], *rows], len(rows))
-    verb = "would be removed" if parameters["dry_run"] else "removed"
-    summary = describe_removal(display.orphans, parameters["provider"], verb)
-    print(summary, file=sys.stderr if is_json else sys.stdout)
-    return 0
-
-
-async def _start_reap(parameters: dict[str, Any], display: ProgressDisplay) -> None:
-    from ..flows.reap import reap
-
-    await reap.call((), parameters, display)
-
-
-def _run_with_display(flow: Coroutine[Any, Any, T], display: ProgressDisplay, values: dict[str, Any]) -> T:
+def run_with_display(flow: Coroutine[Any, Any, T], display: ProgressDisplay, values: dict[str, Any]) -> T:
     """Run a flow with its display, and return its result."""
     with display:
         from prefect.exceptions import TerminationSignal

@@ -8,17 +8,17 @@ from typing import Any
 from ..flows.reporting.table import MAX_SHOWN_ROWS, format_cell
 from ..tasks.ledger.result_index import get_results_root
 from ..tasks.ledger.run_record import RunRecord, read_known_runs
-from .output import print_json, print_table
+from .output import Json, print_json, print_table
 
 COLUMNS = ["name", "flow", "began (UTC)", "succeeded", "best", "results"]
 SHORT_ID = 8  # characters of a run's id in the table, enough for `rlm-batch report`
 
 
-def show_runs(*, is_json: bool = False) -> int:
+def runs(*, json: Json = False) -> int:
     """Print a row for each run, or as JSON a line."""
     known = read_known_runs(get_results_root())
     records = known.list_latest()
-    if is_json:
+    if json:
         for record in records:
             print_json(_describe(record))
     else:

@@ -6,14 +6,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from cyclopts import App
 from prefect.settings import PREFECT_HOME
 
 from ..flows.server.shared import SharedServerUnusable, list_shared_servers
 from ..sandbox.errors import ConfigurationError
+from .output import Flag
+
+server = App(name="server")
 
 
+@server.default
 def show_servers() -> int:
-    """Print the running shared servers with the password for the UI, and return 0 if there is one, else 1."""
+    """Show the shared Prefect server of the command line, and the address that signs in to its UI.
+
+    Commands start it when they need it. It ends after 15 minutes without a request. The status is 1 if none runs.
+    """
     servers = 0
     with _explain():
         for server in list_shared_servers():
@@ -31,11 +39,12 @@ def show_servers() -> int:
     return 0 if servers else 1
 
 
-def stop_servers(*, force: bool) -> int:
-    """End the shared servers of this PREFECT_HOME, and return 0.
+@server.command(name="stop")
+def stop_servers(*, force: Flag = False) -> int:
+    """End the shared Prefect server.
 
     Args:
-        force: End a server that a command uses, too.
+        force: End it even while a command uses it; that command fails, and keeps its results
 
     Raises:
         ConfigurationError: A command uses a server.

@@ -16,10 +16,14 @@ from .report import open_run
 from .run_flow import run_until_interrupted
 
 
-def open_shell(run: str, number: int) -> int:
+def shell(run: str, number: int, /) -> int:
     """Open a terminal in the kept sandbox of an execution, and return the exit status of its shell.
 
     The Prefect server has the settings of the run's provider, so it must be the server of the run.
+
+    Args:
+        run: Id or name of a flow run, or the path of its results
+        number: The number of the execution in the run's table
 
     Raises:
         ConfigurationError: There is no such run, execution or kept sandbox, or this process has no terminal.

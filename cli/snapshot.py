@@ -3,17 +3,23 @@
 import asyncio
 import sys
 import time
+from typing import Annotated
+
+from cyclopts import App, Parameter
 
 from ..blocks.provider import SandboxProvider, SnapshotInfo
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError
-from .output import print_json, print_table
+from .output import Json, print_json, print_table
 
+snapshot = App(name="snapshot")
+Provider = Annotated[str, Parameter(help="daytona, or a saved block such as daytona-sandbox/NAME", metavar="PROVIDER")]
 COLUMNS = ["name", "GiB", "created (UTC)", "last used (UTC)", "expires (UTC)"]
 
 
-def print_snapshots(provider: str, *, is_json: bool = False) -> int:
-    """Print a row for each snapshot, the latest used first."""
+@snapshot.command(name="list")
+def print_snapshots(*, provider: Provider = "daytona", json: Json = False) -> int:
+    """List the snapshots of set-ups, with their sizes, ages and last use."""
 
     async def list_all() -> list[SnapshotInfo]:
         block = await _resolve(provider)
@@ -21,7 +27,7 @@ def print_snapshots(provider: str, *, is_json: bool = False) -> int:
 
     snapshots = asyncio.run(list_all())
     found = sorted(snapshots, key=lambda snapshot: snapshot.last_used, reverse=True)
-    if is_json:
+    if json:
         for snapshot in found:
             print_json(
                 {
@@ -40,22 +46,32 @@ def print_snapshots(provider: str, *, is_json: bool = False) -> int:
     return 0
 
 
-def remove_snapshots(provider: str, names: list[str]) -> int:
-    """Delete snapshots by name. Raise ConfigurationError, and delete none, if one is missing."""
+@snapshot.command(name="rm")
+def remove_snapshots(name: str, /, *names: str, provider: Provider = "daytona") -> int:
+    """Delete snapshots of set-ups. The next run with such a set-up makes it again.
+
+    Args:
+        name: The snapshot
+        names: More snapshots
+
+    Raises:
+        ConfigurationError: A snapshot is missing. Then none is deleted.
+    """
+    wanted = [name, *names]
 
     async def remove() -> None:
         block = await _resolve(provider)
         ids = {snapshot.name: snapshot.id for snapshot in await block.list_snapshots()}
-        for name in names:
+        for name in wanted:
             if name not in ids:
                 raise ConfigurationError(
                     f"rlm-batch made no snapshot {name!r}: see rlm-batch snapshot list --provider {provider}"
                 )
-        for name in names:
+        for name in wanted:
             await block.delete_snapshot(ids[name])
 
     asyncio.run(remove())
-    print(f"deleted {len(names)} {'snapshot' if len(names) == 1 else 'snapshots'}", file=sys.stderr)
+    print(f"deleted {len(wanted)} {'snapshot' if len(wanted) == 1 else 'snapshots'}", file=sys.stderr)
     return 0
 
 

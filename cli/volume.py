@@ -2,28 +2,41 @@
 
 import sys
 from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+from cyclopts import App, Parameter
 
 from ..blocks.sync_volume import Volume, list_volumes
 from ..blocks.volume import check_volume_name, split_volume_path
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
-from .output import print_json
+from .output import Flag, Json, print_json
+
+volume = App(name="volume")
+Provider = Annotated[str, Parameter(help="local, or a saved block such as local-sandbox/NAME", metavar="PROVIDER")]
 
 
-def print_volumes(provider: str, *, is_json: bool = False) -> int:
-    """Print the name of each volume."""
+@volume.command(name="list")
+def print_volumes(*, provider: Provider = "local", json: Json = False) -> int:
+    """List the names of all volumes."""
     for name in list_volumes(provider):
-        if is_json:
+        if json:
             print_json({"name": name})
         else:
             print(escape_text(name))
     return 0
 
 
-def list_files(provider: str, name: str, path: str, *, is_json: bool = False) -> int:
-    """Print the size in bytes and the path of each file."""
+@volume.command(name="ls")
+def list_files(name: str, path: str = "", /, *, provider: Provider = "local", json: Json = False) -> int:
+    """List the files on a volume, with their sizes in bytes.
+
+    Args:
+        name: The volume
+        path: A file or directory on the volume; by default all files
+    """
     files = Volume(check_volume_name(name), provider=provider).ls(path)
-    if is_json:
+    if json:
         for file in files:
             print_json({"path": file.path, "bytes": file.size})
         return 0
@@ -33,8 +46,15 @@ def list_files(provider: str, name: str, path: str, *, is_json: bool = False) ->
     return 0
 
 
-def get_files(provider: str, name: str, path: str, target: str, *, force: bool) -> int:
-    """Download a file of the volume, or all files of a directory there.
+@volume.command(name="get")
+def get_files(name: str, path: str, target: str = ".", /, *, force: Flag = False, provider: Provider = "local") -> int:
+    """Copy a file, or a directory with its contents, from a volume to this machine.
+
+    Args:
+        name: The volume
+        path: The file or directory on the volume
+        target: Directory for the copy, or its new name; by default the current directory
+        force: Overwrite existing files without asking
 
     Raises:
         ConfigurationError: A file would be overwritten without `force`, and the person at the terminal did not agree.
@@ -45,8 +65,8 @@ def get_files(provider: str, name: str, path: str, target: str, *, force: bool) 
     if destination.is_dir():  # As with cp, an existing directory gets the file, and another target is its name.
         destination /= PurePosixPath(source).name
 
-    with Volume(check_volume_name(name), provider=provider) as volume:
-        files = volume.ls(source)
+    with Volume(check_volume_name(name), provider=provider) as opened:
+        files = opened.ls(source)
         is_single_file = [file.path for file in files] == [source]
         local_paths: dict[str, Path] = {}
         for file in files:
@@ -56,7 +76,7 @@ def get_files(provider: str, name: str, path: str, target: str, *, force: bool) 
         if not force:
             _confirm_overwriting([local_path for local_path in local_paths.values() if local_path.exists()])
         for file_path, local_path in local_paths.items():
-            data = volume.get(file_path)
+            data = opened.get(file_path)
             try:
                 local_path.parent.mkdir(parents=True, exist_ok=True)
                 local_path.write_bytes(data)
@@ -80,8 +100,15 @@ def _confirm_overwriting(paths: list[Path]) -> None:
         raise ConfigurationError("nothing was written")
 
 
-def put_file(provider: str, name: str, source: str, path: str | None) -> int:
-    """Upload a file to `path` on the volume, by default its own name; a path that ends in a slash is a directory."""
+@volume.command(name="put")
+def put_file(name: str, source: str, path: str | None = None, /, *, provider: Provider = "local") -> int:
+    """Copy a file to a volume.
+
+    Args:
+        name: The volume, created if it is missing
+        source: The file on this machine
+        path: Path on the volume; by default the file's name. With a slash at its end it is a directory.
+    """
     file = Path(source).expanduser()
     try:
         data = file.read_bytes()
@@ -95,16 +122,23 @@ def put_file(provider: str, name: str, source: str, path: str | None) -> int:
     return 0
 
 
-def remove_files(provider: str, name: str, path: str, *, recursive: bool) -> int:
-    """Remove a file of the volume, or, if `recursive`, a directory with its contents."""
+@volume.command(name="rm")
+def remove_files(name: str, path: str, /, *, recursive: Flag = False, provider: Provider = "local") -> int:
+    """Remove a file from a volume.
+
+    Args:
+        name: The volume
+        path: The file on the volume
+        recursive: Remove a directory with its contents
+    """
     target = "/".join(split_volume_path(path))
     if not target:
         raise ConfigurationError("no path was given: name the file or directory on the volume to remove")
-    with Volume(check_volume_name(name), provider=provider) as volume:
-        files = volume.ls(target)
+    with Volume(check_volume_name(name), provider=provider) as opened:
+        files = opened.ls(target)
         if not recursive and [file.path for file in files] != [target]:
             count = f"{len(files)} {'file' if len(files) == 1 else 'files'}"
             raise ConfigurationError(f"{path} is a directory with {count}: --recursive removes it")
-        volume.delete(target)
+        opened.delete(target)
     print(f"removed {len(files)} {'file' if len(files) == 1 else 'files'} from the volume {name}", file=sys.stderr)
     return 0

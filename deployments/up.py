@@ -11,8 +11,9 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
+from cyclopts import Parameter
 from prefect.settings import (
     PREFECT_HOME,
     PREFECT_SERVER_API_AUTH_STRING,
@@ -36,14 +37,20 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def up(port: int | None = None, database: str | None = None, auth: str | None = None) -> None:
+def up(
+    *,
+    port: Annotated[int | None, Parameter(metavar="PORT")] = None,
+    database: Annotated[str | None, Parameter(metavar="URL")] = None,
+    auth: Annotated[str | None, Parameter(metavar="NAME:PASSWORD")] = None,
+) -> None:
     """Run a server and a worker until SIGINT, SIGTERM or SIGHUP, then end the flow runs, worker and server.
 
     Args:
-        port: The server's port on this machine, by default Prefect's 4200.
-        database: The URL of the server's Postgres database, by default SQLite's `prefect.db` in PREFECT_HOME.
-        auth: The name and password that clients must send, as NAME:PASSWORD. By default
-            PREFECT_SERVER_API_AUTH_STRING, or none.
+        port: Port of the server and its UI on this machine; by default 4200
+        database: Postgres database instead of SQLite, for several people or machines:
+            postgresql://USER:PASSWORD@HOST/NAME
+        auth: Name and password for the server. Clients set them in PREFECT_API_AUTH_STRING. This option is visible in
+            the list of processes; the variable PREFECT_SERVER_API_AUTH_STRING has the same effect and is not.
 
     Raises:
         ConfigurationError: An option is wrong, `up` is already running, or the server or the worker fails or ends.

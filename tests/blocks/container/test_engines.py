@@ -10,7 +10,7 @@ import pytest
 from rlm_batch import ConfigurationError, ContainerSandbox
 from rlm_batch.blocks.container.engine import find_engine
 from rlm_batch.blocks.registry import make_unsaved_provider
-from rlm_batch.cli.doctor import run_doctor
+from rlm_batch.cli.doctor import doctor
 
 from .conftest import DOCKER_INFO, make_docker, make_program
 
@@ -81,7 +81,7 @@ async def test_a_sandbox_runs_with_dockers_command_line(
 def test_doctor_lists_the_engines_with_their_kind(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_program(programs / "podman", NO_DAEMON.replace("Docker", "Podman"))
     make_docker(programs / "docker", DOCKER_INFO, "exit 1")
-    assert run_doctor(is_json=True) == 0
+    assert doctor(json=True) == 0
     rows = {row["check"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
     assert rows["container, docker"]["works"]
     assert "docker 28.2.2 (with root's rights, runc, cgroup v2 for memory_mib" in rows["container, docker"]["details"]
@@ -92,7 +92,7 @@ def test_doctor_lists_the_engines_with_their_kind(programs: Path, capsys: pytest
 
 @pytest.mark.requires("podman")
 def test_doctor_starts_a_container_if_the_image_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    run_doctor(is_json=True)
+    doctor(json=True)
     rows = {row["check"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
     details = rows["container, podman"]["details"]
     assert f"with Python {'.'.join(map(str, sys.version_info[:3]))}" in details

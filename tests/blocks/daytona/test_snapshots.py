@@ -11,7 +11,7 @@ import pytest
 from rlm_batch import ConfigurationError, DaytonaSandbox, batch, reap
 from rlm_batch.blocks.daytona import environment
 from rlm_batch.blocks.daytona.provider import DaytonaProvider
-from rlm_batch.cli.doctor import run_doctor
+from rlm_batch.cli.doctor import doctor
 from rlm_batch.cli.snapshot import print_snapshots, remove_snapshots
 
 from ...infra.waiting import wait_until_async
@@ -227,18 +227,18 @@ async def test_commands_show_and_delete_the_set_ups(standin: Any, capsys: pytest
         await run(DaytonaSandbox(setup=f"echo {number}", setup_snapshot="always"), times=1)
     old, kept = (snapshot["name"] for snapshot in standin.state()["snapshots"])
     standin.set(snapshot_changes={old: {"last_used": "2020-01-01T00:00:00+00:00"}})
-    assert await asyncio.to_thread(print_snapshots, "daytona") == 0
+    assert await asyncio.to_thread(print_snapshots, provider="daytona") == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert [row[0] for row in rows] == [kept, old]
     assert (rows[1][1], rows[1][4], rows[1][6]) == ("0.5", "2020-01-01", "2020-01-08")
-    await asyncio.to_thread(run_doctor)
+    await asyncio.to_thread(doctor)
     assert "2 kept set-ups (1.0 GiB, unused for up to " in " ".join(capsys.readouterr().out.split())
     with pytest.raises(ConfigurationError, match=r"made no snapshot 'other': see rlm-batch snapshot list"):
-        await asyncio.to_thread(remove_snapshots, "daytona", [old, "other"])
-    await asyncio.to_thread(remove_snapshots, "daytona", [old])
+        await asyncio.to_thread(remove_snapshots, old, "other", provider="daytona")
+    await asyncio.to_thread(remove_snapshots, old, provider="daytona")
     assert [snapshot["name"] for snapshot in standin.state()["snapshots"]] == [kept]
     with pytest.raises(ConfigurationError, match="the provider modal has no snapshots: daytona has"):
-        await asyncio.to_thread(print_snapshots, "modal")
+        await asyncio.to_thread(print_snapshots, provider="modal")
 
 
 async def test_a_key_without_rights_for_snapshots_still_reaps_and_is_no_fault_of_the_provider(
@@ -248,7 +248,7 @@ async def test_a_key_without_rights_for_snapshots_still_reaps_and_is_no_fault_of
     await block.open({**block.labels(""), "rlm-batch-expires": "1"})
     standin.set(fault_rate=1.0, faults=["403"], fault_where="/api/snapshots", fault_message="no right")
     assert len(await reap("daytona")) == 1
-    await asyncio.to_thread(run_doctor, is_json=True)
+    await asyncio.to_thread(doctor, json=True)
     rows = map(json.loads, capsys.readouterr().out.splitlines())
     (row,) = [row for row in rows if row["check"] == "daytona"]
     assert row["works"]
