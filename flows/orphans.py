@@ -45,14 +45,6 @@ class OrphanedSandbox:
 
 
 @dataclass(frozen=True, slots=True)
-class Removal:
-    """The removed sandboxes, and the errors of others. Sandboxes that were gone are in neither."""
-
-    removed: list[OrphanedSandbox]
-    errors: dict[str, RlmBatchError]  # The keys are sandbox ids.
-
-
-@dataclass(frozen=True, slots=True)
 class Findings:
     """The sandboxes of a provider that nothing uses, and sentences on why the others stay."""
 
@@ -94,7 +86,7 @@ async def find_orphans(
             reasons[info.id] = "its lifetime is over"
         elif _is_owner_alive(info) is False:
             reasons[info.id] = "its process has ended"
-        elif server and info.server == server and _is_uuid(info.run):
+        elif server and info.server == server and info.run:
             candidates[uuid.UUID(info.run)].append(info)
         else:
             others["a flow run of another server" if info.run else "a script", info.process].append(info)
@@ -102,18 +94,26 @@ async def find_orphans(
         async with get_client() as client:
             runs = await read_flow_runs(client, candidates)
             for run_id, boxes in candidates.items():
-                run = runs.get(run_id)
-                reason = await _explain_why_over(client, run)
-                if run is not None and not reason:
+                run, reason = runs.get(run_id), ""
+                if run is None:
+                    reason = "its flow run was deleted"
+                elif run.state is None or run.state.is_final():
+                    reason = _describe_state(run)
+                elif (caller := await _find_outermost_caller(client, run)) and caller.state and caller.state.is_final():
+                    reason = f"the flow run that called its own is {caller.state.name}"
+                else:
                     is_seen = older_than is None and all(map(_is_owner_alive, boxes))
                     silence = 0.0 if is_seen else await measure_silence(client, run, boxes, now)
                     if older_than is not None and silence > older_than:
                         reason = f"{_describe_state(run)}, and has been silent for more than {older_than:,.0f} s"
                     else:
-                        kept.append(_describe_run_kept(run, boxes, silence, older_than or MIN_SILENCE_SECONDS))
+                        about = f"silent for {silence:,.0f} s: `--older-than SECONDS` removes those of silent runs"
+                        kept.append(_describe_left(f"flow run {run.name}", boxes, about))
                 if reason:
                     reasons.update((info.id, reason) for info in boxes)
-    kept += [_describe_others_kept(owner, boxes, now) for (owner, _), boxes in others.items()]
+    for (owner, _), boxes in others.items():
+        hours = (max(info.expires for info in boxes) - now) / 3600
+        kept.append(_describe_left(owner, boxes, f"until their lifetime ends within {max(0.0, hours):.1f} h"))
     return Findings([_make_orphan(info, reasons[info.id], now) for info in ours if info.id in reasons], kept)
 
 
@@ -123,9 +123,15 @@ def describe_kept(provider: SandboxProvider, info: SandboxInfo) -> str:
     return f"kept until {until:%H:%M %Z}; `rlm-batch reap --kept --provider {provider.provider_name}` removes it sooner"
 
 
-async def remove_orphans(provider: SandboxProvider, orphans: Iterable[OrphanedSandbox]) -> Removal:
-    """Remove sandboxes, some at a time. An error does not prevent the removal of the others."""
-    orphans, errors, gate = list(orphans), dict[str, RlmBatchError](), asyncio.Semaphore(MAX_CONCURRENT_REMOVALS)
+async def remove_orphans(
+    provider: SandboxProvider, orphans: list[OrphanedSandbox]
+) -> tuple[list[OrphanedSandbox], dict[str, RlmBatchError]]:
+    """Remove sandboxes, some at a time. An error does not prevent the removal of the others.
+
+    Returns:
+        The removed sandboxes, and the errors of others by id. Sandboxes that were gone are in neither.
+    """
+    errors, gate = dict[str, RlmBatchError](), asyncio.Semaphore(MAX_CONCURRENT_REMOVALS)
 
     async def remove_one(info: SandboxInfo) -> bool:
         async with gate:
@@ -136,18 +142,11 @@ async def remove_orphans(provider: SandboxProvider, orphans: Iterable[OrphanedSa
                 return False
 
     were_removed = await asyncio.gather(*(remove_one(orphan.info) for orphan in orphans))
-    return Removal(list(itertools.compress(orphans, were_removed)), errors)
+    return list(itertools.compress(orphans, were_removed)), errors
 
 
 def _make_orphan(info: SandboxInfo, reason: str, now: float) -> OrphanedSandbox:
     return OrphanedSandbox(info, reason, max(0.0, now - info.began) if info.began else 0.0)
-
-
-def _is_uuid(text: str) -> bool:
-    try:
-        return bool(uuid.UUID(text))
-    except ValueError:
-        return False
 
 
 async def read_flow_runs(client: PrefectClient, ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, FlowRun]:
@@ -167,18 +166,6 @@ def _is_owner_alive(info: SandboxInfo) -> bool | None:
     return is_process_alive(info.process) if info.host == socket.gethostname() else None
 
 
-async def _explain_why_over(client: PrefectClient, run: FlowRun | None) -> str:
-    """Return why a flow run of this server is over, or an empty text if it is not, as far as the server knows."""
-    if run is None:
-        return "its flow run was deleted"
-    if run.state is None or run.state.is_final():
-        return _describe_state(run)
-    caller = await _find_outermost_caller(client, run)
-    if caller is not None and caller.state is not None and caller.state.is_final():
-        return f"the flow run that called its own is {caller.state.name}"
-    return ""
-
-
 def _describe_state(run: FlowRun) -> str:
     return f"its flow run is {run.state.name if run.state is not None else 'over'}"
 
@@ -195,37 +182,13 @@ async def measure_silence(client: PrefectClient, run: FlowRun, boxes: list[Sandb
     return max(0.0, now - max([heard, *(event.occurred.timestamp() for event in page.events)]))
 
 
-def _describe_run_kept(run: FlowRun, boxes: list[SandboxInfo], silence: float, limit: float) -> str:
-    """Return a sentence that a live flow run's sandboxes stay, and when `--older-than` removes them."""
-    whose = f"left: {_count(boxes)} of flow run {run.name}"
+def _describe_left(owner: str, boxes: list[SandboxInfo], about: str) -> str:
+    """Return a sentence that an owner's sandboxes stay, and what removes them."""
+    left = f"left: {_count(boxes)} of {owner}"
     if all(map(_is_owner_alive, boxes)):
-        return f"{whose}, whose process is alive on this machine"
-    when = " once it has been silent for so long" if silence <= limit else ""
-    return (
-        f"{whose} on {_name_hosts(boxes)}, which is {run.state_name} and has been silent for {silence:,.0f} s; "
-        f"`--older-than {limit:.0f}` takes them{when}{_describe_reap_there(boxes)}"
-    )
-
-
-def _describe_others_kept(owner: str, boxes: list[SandboxInfo], now: float) -> str:
-    """Return a sentence that sandboxes of another server or of a script stay, and what removes them."""
-    whose = f"left: {_count(boxes)} of {owner}"
-    if all(map(_is_owner_alive, boxes)):
-        return f"{whose}, whose process is alive on this machine"
-    ends = max(info.expires for info in boxes)
-    lifetime = f"ends within {(ends - now) / 3600:.1f} h" if ends else "is not known"
-    return (
-        f"{whose} on {_name_hosts(boxes)}, of which this server knows nothing; their lifetime {lifetime}"
-        f"{_describe_reap_there(boxes)}"
-    )
-
-
-def _name_hosts(boxes: list[SandboxInfo]) -> str:
-    return ", ".join(sorted({info.host or "an unknown machine" for info in boxes}))
-
-
-def _describe_reap_there(boxes: list[SandboxInfo]) -> str:
-    return ", and reap on the machine of its process as soon as that has ended" if any(b.process for b in boxes) else ""
+        return f"{left}, whose process is alive on this machine"
+    hosts = ", ".join(sorted({info.host or "an unknown machine" for info in boxes}))
+    return f"{left} on {hosts}, {about}; reap on that machine removes them once their process has ended"
 
 
 async def _find_outermost_caller(client: PrefectClient, run: FlowRun) -> FlowRun | None:
@@ -298,13 +261,13 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
             for info in sandboxes
             if info.run == str(flow_run.id) and info.labels.get("managed-by") == "rlm-batch" and info.kept_until <= now
         ]
-        removal = await remove_orphans(provider, orphans)
+        removed, errors = await remove_orphans(provider, orphans)
     except RlmBatchError as error:
         log.warning("the sandboxes of this run could not be listed, and stay until they expire: %s", error)
         return
-    if removal.removed:
-        log.info("%s", describe_removal(removal.removed, provider.provider_name, "removed"))
-    for sandbox, error in removal.errors.items():
+    if removed:
+        log.info("%s", describe_removal(removed, provider.provider_name, "removed"))
+    for sandbox, error in errors.items():
         log.warning("sandbox %s could not be removed, and stays until it expires: %s", sandbox, error.summary)
 
 

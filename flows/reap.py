@@ -5,15 +5,16 @@ from typing import Annotated
 
 import httpx
 from prefect import get_run_logger
+from prefect.client.orchestration import get_client
 from pydantic import Field
 
 from ..blocks.provider import SandboxProvider
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import RlmBatchError, SandboxesLeft
 from ..sandbox.outcomes.server_message import describe_server_error
+from ..tasks.capacity.lost_leases import return_all_lost_slots
 from .listener import FlowListener
-from .lost_slots import return_lost_slots
-from .orphans import MIN_SILENCE_SECONDS, Removal, describe_removal, find_orphans, get_server_id, remove_orphans
+from .orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, get_server_id, remove_orphans
 from .parameters import Provider
 from .prefect_flow import define_function_flow, get_current_flow
 
@@ -50,8 +51,7 @@ async def reap(
 
     Snapshots of sandboxes' set-ups that have been unused for the block's `snapshot_ttl` are deleted too.
 
-    Slots of concurrency limits that no living run holds are given back, too: those of blocks' limits whose leases the
-    Prefect server has lost, and those of our deployments whose runs have ended, or have been silent for 360 s.
+    Slots of blocks' limits whose leases the Prefect server has lost are given back, too.
 
     All other sandboxes stay: those of scripts and of other servers until they expire, and those of flow runs that have
     not ended. The log names the rlm-batch sandboxes that stay, with the reason.
@@ -71,38 +71,42 @@ async def reap(
         SandboxesLeft: Some sandboxes could not be removed.
     """
     log, listener = get_run_logger(), get_current_flow().listener or FlowListener()
+
+    def report(sentence: str) -> None:
+        log.info("%s", sentence)
+        listener.on_warning(sentence)
+
     block = await resolve_provider(provider)
     findings = await find_orphans(block, await get_server_id(), older_than, takes_kept=kept)
-    orphans = findings.orphans
+    for sentence in findings.kept:
+        report(sentence)
     try:
-        slots = await return_lost_slots(dry_run=dry_run)
+        async with get_client() as client:
+            for limit in [] if dry_run else await return_all_lost_slots(client):
+                report(
+                    f"the Prefect server has lost its leases, probably by a restart: the {limit.active_slots} slots in "
+                    f"use of {limit.name} are free again, and runs that still hold one take it anew"
+                )
     except httpx.HTTPError as error:
-        slots = [f"lost slots could not be looked for: {describe_server_error(error)}"]
-
-    def report(sentences: list[str]) -> None:
-        for sentence in sentences:
-            log.info("%s", sentence)
-            listener.on_warning(sentence)
-
-    report([*findings.kept, *slots])
-    for orphan in orphans:
+        report(f"lost slots could not be looked for: {describe_server_error(error)}")
+    for orphan in findings.orphans:
         log.info("sandbox %s of run %s: %s", orphan.info.id, orphan.info.run or "(a script)", orphan.reason)
     try:
-        report(await _delete_expired_snapshots(block, dry_run=dry_run))
+        for sentence in await _delete_expired_snapshots(block, dry_run=dry_run):
+            report(sentence)
     except RlmBatchError as error:
-        report([f"unused snapshots could not be deleted: {error.summary}"])
-    removal = Removal(orphans, {}) if dry_run else await remove_orphans(block, orphans)
-    listener.on_orphans(removal.removed)
-    verb = "would be removed" if dry_run else "removed"
-    log.info("%s", describe_removal(removal.removed, block.provider_name, verb))
-    if removal.errors:
-        sandbox, error = next(iter(removal.errors.items()))
+        report(f"unused snapshots could not be deleted: {error.summary}")
+    removed, errors = (findings.orphans, {}) if dry_run else await remove_orphans(block, findings.orphans)
+    listener.on_orphans(removed)
+    log.info("%s", describe_removal(removed, block.provider_name, "would be removed" if dry_run else "removed"))
+    if errors:
+        sandbox, error = next(iter(errors.items()))
         raise SandboxesLeft(
-            f"{len(removal.errors)} of {len(orphans)} sandboxes could not be removed, the first is "
+            f"{len(errors)} of {len(findings.orphans)} sandboxes could not be removed, the first is "
             f"{sandbox}: {error.summary} -- reap again later",
-            sandboxes=list(removal.errors),
+            sandboxes=list(errors),
         )
-    return [orphan.info.id for orphan in removal.removed]
+    return [orphan.info.id for orphan in removed]
 
 
 async def _delete_expired_snapshots(block: SandboxProvider, *, dry_run: bool) -> list[str]:

@@ -6,9 +6,7 @@ the proof. A Prefect Variable, named after the limit's id, has the proof's id. I
 leases are gone too. Then its slots are counted anew, and the runs that live take new slots.
 """
 
-from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
 from uuid import UUID
 
 import httpx
@@ -46,18 +44,16 @@ async def return_lost_slots(client: PrefectClient, name: str) -> GlobalConcurren
     return None
 
 
-async def return_all_lost_slots(client: PrefectClient) -> AsyncIterator[GlobalConcurrencyLimitResponse]:
-    """Give back the lost slots of all limits that have a proof. Yield these limits, as they were before.
+async def return_all_lost_slots(client: PrefectClient) -> list[GlobalConcurrencyLimitResponse]:
+    """Give back the lost slots of all limits that have a proof. Return these limits, as they were before.
 
     Raises httpx.HTTPError.
     """
     only = {"name": {"like_": f"{VARIABLE_PREFIX}%"}}
     answer = await client.request("POST", "/variables/filter", json={"variables": only, "limit": 200})
-    variables: list[dict[str, Any]] = answer.json()
-    for variable in variables:
-        limit = await return_lost_slots(client, variable["name"].removeprefix(VARIABLE_PREFIX))
-        if limit is not None and limit.active_slots:
-            yield limit
+    names = [variable["name"].removeprefix(VARIABLE_PREFIX) for variable in answer.json()]
+    limits = [await return_lost_slots(client, name) for name in names]
+    return [limit for limit in limits if limit is not None and limit.active_slots]
 
 
 async def renew_lease(client: PrefectClient, lease: UUID, seconds: float) -> bool:

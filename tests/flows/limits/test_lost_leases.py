@@ -10,18 +10,14 @@ from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Pending
 
 from rlm_batch import LocalSandbox, batch, reap
-from rlm_batch.deployments.deploy import deploy
-from rlm_batch.flows import lost_slots
 from rlm_batch.tasks.capacity import slots
 from rlm_batch.tasks.capacity.lost_leases import VARIABLE_PREFIX
 
 from ...infra.ordinary_server import OrdinaryServer
-from ...infra.waiting import wait_until, wait_until_async
+from ...infra.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -29,14 +25,6 @@ RLM_BATCH = str(Path(sys.executable).with_name("rlm-batch"))
 LIMIT = "rlm-batch.local-sandbox.forgotten"
 BLOCK = "local-sandbox/forgotten"
 WAIT = "import os, time\nwhile not os.path.exists(path): time.sleep(0.02)\nSUBMIT(done=True)"
-# The process in which a worker runs a deployment's run. It renews the lease of the deployment's limit every 0.3 s.
-ENGINE = """
-import runpy
-import prefect.concurrency._leases as leases
-
-leases._RENEWAL_FRACTION, leases._RENEWAL_RETRY_BASE_DELAY, leases._RENEWAL_RETRY_MAX_DELAY = 0.001, 0.01, 0.01
-runpy.run_module("prefect.engine", run_name="__main__")
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +32,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the times between requests. The server's leases keep their length."""
     monkeypatch.setattr(slots, "RENEW_SECONDS", 0.3)
     monkeypatch.setattr(slots, "POLL_SECONDS", 0.1)
-    monkeypatch.setattr(lost_slots, "LOOK_AGAIN_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -122,22 +109,15 @@ async def test_slots_of_dead_runs_are_given_back(by, tmp_path, caplog):
     lose_leases()
     assert await count_slots() == 2
     if by == "reap":
+        async with get_client() as client:  # as a person does
+            await client.upsert_global_concurrency_limit_by_name(LIMIT, 1)
         await reap()
         assert f"the 2 slots in use of {LIMIT} are free again" in caplog.text
+        async with get_client() as client:
+            assert (await client.read_global_concurrency_limit_by_name(LIMIT)).limit == 1
     else:
         assert len(await start_waiting_run(tmp_path / "go")) == 2
     assert await count_slots() == 0
-
-
-async def test_a_limit_that_a_person_has_changed_keeps_its_value_when_its_leases_are_lost(tmp_path):
-    await save_block()
-    (tmp_path / "go").touch()
-    await start_waiting_run(tmp_path / "go")
-    async with get_client() as client:
-        await client.upsert_global_concurrency_limit_by_name(LIMIT, 1)
-        lose_leases()
-        await reap()
-        assert (await client.read_global_concurrency_limit_by_name(LIMIT)).limit == 1
 
 
 @pytest.mark.full
@@ -151,67 +131,6 @@ async def test_a_server_that_is_killed_and_started_again_costs_no_run_and_no_slo
     (tmp_path / "go").touch()
     assert len(await run) == 2
     assert await count_slots() == 0
-
-
-async def create_deployment_run(go: Path) -> FlowRun:
-    """Create a Pending run of `rlm-batch/local`, which holds a slot of the deployment's limit."""
-    code = f"open({str(go.with_name('begun'))!r}, 'w').close()\n" + WAIT
-    parameters = {
-        "code": code,
-        "inputs": [{"path": str(go)}],
-        "provider": "local:none",
-    }
-    async with get_client() as client:
-        deployment = await client.read_deployment_by_name("rlm-batch/local")
-        run = await client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
-        await client.set_flow_run_state(run.id, Pending())
-    return run
-
-
-def start_engine(run: FlowRun, go: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Start the run's process as a worker does, and wait until its code runs."""
-    environment = {**os.environ, "PREFECT__FLOW_RUN_ID": str(run.id), "RLM_BATCH_ALLOW_NO_ISOLATION": "1"}
-    with log.open("wb") as file:
-        process = subprocess.Popen([sys.executable, "-c", ENGINE], env=environment, stdout=file, stderr=file)
-    wait_until(go.with_name("begun").exists, "the code's start")
-    return process
-
-
-async def read_deployment_slots() -> int:
-    async with get_client() as client:
-        deployment = await client.read_deployment_by_name("rlm-batch/local")
-    assert deployment.global_concurrency_limit is not None
-    return await count_slots(deployment.global_concurrency_limit.name)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("survives", [True, False], ids=["the run lives", "the run is killed"])
-async def test_the_slot_of_a_deployment_is_free_after_a_restart_of_the_server(
-    survives, ordinary_server, tmp_path, monkeypatch
-):
-    await deploy()
-    log = tmp_path / "engine.log"
-    run = await create_deployment_run(tmp_path / "go")
-    process = await asyncio.to_thread(start_engine, run, tmp_path / "go", log)
-    assert await read_deployment_slots() == 1
-    if not survives:
-        process.kill()
-        process.wait()
-    ordinary_server.kill()
-    await asyncio.to_thread(ordinary_server.start)
-    if survives:
-        lost = "Function 'concurrency lease renewal' failed after 3 attempts"
-        await asyncio.to_thread(wait_until, lambda: lost in log.read_text(), "the end of the renewals")
-        (tmp_path / "go").touch()
-        assert await asyncio.to_thread(process.wait, 150) == 0, log.read_text()[-3000:]
-        async with get_client() as client:
-            assert (await client.read_flow_run(run.id)).state_name == "Completed"
-    else:
-        await reap()
-        assert await read_deployment_slots() == 1  # The run may still live.
-        monkeypatch.setattr(lost_slots, "MIN_SILENCE_SECONDS", -1)
-        await reap()
-    assert await read_deployment_slots() == 0
 
 
 @pytest.mark.full
