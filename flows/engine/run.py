@@ -26,14 +26,13 @@ from ...tasks.check import Check
 from ...tasks.execution import Execution
 from ...tasks.host_tools import Tool, load_tools
 from ...tasks.kept_sandboxes import KeptSandboxes
-from ...tasks.ledger.answer_ledger import AnswerLedger
 from ...tasks.ledger.collected_files import CollectedFilesStore
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import encode_turn, encode_usage
+from ...tasks.ledger.model_ledgers import AnswerLedger, TranscriptLedger
 from ...tasks.ledger.result_index import ResultCache, get_results_root
 from ...tasks.ledger.run_record import RunRecord
 from ...tasks.ledger.shard_store import ShardStore
-from ...tasks.ledger.transcript_ledger import TranscriptLedger
 from ...tasks.query import QueryTracker
 from ...tasks.retry import RetryPolicy
 from ...tasks.task_log import LineBudget, Logger

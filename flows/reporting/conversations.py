@@ -12,7 +12,7 @@ from typing import Any
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.outcome_json import outcome_to_json
 from ...sandbox.result import Outcome, Result
-from ...tasks.ledger.transcript_ledger import TranscriptReader, get_session
+from ...tasks.ledger.model_ledgers import TranscriptReader, get_session
 from .ledger_reader import LedgerReader
 
 MAX_VARIABLE_CHARACTERS = 1_000  # of a variable's JSON; longer ones, such as a context, are left out

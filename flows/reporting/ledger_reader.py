@@ -14,7 +14,7 @@ from ...tasks.execution import with_index
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import LedgerLine, LinePosition, count_usage, read_line
 from ...tasks.ledger.result_index import get_results_root
-from ...tasks.ledger.run_record import RunRecord, find_run_record, list_run_records, read_known_runs
+from ...tasks.ledger.run_record import RunRecord, list_run_records, read_known_runs
 from ...tasks.repeats import Repeats, locate_execution
 from .summary import RunSummary
 
@@ -130,7 +130,7 @@ def _find_ledger(run: str) -> tuple[PathOrLocation, str]:
     path = parse_location(run)
     if isinstance(path, Location) or is_remote(run) or (run.strip() and path.is_dir()):
         return path, ""
-    record = find_run_record(get_results_root(), run) if run.strip() else None
+    record = read_known_runs(get_results_root()).find(run) if run.strip() else None
     if record is None:
         raise ConfigurationError(
             f"there is no run {run!r} in {get_results_root()}: give a run's id or name, or the path of its results; "

@@ -10,6 +10,8 @@ five seconds together as a part, and a killed process loses the lines that it ha
 
 import errno
 import fnmatch
+import itertools
+import math
 import os
 import shutil
 import threading
@@ -18,7 +20,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ SEND_SIZE_BYTES = 8 * 1024 * 1024  # so many bytes are sent without a wait
 MAX_HELD_BYTES = 64 * 1024 * 1024  # Writers wait while a slow location leaves so many bytes unsent.
 RETRY_PATIENCE_SECONDS = 60.0  # An upload fails after retries for so long.
 LONGEST_DELAY_SECONDS = 8.0  # the longest delay between tries
-LAST_TRY_SECONDS = 60.0  # additional time for a try that runs when the buffer is closed
+LONGEST_UPLOAD_SECONDS = 120.0  # the patience, and the time for a last try that hangs
 TIMEOUT_TEXT = "it has not answered yet"
 LOCK_RETRY_SECONDS = 0.05  # seconds between two tries to lock a ledger
 
@@ -78,14 +79,10 @@ class Ledger:
             if not os.access(self.path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "it cannot be written")
         except OSError as error:
-            kind = "location" if isinstance(self.path, Location) else "directory"
             raise ConfigurationError(
-                (
-                    f"the ledger {self.path} cannot be created: {error.strerror}. Set "
-                    f"{name_parameter('results_path')} to another {kind}"
-                )
-                + (", or another root with the environment variable RLM_BATCH_RESULTS" if kind == "directory" else "")
-            ) from (None if kind == "location" else error)
+                f"the ledger {self.path} cannot be created: {error.strerror}. Set {name_parameter('results_path')} to "
+                "another place, or RLM_BATCH_RESULTS to another root"
+            ) from None
 
     def register_writer(self) -> bool:
         """Mark this writer as active until `unregister_writer` or its process ends. Return True if no other is active.
@@ -124,19 +121,18 @@ class Ledger:
         Raises OSError with the ledger's path if the line cannot be written, or at a location if earlier lines could not
         be sent.
         """
-        if isinstance(self.path, Location):
-            with self._explain_write_errors():
+        with self._explain_write_errors():
+            if isinstance(self.path, Location):
                 self._upload_buffer.write(data)
-            return None
-        try:
-            with self._explain_write_errors():
-                file = self._open_file()
+                return None
+            file = self._open_file()
+            try:
                 if file.write(data) != len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                return LinePosition(str(file.name), file.tell() - len(data), len(data))
-        except OSError:
-            self._close_file()  # The file may end in a part of the line, so the next line needs a new file.
-            raise
+            except OSError:
+                self._close_file()  # The file may end in a part of the line, so the next line needs a new file.
+                raise
+            return LinePosition(str(file.name), file.tell() - len(data), len(data))
 
     @contextmanager
     def _explain_write_errors(self) -> Iterator[None]:
@@ -146,8 +142,7 @@ class Ledger:
             # Pass one argument: with more, the error's text would begin with a number in brackets.
             raise OSError(
                 f"a result could not be written to the ledger {self.path}: {error.strerror}. What was written before "
-                f"stays: {'see to it' if isinstance(self.path, Location) else 'make room'}, and retry the flow run (or "
-                "run again with this results_path) to run only the rest"
+                "stays: retry the flow run (or run again with this results_path) to run only the rest"
             ) from error
 
     def _open_file(self) -> Any:
@@ -206,7 +201,11 @@ class Ledger:
         A search has one writer at a time, so whole parts follow each other. Raises OSError if a location cannot be
         read.
         """
-        parts = [(first.written_at, part) for part in self.list_parts() for first in islice(read_search_lines(part), 1)]
+        parts = [
+            (first.written_at, part)
+            for part in self.list_parts()
+            for first in itertools.islice(read_search_lines(part), 1)
+        ]
         for _, part in sorted(parts):
             yield from read_search_lines(part)
 
@@ -220,11 +219,7 @@ class Ledger:
 
         def read_new_lines() -> Iterator[LedgerLine]:
             for part in self.list_parts():
-                offset = offsets.get(part, 0)
-                if isinstance(self.path, Location) and os.path.getsize(part) <= offset:
-                    continue
-                # A network file system may know an old size until the file is opened.
-                for line in read_part_lines(part, offset):
+                for line in read_part_lines(part, offsets.get(part, 0)):
                     offsets[part] = line.position.end
                     yield line
 
@@ -288,7 +283,7 @@ class UploadBuffer:
         self._size = 0
         self._first_line_at = 0.0  # the time of the first line, by the monotonic clock
         self._number = 0
-        self._unsent: bytes | None = None  # bytes that are being sent, or could not be sent
+        self._unsent = b""  # bytes that are being sent, or could not be sent
         self._error: OSError | None = None
         self._is_closing = False
         self._thread: threading.Thread | None = None
@@ -296,18 +291,16 @@ class UploadBuffer:
     def write(self, line: bytes) -> None:
         """Add a line to the buffer. Raises OSError if earlier lines cannot be sent."""
         with self._changed:
-            while self._error is None and self._size >= MAX_HELD_BYTES:
-                if not self._changed.wait(RETRY_PATIENCE_SECONDS + LAST_TRY_SECONDS):
-                    raise OSError(errno.ETIMEDOUT, TIMEOUT_TEXT)
-            if self._error is not None:
-                raise self._error
+            is_ready = self._changed.wait_for(
+                lambda: self._error or self._size < MAX_HELD_BYTES, LONGEST_UPLOAD_SECONDS
+            )
+            if self._error is not None or not is_ready:
+                raise self._error or OSError(errno.ETIMEDOUT, TIMEOUT_TEXT)
             if not self._lines:
                 self._first_line_at = time.monotonic()
             self._lines.append(line)
             self._size += len(line)
-            if self._thread is None:
-                self._start_thread(RETRY_PATIENCE_SECONDS)
-            self._changed.notify_all()
+            self._start_thread(RETRY_PATIENCE_SECONDS)
 
     def close(self) -> None:
         """Send all lines, and wait until they have arrived. If they cannot be sent, raise OSError and keep them.
@@ -315,70 +308,58 @@ class UploadBuffer:
         An upload that has failed before gets one try. The buffer accepts lines again afterwards.
         """
         with self._changed:
+            patience, self._error = 0.0 if self._error else RETRY_PATIENCE_SECONDS, None
             self._is_closing = True
-            has_failed, self._error = self._error is not None, None
-            if self._thread is None and (self._lines or self._unsent is not None):
-                self._start_thread(0.0 if has_failed else RETRY_PATIENCE_SECONDS)
-            thread = self._thread
-            self._changed.notify_all()
-        if thread is not None:
-            thread.join(RETRY_PATIENCE_SECONDS + LAST_TRY_SECONDS)
-        with self._changed:
+            self._start_thread(patience)
+            has_ended = self._changed.wait_for(lambda: self._thread is None, LONGEST_UPLOAD_SECONDS)
             self._is_closing = False
-            if self._error is None and (self._lines or self._unsent is not None):
+            if self._error is None and not has_ended:
                 self._error = OSError(errno.ETIMEDOUT, TIMEOUT_TEXT)
             if self._error is not None:
                 raise self._error
 
     def _start_thread(self, patience: float) -> None:
-        # A daemon thread lets the process end even if the location hangs.
-        self._thread = threading.Thread(target=self._send_lines, args=(patience,), name="outbox", daemon=True)
-        self._thread.start()
+        if self._thread is None and (self._lines or self._unsent):
+            # A daemon thread lets the process end even if the location hangs.
+            self._thread = threading.Thread(target=self._send_lines, args=(patience,), name="outbox", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
 
     def _send_lines(self, patience: float) -> None:
-        while True:
-            with self._changed:
-                while not self._is_due():
-                    if self._is_closing:
-                        self._thread = None
-                        return
-                    due_at = self._first_line_at + SEND_INTERVAL_SECONDS
-                    self._changed.wait(due_at - time.monotonic() if self._lines else None)
-                if self._unsent is None:
-                    self._unsent = b"".join(self._lines)
+        """Send what is due until the buffer is closed, or an upload fails."""
+        error: OSError | None = None
+        with self._changed:
+            while error is None and (self._lines or self._unsent or not self._is_closing):
+                due_at = self._first_line_at + SEND_INTERVAL_SECONDS if self._lines else math.inf
+                is_due = self._unsent or self._is_closing or self._size >= SEND_SIZE_BYTES
+                if not is_due and (wait := due_at - time.monotonic()) > 0:
+                    self._changed.wait(None if wait == math.inf else wait)
+                    continue
+                if not self._unsent:
+                    self._unsent, self._lines, self._size = b"".join(self._lines), [], 0
                     self._number += 1
-                    self._lines, self._size = [], 0
                     self._changed.notify_all()
-                number, data = self._number, self._unsent
-            error = self._send_with_retries(number, data, patience)
-            with self._changed:
-                self._error = error
+                self._changed.release()
+                try:
+                    error = self._send_with_retries(patience)
+                finally:
+                    self._changed.acquire()
                 if error is None:
-                    self._unsent = None
-                else:
-                    self._thread = None
-                    self._changed.notify_all()
-                    return
+                    self._unsent = b""
+            self._error, self._thread = error, None
+            self._changed.notify_all()
 
-    def _is_due(self) -> bool:
-        if self._unsent is not None:
-            return True
-        is_old = time.monotonic() - self._first_line_at >= SEND_INTERVAL_SECONDS
-        return bool(self._lines) and (self._is_closing or self._size >= SEND_SIZE_BYTES or is_old)
-
-    def _send_with_retries(self, number: int, data: bytes, patience: float) -> OSError | None:
-        """Send with retries for `patience` seconds. Returns the last error if all tries failed."""
+    def _send_with_retries(self, patience: float) -> OSError | None:
+        """Send the upload, with retries for `patience` seconds. Return the last error if all tries failed."""
         deadline_at = time.monotonic() + patience
-        failure_count = 0
-        while True:
+        for failure_count in itertools.count():
             try:
-                self._send(number, data)
+                self._send(self._number, self._unsent)
                 return None
             except Exception as error:  # noqa: BLE001 - after any error the lines have not arrived
-                text = str(error) or type(error).__name__
-                last_error = error if isinstance(error, OSError) else OSError(errno.EIO, text)
                 delay = compute_backoff(failure_count, 0.5, LONGEST_DELAY_SECONDS)
-                failure_count += 1
                 if time.monotonic() + delay > deadline_at:
-                    return last_error
+                    text = str(error) or type(error).__name__
+                    return error if isinstance(error, OSError) else OSError(errno.EIO, text)
             time.sleep(delay)
+        raise AssertionError

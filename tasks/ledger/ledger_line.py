@@ -10,7 +10,7 @@ import math
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -158,7 +158,8 @@ class TrialReport:
 
 
 SearchLine = AskedTrial | TrialReport | LedgerLine
-TRIAL_LINES: dict[str, TypeAdapter[Any]] = {"asked": TypeAdapter(AskedTrial), "reported": TypeAdapter(TrialReport)}
+Forms = Mapping[str, TypeAdapter[Any]]  # the form of a line by its status
+TRIAL_FORMS: Forms = {"asked": TypeAdapter(AskedTrial), "reported": TypeAdapter(TrialReport)}
 
 
 def check_version(data: Any, path: object) -> None:
@@ -187,8 +188,8 @@ def encode_line(key: str, outcome: Outcome) -> bytes:
 
 def encode_asked_trial(trial: AskedTrial) -> bytes:
     """Return the line of a trial that is about to run."""
-    start = {"index": trial.index, "status": "asked", "variables": trial.variables}
-    return encode_fields(trial.key, {**start, "alternative": trial.alternative, "search": trial.search})
+    fields = {name: getattr(trial, name) for name in ("index", "variables", "alternative", "search")}
+    return encode_fields(trial.key, {**fields, "status": "asked"})
 
 
 def encode_trial_report(report: TrialReport) -> bytes:
@@ -217,10 +218,8 @@ def encode_fields(key: str, fields: dict[str, Any]) -> bytes:
 
 def read_part_lines(part: Path, offset: int = 0) -> Iterator[LedgerLine]:
     """Yield the outcomes' lines in a part after an offset in bytes. Skip damaged and foreign lines."""
-    for raw, position in read_raw_lines(part, offset):
-        line = parse_line(raw, position)
-        if line is not None:
-            yield line
+    lines = (parse_line(raw, position) for raw, position in read_raw_lines(part, offset))
+    return (line for line in lines if line is not None)
 
 
 def count_usage(parts: Iterable[Path]) -> Usage:
@@ -264,26 +263,25 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def read_line(position: LinePosition) -> LedgerLine | None:
-    """Return the line at a position; None if it is no longer there."""
-    raw = read_raw_line(position)
-    return None if raw is None else parse_line(raw, position)
-
-
-def read_raw_line(position: LinePosition) -> bytes | None:
-    """Return the bytes at a position; None if the part was deleted."""
+def read_raw_line(position: LinePosition) -> bytes:
+    """Return the bytes at a position; none if the part was deleted."""
     try:
         with open(position.part, "rb", opener=_open_at_once) as file:
             file.seek(position.offset)
             return file.read(position.length)
     except OSError:
-        return None
+        return b""
+
+
+def read_line(position: LinePosition) -> LedgerLine | None:
+    """Return the outcome's line at a position; None if it is no longer there."""
+    return parse_line(read_raw_line(position), position)
 
 
 def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
-    """Return the line. None if it is damaged or foreign, which means that `encode_line` did not write it.
+    """Return the outcome's line; None if it is damaged or foreign.
 
-    Raises ConfigurationError if a newer version of rlm-batch wrote the line.
+    Raises ConfigurationError if a newer version of rlm-batch wrote it.
     """
     constants: list[str] = []  # NaN and infinities, which are null in a line
     try:
@@ -303,19 +301,19 @@ def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
 def read_search_lines(part: Path) -> Iterator[SearchLine]:
     """Yield the lines of a search and its outcomes in a part. Skip damaged and foreign lines."""
     for raw, position in read_raw_lines(part):
-        line = parse_line(raw, position) or _parse_trial_line(raw, part)
+        line = parse_line(raw, position) or parse_form(raw, position.part, TRIAL_FORMS)
         if line is not None:
             yield line
 
 
-def _parse_trial_line(raw: bytes, part: Path) -> AskedTrial | TrialReport | None:
-    """Return the line; None if it is damaged or foreign.
+def parse_form(raw: bytes, part: str, forms: Forms) -> Any:
+    """Return the line in the form of its status; None if it is damaged or has another status.
 
     Raises ConfigurationError if a newer version of rlm-batch wrote it.
     """
     try:
         data = json.loads(raw)
         check_version(data, part)
-        return TRIAL_LINES[data["status"]].validate_json(raw, strict=True)
+        return forms[data["status"]].validate_json(raw, strict=True)
     except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
         return None

@@ -66,10 +66,9 @@ class PartIndex:
         if os.path.getsize(part) <= end:
             return
         for key, position in self._read_keys(part, end):
-            _, start, length = position
             end = position.end
             if key is not None:
-                database.execute("insert or replace into results values (?, ?, ?, ?)", (key, path, start, length))
+                database.execute("insert or replace into results values (?, ?, ?, ?)", (key, *position))
         database.execute("insert or replace into parts values (?, ?)", (path, end))
 
     def find_position(self, key: str) -> LinePosition | None:

@@ -7,7 +7,6 @@ folder that is in use, or has files of another origin, stays. Links are never fo
 import fnmatch
 import os
 import shutil
-import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -66,14 +65,11 @@ def list_old_folders(root: Path, cache: Path, before: float) -> Iterator[OldFold
         if folder is not None:
             yield folder
     for cached in list_cached_folders():
-        if cached.used_at >= before:
-            continue
-        with claim_idle_ledger(cached.path) as is_idle:
-            pass  # The lock must not last while the caller looks at the folder.
-        if is_idle:
-            yield OldFolder(cache, cached.path, cached.used_at, _Contents(cached.path).size_bytes)
-        else:
-            yield KeptFolder(cached.path, "a run uses it")
+        if cached.used_at < before:
+            with claim_idle_ledger(cached.path) as is_idle:
+                pass  # The lock must not last while the caller looks at the folder.
+            folder = OldFolder(cache, cached.path, cached.used_at, _measure(cached.path)[0])
+            yield folder if is_idle else KeptFolder(cached.path, "a run uses it")
 
 
 def delete_folder(folder: OldFolder) -> int | KeptFolder:
@@ -81,12 +77,12 @@ def delete_folder(folder: OldFolder) -> int | KeptFolder:
     with claim_idle_ledger(folder.path) as is_idle:
         if not is_idle:
             return KeptFolder(folder.path, "a run uses it")
-        contents = _Contents(folder.path)
-        used_at = contents.changed_at if folder.record is not None else folder.path.stat().st_mtime
+        size_bytes, changed_at = _measure(folder.path)
+        used_at = changed_at if folder.record is not None else folder.path.stat().st_mtime
         if used_at > folder.used_at:
             return KeptFolder(folder.path, "it has changed")
+        target = folder.root / DELETED / uuid.uuid4().hex
         try:
-            target = folder.root / DELETED / uuid.uuid4().hex
             target.parent.mkdir(exist_ok=True)
             # A run must not find half a folder of the cache. From here on a run that wants the folder makes a new one.
             os.rename(folder.path, target)
@@ -96,54 +92,42 @@ def delete_folder(folder: OldFolder) -> int | KeptFolder:
         shutil.rmtree(target)
     except OSError as error:
         return KeptFolder(target, f"not all of it could be deleted ({error.strerror})")
-    return contents.size_bytes
+    return size_bytes
 
 
 def remove_remains(root: Path, cache: Path, before: float) -> None:
     """Delete the rest of folders whose deletion was interrupted, and old records of ledgers elsewhere that are gone."""
     for folder in (root / DELETED, cache / DELETED):
-        if not folder.is_symlink() and folder.is_dir():
-            for path in folder.iterdir():
-                shutil.rmtree(path, ignore_errors=True)
-            with suppress(OSError):
-                folder.rmdir()
+        if not folder.is_symlink():
+            shutil.rmtree(folder, ignore_errors=True)
     existing = {record.id for record in read_known_runs(root).records}
     for path in root.glob(PATTERN):
-        with suppress(OSError):
-            state = path.lstat()
-            is_gone = path.stem.removeprefix("run-") not in existing
-            if is_gone and stat.S_ISREG(state.st_mode) and state.st_mtime < before:
-                path.unlink()
+        is_gone = path.stem.removeprefix("run-") not in existing
+        if is_gone and not path.is_symlink() and path.is_file() and path.lstat().st_mtime < before:
+            path.unlink(missing_ok=True)
 
 
 def _inspect_ledger(root: Path, path: Path, before: float, record: RunRecord) -> OldFolder | KeptFolder | None:
     """Return a ledger that may be deleted, or why an old one stays; None if it has changed since `before`."""
     if path.is_symlink():
         return KeptFolder(path, "it is a link")
-    contents = _Contents(path)
-    if contents.changed_at >= before:
+    size_bytes, changed_at = _measure(path)
+    if changed_at >= before:
         return None
     with claim_idle_ledger(path) as is_idle:
         if not is_idle:
             return KeptFolder(path, "a run uses it")
-    foreign = [name for name in contents.names if not any(fnmatch.fnmatch(name, known) for known in LEDGER_NAMES)]
-    if foreign:
-        return KeptFolder(path, f"rlm-batch did not write {foreign[0]!r} in it")
-    return OldFolder(root, path, contents.changed_at, contents.size_bytes, record)
+    for name in os.listdir(path):
+        if not any(fnmatch.fnmatch(name, known) for known in LEDGER_NAMES):
+            return KeptFolder(path, f"rlm-batch did not write {name!r} in it")
+    return OldFolder(root, path, changed_at, size_bytes, record)
 
 
-class _Contents:
-    """The contents of a folder, without following links."""
-
-    def __init__(self, folder: Path) -> None:
-        self.names: list[str] = []
-        self.size_bytes = 0
-        self.changed_at = 0.0
-        for directory, folders, names in os.walk(folder):
-            if directory == str(folder):
-                self.names = [*folders, *names]
-            for path in (directory, *(os.path.join(directory, name) for name in names)):
-                with suppress(OSError):
-                    state = os.lstat(path)
-                    self.size_bytes += state.st_blocks * 512
-                    self.changed_at = max(self.changed_at, state.st_mtime)
+def _measure(folder: Path) -> tuple[int, float]:
+    """Return the bytes that a folder takes on the disk, and its last change. Links are not followed."""
+    states: list[os.stat_result] = []
+    for directory, _, names in os.walk(folder):
+        for path in (directory, *(os.path.join(directory, name) for name in names)):
+            with suppress(OSError):
+                states.append(os.lstat(path))
+    return sum(state.st_blocks for state in states) * 512, max((state.st_mtime for state in states), default=0.0)

@@ -8,7 +8,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -168,12 +168,8 @@ def list_run_records(ledger: PathOrLocation) -> list[RunRecord]:
 
     Raises OSError if a location cannot be read, and ConfigurationError for a record of a newer version of rlm-batch.
     """
-    paths: Iterable[Path]
-    if isinstance(ledger, Location):
-        mirror = LocalMirror(ledger)
-        paths = mirror.refresh(PATTERN)
-    else:
-        paths = ledger.glob(PATTERN)
+    mirror = LocalMirror(ledger) if isinstance(ledger, Location) else None
+    paths = ledger.glob(PATTERN) if mirror is None else mirror.refresh(PATTERN)  # type: ignore[union-attr]
     records = [record for path in paths if (record := _read_record(path)) is not None]
     for record in records:
         record.results_path = str(ledger)
@@ -204,21 +200,18 @@ class KnownRuns:
         Raises:
             ConfigurationError: The text begins the ids, names or paths of several runs.
         """
-        for record in self.records:
-            if text in (record.flow_run_id, record.name, Path(record.results_path).name):
-                return record
         path = os.path.abspath(os.path.expanduser(text)) if os.sep in text else None
         latest: dict[str, RunRecord] = {}
         for record in self.records:
             names = (record.flow_run_id, record.name, Path(record.results_path).name)
+            if text in names:
+                return record
             if any(name.startswith(text) for name in names) or (path and record.results_path.startswith(path)):
                 latest.setdefault(record.results_path, record)
         if len(latest) > 1:
-            listed = [f"{record.name} ({record.results_path})" for record in latest.values()]
-            more = f" and {len(listed) - MAX_LISTED} more" if len(listed) > MAX_LISTED else ""
+            listed = [f"{record.name} ({record.results_path})" for record in latest.values()][:MAX_LISTED]
             raise ConfigurationError(
-                f"{text!r} begins the names of {len(listed)} runs: {', '.join(listed[:MAX_LISTED])}{more}. "
-                "Give more of the name"
+                f"{text!r} begins the names of {len(latest)} runs, such as {', '.join(listed)}. Give more of the name"
             )
         if not latest and self.refusals:
             raise self.refusals[0]
@@ -239,9 +232,8 @@ def read_known_runs(root: Path) -> KnownRuns:
             continue
         if path.parent != root:
             record.results_path = str(path.parent)  # The ledger may have been moved.
-        elif not _has_ledger(record):
-            continue
-        records.setdefault(record.id, record)
+        if path.parent != root or _has_ledger(record):
+            records.setdefault(record.id, record)
     by_time = sorted(records.values(), key=lambda record: record.began, reverse=True)
     return KnownRuns(root, by_time, refusals)
 
@@ -253,14 +245,6 @@ def _has_ledger(record: RunRecord) -> bool:
     except ConfigurationError:
         return False
     return isinstance(ledger, Location) or (ledger / f"run-{record.id}.json").exists()
-
-
-def find_run_record(root: Path, text: str) -> RunRecord | None:
-    """Return the latest start of the run with that id or name, or the only one whose id, name or path begins so.
-
-    Raises ConfigurationError if there are several, or for a record of a newer version of rlm-batch.
-    """
-    return read_known_runs(root).find(text)
 
 
 def _read_record(path: Path) -> RunRecord | None:

@@ -10,7 +10,6 @@ import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
-from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json
 from ...sandbox.result import Failure, Outcome
 from ..execution import Execution, execution_from_json, execution_to_json, with_index
@@ -63,7 +62,6 @@ class ShardStore:
         self._last_code, self._code_count = "", 0
         self._part_numbers: dict[str, int] = {}
         self._part_paths: list[str] = []
-        self._has_key_index = False
 
     def count_occurrence(self, digest: bytes) -> int:
         """Return how often this method was called with that digest, including this call."""
@@ -71,14 +69,11 @@ class ShardStore:
         return self._database.execute(statement, (digest,)).fetchone()[0]
 
     def add_execution(self, execution: Execution) -> None:
-        """Add an execution under its index. Raises ConfigurationError if its variables are not JSON."""
+        """Add an execution under its index."""
         if not self._code_count or execution.code != self._last_code:
             self._last_code, self._code_count = execution.code, self._code_count + 1
             self._database.execute("insert into codes values (?, ?)", (self._code_count, _encode_json(self._last_code)))
-        try:
-            work = _encode_json(execution_to_json(execution))
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"the variables of number {execution.index} are not JSON: {error}") from None
+        work = _encode_json(execution_to_json(execution))
         self._database.execute(
             "insert into executions (number, key, code, work) values (?, ?, ?, ?)",
             (execution.index, bytes.fromhex(execution.key), self._code_count, work),
@@ -117,17 +112,16 @@ class ShardStore:
         """Add an earlier line of the ledger for `find_previous_line`, which finds the latest result of a key."""
         if not line.is_success:
             return
-        path, start, length = line.position
         self._database.execute(
             "insert into before values (?, ?, ?, ?, ?) on conflict do update set at = excluded.at, "
             "part = excluded.part, start = excluded.start, length = excluded.length where excluded.at >= at",
-            (bytes.fromhex(line.key), line.written_at, self._find_part_number(path), start, length),
+            (bytes.fromhex(line.key), line.written_at, *self._shorten(line.position)),
         )
 
     def find_previous_line(self, key: str) -> LedgerLine | None:
         """Return the ledger's earlier result of that key, or None."""
         row = self._find_previous_row(key)
-        return None if row is None else read_line(LinePosition(self._part_paths[row[0]], row[1], row[2]))
+        return None if row is None else read_line(self._lengthen(row))
 
     def record_previous_result(self, execution: Execution) -> None:
         """Record an earlier result as the outcome: the line of `find_previous_line`, or one that is being written."""
@@ -144,9 +138,7 @@ class ShardStore:
 
     def record_line(self, line: LedgerLine) -> Outcome | None:
         """Add a new line of the ledger. Return the outcome if it is the execution's first outcome, otherwise None."""
-        if not self._has_key_index:
-            self._database.execute("create unique index if not exists keys on executions (key)")
-            self._has_key_index = True
+        self._database.execute("create unique index if not exists keys on executions (key)")  # after all were added
         row = self._database.execute(
             "select number, state, part from executions where key = ?", (bytes.fromhex(line.key),)
         ).fetchone()
@@ -157,8 +149,7 @@ class ShardStore:
         # A success counts before a failure. The first success counts, and the last failure.
         if known_state > state or (known_state == SUCCEEDED and part is not None):
             return None
-        path, start, length = line.position
-        self._set_line(number, state, (self._find_part_number(path), start, length))
+        self._set_line(number, state, self._shorten(line.position))
         return self._place_outcome(line, number) if known_state == UNFINISHED else None
 
     def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
@@ -195,12 +186,6 @@ class ShardStore:
         )
         return [OutcomeRow(*row) for row in rows]
 
-    @property
-    def last_number(self) -> int:
-        """The greatest number, -1 without executions."""
-        number = self._database.execute("select max(number) from executions").fetchone()[0]
-        return -1 if number is None else number
-
     def count_rows(self, states: Collection[int]) -> int:
         """Return how many rows are in one of these states."""
         query = f"select count(*) from executions where state in ({', '.join(map(str, states))})"
@@ -210,20 +195,25 @@ class ShardStore:
         """Return the outcome of a row. Raises OSError if it is no longer in the ledger."""
         if row.part is None:
             return outcome_from_json(json.loads(row.outcome))
-        path = self._part_paths[row.part]
-        line = read_line(LinePosition(path, row.start, row.length))
+        position = self._lengthen((row.part, row.start, row.length))
+        line = read_line(position)
         if line is None:
-            raise OSError(f"the result of number {row.number} is no longer in the ledger: {path} has changed")
+            raise OSError(f"the result of number {row.number} is no longer in the ledger: {position.part} has changed")
         return self._place_outcome(line, row.number)
 
     def _place_outcome(self, line: LedgerLine, number: int) -> Outcome:
         return with_index(line.to_outcome(), number, locate_execution(self._repeats, number))
 
-    def _find_part_number(self, path: str) -> int:
-        if path not in self._part_numbers:
-            self._part_numbers[path] = len(self._part_paths)
-            self._part_paths.append(path)
-        return self._part_numbers[path]
+    def _shorten(self, position: LinePosition) -> tuple[int, int, int]:
+        """Return a position with its part's number, which is shorter than the path."""
+        if position.part not in self._part_numbers:
+            self._part_numbers[position.part] = len(self._part_paths)
+            self._part_paths.append(position.part)
+        return self._part_numbers[position.part], position.offset, position.length
+
+    def _lengthen(self, position: tuple[int, int, int]) -> LinePosition:
+        part, offset, length = position
+        return LinePosition(self._part_paths[part], offset, length)
 
 
 class LazyOutcomes(Sequence[Outcome]):
@@ -231,7 +221,6 @@ class LazyOutcomes(Sequence[Outcome]):
 
     def __init__(self, store: ShardStore, states: Collection[int]) -> None:
         self._store, self._states = store, states
-        self._is_gapless = False
 
     def __len__(self) -> int:
         return self._store.count_rows(self._states)
@@ -254,10 +243,7 @@ class LazyOutcomes(Sequence[Outcome]):
         return [self._load(position) for position in positions]
 
     def _load(self, position: int) -> Outcome:
-        # If no number is missing, the position is the number, and SQLite need not count the rows before it.
-        self._is_gapless = self._is_gapless or len(self) == self._store.last_number + 1
-        after, skip = (position - 1, 0) if self._is_gapless else (-1, position)
-        (row,) = self._store.read_rows(self._states, after, 1, skip)
+        (row,) = self._store.read_rows(self._states, -1, 1, position)
         return self._store.load_outcome(row)
 
     def __repr__(self) -> str:

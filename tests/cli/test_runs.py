@@ -160,7 +160,7 @@ def test_a_run_is_named_by_a_beginning_and_the_last_one_by_nothing(
     assert "Run: quick-fox, the last one" in done.stderr
     message = refused("report", "quick-")
     assert message == (
-        f"rlm-batch: 'quick-' begins the names of 2 runs: quick-fox ({root}/id-of-quick-fox), "
+        f"rlm-batch: 'quick-' begins the names of 2 runs, such as quick-fox ({root}/id-of-quick-fox), "
         f"quick-owl ({tmp_path}/late). Give more of the name\n"
     )
     assert "begins the names of 2 runs" in refused("report", tmp_path / "lat")

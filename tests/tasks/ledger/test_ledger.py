@@ -16,7 +16,6 @@ import pytest
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.sandbox.queries.budget import Usage
-from rlm_batch.tasks.ledger.answer_ledger import AnswerLedger
 from rlm_batch.tasks.ledger.collected_files import CollectedFilesStore
 from rlm_batch.tasks.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.ledger_line import (
@@ -27,8 +26,9 @@ from rlm_batch.tasks.ledger.ledger_line import (
     encode_asked_trial,
     encode_trial_report,
 )
+from rlm_batch.tasks.ledger.model_ledgers import AnswerLedger
 from rlm_batch.tasks.ledger.result_index import ResultIndex
-from rlm_batch.tasks.ledger.run_record import RunRecord, find_run_record, list_run_records
+from rlm_batch.tasks.ledger.run_record import RunRecord, list_run_records, read_known_runs
 
 
 def read_value(line: LedgerLine | None):
@@ -177,13 +177,13 @@ def test_newer_run_records_are_refused_and_damaged_ones_are_skipped(ledger):
     for damaged in ("", "[]", "{}", text.replace('"version": 1', '"version": "1"'), text.replace('"flow"', '"flaw"')):
         (ledger.path / "run-other.json").write_text(damaged)
         assert list_run_records(ledger.path) == [record]
-        assert find_run_record(ledger.path.parent, "quick-fox") == record
+        assert read_known_runs(ledger.path.parent).find("quick-fox") == record
     path.write_text(text.replace('"version": 1', '"version": 2'))
     refused = pytest.raises(ConfigurationError, match=f"^{path} was written by a newer version .*: upgrade rlm-batch")
     with refused:
         list_run_records(ledger.path)
     with refused:
-        find_run_record(ledger.path.parent, "quick-fox")
+        read_known_runs(ledger.path.parent).find("quick-fox")
 
 
 def test_a_long_ledger_is_split_into_parts(ledger, monkeypatch):

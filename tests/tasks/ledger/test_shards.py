@@ -184,11 +184,6 @@ def test_a_failure_outside_the_ledger_is_among_the_outcomes(ledger):
     assert 2 not in store
 
 
-def test_an_error_numbers_the_execution_whose_variables_are_not_json(ledger):
-    with pytest.raises(ConfigurationError, match="the variables of number 3 are not JSON"):
-        make_store(ledger, [Execution(3, "", {"x": {1, 2}}, "00" * 32)])
-
-
 def test_outcomes_of_a_deleted_ledger_raise_an_error_that_names_it(ledger):
     (execution,) = make_executions(1)
     ledger.write_outcome(execution.key, result(1))
