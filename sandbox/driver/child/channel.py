@@ -30,7 +30,6 @@ from .thread_execution import ThreadExecution
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any, NoReturn
 
 CHANNEL_IN, CHANNEL_OUT = 3, 4  # descriptors of a child's channel
@@ -71,8 +70,7 @@ class Interrupted(KeyboardInterrupt):
 class InterruptShield:
     """The handler of SIGINT for the code; inside its `with` block the main thread is not interrupted.
 
-    `is_running` is true while code runs, `has_submitted` once it has called SUBMIT. While an event loop runs, the
-    handler first calls `cancel_wait`, which returns whether it handles the interrupt.
+    `is_running` is true while code runs, `has_submitted` once it has called SUBMIT.
     """
 
     def __init__(self) -> None:
@@ -80,7 +78,6 @@ class InterruptShield:
         self.main_thread = get_ident()
         self.is_running = False
         self.has_submitted = False
-        self.cancel_wait: Callable[[], bool] | None = None
         self._depth = 0
         self._is_pending = False
 
@@ -112,8 +109,6 @@ class InterruptShield:
 
     def _raise(self) -> None:
         self._is_pending = False
-        if self.cancel_wait is not None and self.cancel_wait():
-            return
         if self.has_submitted:
             raise Submitted
         raise Interrupted

@@ -17,7 +17,7 @@ from ..processes import signal
 from .channel import Channel, InterruptShield
 from .displays import PYPLOT, Displays, replace_show
 from .environment import MODULES, ImportWatcher, open_streams
-from .evaluation.coroutines import IS_COROUTINE, CoroutineRunner, await_codes, silence_own_errors
+from .evaluation.coroutines import IS_COROUTINE, CoroutineRunner, silence_own_errors
 from .evaluation.last_expression import compile_code
 from .forking.fork_safety import (
     ThreadsLeftError,
@@ -64,7 +64,7 @@ class CodeRunner:
     def __init__(self) -> None:
         self._shield = InterruptShield()
         self._channel = Channel(self._shield)
-        self._coroutines = CoroutineRunner(self._shield)
+        self._coroutines = CoroutineRunner()
         self._main = MainModule()
         self._module = self._main.module
         self._folder = "/"  # the code's working folder
@@ -343,7 +343,7 @@ class CodeRunner:
         """Run code that awaits. Its event loop stays only in a context."""
         has_ended = False
         try:
-            value = self._coroutines.run(await_codes(codes, self._module.__dict__))
+            value = self._coroutines.run(codes, self._module.__dict__)
             has_ended = True
             return value
         finally:

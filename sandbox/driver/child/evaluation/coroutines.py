@@ -10,17 +10,13 @@ from ..submit import Submitted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
     from types import CodeType
     from typing import Any
-
-    from ..channel import InterruptShield
 
 IS_COROUTINE = 0x80  # inspect.CO_COROUTINE
 
 
-async def await_codes(codes: list[CodeType], namespace: dict[str, Any]) -> Any:
-    """Run pieces of code in order; return the value of the last one if it is an expression."""
+async def _await_codes(codes: list[CodeType], namespace: dict[str, Any]) -> Any:
     value = None
     for code in codes:
         value = eval(code, namespace)
@@ -32,39 +28,32 @@ async def await_codes(codes: list[CodeType], namespace: dict[str, Any]) -> Any:
 class CoroutineRunner:
     """A runner of coroutines on one event loop, which stays open until `close` and does not run between coroutines."""
 
-    def __init__(self, shield: InterruptShield) -> None:
-        self._shield = shield
+    def __init__(self) -> None:
         self._loop: Any = None
-        self._main: Any = None  # the current task
-        self._is_cancelled = False  # this class cancelled the task after an interrupt or an error outside the task
 
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run the coroutine and return its value. Raises its exception, or the one that interrupted it."""
+    def run(self, codes: list[CodeType], namespace: dict[str, Any]) -> Any:
+        """Run pieces of code in order; return the value of the last one if it is an expression.
+
+        SUBMIT and an interrupt break out of the loop, from whichever task. Then the main task is cancelled.
+        """
         import asyncio
 
         loop = self._open_loop()
-        outcome = _Outcome()
-        main = self._main = loop.create_task(_settle(coroutine, outcome))
-
-        def stop(_task: object) -> None:
-            loop.stop()
-
-        main.add_done_callback(stop)
-        self._is_cancelled, self._shield.cancel_wait = False, self._cancel_wait
+        main = loop.create_task(_await_codes(codes, namespace))
         try:
-            error = self._complete()
-        finally:
-            self._shield.cancel_wait = self._main = None
-        if self._is_cancelled:
-            if error is None:
-                error = Submitted() if self._shield.has_submitted else Interrupted()
-                error.__traceback__ = None if outcome.error is None else outcome.error.__traceback__
-            raise error
-        if outcome.error is not None:
-            raise outcome.error
-        if main.cancelled():
-            raise asyncio.CancelledError
-        return outcome.value
+            return loop.run_until_complete(main)
+        except BaseException as error:
+            if not main.done():
+                main.cancel()
+                try:
+                    loop.run_until_complete(main)
+                except asyncio.CancelledError as cancelled:
+                    if isinstance(error, Interrupted):
+                        error.__traceback__ = cancelled.__traceback__  # has the place where the code waited
+                except BaseException:
+                    pass  # the code's own error in a `finally` block, or another interrupt
+            error.__traceback__ = _skip_loop(error.__traceback__)
+            raise
 
     def close(self, *, joins_threads: bool) -> None:
         """Cancel the remaining tasks and close the loop, as `asyncio.run` does; join its threads if asked."""
@@ -98,35 +87,6 @@ class CoroutineRunner:
         asyncio.set_event_loop(loop)  # `asyncio.run` in earlier code unsets it
         return loop
 
-    def _complete(self) -> BaseException | None:
-        """Run the loop until the task is done; return an exception raised elsewhere, such as in another task."""
-        error: BaseException | None = None
-        while not self._main.done():
-            try:
-                self._loop.run_forever()
-            except BaseException as raised:
-                error = raised
-                error.__traceback__ = _skip_loop(error.__traceback__)
-                if self._is_cancelled:  # the task does not end, and this loop is no longer usable
-                    self._loop = None
-                    break
-                self._cancel()
-        return error
-
-    def _cancel(self) -> None:
-        self._is_cancelled = True
-        self._main.cancel()
-
-    def _cancel_wait(self) -> bool:
-        """Cancel the task on an interrupt that comes while no task runs; return whether this was done."""
-        import asyncio
-
-        if self._is_cancelled or asyncio.current_task(self._loop) is not None:
-            return False
-        self._cancel()
-        self._loop.call_soon_threadsafe(lambda: None)  # wakes the loop, which would otherwise keep waiting
-        return True
-
 
 def silence_own_errors(base_events: Any) -> None:
     """Keep event loops from reporting tasks that SUBMIT or an interrupt ended, which are no errors of the code."""
@@ -137,19 +97,6 @@ def silence_own_errors(base_events: Any) -> None:
             handle(self, context)
 
     base_events.BaseEventLoop.default_exception_handler = default_exception_handler
-
-
-class _Outcome:
-    value: Any = None
-    error: BaseException | None = None
-
-
-async def _settle(coroutine: Coroutine[Any, Any, Any], outcome: _Outcome) -> None:
-    """Record the coroutine's outcome and raise nothing: SystemExit would break out of the loop."""
-    try:
-        outcome.value = await coroutine
-    except BaseException as error:
-        outcome.error = error
 
 
 def _skip_loop(trace: Any) -> Any:

@@ -11,7 +11,6 @@ ONLY_AST = 0x400  # ast.PyCF_ONLY_AST
 TOP_LEVEL_AWAIT = 0x2000  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT: changes only code that awaits
 # Beginnings of lines that continue the statement before them.
 CONTINUATIONS = (" ", "\t", "\r", ")", "]", "}", "#", "else", "elif", "except", "finally", "'''", '"""')
-MARKS = frozenset("()[]{}'\"#;\\\n")  # A line with one of these may not be exactly one statement.
 
 
 def compile_code(source: str, file_name: str) -> tuple[list[CodeType], CodeType | None]:
@@ -20,13 +19,12 @@ def compile_code(source: str, file_name: str) -> tuple[list[CodeType], CodeType 
     Return (parts, None) if the last statement is of another kind. Raises the exceptions of `compile`.
     """
     start = _find_last_statement(source)
-    last = source[start:].rstrip()
-    # Most code ends this way and needs no tree. In a new process, building a tree takes longer than compiling.
-    if _is_assignment(last) or _is_submission(last):
-        return [compile(source, file_name, "exec", TOP_LEVEL_AWAIT, dont_inherit=True)], None
     if "__future__" not in source:  # a `__future__` import must start the code and applies to all of it
         try:
-            return _compile_in_two(source, start, file_name)
+            # Building a tree takes as long as compiling, so only the last statement gets one. If both parts compile,
+            # they mean the same as the whole: no bracket, string or block spans the cut.
+            parts, expression = _compile_tree("\n" * source.count("\n", 0, start) + source[start:], file_name)
+            return [*([_compile(source[:start], file_name)] if start else []), *parts], expression
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             pass  # the code is wrong, or was cut in the wrong place
     whole = _compile(source, file_name)
@@ -45,30 +43,6 @@ def _find_last_statement(source: str) -> int:
         if not start or not (start == end or source.startswith(CONTINUATIONS, start)):
             return start
         end = start - 1
-
-
-def _is_assignment(line: str) -> bool:
-    """Return whether the line is certainly an assignment to a name."""
-    name, _, value = line.partition("=")
-    name = name.rstrip(" ").rstrip("+-*/%&|^@").rstrip(" ")
-    return name.isidentifier() and value != "" and value[0] != "=" and MARKS.isdisjoint(line)
-
-
-def _is_submission(lines: str) -> bool:
-    """Return whether the lines are a call of SUBMIT, which does not return, and not part of a string."""
-    return lines.startswith("SUBMIT(") and "'''" not in lines and '"""' not in lines
-
-
-def _compile_in_two(source: str, start: int, file_name: str) -> tuple[list[CodeType], CodeType | None]:
-    """Compile like `compile_code`, with a tree only from `start` on. Raises SyntaxError if the cut splits a statement.
-
-    If both parts compile, they mean the same as the whole: no bracket, string or block spans the cut.
-    """
-    lines = source.count("\n", 0, start)
-    parts, expression = _compile_tree("\n" * lines + source[start:], file_name)
-    if start:
-        parts.insert(0, _compile(source[:start], file_name))
-    return parts, expression
 
 
 def _compile_tree(source: str, file_name: str) -> tuple[list[CodeType], CodeType | None]:
