@@ -25,7 +25,7 @@ from ...sandbox.errors import (
 )
 from ...sandbox.interpreter import Interpreter
 from ...sandbox.meta import Meta
-from ...sandbox.queries.answer_cache import ReplayedAnswers
+from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.recursion import Queries
 from ...sandbox.queries.transcript import Transcript
 from ...sandbox.requests.execution_request import ExecutionRequest
@@ -330,7 +330,7 @@ class Lane:
             interpreter,
             index=execution.index,
             on_event=partial(run.take_event, execution),
-            cache=ReplayedAnswers(run.answers, execution.replay_key) if run.answers is not None and replays else None,
+            cache=AnswerCache(run.answers, execution.replay_key) if run.answers is not None and replays else None,
             transcript=None if run.transcripts is None else Transcript(partial(run.transcripts.write, execution)),
         )
         execution.summarize_queries = queries.session.summarize

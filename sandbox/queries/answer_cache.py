@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ..errors import QueryError
 
@@ -38,23 +38,11 @@ class MemoryAnswers:
         self._answers[key] = text
 
 
-class Question(NamedTuple):
-    """A question: `key` is equal for identical questions, and `model` is the model's name, for records."""
-
-    key: str
-    model: str
-
-
-def build_question(
-    model: str, fingerprint: dict[str, Any], messages: list[dict[str, Any]], options: dict[str, Any]
-) -> Question:
-    """Return the question for these messages. Its key is a hash of the fingerprint, the messages and the options.
-
-    Without options, the key has the form of earlier versions.
-    """
+def build_key(fingerprint: dict[str, Any], messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+    """Return a hash of a model's fingerprint, the messages and the options. Without options it is as in version 1.0."""
     parts = {"model": fingerprint, "messages": messages, **({"options": options} if options else {})}
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=repr)
-    return Question(hashlib.sha256(text.encode()).hexdigest(), model)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class AnswerCache:
@@ -63,18 +51,29 @@ class AnswerCache:
     A caller waits if another caller is already asking the same question. If the asking caller is cancelled, or fails
     because of its own deadline or budget, the next waiting caller asks. If the model fails, all waiting callers get its
     QueryError. Use one cache on one event loop only.
+
+    Args:
+        store: Storage of the answers.
+        execution: None for a cache. Otherwise the store has answers for the attempts of this execution alone, and a
+            question that one attempt asks twice has two answers.
     """
 
-    ignores_instructions: ClassVar[bool] = False  # True if the system messages of recursive models may differ
-
-    def __init__(self, store: AnswerStore) -> None:
+    def __init__(self, store: AnswerStore, execution: str | None = None) -> None:
         self._store = store
         self._in_flight: dict[str, asyncio.Future[str | QueryError | None]] = {}  # None: the next caller must ask
+        self.execution = execution
+        self._counts = Counter[str]()  # how often an execution asked each question
         self.hits = 0  # questions answered without a request
 
-    async def get_answer(self, question: Question, ask: Callable[[], Awaitable[str]]) -> str:
-        """Return the cached answer, or the result of `ask`. Raises QueryError and the errors of `ask`."""
-        while (flight := self._in_flight.get(question.key)) is not None:
+    async def get_answer(self, key: str, model: str, ask: Callable[[], Awaitable[str]]) -> str:
+        """Return the stored answer to the question with this key, or the result of `ask` and store it.
+
+        `model` is the model's name, for records. Raises QueryError and the errors of `ask`.
+        """
+        if self.execution is not None:
+            self._counts[key] += 1
+            key = hashlib.sha256(f"{self.execution} {key} {self._counts[key]}".encode()).hexdigest()
+        while (flight := self._in_flight.get(key)) is not None:
             # The shield keeps a cancelled caller from cancelling the request for the others.
             outcome = await asyncio.shield(flight)
             if isinstance(outcome, QueryError):
@@ -82,40 +81,19 @@ class AnswerCache:
             if outcome is not None:
                 self.hits += 1
                 return outcome
-        text = self._store.find_answer(question.key)
+        text = self._store.find_answer(key)
         if text is not None:
             self.hits += 1
             return text
-        flight = self._in_flight[question.key] = asyncio.get_running_loop().create_future()
+        flight = self._in_flight[key] = asyncio.get_running_loop().create_future()
         outcome = None
         try:
             outcome = await ask()
-            self._store.add_answer(question.key, question.model, outcome)
+            self._store.add_answer(key, model, outcome)
             return outcome
         except QueryError as error:
             outcome = error
             raise
         finally:
-            del self._in_flight[question.key]
+            del self._in_flight[key]
             flight.set_result(outcome)
-
-
-class ReplayedAnswers(AnswerCache):
-    """The answers to the questions of one execution, for another attempt that continues where this one was interrupted.
-
-    Unlike a cache, it gives a question that the execution asks twice two answers.
-    """
-
-    ignores_instructions = True  # They have the calls that are left. An execution's key has all else of them.
-
-    def __init__(self, store: AnswerStore, execution: str) -> None:
-        """Create the cache. Attempts with the same `execution` get each other's answers."""
-        super().__init__(store)
-        self._execution = execution
-        self._counts = Counter[str]()  # how often each question was asked
-
-    async def get_answer(self, question: Question, ask: Callable[[], Awaitable[str]]) -> str:
-        """Return an earlier attempt's answer, or the result of `ask`. Raises QueryError and the errors of `ask`."""
-        self._counts[question.key] += 1
-        text = f"{self._execution} {question.key} {self._counts[question.key]}"
-        return await super().get_answer(Question(hashlib.sha256(text.encode()).hexdigest(), question.model), ask)

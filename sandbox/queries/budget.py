@@ -1,10 +1,9 @@
 """Limits on the model calls, tokens and cost of a query tree or a whole flow run."""
 
 import concurrent.futures
-import itertools
 import math
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..caller import name_parameter
@@ -68,21 +67,6 @@ class Estimate(NamedTuple):
         return Estimate(*tokens, self.prompt_price, self.answer_price)
 
 
-@dataclass(eq=False)
-class _Place:
-    """The place of a waiting call in the queue: the budget that is full, and the future that a settled call wakes."""
-
-    budget: "Budget | None" = None
-    woken: concurrent.futures.Future[None] = field(default_factory=concurrent.futures.Future[None])
-
-
-def _wake(queue: list[_Place]) -> None:
-    """Let the waiting calls look again whether they fit."""
-    for place in queue:
-        if not place.woken.done() and place.woken.set_running_or_notify_cancel():
-            place.woken.set_result(None)
-
-
 NO_ESTIMATE = Estimate()  # for budgets that limit only calls
 
 
@@ -118,7 +102,7 @@ class Budget:
         self.usage = Usage()  # total of settled calls
         self._reserved: dict[Reservation, Estimate] = {}
         # Only the last ancestor uses these: the waiting calls, and the largest shares that settled calls have used.
-        self._queue: list[_Place] = []
+        self._waiting: list[concurrent.futures.Future[None]] = []
         self._shares: tuple[float, float] | None = None  # share of the prompt, share of the answer
 
     @property
@@ -147,36 +131,23 @@ class Budget:
     async def reserve(self, most: Estimate = NO_ESTIMATE) -> "Reservation":
         """Reserve one call. If it does not fit beside the running calls, wait until they settle.
 
-        Later calls wait behind it, so that many small calls do not keep out a large one.
-
         Raises:
             BudgetExceeded: The call would not fit even without other running calls.
         """
-        queue, place = self._ancestry[-1]._queue, _Place()
-        try:
-            while True:
-                with self._lock:
-                    self.check(most)
-                    expected = self._expect(most)
-                    ahead = itertools.takewhile(lambda other: other is not place, queue)
-                    full = [other.budget for other in ahead if other.budget in self._ancestry]
-                    full += [budget for budget in self._ancestry if not budget._fits_beside_others(expected)]
-                    if not full:
-                        reservation = Reservation(self, most)
-                        for budget in self._ancestry:
-                            budget._reserved[reservation] = expected
-                        return reservation
-                    if place.budget is None:
-                        queue.append(place)
-                    place.budget, place.woken = full[0], concurrent.futures.Future()
-                import asyncio  # It takes 20 ms, and whoever only checks options does not need it.
+        while True:
+            with self._lock:
+                self.check(most)
+                expected = self._expect(most)
+                if all(budget._fits_beside_others(expected) for budget in self._ancestry):
+                    reservation = Reservation(self, most)
+                    for budget in self._ancestry:
+                        budget._reserved[reservation] = expected
+                    return reservation
+                settled: concurrent.futures.Future[None] = concurrent.futures.Future()
+                self._ancestry[-1]._waiting.append(settled)
+            import asyncio  # It takes 20 ms, and whoever only checks options does not need it.
 
-                await asyncio.wrap_future(place.woken)
-        finally:
-            if place.budget is not None:
-                with self._lock:
-                    queue.remove(place)
-                    _wake(queue)
+            await asyncio.wrap_future(settled)
 
     def _expect(self, most: Estimate) -> Estimate:
         """Return the expected usage of the call."""
@@ -194,7 +165,10 @@ class Budget:
                 prompts, answers = root._shares or (0.0, 0.0)
                 prompts = max(prompts, usage.prompt_tokens / max(1, most.prompt_tokens))
                 root._shares = prompts, max(answers, usage.completion_tokens / max(1, most.answer_tokens))
-            _wake(root._queue)
+            waiting, root._waiting = root._waiting, []
+            for future in waiting:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(None)
 
     def _check_alone(self, expected: Estimate) -> None:
         if self._calls is not None and self.usage.calls + 1 > self._calls:

@@ -3,18 +3,20 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from types import NoneType
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from ..errors import BudgetExceeded, DeadlineExceeded, DepthExceeded, QueryError, RlmBatchError
 from ..model_reply import read_value
-from .flat_request import Prompt, build_messages, check_images, check_prompts, find_last_text, read_options
-from .session import DEFAULT_OPTIONS, FLAT_KIND, RECORDED_CHARACTERS, Query, QuerySession
+from ..wire.names import MAX_PROMPTS
+from .flat_request import FlatRequest, find_last_text
+from .session import FLAT_KIND, RECORDED_CHARACTERS, Query, QuerySession
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=ConfigDict(strict=True))
 class QueryContext:
     """The context of a recursive query, as the asking code sent it.
 
@@ -32,14 +34,8 @@ class QueryContext:
     shape: str = ""
     preview: str = ""
 
-    def __post_init__(self) -> None:
-        """Check the types, because untrusted code sent the values. Raises TypeError."""
-        if type(self.is_json) is not bool or any(
-            type(value) is not str for value in (self.text, self.path, self.shape, self.preview)
-        ):
-            raise TypeError("a context is described by texts")
 
-
+TEXTS = TypeAdapter(Annotated[list[str], Field(max_length=MAX_PROMPTS)])
 # Answers a recursive query with a JSON value. Arguments: the query functions for the model's code, the prompt, the
 # context and the query's record.
 AnswerRecursively = Callable[["Queries", str, QueryContext, Query], Awaitable[Any]]
@@ -79,45 +75,32 @@ class Queries:
             "rlm_query_batched": self._ask_recursive_model,
         }
 
-    async def _ask_model(
-        self,
-        prompts: list[Prompt],
-        *,
-        concurrency: int | None,
-        model: str | None = None,
-        system: str | None = None,
-        images: list[str] | None = None,
-        **options: Any,
-    ) -> list[dict[str, str]]:
-        session = self.session
-        if any(type(text) not in (str, NoneType) for text in (model, system)):
-            raise TypeError("model and system must be texts")
-        chosen = session.flat_model if model is None else session.models.get(model)
-        request_options = read_options(**options) if options else DEFAULT_OPTIONS
-        image_urls = check_images(images or [])
+    async def _ask_model(self, prompts: Any, **options: Any) -> list[dict[str, str]]:
+        session, request = self.session, FlatRequest.read(prompts, **options)
+        chosen = session.flat_model if request.model is None else session.models.get(request.model)
 
-        async def answer(prompt: Prompt, query: Query, _place: int) -> str:
+        async def answer(prompt: Any, query: Query, _place: int) -> str:
             if chosen is None:
                 names = ", ".join(map(repr, session.models)) or "none, because models is not set"
                 raise QueryError(f"no model {query.model!r} is allowed here: the names are {names}")
-            messages = build_messages(prompt, system, image_urls)
-            text = (await session.ask(chosen, messages, query, request_options)).text
-            return text if request_options.response_format is None else read_value(text)
+            text = (await session.ask(chosen, request.build_messages(prompt), query, request.options)).text
+            return text if request.response_format is None else read_value(text)
 
-        name = str(model)[:RECORDED_CHARACTERS] if chosen is None else chosen.name
-        return await self._answer_all(FLAT_KIND, name, check_prompts(prompts), concurrency, answer)
+        name = str(request.model)[:RECORDED_CHARACTERS] if chosen is None else chosen.name
+        return await self._answer_all(FLAT_KIND, name, request.prompts, request.concurrency, answer)
 
     async def _ask_recursive_model(
-        self, prompts: list[str], *, concurrency: int | None, context: dict[str, Any]
+        self, prompts: Any, *, concurrency: int | None, context: dict[str, Any]
     ) -> list[dict[str, str]]:
         session, query_context = self.session, QueryContext(**context)
+        texts = TEXTS.validate_python(prompts)
         before = self._recursive_count
-        self._recursive_count += len(check_prompts(prompts, are_texts=True))
+        self._recursive_count += len(texts)
 
         async def answer(prompt: str, query: Query, place: int) -> str:
             return await self._answer(self._recurse, prompt, query_context, query, before + place)
 
-        return await self._answer_all("rlm_query", session.root_model.name, prompts, concurrency, answer)
+        return await self._answer_all("rlm_query", session.root_model.name, texts, concurrency, answer)
 
     async def ask(self, prompt: str, context: QueryContext, recurse: AnswerRecursively) -> tuple[str, Any]:
         """Return the answer to a recursive query of the host, as text and as a JSON value.
@@ -163,7 +146,7 @@ class Queries:
         self,
         kind: str,
         model: str,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Any],
         concurrency: int | None,
         answer: Callable[[Any, Query, int], Awaitable[str]],
     ) -> list[dict[str, str]]:
@@ -173,7 +156,7 @@ class Queries:
         unanswered = iter(enumerate(prompts))
         replies: list[dict[str, str]] = [{}] * len(prompts)
 
-        async def reply(prompt: Prompt, place: int) -> dict[str, str]:
+        async def reply(prompt: Any, place: int) -> dict[str, str]:
             try:
                 turn = 0 if self._parent is None else len(self._parent.trajectory)
                 query = Query(kind, self.depth + 1, model, find_last_text(prompt)[:RECORDED_CHARACTERS], turn)

@@ -10,26 +10,23 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol
 
 from ..caller import name_parameter
-from ..errors import BudgetExceeded, DeadlineExceeded, QueryError, RlmBatchError
+from ..errors import DeadlineExceeded, QueryError, RlmBatchError
 from ..meta import QuerySummary
 from ..model_reply import split_thoughts
 from ..wire.nonfinite import replace_nonfinite
-from .answer_cache import AnswerCache, build_question
+from .answer_cache import AnswerCache, build_key
 from .budget import NO_ESTIMATE, Budget, Estimate, Usage
 from .events import OnEvent, RlmEvent
-from .transcript import Transcript, list_options
+from .transcript import Transcript
 
 FLAT_KIND = "llm_query"  # kind of a query that asks one question
 # Role and content, as in OpenAI's chat API. The content is a text, or a list of parts with texts and images.
 Message = dict[str, Any]
 RECORDED_CHARACTERS = 200  # prompts and errors in a record are cut to this length
 MAX_RECORDED_QUERIES = 1000  # per session; further queries are only counted
-# Per session with limited calls. Cached answers cost nothing, so without this limit a loop could ask until its timeout.
-MAX_CACHED_ANSWERS = 100_000
 # Seconds from the end of queries to the code's timeout, but at most 1/20 of the timeout. In this time the code can
 # submit its partial results.
 DEADLINE_MARGIN_SECONDS = 1.0
@@ -50,6 +47,10 @@ class RequestOptions:
     max_tokens: int | None = None
     response_format: dict[str, Any] | None = None
     logprobs: bool = False
+
+    def list_changed(self) -> dict[str, Any]:
+        """Return the options that differ from the defaults."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, False)}
 
 
 DEFAULT_OPTIONS = RequestOptions()
@@ -169,16 +170,14 @@ class Query:
             "seconds": round(self.seconds, 6),
             **asdict(self.usage),
         }
-        if self.id:
-            record["id"] = self.id
-        if self.turn:
-            record["turn"] = self.turn
-        if self.cached:
-            record["cached"] = self.cached
-        if self.is_plain:
-            record["plain"] = True
-        if self.error:
-            record["error"] = self.error
+        optional = {
+            "id": self.id,
+            "turn": self.turn,
+            "cached": self.cached,
+            "plain": self.is_plain,
+            "error": self.error,
+        }
+        record |= {name: value for name, value in optional.items() if value}
         if not isinstance(self.value, str):
             plain, nonfinite = replace_nonfinite({"value": self.value})
             record |= {**plain, **({"nonfinite": nonfinite} if nonfinite else {})}
@@ -202,7 +201,7 @@ async def run_untracked(_query: Query, work: Callable[[], Awaitable[str]]) -> st
 class QuerySession:
     """The state that a top-level execution shares with all queries below it.
 
-    Cached answers use no budget and are not tracked. If calls are limited, at most `MAX_CACHED_ANSWERS` are returned.
+    Cached answers use no budget and are not tracked.
 
     Args:
         root_model: Model for the turns of recursive queries.
@@ -277,17 +276,17 @@ class QuerySession:
 
         Raises BudgetExceeded, DeadlineExceeded and QueryError.
         """
-        if self.transcript is None:
-            return _read_text(model, await self._ask(model, messages, query, options))
-        started_at, asked = time.monotonic(), list_options(model.fingerprint().get("sampling", {}), options)
-        add = partial(self.transcript.add_request, model.name, messages, asked, query)
+        started_at, outcome = time.monotonic(), None
         try:
-            answer = _read_text(model, await self._ask(model, messages, query, options))
+            outcome = _read_text(model, await self._ask(model, messages, query, options))
+            return outcome
         except RlmBatchError as error:
-            add(error, time.monotonic() - started_at)
+            outcome = error
             raise
-        add(answer, time.monotonic() - started_at)
-        return answer
+        finally:
+            if self.transcript is not None and outcome is not None:
+                seconds = time.monotonic() - started_at
+                self.transcript.add_request(model, messages, options, query, outcome, seconds)
 
     async def _ask(self, model: Model, messages: list[Message], query: Query, options: RequestOptions) -> Answer:
         if self.cache is None:
@@ -306,22 +305,17 @@ class QuerySession:
             return await (self.track(query, request) if query.kind == FLAT_KIND else request())
 
         asked = messages
-        if self.cache.ignores_instructions and query.kind != FLAT_KIND:
+        # Another attempt of an execution has fewer calls left, which the instructions say.
+        if self.cache.execution is not None and query.kind != FLAT_KIND:
             asked = [message for message in messages if message["role"] != "system"]
-        changed = {name: value for name, value in asdict(options).items() if value not in (None, False)}
-        question = build_question(model.name, model.fingerprint(), asked, changed)
+        key = build_key(model.fingerprint(), asked, options.list_changed())
         try:
             async with asyncio.timeout_at(self.deadline):
-                text = await self.cache.get_answer(question, request_tracked)
+                text = await self.cache.get_answer(key, model.name, request_tracked)
         except TimeoutError:
             raise self.make_deadline_error() from None
         if answer is not None:
             return answer
-        if self._cached >= MAX_CACHED_ANSWERS and self.budget.remaining_calls is not None:
-            raise BudgetExceeded(
-                f"{MAX_CACHED_ANSWERS:,} questions were answered from the cache, the most that an "
-                f"execution may have: ask less, or set {name_parameter('max_llm_calls')} to None"
-            )
         self._cached += 1
         query.cached += 1
         return Answer(text, Usage())

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .session import Answer, Message, Query, RequestOptions
+    from .session import Answer, Message, Model, Query, RequestOptions
 
 Json = dict[str, Any]
 
@@ -33,21 +33,22 @@ class Transcript:
 
     def add_request(
         self,
-        model: str,
+        model: Model,
         messages: list[Message],
-        options: Json,
+        options: RequestOptions,
         query: Query,
         outcome: Answer | Exception,
         seconds: float,
     ) -> None:
         """Save one request of the query, with its answer or its error."""
-        kept = count_kept(query.sent, messages)
+        pairs = enumerate(zip(query.sent, messages, strict=False))
+        kept = next((number for number, (old, new) in pairs if old != new), min(len(query.sent), len(messages)))
         line: Json = {
             **self._describe(query, "request"),
-            "model": model,
+            "model": model.name,
             "kept": kept,
             "messages": messages[kept:],
-            "options": options,
+            "options": {**model.fingerprint().get("sampling", {}), **options.list_changed()},
             "seconds": round(seconds, 3),
         }
         query.sent = list(messages)
@@ -79,17 +80,3 @@ class Transcript:
             "depth": query.depth,
             "turn": len(query.trajectory),
         }
-
-
-def count_kept(before: list[Message], now: list[Message]) -> int:
-    """Return how many first messages two lists have in common."""
-    for number, (old, new) in enumerate(zip(before, now, strict=False)):
-        if old != new:
-            return number
-    return min(len(before), len(now))
-
-
-def list_options(sampling: Json, options: RequestOptions) -> Json:
-    """Return the options of a request: the model's own, and those that were set for the request."""
-    own = {name: value for name, value in asdict(options).items() if value not in (None, False)}
-    return {**sampling, **own}

@@ -298,10 +298,10 @@ async def test_a_listed_model_without_schemas_gets_the_schema_as_an_instruction(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("'a', temperature=-1", "ValueError: temperature must be a number from 0 to 2"),
-        ("'a', temperature='hot'", "ValueError: temperature must be a number from 0 to 2"),
-        ("'a', max_tokens=0", "ValueError: max_tokens must be a whole number from 1 to 2147483647"),
-        ("'a', model=3", "TypeError: model and system must be texts"),
+        ("'a', temperature=-1", "ValueError: temperature: Input should be greater than or equal to 0"),
+        ("'a', temperature='hot'", "ValueError: temperature: Input should be a valid number"),
+        ("'a', max_tokens=0", "ValueError: max_tokens: Input should be greater than or equal to 1"),
+        ("'a', model=3", "ValueError: model: Input should be a valid string"),
         ("'a', response_format=open", "response_format cannot be"),
         ("", "prompt is a NoneType: pass a text or a list of messages"),
     ],

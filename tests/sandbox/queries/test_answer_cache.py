@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import BudgetExceeded, DeadlineExceeded, QueryError
-from rlm_batch.sandbox.queries import session as session_module
-from rlm_batch.sandbox.queries.answer_cache import AnswerCache, MemoryAnswers, build_question
+from rlm_batch.sandbox.queries.answer_cache import AnswerCache, MemoryAnswers
 from rlm_batch.sandbox.queries.budget import Budget, Usage
 from rlm_batch.sandbox.queries.session import (
     DEFAULT_OPTIONS,
@@ -113,8 +112,7 @@ async def test_an_empty_answer_stays_one_for_all_waiters():
         await gate.wait()
         raise EmptyAnswerError("no text")
 
-    question = build_question("m", {}, [], {})
-    tasks = [asyncio.create_task(cache.get_answer(question, ask)) for _ in range(3)]
+    tasks = [asyncio.create_task(cache.get_answer("key", "m", ask)) for _ in range(3)]
     await settle()
     gate.set()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -130,20 +128,3 @@ async def test_another_model_setting_or_prompt_is_not_answered_from_the_cache():
             await begin(model, cache, prompt)
         assert model.asked == 4
     assert cache.hits == len(models)
-
-
-async def test_a_loop_over_one_question_ends_at_the_call_limit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(session_module, "MAX_CACHED_ANSWERS", 3)
-    model, cache = GatedModel(), AnswerCache(MemoryAnswers())
-    model.gate.set()
-    for calls, count in ((50, 4), (None, 9)):
-        session = QuerySession(
-            root_model=model, flat_model=model, budget=Budget(calls=calls), concurrency=4, cache=cache
-        )  # fmt: skip
-        messages = [{"role": "user", "content": str(calls)}]
-        query = Query("llm_query", 1, model.name, "q")
-        for _ in range(count):
-            await session.ask(model, messages, query)
-        if calls is not None:
-            with pytest.raises(BudgetExceeded, match="3 questions were answered from the cache"):
-                await session.ask(model, messages, query)

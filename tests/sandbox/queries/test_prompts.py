@@ -57,10 +57,10 @@ async def test_the_host_refuses_too_many_prompts() -> None:
     queries = make_queries(LengthModel())
     for name in ("llm_query", "rlm_query_batched"):
         context = {"context": {}} if name.startswith("rlm") else {}
-        with pytest.raises(ValueError, match="10,001 prompts were given, and one call takes at most 10,000"):
+        with pytest.raises(ValueError, match="at most 10000 items"):
             await queries.tools[name]([""] * 10_001, concurrency=None, **context)
         for wrong in ("text", {"a": 1}, [1], [["nested"]], None):
-            with pytest.raises(TypeError, match=r"a list of texts|a message must be a dict"):
+            with pytest.raises(ValueError, match=r"valid (list|string|dictionary)"):
                 await queries.tools[name](wrong, concurrency=None, **context)
 
 

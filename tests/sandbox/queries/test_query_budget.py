@@ -8,8 +8,6 @@ import pytest
 from rlm_batch import BudgetExceeded
 from rlm_batch.sandbox.queries.budget import Budget, Estimate, Usage
 
-from ...infra.waiting import HANG_SECONDS
-
 pytestmark = pytest.mark.anyio
 
 # The most that a call can use: no prompt tokens, and 100 answer tokens at $0.01 each.
@@ -162,21 +160,3 @@ async def test_threads_that_share_a_budget_never_exceed_or_lose_it() -> None:
     assert above.usage.cost <= 40.0 + 16 * 0.125
     assert [budget.usage.calls <= 150 for budget in budgets] == [True] * 4
     assert sum((budget.usage for budget in budgets), Usage()) == above.usage
-
-
-async def test_a_large_call_is_not_kept_out_by_small_ones() -> None:
-    budget, small = Budget(tokens=1000), Estimate(0, 10)
-    (await budget.reserve(small)).settle(Usage(1, 0, 10, 0.0))  # calls are expected to use their most
-    is_over = False
-
-    async def ask_on_and_on() -> None:
-        while not is_over:
-            reservation = await budget.reserve(small)
-            await asyncio.sleep(0)
-            reservation.release()
-
-    asking = [asyncio.create_task(ask_on_and_on()) for _ in range(16)]
-    async with asyncio.timeout(HANG_SECONDS):
-        (await budget.reserve(Estimate(0, 900))).release()
-    is_over = True
-    await asyncio.gather(*asking)
