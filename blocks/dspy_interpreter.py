@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import inspect
-import json
 import keyword
 from collections.abc import Callable, Collection
 from typing import Any, Self
@@ -75,15 +74,8 @@ class DSPyInterpreter:
             raise ValueError(f"tool names must be non-reserved Python identifiers; invalid names: {invalid!r}")
         if self.output_fields is None:
             return
-        names = [field.get("name") for field in self.output_fields]
-        if invalid := _find_invalid_names(names):
+        if invalid := _find_invalid_names([field.get("name") for field in self.output_fields]):
             raise ValueError(f"output field names must be non-keyword Python identifiers; invalid names: {invalid!r}")
-        if len(names) != len(set(names)):
-            raise ValueError(f"output field names must be unique: {names!r}")
-        try:
-            json.dumps(self.output_fields, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"output fields must be JSON: {error}") from error
 
     @with_callbacks
     def start(self) -> None:
@@ -122,9 +114,8 @@ class DSPyInterpreter:
         if not self._is_open:
             self.start()
         context = contextvars.copy_context()  # It has DSPy's settings, which tools read in any thread.
-        refused = (
-            (*QUERY_NAMES, *FACADE) if self._interpreter.can_query else ()
-        )  # DSPy adds its own tools before each call.
+        # DSPy adds its own tools before each call.
+        refused = (*QUERY_NAMES, *FACADE) if self._interpreter.can_query else ()
         tools = self._interpreter.tools
         tools.clear()
         tools.update((name, self._wrap_tool(name, context)) for name in self.tools if name not in refused)
@@ -167,15 +158,12 @@ class DSPyInterpreter:
         Raises:
             CodeInterpreterError: No tool has that name.
         """
-        result = self._call_tool(tool_name, args, kwargs)
-        return asyncio.run(_await(result)) if inspect.isawaitable(result) else result
-
-    def _call_tool(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if name not in self.tools:
-            raise CodeInterpreterError(f"Unknown tool: {name}")
-        tool = self.tools[name]
+        if tool_name not in self.tools:
+            raise CodeInterpreterError(f"Unknown tool: {tool_name}")
+        tool = self.tools[tool_name]
         bound_args, bound_kwargs = _bind(tool, args, kwargs)
-        return tool(*bound_args, **bound_kwargs)
+        result = tool(*bound_args, **bound_kwargs)
+        return asyncio.run(_await(result)) if inspect.isawaitable(result) else result
 
     def _wrap_tool(self, name: str, context: contextvars.Context) -> Callable[..., Any]:
         """Return a function that calls the tool in a copy of that context, for the sandbox's interpreter."""
@@ -184,23 +172,9 @@ class DSPyInterpreter:
             try:
                 return convert_returned(context.copy().run(self.invoke_tool, name, list(args), kwargs))
             except Exception as error:
-                raise _describe_tool_error(error) from error
+                raise RuntimeError(f"{type(error).__name__}: {error}") from error  # The code gets this error.
 
-        # DSPy's callbacks find their event by this name of the method.
-        async def invoke_tool(self: Self, tool_name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-            return await self._call_tool(tool_name, args, kwargs)
-
-        invoke: Any = with_callbacks(invoke_tool)
-
-        async def call_async(*args: Any, **kwargs: Any) -> Any:
-            # The task has the context, which the tool reads. It ends with the execution.
-            work = invoke(self, name, list(args), kwargs)
-            try:
-                return convert_returned(await asyncio.get_running_loop().create_task(work, context=context.copy()))
-            except Exception as error:
-                raise _describe_tool_error(error) from error
-
-        return call_async if _is_async(self.tools[name]) else call
+        return call
 
 
 def _find_invalid_names(names: Collection[Any], reserved: Collection[str] = ()) -> list[Any]:
@@ -212,17 +186,8 @@ def _find_invalid_names(names: Collection[Any], reserved: Collection[str] = ()) 
     ]
 
 
-def _is_async(tool: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(tool) or inspect.iscoroutinefunction(tool.__call__)
-
-
 async def _await(awaitable: Any) -> Any:
     return await awaitable
-
-
-def _describe_tool_error(error: Exception) -> RuntimeError:
-    """Return the error that the code gets when a tool fails."""
-    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _bind(tool: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -4,7 +4,6 @@ import base64
 import os
 import re
 import shutil
-from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
@@ -32,10 +31,7 @@ COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 def has_password(url: str) -> bool:
     """Return whether a URL contains a password, as in https://user:password@host/."""
-    try:
-        return urlsplit(url).password is not None
-    except ValueError:
-        return False
+    return re.match("[^/@]+://[^/@]*:[^/@]*@", url) is not None
 
 
 def hide_credentials(text: str) -> str:
@@ -95,9 +91,6 @@ async def resolve_commit(url: str, ref: str | None, token: SecretStr | None) -> 
         return ref
     if has_password(url):
         raise ConfigurationError(PASSWORD_ADVICE)
-    for text, name in ((url, "repo_url"), (ref or "HEAD", "repo_ref")):
-        if text.startswith("-") or not text.strip():
-            raise ConfigurationError(f"{name} is {text!r}, which is not an address or a name for git")
     check_repository(url)
     lines = (await run_git("ls-remote", "--", url, token=token)).splitlines()
     commits = {name: commit for commit, _, name in (line.partition("\t") for line in lines)}
@@ -106,10 +99,8 @@ async def resolve_commit(url: str, ref: str | None, token: SecretStr | None) -> 
     for name in names if ref is not None else ["HEAD"]:
         if name in commits:
             return commits[name]
-    if ref is None:
-        raise ConfigurationError(f"the repository {url} is empty: push a commit")
-    heads = [name.removeprefix("refs/heads/") for name in commits if name.startswith("refs/heads/")]
+    heads = ", ".join(name.removeprefix("refs/heads/") for name in commits if name.startswith("refs/heads/"))
     raise ConfigurationError(
-        f"the repository {url} has no branch or tag {ref!r} (its branches: {', '.join(heads[:10]) or 'none'}); a "
+        f"the repository {url} has no branch or tag {ref or 'HEAD'!r} (its branches: {heads[:500] or 'none'}); a "
         "commit is named by all of its 40 digits"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
@@ -14,7 +13,7 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.queries.answer_cache import AnswerCache, MemoryAnswers
 from ..sandbox.sessions.async_interpreter import AsyncInterpreter
 from ..sandbox.sync_interpreter import SyncInterpreter
-from .language_model.model_access import ModelAccess, open_model_access
+from .language_model.model_access import LIMITS, ModelAccess, open_model_access
 from .problems import describe_problems
 from .registry import PROVIDERS, ProviderEntry
 
@@ -65,7 +64,7 @@ class ProviderSandboxes:
         mounts: Files and directories of this machine, by the absolute paths at which code reads them. Default: none.
         on_turn: Function to call when a turn of a recursive model ends, with the turn's `RlmEvent`. It runs on the
             event loop and blocks it. If it raises an exception, the execution ends with it. Default: none.
-        **fields: The fields of the provider's block.
+        **others: The fields of the provider's block.
 
     Raises:
         ConfigurationError: A keyword is unknown or has a wrong value.
@@ -80,14 +79,6 @@ class ProviderSandboxes:
         timeout: float | None = 120.0,
         tools: dict[str, Callable[..., Any]] | None = None,
         language_model: LanguageModelSettings | str | None = None,
-        models: NamedModels | None = None,
-        batch_concurrency: int = 4,
-        max_depth: int = 2,
-        max_llm_calls: int | None = 50,
-        max_llm_tokens: int | None = None,
-        max_total_llm_calls: int | None = None,
-        max_total_llm_tokens: int | None = None,
-        max_cost: float | None = None,
         cache_queries: bool = False,
         prepare: str | None = None,
         prepare_timeout: float | None = PREPARE_TIMEOUT_SECONDS,
@@ -95,24 +86,15 @@ class ProviderSandboxes:
         python_path: Sequence[str] | None = None,
         mounts: Mapping[str, str | os.PathLike[str]] | None = None,
         on_turn: OnEvent | None = None,
-        **fields: Any,
+        **others: Any,
     ) -> None:
-        self._fields = fields
-        provider = _configure_provider(self.entry, fields)
+        self._limits = {name: others.pop(name) for name in LIMITS if name in others}
+        self._limits["cache"] = AnswerCache(MemoryAnswers()) if cache_queries else None
+        self._fields = others
+        provider = _configure_provider(self.entry, others)
         has_files = python_path is not None or mounts is not None
         self._provider = provider.with_files(python_path, mounts) if has_files else provider
         self._provider.check_mounts()
-        self._limits: dict[str, Any] = {
-            "models": models,
-            "batch_concurrency": batch_concurrency,
-            "max_depth": max_depth,
-            "max_llm_calls": max_llm_calls,
-            "max_llm_tokens": max_llm_tokens,
-            "max_total_llm_calls": max_total_llm_calls,
-            "max_total_llm_tokens": max_total_llm_tokens,
-            "max_cost": max_cost,
-            "cache": AnswerCache(MemoryAnswers()) if cache_queries else None,
-        }
         if on_turn is not None and (not callable(on_turn) or inspect.iscoroutinefunction(on_turn)):
             raise ConfigurationError(
                 "on_turn must be a plain function of a turn: in async code, put the turn into a queue"
@@ -122,8 +104,6 @@ class ProviderSandboxes:
         self._model_access: ModelAccess | None = None
         make_queries = None if language_model is None else self._ask
         preparation = Preparation.from_parameters(prepare, prepare_timeout, prepare_seed)
-        if preparation is not None:
-            self._provider.check_preparation()
         settings: Any = {"timeout": timeout, "tools": tools, "make_queries": make_queries, "prepare": preparation}
         # Each subclass also inherits from an interpreter class, whose `__init__` this calls.
         super().__init__(self._open_sandbox, **settings)  # type: ignore[reportCallIssue]
@@ -165,11 +145,9 @@ def _has_prefect_server() -> bool:
 
 def _configure_provider(entry: ProviderEntry, fields: dict[str, Any]) -> SandboxProvider:
     provider = entry.load_provider()
-    unknown = sorted(set(fields) - set(provider.model_fields))
-    if unknown:
-        close = difflib.get_close_matches(unknown[0], provider.model_fields, 1)
-        advice = f"did you mean {close[0]}?" if close else f"it has {', '.join(provider.model_fields)}"
-        raise ConfigurationError(f"{entry.block_name} has no field {unknown[0]}: {advice}")
+    if unknown := sorted(set(fields) - set(provider.model_fields)):
+        known = ", ".join(provider.model_fields)
+        raise ConfigurationError(f"{entry.block_name} has no field {unknown[0]}: it has {known}")
     try:
         return provider(**fields)
     except ValidationError as error:

@@ -1,10 +1,8 @@
 """The base class of the sandbox providers: open, list and delete sandboxes. This module does not need Prefect."""
 
 import asyncio
-import difflib
 import hashlib
 import json
-import math
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -83,11 +81,8 @@ class SandboxInfo:
         return self.labels.get("rlm-batch-process", "")
 
     def _read_epoch_seconds(self, name: str) -> float:
-        try:
-            seconds = float(self.labels[f"rlm-batch-{name}"])
-        except (KeyError, ValueError):
-            return 0.0
-        return seconds if math.isfinite(seconds) else 0.0
+        text = self.labels.get(f"rlm-batch-{name}", "")
+        return float(text) if text.isdecimal() else 0.0
 
 
 def build_kept_labels(until: float, execution: int | None) -> dict[str, str]:
@@ -114,8 +109,6 @@ class SandboxProvider(SandboxSettings, ABC):
     provider_name: ClassVar[str]
     gradual: ClassVar[bool] = True  # Flow runs start with few sandboxes, so that other users get some too.
     uploads_files: ClassVar[bool] = True  # Files of the host are uploaded to its sandboxes.
-    # What to do instead of a setting that only other providers have, by its name.
-    advice_for_missing: ClassVar[Mapping[str, str]] = {}
     keeps_snapshots: ClassVar[bool] = False  # It makes snapshots of set-ups, which can be listed and deleted.
     binds_mounts: ClassVar[bool] = False  # Mounts are bound from the host, even if other files are uploaded.
     _commit: str | None = PrivateAttr(default=None)
@@ -190,16 +183,9 @@ class SandboxProvider(SandboxSettings, ABC):
     async def open_volume(self, name: str) -> VolumeStore:
         """Return the volume of that name. This default uses a sandbox, for APIs without access to files."""
         # A sandbox that only reads a volume starts faster without a repository and packages.
-        plain: dict[str, Any] = {
-            "volume_name": name,
-            "repo_url": None,
-            "repo_ref": None,
-            "repo_token": None,
-            "packages": [],
-        }
-        if isinstance(self, SetupSettings):
-            plain["setup"] = None
-        provider = self.model_copy(update=plain)
+        plain: dict[str, Any] = {"volume_name": name, "repo_url": None, "packages": []}
+        setup = {"setup": None} if isinstance(self, SetupSettings) else {}
+        provider = self.model_copy(update=plain | setup)
         provider._files = HostFiles()
         return SandboxVolume(provider.interpreter)
 
@@ -252,23 +238,19 @@ class SandboxProvider(SandboxSettings, ABC):
             base for base in type(self).__mro__ if issubclass(base, SandboxSettings) and not issubclass(base, ABC)
         )
         known = settings.list_run_settings()
-        from .registry import list_providers_with_setting
-
         for name in options:
             if name not in settings.model_fields:
-                close = difflib.get_close_matches(str(name), known, 1)
-                advice = f"did you mean {name_parameter(close[0])}?" if close else f"it has {', '.join(known)}"
-                if not close and (others := list_providers_with_setting(str(name))):
-                    advice = f"{', '.join(others)} {'has' if len(others) == 1 else 'have'} it"
-                    if name in self.advice_for_missing:
-                        advice = f"{self.advice_for_missing[name]}; {advice}"
                 raise ConfigurationError(
-                    f"the provider {self.provider_name} has no setting {name_parameter(str(name))}: {advice}"
+                    f"the provider {self.provider_name} has no setting {name_parameter(str(name))}: it has "
+                    f"{', '.join(known)}"
                 )
-            if name == "environment":
-                continue
-            if name not in known or (name == "repo_url" and self.repo_token is not None):
-                raise ConfigurationError(self._explain_refusal(name))
+            is_allowed = name in known and (name != "repo_url" or self.repo_token is None)
+            if not is_allowed and name != "environment":
+                raise ConfigurationError(
+                    f"{name} cannot be set for one run, because it is a secret, decides where one is sent, applies to "
+                    "all runs of a block, or is part of the provider's name (local:landlock): save a block with it, "
+                    f"and pass {name_parameter('provider')} {self.provider_name}-sandbox/NAME"
+                )
         try:
             checked = settings.model_validate({name: getattr(self, name) for name in settings.model_fields} | options)
         except ValidationError as error:
@@ -278,31 +260,15 @@ class SandboxProvider(SandboxSettings, ABC):
             changed["environment"] = {**self.environment, **changed["environment"]}
         return self.model_copy(update=changed)
 
-    def with_expected_sandboxes(self, count: int) -> Self:
-        """Return a copy that will open about this many sandboxes. A provider may keep their set-up."""
+    def with_expectations(self, *, sandboxes: int, keeps_failed: bool) -> Self:
+        """Return a copy that will open about this many sandboxes, and may keep those of failed executions."""
         provider = self.model_copy()
-        provider._expected_sandboxes = count
-        return provider
-
-    def with_kept_failures(self) -> Self:
-        """Return a copy whose sandboxes can be kept after their execution failed."""
-        provider = self.model_copy()
-        provider._keeps_failed = True
+        provider._expected_sandboxes, provider._keeps_failed = sandboxes, keeps_failed
         return provider
 
     def with_secrets(self, secrets: Mapping[str, SecretStr]) -> Self:
         """Return a copy whose code also sees these environment variables."""
         return self.model_copy(update={"environment": {**self.environment, **secrets}})
-
-    def _explain_refusal(self, name: str) -> str:
-        """Return why one run cannot set this setting, and what to do."""
-        if name in ("isolation", "engine"):
-            return f"{name} is chosen with {name_parameter('provider')}, such as local:landlock or container:podman"
-        return (
-            f"{name} cannot be set for one run, because it is a secret, decides where one is sent, or applies to all "
-            "runs of a block: save a block with it, and pass "
-            f"{name_parameter('provider')} {self.provider_name}-sandbox/NAME"
-        )
 
     def with_files(self, python_path: Sequence[str] | None = None, mounts: Mapping[str, Any] | None = None) -> Self:
         """Return a copy whose sandboxes have these files of the host. This call reads the files.
@@ -314,8 +280,11 @@ class SandboxProvider(SandboxSettings, ABC):
         Raises:
             ConfigurationError: A file is missing, not allowed, or cannot be read.
         """
-        files = read_host_files(python_path, mounts, is_uploaded=self.uploads_files, is_bound=self.binds_mounts)
-        return self.with_host_files(files)
+        provider = self.model_copy()
+        provider._files = read_host_files(
+            python_path, mounts, is_uploaded=self.uploads_files, is_bound=self.binds_mounts
+        )
+        return provider
 
     def check_mounts(self) -> None:
         """Raise ConfigurationError if a mount overlaps the volume's mount path."""
@@ -326,12 +295,6 @@ class SandboxProvider(SandboxSettings, ABC):
                     f"{self.volume_mount_path}: use another path"
                 )
 
-    def with_host_files(self, files: HostFiles) -> Self:
-        """Return a copy whose sandboxes have these files."""
-        provider = self.model_copy()
-        provider._files = files
-        return provider
-
     async def compute_files_digest(self) -> str | None:
         """Return a hash of the host's files in this provider's sandboxes, or None without files."""
         found = await asyncio.to_thread(self._files.build_fingerprint)
@@ -339,7 +302,9 @@ class SandboxProvider(SandboxSettings, ABC):
 
     def with_files_of(self, other: "SandboxProvider") -> Self:
         """Return a copy with the host's files of another provider of the same class."""
-        return self.with_host_files(other._files)
+        provider = self.model_copy()
+        provider._files = other._files
+        return provider
 
     def has_credentials(self) -> bool:
         """Return whether the settings or the environment have the credentials to sign in."""
@@ -363,10 +328,6 @@ class SandboxProvider(SandboxSettings, ABC):
             "rlm-batch-expires": str(now + self.lifetime),
         }
 
-    def check_preparation(self) -> None:
-        """Raise ConfigurationError if these settings allow too few processes for `prepare`."""
-        return
-
     def interpreter(
         self,
         *,
@@ -384,12 +345,7 @@ class SandboxProvider(SandboxSettings, ABC):
             timeout: Seconds for each execution; see `Interpreter`.
             tools: Functions of the host that code may call by name.
             prepare: Code that runs once when the sandbox is open.
-
-        Raises:
-            ConfigurationError: `prepare` cannot work with these settings.
         """
-        if prepare is not None:
-            self.check_preparation()
         return Interpreter(lambda: self.open(self.labels(run, server)), timeout=timeout, tools=tools, prepare=prepare)
 
     def run(

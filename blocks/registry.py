@@ -25,19 +25,8 @@ class ProviderEntry:
 
     name: str  # NAME in `provider="NAME"`
     sign_in: str = ""  # `doctor` prints this if there are no credentials.
-    isolations: tuple[str, ...] = ()  # Values of ISOLATION in `provider="NAME:ISOLATION"`.
-    probed_isolations: tuple[str, ...] = ()  # `doctor` tries these, and one has to work.
-    engines: tuple[str, ...] = ()  # Values of ENGINE in `provider="NAME:ENGINE"`.
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Return the values of KIND in `provider="NAME:KIND"`."""
-        return self.isolations or self.engines
-
-    @property
-    def kind_setting(self) -> str:
-        """Return the name of the setting that KIND sets."""
-        return "engine" if self.engines else "isolation"
+    kind_setting: str = ""  # the setting that KIND sets in `provider="NAME:KIND"`
+    kinds: tuple[str, ...] = ()  # the values of KIND
 
     @property
     def slug(self) -> str:
@@ -65,12 +54,8 @@ class ProviderEntry:
 PROVIDERS = {
     entry.name: entry
     for entry in (
-        ProviderEntry(
-            name="local",
-            isolations=("bubblewrap", "landlock", "none"),
-            probed_isolations=("bubblewrap", "landlock"),
-        ),
-        ProviderEntry(name="container", engines=("podman", "docker")),
+        ProviderEntry(name="local", kind_setting="isolation", kinds=("bubblewrap", "landlock", "none")),
+        ProviderEntry(name="container", kind_setting="engine", kinds=("podman", "docker")),
         ProviderEntry(
             name="daytona",
             sign_in="no key: set the environment variable DAYTONA_API_KEY, or save a block with one, to use it",
@@ -81,11 +66,6 @@ PROVIDERS = {
         ),
     )
 }
-
-
-def list_providers_with_setting(name: str) -> list[str]:
-    """Return the providers that have a setting of this name for one run."""
-    return [entry.name for entry in PROVIDERS.values() if name in entry.load_settings().list_run_settings()]
 
 
 async def resolve_provider(provider: str | SandboxProvider, options: dict[str, Any] | None = None) -> SandboxProvider:
@@ -168,16 +148,11 @@ def make_unsaved_provider(text: str, options: dict[str, Any] | None = None) -> S
         return None
     name, colon, kind = text.partition(":")
     entry = PROVIDERS.get(name)
-    if entry is None:
+    if entry is None or (colon and kind not in entry.kinds):
         kinds = [f"{entry.name}:{kind}" for entry in PROVIDERS.values() for kind in entry.kinds]
         known = ", ".join([*PROVIDERS, *kinds])
         raise ConfigurationError(
             f"unknown provider {text!r}: use one of {known}, or a saved block such as local-sandbox/NAME"
         )
-    if colon and kind not in entry.kinds:
-        if not entry.kinds:
-            raise ConfigurationError(f"the provider {name} takes nothing after a colon, as in {text!r}: leave it out")
-        choices = ", ".join(f"{name}:{kind}" for kind in entry.kinds)
-        raise ConfigurationError(f"unknown {entry.kind_setting} in {text!r}: use one of {choices}")
     settings: dict[str, Any] = {entry.kind_setting: kind} if colon else {}
     return entry.load_provider()(**settings).with_options(options)

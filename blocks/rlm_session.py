@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
@@ -72,7 +72,6 @@ class RlmSession:
         settings: The limits, instructions and answer type of the model.
         context: A pair: the context's value, and its path on the volume or None.
         timeout: Seconds for each question; None for no limit.
-        sub_model: The model for `llm_query`; None for the same model.
         keywords: Keywords of the interpreter, such as `language_model` and `tools`.
 
     Attributes:
@@ -85,14 +84,12 @@ class RlmSession:
         settings: RecursionSettings,
         context: tuple[Any, str | None],
         timeout: float | None,
-        sub_model: LanguageModelSettings | str | None,
         keywords: dict[str, Any],
     ) -> None:
         self.answers: list[SessionAnswer] = []
         self._provider = provider
         self._settings = settings
         self._timeout = timeout
-        self._access = {"recursion": settings, "sub_model": sub_model}
         self._keywords = keywords
         self._lock = asyncio.Lock()  # One question at a time.
         self._is_shut_down = False
@@ -103,7 +100,7 @@ class RlmSession:
         self._context: QueryContext | None = None  # the source in the open sandbox
         unsaved = make_unsaved_provider(provider) if isinstance(provider, str) else provider
         if unsaved is not None:  # Report a wrong keyword at once.
-            self._sandbox = _SessionSandbox(unsaved, self._access, keywords)
+            self._sandbox = _SessionSandbox(unsaved, settings, keywords)
 
     @property
     def queries(self) -> QuerySummary:
@@ -195,7 +192,7 @@ class RlmSession:
     async def _open(self) -> tuple[Interpreter, Conversation, _SessionSandbox]:
         """Return the open sandbox. Open another one if it is lost."""
         if self._sandbox is None:
-            self._sandbox = _SessionSandbox(await resolve_provider(self._provider), self._access, self._keywords)
+            self._sandbox = _SessionSandbox(await resolve_provider(self._provider), self._settings, self._keywords)
         sandbox = self._sandbox
         if self._interpreter is not None and not self._interpreter.is_alive:
             await sandbox.shutdown()
@@ -215,25 +212,25 @@ class RlmSession:
         queries = sandbox.make_queries(interpreter, len(self.answers))
         session = queries.session
         session.set_deadline(self._timeout if timeout is None else timeout)
-        answer = SessionAnswer(None, "", [], session.summarize(), answered=False)
+        value, text, is_answered = None, "", False
+        error: RlmBatchError | None = None
         try:
             text, value = await queries.ask(query, self._context, conversation.answer)
             if self._settings.answer_type is not None:
                 value = self._settings.answer_type.restore(value)
-            answer = replace(answer, value=value, text=text, answered=True)
-        except RlmBatchError as error:
-            answer = replace(answer, error=error)
-            if session.listener_error is not None:  # The listener's own error says more.
-                raise session.listener_error from None
-            raise
+            is_answered = True
+        except RlmBatchError as failure:
+            error = failure
         finally:
             trajectory = session.queries[0].trajectory if session.queries else []
             printed = [turn["output"] for turn in trajectory if turn["output"] and not turn.get("failed")]
-            partial = printed[-1] if printed and not answer.answered else answer.text
-            answer = replace(answer, text=partial, trajectory=trajectory, queries=session.summarize())
+            text = text if is_answered or not printed else printed[-1]
+            answer = SessionAnswer(value, text, trajectory, session.summarize(), is_answered, error)
             self.answers.append(answer)
-        if session.listener_error is not None:
+        if session.listener_error is not None:  # The listener's own error says more.
             raise session.listener_error
+        if error is not None:
+            raise error
         return answer
 
     async def _load_context(self, interpreter: Interpreter) -> QueryContext:
@@ -258,11 +255,12 @@ class _SessionSandbox(ProviderSandboxes, AsyncInterpreter):
 
     is_recursive = True
 
-    def __init__(self, provider: SandboxProvider, access: dict[str, Any], keywords: dict[str, Any]) -> None:
+    def __init__(self, provider: SandboxProvider, settings: RecursionSettings, keywords: dict[str, Any]) -> None:
         self.entry = PROVIDERS[provider.provider_name]
-        given = {name: getattr(provider, name) for name in provider.model_fields_set}
+        names = provider.model_fields_set.union(provider.account_settings) - {"credentials"}
+        given = {name: provider.get_account_setting(name) for name in names}
         super().__init__(timeout=None, **keywords, **given)
-        self._limits |= access
+        self._limits["recursion"] = settings
 
     async def open(self) -> Interpreter:
         return await self._start()
@@ -338,7 +336,8 @@ def open_rlm(
         compact_tokens=compact_tokens,
     )
     source = _check_context(context, context_volume_path)
-    return RlmSession(provider, settings, source, timeout, sub_model, {"language_model": language_model, **keywords})
+    models = {"language_model": language_model, "sub_model": sub_model}
+    return RlmSession(provider, settings, source, timeout, {**models, **keywords})
 
 
 def _check_context(context: Any, volume_path: str | None) -> tuple[Any, str | None]:
@@ -349,22 +348,21 @@ def _check_context(context: Any, volume_path: str | None) -> tuple[Any, str | No
 
 def _read_context(context: Any) -> tuple[str, dict[str, Any]]:
     """Return a context as text, with its description. Raises ConfigurationError."""
-    if isinstance(context, Path):
-        context = _read_file(context)
-    elif isinstance(context, list) and context and all(isinstance(item, Path) for item in cast("list[Any]", context)):
-        context = {str(path): _read_file(path) for path in cast("list[Path]", context)}
-    elif isinstance(context, dict):
-        items = cast("dict[Any, Any]", context).items()
-        context = {name: _read_file(item) if isinstance(item, Path) else item for name, item in items}
+    if isinstance(context, list) and context and all(isinstance(item, Path) for item in cast("list[Any]", context)):
+        context = {str(path): path for path in cast("list[Path]", context)}
     try:
-        return describe_context(context)
+        if isinstance(context, dict):
+            context = {name: _read_path(item) for name, item in cast("dict[Any, Any]", context).items()}
+        return describe_context(_read_path(context))
     except NotJsonError as error:
         raise ConfigurationError(str(error)) from None
-
-
-def _read_file(path: Path) -> str:
-    try:
-        with path.expanduser().open(encoding="utf-8", errors="replace", newline="") as file:
-            return file.read()
     except OSError as error:
-        raise ConfigurationError(f"the context {path} cannot be read: {error.strerror}") from None
+        raise ConfigurationError(f"the context {error.filename} cannot be read: {error.strerror}") from None
+
+
+def _read_path(item: Any) -> Any:
+    """Return the text of a file if the item is its path, and any other item unchanged. Raises OSError."""
+    if not isinstance(item, Path):
+        return item
+    with item.expanduser().open(encoding="utf-8", errors="replace", newline="") as file:
+        return file.read()

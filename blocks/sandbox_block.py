@@ -77,16 +77,9 @@ class SandboxBlock(SandboxProvider, JobBlock, ABC):
         own, credentials = super().get_account_setting(name), getattr(self, "credentials", None)
         return own if own is not None or credentials is None else getattr(credentials, name)
 
-    async def atrigger(
-        self,
-        code: str | Callable[..., object],
-        variables: dict[str, Any] | None = None,
-        *,
-        timeout: float | None = 120.0,
-        tools: dict[str, Callable[..., Any]] | None = None,
-    ) -> SandboxRun:
+    async def atrigger(self, *arguments: Any, **options: Any) -> SandboxRun:
         """Start the code as `trigger` does, in async code."""
-        return self._start_run(code, variables, timeout, tools)
+        return self._start_run(*arguments, **options)
 
     @async_dispatch(atrigger)
     def trigger(  # type: ignore[reportIncompatibleMethodOverride]
@@ -108,20 +101,12 @@ class SandboxBlock(SandboxProvider, JobBlock, ABC):
         Returns:
             The started run, with `wait_for_completion` and `fetch_result`.
         """
-        return self._start_run(code, variables, timeout, tools)
+        return self._start_run(code, variables, timeout=timeout, tools=tools)
 
-    def _start_run(
-        self,
-        code: str | Callable[..., object],
-        variables: dict[str, Any] | None,
-        timeout: float | None,
-        tools: dict[str, Callable[..., Any]] | None,
-    ) -> SandboxRun:
+    def _start_run(self, *arguments: Any, **options: Any) -> SandboxRun:
         thread = ThreadPoolExecutor(1, thread_name_prefix="rlm-batch-trigger")
         try:
             context = contextvars.copy_context()
-            return SandboxRun(
-                thread.submit(lambda: context.run(self.run, code, variables, timeout=timeout, tools=tools))
-            )
+            return SandboxRun(thread.submit(lambda: context.run(self.run, *arguments, **options)))
         finally:
             thread.shutdown(wait=False)  # The thread ends after the run.

@@ -1,6 +1,7 @@
 """A volume that is accessed through a sandbox, for providers whose API cannot access a volume's files."""
 
 import base64
+import json
 from collections.abc import Callable
 
 from ..sandbox.errors import VolumeError
@@ -8,22 +9,14 @@ from ..sandbox.interpreter import Interpreter
 from ..sandbox.requests.execution_request import encode_variable
 from .volume import VolumeFile, VolumeStore, split_volume_path
 
-TIMEOUT_SECONDS = 600.0  # seconds for one page of a list, or one file
-PAGE_BYTES = 900_000  # bytes of JSON in one page; SUBMIT allows 1 MiB
+TIMEOUT_SECONDS = 600.0  # seconds for a list, or one file
+LISTED = "listed.json"  # a file in the working folder: a list may be longer than SUBMIT allows
 
 LIST = """
-import os, stat
-names, size = [], 0
-for name in list_volume(path):
-    entry = os.lstat(os.path.join(VOLUME, name)) if name > after else None
-    if entry is not None and stat.S_ISREG(entry.st_mode):
-        size += len(name) * 6 + 40
-        if size > page:
-            break
-        names.append([name, entry.st_size])
-else:
-    page = None
-SUBMIT(files=names, more=page is not None)
+import json, os, stat
+found = [(name, os.lstat(os.path.join(VOLUME, name))) for name in list_volume(path)]
+with open(listed, "w") as file:
+    json.dump([[name, entry.st_size] for name, entry in found if stat.S_ISREG(entry.st_mode)], file)
 """
 CHECK = """
 import os
@@ -53,15 +46,10 @@ class SandboxVolume(VolumeStore):
         self._interpreter: Interpreter | None = None
 
     async def ls(self, path: str = "") -> list[VolumeFile]:
-        files: list[VolumeFile] = []
-        has_more, relative_path = True, "/".join(split_volume_path(path))
-        while has_more:
-            after = files[-1].path if files else ""
-            interpreter = await self._open()
-            page = await interpreter.execute(LIST, {"path": relative_path, "after": after, "page": PAGE_BYTES})
-            files += [VolumeFile(str(name), int(size)) for name, size in page["files"]]
-            has_more = page["more"]
-        return files
+        interpreter = await self._open()
+        await interpreter.execute(LIST, {"path": "/".join(split_volume_path(path)), "listed": LISTED})
+        listed = json.loads(await interpreter.sandbox.download(LISTED))
+        return [VolumeFile(str(name), int(size)) for name, size in listed]
 
     async def get(self, path: str) -> bytes:
         interpreter = await self._open()

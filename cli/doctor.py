@@ -30,7 +30,7 @@ def doctor(*, json: Json = False) -> int:
     rows = [("Python", True, f"{platform.python_version()} at {sys.executable}")]
     can_isolate = False
     for entry in PROVIDERS.values():
-        kinds = entry.probed_isolations or entry.engines
+        kinds = [kind for kind in entry.kinds if kind != "none"]
         for kind in kinds:
             works, text = asyncio.run(_check_provider(entry, f"{entry.name}:{kind}"))
             can_isolate = can_isolate or works

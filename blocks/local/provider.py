@@ -4,11 +4,9 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.sandbox_api import Sandbox
@@ -34,8 +32,6 @@ from .settings import LocalSettings
 from .terminal import run_terminal
 from .totals import describe_totals, plan_totals
 
-PREPARED_PROCESSES = 3  # the prepared process, an execution, and the process that forks it
-
 
 class LocalProvider(LocalSettings, SandboxProvider):
     """The provider of sandboxes on this machine."""
@@ -44,10 +40,6 @@ class LocalProvider(LocalSettings, SandboxProvider):
     gradual: ClassVar[bool] = False
     uploads_files: ClassVar[bool] = False
     binds_mounts: ClassVar[bool] = True
-    advice_for_missing: ClassVar[Mapping[str, str]] = {
-        "setup": "commands get neither root nor the network there. Install programs on this machine, and Python "
-        "packages with packages"
-    }
 
     async def open(self, labels: dict[str, str]) -> Sandbox:
         """Open a sandbox.
@@ -96,13 +88,6 @@ class LocalProvider(LocalSettings, SandboxProvider):
                         f"mounts: {mount.source} and the volume {self.volume_name} ({volume}) overlap: "
                         "leave the mount out"
                     )
-
-    def check_preparation(self) -> None:
-        if self.processes < PREPARED_PROCESSES and self.isolation != "none":
-            raise ConfigurationError(
-                f"{name_parameter('processes')} is {self.processes}, and {name_parameter('prepare')} "
-                f"needs {PREPARED_PROCESSES} or more: raise it, or leave {name_parameter('prepare')} out"
-            )
 
     async def check(self) -> str:
         """Describe the isolation: level, layers, start of sandboxes and their limits. Raises ConfigurationError."""

@@ -291,13 +291,14 @@ async def make_run(options: Options, plan: Plan, provider: SandboxProvider | Non
     if options.preparation is not None:
         _check_preparation(options.preparation, options.timeout, provider)
     expected = total if options.check is None else 2 * total  # Each check has another sandbox.
-    provider = provider.with_expected_sandboxes(
-        min(total, options.max_workers) if options.reuse_sandboxes else expected
+    provider = provider.with_expectations(
+        sandboxes=min(total, options.max_workers) if options.reuse_sandboxes else expected,
+        keeps_failed=options.keep_failed,
     )
     run = Run(
         options=options,
         plan=plan,
-        provider=provider.with_kept_failures() if options.keep_failed else provider,
+        provider=provider,
         preparation=options.preparation,
         check=None if options.check_code is None else Check(options.check_code),
         tools=await asyncio.to_thread(load_tools, named),
@@ -349,7 +350,6 @@ def _refuse_own_objects(options: Options, tools: dict[str, str]) -> None:
 
 def _check_preparation(preparation: Preparation, timeout: float, provider: SandboxProvider) -> None:
     """Raise ConfigurationError if `prepare` does not fit the provider's settings."""
-    provider.check_preparation()
     if preparation.timeout is not None and preparation.timeout + timeout > provider.lifetime:
         raise ConfigurationError(
             f"{name_parameter('prepare_timeout')} ({preparation.timeout:g} s) and {name_parameter('timeout')} "

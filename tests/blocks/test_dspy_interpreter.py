@@ -135,10 +135,7 @@ def test_variables_and_tool_results_become_json_as_in_dspys_interpreters(protoco
         code = "SUBMIT([page, point, mixed, keys, array, far > 1])"
         page = {"hits": [AS_JSON], "tags": ["a", "b"]}
         assert interpreter(code, variables).output["output"] == [page, [1, 2], [1, [2, 3]], {"1": None}, [0, 1], True]
-        for wrong, message in (
-            (Unknown(), "Unsupported value type: Unknown"),
-            ({(1,): 2}, "Unsupported key type: tuple"),
-        ):
+        for wrong, message in ((Unknown(), "Unsupported variable x: .*Unknown"), ({(1,): 2}, "a key is a tuple")):
             with pytest.raises(protocol.CodeInterpreterError, match=message) as refused:
                 interpreter.execute("1", {"x": wrong})
             assert not isinstance(refused.value, protocol.CodeExecutionError)
@@ -148,12 +145,7 @@ def test_variables_and_tool_results_become_json_as_in_dspys_interpreters(protoco
         def fail() -> None:
             raise KeyError("no such page")
 
-        returned = {
-            "point": lambda: {"at": Point(1, 2)},
-            "unknown": Unknown,
-            "nan": lambda: math.nan,
-            "none": {}.clear,
-        }
+        returned = {"point": lambda: {"at": Point(1, 2)}, "unknown": Unknown, "nan": lambda: math.nan, "none": {}.clear}
         interpreter.tools.update(returned | {"look_up": look_up, "fail": fail})
         assert interpreter.execute("SUBMIT(look_up(2, scale=3))").output["output"] == {
             "hits": [AS_JSON, AS_JSON], "tags": ["3", "a", "b"],
@@ -192,8 +184,7 @@ class Recorder:
                 self.events.append((operation, event["outputs"] if error is None else error))
 
 
-@pytest.mark.parametrize("language_model", [None, LanguageModel(model=NAME, api_key=SecretStr("sk-x"))])
-def test_dspys_callbacks_see_each_operation_as_for_its_own_interpreters(protocol, language_model):
+def test_dspys_callbacks_see_each_operation_as_for_its_own_interpreters(protocol):
     from dspy import LocalInterpreter as DSPyLocalInterpreter
 
     hit, refused = Hit(number=1, found=HIT.found), KeyError("no such page")
@@ -206,11 +197,9 @@ def test_dspys_callbacks_see_each_operation_as_for_its_own_interpreters(protocol
         raise refused
 
     tools = {"look_up": look_up, "double": lambda n: 2 * n, "fail": fail}
-    # With a model, the interpreter is asynchronous inside.
-    settings = {"language_model": language_model, "isolation": "none"}
     recorders: tuple[Any, Any] = (Recorder(), Recorder())  # DSPy calls any object with its methods
     interpreters = (
-        factory(**settings)(tools, callbacks=[recorders[0]]),
+        factory(isolation="none")(tools, callbacks=[recorders[0]]),
         DSPyLocalInterpreter(tools, callbacks=[recorders[1]]),
     )
     for interpreter in interpreters:
@@ -233,14 +222,14 @@ def test_dspys_callbacks_see_each_operation_as_for_its_own_interpreters(protocol
         assert tool_ends == [4, refused]
         ends = [event[1] for event in recorder.events if len(event) == 2 and event[0] == "execute"]
         assert (ends[0], *map(type, ends[1:])) == (4, protocol.CodeExecutionError, ValueError)
-    with factory(**settings)(tools, callbacks=[recorders[0]]) as interpreter:
+    with factory(isolation="none")(tools, callbacks=[recorders[0]]) as interpreter:
         interpreter.execute("look_up(1)")
     assert ("tool_call", hit) in recorders[0].events
 
 
 @pytest.mark.parametrize("name", ["not-valid", "class", "SUBMIT", "__builtins__"])
 def test_names_that_code_cannot_use_are_refused_before_the_sandbox_opens(protocol, name):
-    fields = [[{"name": name}], [{"name": "a"}, {"name": "a"}], [{"type": "str"}], [{"name": "a", "default": object()}]]
+    fields = [[{"name": name}], [{"type": "str"}]]
     make = factory()
     with pytest.raises(ValueError, match=rf"tool names.*\['{name}'\]"):
         make(tools={name: print})
@@ -266,8 +255,6 @@ def test_code_that_exits_fails_and_its_session_continues(protocol):
         for number, (code, name) in enumerate(
             [
                 ("import sys; sys.exit(0)", "SystemExit"),
-                ("class Leave(SystemExit): pass\nraise Leave(0)", "Leave"),
-                ("raise KeyboardInterrupt('stop')", "KeyboardInterrupt"),
                 ("class Stop(BaseException): pass\nraise Stop", "Stop"),
             ]
         ):

@@ -1,7 +1,6 @@
 """Interpreters for scripts: each imports its provider without Prefect, and all take the same keywords."""
 
 import asyncio
-import inspect
 import os
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 import rlm_batch
-from rlm_batch.blocks.interpreters import InterpreterKeywords
 
 from ..infra.isolation_levels import find_strongest_level
 
@@ -61,7 +59,6 @@ def test_an_invalid_prepare_is_refused() -> None:
         ({"prepare": "x", "prepare_timeout": 0}, "above 0"),
         ({"prepare": ""}, "prepare is empty"),
         ({"prepare": "x = '\ud800'"}, "prepare is not UTF-8 text"),
-        ({"prepare": "x = 1", "processes": 2}, "processes is 2, and prepare needs 3 or more"),
     ]
     for fields, message in wrong:
         with pytest.raises(rlm_batch.ConfigurationError, match=message):
@@ -109,10 +106,3 @@ async def test_an_async_interpreter_has_the_same_methods() -> None:
             await asyncio.to_thread(lambda: asyncio.run(interpreter.start()))
         await interpreter.shutdown()
         assert (await interpreter.execute("SUBMIT(1)")).meta.sandbox_id != result.meta.sandbox_id
-
-
-def test_type_checkers_know_the_keywords_of_every_interpreter() -> None:
-    for name in ("LocalInterpreter", "AsyncLocalInterpreter", "DaytonaInterpreter", "ModalInterpreter"):
-        parameters = inspect.signature(getattr(rlm_batch, name)).parameters.values()
-        taken = {item.name: item.annotation for item in parameters if item.kind is inspect.Parameter.KEYWORD_ONLY}
-        assert taken == {name: hint.__forward_arg__ for name, hint in InterpreterKeywords.__annotations__.items()}

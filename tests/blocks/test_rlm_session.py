@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from rlm_batch import (
     BudgetExceeded,
     ConfigurationError,
+    DaytonaCredentials,
+    DaytonaSandbox,
     DeadlineExceeded,
     LocalSandbox,
     QueryError,
@@ -70,11 +71,9 @@ async def test_names_and_messages_persist_from_question_to_question(chat: ChatSe
     ("code", "changed"),
     [
         ("context = context.split()[:2]", "context"),
-        ("del context", "context"),
-        ("llm_query = rlm_query = 5", "llm_query, rlm_query"),
+        ("llm_query = rlm_query = list_volume = find = 5", "list_volume, llm_query, rlm_query, find"),
         ("def SUBMIT(x): print(x)", "SUBMIT"),
-        ("list_volume = find = None", "list_volume, find"),
-        ("context = 1\n1 / 0", "context"),
+        ("del context\n1 / 0", "context"),
         ("report = 7", ""),
     ],
 )
@@ -115,8 +114,15 @@ async def test_the_context_can_be_new_for_each_question(chat: ChatServer, tmp_pa
         assert "together they have 200,000 characters" in get_question(chat)[-1]
         named = {"first": paths[0], "second": "x"}
         assert (await session.ask("named?", context=named)).value == ["dict", 2, "{'first': 'a.txta.tx"]
-        with pytest.raises(ConfigurationError, match=r"the context .*gone\.txt cannot be read: No such file"):
-            await session.ask("gone?", context=tmp_path / "gone.txt")
+        for wrong, message in (
+            (tmp_path / "gone.txt", r"gone\.txt cannot be read: No such file"),
+            ({"a": open}, "context"),
+        ):
+            with pytest.raises(ConfigurationError, match=message):
+                await session.ask("gone?", context=wrong)
+        assert (await session.ask("the earlier one?")).value == ["dict", 2, "{'first': 'a.txta.tx"]
+    with pytest.raises(ConfigurationError, match="shut down"):
+        await session.ask("q")
 
 
 async def test_a_context_comes_from_the_volume(
@@ -169,30 +175,6 @@ async def test_the_history_survives_the_end_of_the_process(chat: ChatServer) -> 
         assert (await session.ask("?")).value == [3, "kept"]
 
 
-class City(BaseModel):
-    name: str
-    people: int
-
-
-@pytest.mark.parametrize(
-    ("output_type", "submitted", "value", "text"),
-    [
-        (City, "{'name': 'Ghent', 'people': '270000'}", City(name="Ghent", people=270_000), None),
-        (list[int], "['1', 2.0]", [1, 2], "[1, 2]"),
-        (int, "'42'", 42, "42"),
-        (str, "42", "42", "42"),
-        ({"type": "object", "required": ["a"]}, "{'a': 1}", {"a": 1}, '{"a": 1}'),
-    ],
-)
-async def test_answers_have_the_type(chat: ChatServer, output_type: Any, submitted: str, value: Any, text: Any) -> None:
-    chat.script = lambda _: format_turn(f"SUBMIT({submitted})")
-    async with open_rlm(NAME, "local:none", output_type=output_type) as session:
-        answer = await session.ask("which?")
-    assert answer.value == value
-    assert type(answer.value) is type(value)
-    assert text in (None, answer.text)
-
-
 async def test_an_answer_of_another_type_costs_a_turn_and_the_model_learns_why(chat: ChatServer) -> None:
     chat.script = take(format_turn("x = 1\nSUBMIT('many')"), format_turn("SUBMIT([x])"))
     async with open_rlm(NAME, "local:none", output_type=list[int], max_errors=2) as session:
@@ -240,29 +222,20 @@ async def test_a_literal_submission_after_the_last_turn_is_the_answer(chat: Chat
     "reply",
     [
         "seven",
-        "I'm sorry, I can't help with that.",
         Reply(""),
-        Reply("a b", no_text=True),
         Reply(no_text=True, refusal="I will not."),
         Reply("SUBMIT('sev')", finish_reason="length"),
         Reply("SUBMIT('seven')", finish_reason="content_filter"),
-        format_turn("SUBMIT(x)"),
         format_turn("SUBMIT(open('x', 'w'))"),
-        format_turn("if x == 2:\n    SUBMIT('two')"),
         format_turn("# SUBMIT('seven')\nprint(x)"),
-        "SUBMIT('seven', 'eight')",
         "SUBMIT(" * 100_000,
-        f"SUBMIT({'[' * 150}{']' * 150})",
         "SUBMIT({1, 2})",
     ],
     ids=lambda reply: str(reply)[:60],
 )
-@pytest.mark.parametrize("output_type", [None, str])
-async def test_without_a_submission_there_is_no_answer(
-    chat: ChatServer, reply: Reply | str, output_type: type | None
-) -> None:
+async def test_without_a_submission_there_is_no_answer(chat: ChatServer, reply: Reply | str) -> None:
     chat.script = take(format_turn("x = 1\nprint('on')"), reply)
-    async with open_rlm(NAME, "local:none", max_turns=1, output_type=output_type) as session:
+    async with open_rlm(NAME, "local:none", max_turns=1) as session:
         with pytest.raises(QueryError, match=r"submitted no answer in 1 turns \(max_turns\): "):
             await session.ask("which?")
         (answer,) = session.answers
@@ -323,17 +296,9 @@ async def test_a_last_reply_of_another_type_is_an_error_with_its_turns(chat: Cha
         assert (await session.ask("again?")).value == 5
 
 
-@pytest.mark.parametrize(
-    ("code", "printed"),
-    [
-        (FAILING_CHILD, "ValueError: of the child\nthe code raised CalledProcessError"),
-        ("import os\nos.write(2, b'last words')\nos._exit(3)", "last words\nthe code's process exited with status 3"),
-        ("import os\nos.write(2, b'beware')\nraise SystemExit(5)", "beware\nthe code called exit(5)"),
-    ],
-    ids=["an error", "a crash", "an exit"],
-)
-async def test_the_error_output_of_a_failed_turn_reaches_the_model(chat: ChatServer, code: str, printed: str) -> None:
-    chat.script = take(format_turn(f"print('on')\n{code}"), format_turn("SUBMIT(1)"))
+async def test_the_error_output_of_a_failed_turn_reaches_the_model(chat: ChatServer) -> None:
+    printed = "ValueError: of the child\nthe code raised CalledProcessError"
+    chat.script = take(format_turn(f"print('on')\n{FAILING_CHILD}"), format_turn("SUBMIT(1)"))
     async with open_rlm(NAME, "local:none") as session:
         answer = await session.ask("which?")
     for text in (get_question(chat)[-1], answer.trajectory[0]["output"]):
@@ -392,32 +357,9 @@ async def test_a_question_that_takes_too_long_or_is_cancelled_keeps_the_names(ch
         assert session.answers[0].trajectory[0]["code"].startswith("x = 5")
         assert (await session.ask("third?")).value == 5
     # The unanswered question and the next one are one message, because some models refuse two in a row.
-    assert [message["role"] for message in chat.requests[-1].body["messages"]] == [
-        "system",
-        "user",
-        "assistant",
-        "user",
-    ]
+    roles = [message["role"] for message in chat.requests[-1].body["messages"]]
+    assert roles == ["system", "user", "assistant", "user"]
     assert "second?" in get_question(chat)[-1]
-
-
-async def test_a_system_prompt_takes_the_place_of_the_instructions(chat: ChatServer) -> None:
-    def find(word: str) -> str:
-        """Find a word."""
-        return word
-
-    chat.script = lambda _: format_turn("SUBMIT(find('x'))")
-    prompt = 'You are Ada. {turns}\nNames:\n{names}\nReply like {"a": 1}.'
-    async with open_rlm(
-        NAME, "local:none", system_prompt=prompt, instructions="Be brief.", max_turns=3, tools={"find": find}
-    ) as session:
-        assert (await session.ask("who?")).value == "x"
-    system = chat.requests[0].messages[0]
-    assert system.startswith("You are Ada. You have 3 turns, and at most 50 calls")
-    assert "- `find(word: 'str') -> 'str'`: Find a word." in system
-    assert "`SUBMIT(answer)` ends your work" in system
-    assert system.endswith('Reply like {"a": 1}.\n\nBe brief.')
-    assert "You answer a question by writing Python" not in system
 
 
 @pytest.mark.parametrize("size", [10, 3_000_000], ids=["short", "long"])
@@ -454,7 +396,6 @@ async def test_turns_are_reported_and_questions_wait_for_each_other(chat: ChatSe
     [
         ({"provider": "nowhere"}, "unknown provider 'nowhere'"),
         ({"max_turns": 0}, "max_turns is 0: use 1 or more"),
-        ({"compact_tokens": 0}, "compact_tokens is 0: use 1 or more"),
         ({"on_depth": "never"}, "on_depth is 'never'"),
         ({"output_type": "list[open]"}, r"output_type is list\[open\], a str and not a type"),
         ({"context": "x", "context_volume_path": "y"}, "the context is given twice"),
@@ -464,30 +405,7 @@ async def test_turns_are_reported_and_questions_wait_for_each_other(chat: ChatSe
 async def test_a_wrong_argument_is_refused_before_a_sandbox_opens(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         open_rlm(NAME, **arguments)
-
-
-async def test_a_session_without_depth_or_with_a_context_that_is_not_json_is_refused(chat: ChatServer) -> None:
-    with pytest.raises(ConfigurationError, match="max_depth is 0"):
-        async with open_rlm(NAME, "local:none", max_depth=0):
-            pass
-    async with open_rlm(NAME, "local:none") as session:
-        with pytest.raises(ConfigurationError, match="context"):
-            await session.ask("which?", context={"a": object()})
-    assert chat.stats.requests == 0
-
-
-async def test_a_context_that_cannot_be_read_leaves_the_earlier_one(chat: ChatServer, tmp_path: Path) -> None:
-    chat.script = make_script(("", "SUBMIT(context)"))
-    async with open_rlm(NAME, "local:none", context="good") as session:
-        with pytest.raises(ConfigurationError, match="cannot be read"):
-            await session.ask("q", context=tmp_path / "missing")
-        assert (await session.ask("q")).value == "good"
-        for question in ("", 5):
-            with pytest.raises(ConfigurationError, match="ask a text"):
-                await session.ask(question)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="shut down"):
-        await session.ask("q")
-    assert len(chat.requests) == 1
+    open_rlm(NAME, DaytonaSandbox(credentials=DaytonaCredentials(api_key="key")))
 
 
 async def test_the_error_of_a_listener_ends_the_question(chat: ChatServer) -> None:

@@ -24,7 +24,7 @@ from ..standins.mount_namespace import find_refusal
 PROVIDER_NAMES = [
     name
     for entry in PROVIDERS.values()
-    for name in [f"{entry.name}-{isolation}" for isolation in reversed(entry.isolations)] or [entry.name]
+    for name in ([f"local-{level}" for level in reversed(entry.kinds)] if entry.name == "local" else [entry.name])
 ]
 # `make test` uses the strongest level of this machine. Code behaves the same on weaker levels, so their tests are
 # `full`.

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def open_sandbox(provider: SandboxProvider) -> Interpreter:
-    interpreter = provider.with_kept_failures().interpreter()
+    interpreter = provider.with_expectations(sandboxes=1, keeps_failed=True).interpreter()
     await interpreter.execute("open('mine.txt', 'w').write('of the code')")
     return interpreter
 

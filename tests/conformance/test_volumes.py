@@ -9,9 +9,7 @@ from textwrap import dedent
 import pytest
 
 from rlm_batch import ConfigurationError, VolumeError
-from rlm_batch.blocks import sandbox_volume
 from rlm_batch.blocks.provider import SandboxProvider
-from rlm_batch.blocks.sandbox_volume import SandboxVolume
 from rlm_batch.sandbox.interpreter import Interpreter
 
 from ..infra.waiting import HANG_SECONDS
@@ -331,19 +329,3 @@ async def test_the_host_lists_gets_puts_and_deletes_files(
         await volume.close()
     async with sandbox() as second:
         assert (await second.execute("SUBMIT(list_volume())")).output == ["code/a.txt"]
-
-
-async def test_the_host_reads_every_page_of_a_list(provider: SandboxProvider, volume_name: str) -> None:
-    with_volume = provider.model_copy(update={"volume_name": volume_name})
-    code = "for n in range(12):\n    save_to_volume(f'{n:03}' + 'x' * 200, '')"
-    async with with_volume.interpreter() as interpreter:
-        await interpreter.execute(code)
-    store = SandboxVolume(with_volume.interpreter)
-    try:
-        whole = await store.ls()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sandbox_volume, "PAGE_BYTES", 4_000)  # room for about three files
-            assert await store.ls() == whole
-    finally:
-        await store.close()
-    assert [file.path[:3] for file in whole] == [f"{n:03}" for n in range(12)]

@@ -55,7 +55,7 @@ async def test_a_providers_name_may_include_the_engine() -> None:
     provider = make_unsaved_provider("container:docker")
     assert isinstance(provider, ContainerSandbox.__mro__[1])
     assert provider.engine == "docker"  # type: ignore[attr-defined]
-    with pytest.raises(ConfigurationError, match=r"unknown engine in 'container:lxc': use one of container:podman"):
+    with pytest.raises(ConfigurationError, match=r"unknown provider 'container:lxc': use one of "):
         make_unsaved_provider("container:lxc")
 
 

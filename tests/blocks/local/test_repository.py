@@ -375,17 +375,12 @@ def test_unavailable_packages_are_a_one_sentence_error(index: Path) -> None:
         LocalInterpreter(packages=["no-such-package"]).start()
     for package in (
         "--index-url=http://example.org",
-        "-e .",
         "-rrequirements.txt",
-        "numpy --index-url=https:example.org",
+        "numpy --index-url=https:x",
         "numpy pandas",
-        "numpy,pandas",
-        "requirements.txt",
-        "envs/environment.yml",
-        "pyproject.toml",
         " ",
     ):
-        with pytest.raises(ConfigurationError, match=r"is not a requirement|give its requirements"):
+        with pytest.raises(ConfigurationError, match=r"is not a requirement|is not the name of a package"):
             LocalInterpreter(packages=[package]).start()
 
 
