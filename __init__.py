@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # The public names, in the form that makes them public for a type checker.
     from .blocks.container.block import ContainerSandbox as ContainerSandbox
+    from .blocks.daytona.block import DaytonaCredentials as DaytonaCredentials
     from .blocks.daytona.block import DaytonaSandbox as DaytonaSandbox
-    from .blocks.daytona.credentials import DaytonaCredentials as DaytonaCredentials
     from .blocks.dspy_interpreter import InterpreterFactory as InterpreterFactory
     from .blocks.interpreters import AsyncContainerInterpreter as AsyncContainerInterpreter
     from .blocks.interpreters import AsyncDaytonaInterpreter as AsyncDaytonaInterpreter
@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .blocks.interpreters import ModalInterpreter as ModalInterpreter
     from .blocks.language_model.block import LanguageModel as LanguageModel
     from .blocks.local.block import LocalSandbox as LocalSandbox
+    from .blocks.modal.block import ModalCredentials as ModalCredentials
     from .blocks.modal.block import ModalSandbox as ModalSandbox
-    from .blocks.modal.credentials import ModalCredentials as ModalCredentials
     from .blocks.rlm_session import RlmSession as RlmSession
     from .blocks.rlm_session import SessionAnswer as SessionAnswer
     from .blocks.rlm_session import open_rlm as open_rlm

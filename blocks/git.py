@@ -7,7 +7,7 @@ import shutil
 
 from pydantic import SecretStr
 
-from ..sandbox.errors import ConfigurationError
+from ..sandbox.errors import ConfigurationError, RlmBatchError, SandboxStartError
 from .subprocess_runner import run_command
 from .worker_consent import check_repository
 
@@ -26,6 +26,9 @@ git remote add origin "$2" 2>/dev/null || git remote set-url origin "$2"
 git fetch -q --depth 1 origin "$3" || git fetch -q origin "+refs/heads/*:refs/remotes/origin/*" --tags
 git checkout -q --detach "$3" || exit 3
 """
+COMMIT_MISSING_STATUS = 3
+# A program for `sh -c` that installs git where it is missing, as root.
+INSTALL_GIT = "command -v git >/dev/null || (apt-get update && apt-get install -y --no-install-recommends git)"
 COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
@@ -56,6 +59,20 @@ def build_sign_in_environment(token: SecretStr | None, number: int = 0) -> dict[
         f"GIT_CONFIG_KEY_{number}": "http.extraHeader",
         f"GIT_CONFIG_VALUE_{number}": f"Authorization: Basic {basic}",
     }
+
+
+def build_clone_environment(token: SecretStr | None) -> dict[str, str]:
+    """Return the variables for `FETCH_COMMIT` in a sandbox. Only git sees the token, and git ends before code runs."""
+    return {"GIT_TERMINAL_PROMPT": "0", **build_sign_in_environment(token)}
+
+
+def describe_clone_failure(url: str, commit: str, status: int, output: str) -> RlmBatchError:
+    """Return the error of `FETCH_COMMIT` in a sandbox."""
+    words = hide_credentials(" ".join(output.split()))[-1000:] or f"git ended with status {status}"
+    failure = f"the repository {url} could not be cloned at {commit} in a sandbox ({words})"
+    if status == COMMIT_MISSING_STATUS:
+        return ConfigurationError(f"{failure}: check repo_url and repo_ref")
+    return SandboxStartError(failure)
 
 
 async def run_git(*arguments: str, token: SecretStr | None = None, timeout: float = ANSWER_TIMEOUT_SECONDS) -> str:

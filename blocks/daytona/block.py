@@ -1,13 +1,54 @@
-"""The Prefect block for sandboxes of Daytona."""
+"""The Prefect blocks for Daytona: an account, and sandboxes."""
 
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
+from prefect.blocks.abstract import CredentialsBlock
 from pydantic import Field, HttpUrl
 
 from ..sandbox_block import SandboxBlock
-from .credentials import DaytonaCredentials
 from .provider import DaytonaProvider
-from .settings import DaytonaFields
+from .settings import DaytonaAccountFields, DaytonaAccountSettings, DaytonaFields
+
+
+class DaytonaCredentials(DaytonaAccountSettings, CredentialsBlock):
+    """An account of Daytona, which several sandbox blocks can share.
+
+    Example:
+        Load saved credentials, and run a batch in sandboxes of the account:
+        ```python
+        from rlm_batch import DaytonaCredentials, DaytonaSandbox, batch
+
+        account = DaytonaCredentials.load("BLOCK_NAME")
+        sandbox = DaytonaSandbox(credentials=account)
+        sandbox.save("of-the-account")
+        print(batch.sync(["SUBMIT(y=1)"], provider=sandbox)[0].y)
+        ```
+    """
+
+    _block_type_name: ClassVar[str] = "Daytona Credentials"  # type: ignore[misc]
+    _block_type_slug: ClassVar[str] = "daytona-credentials"  # type: ignore[misc]
+    _description: ClassVar[str] = (  # type: ignore[misc]
+        "The API key of a Daytona account, for sandbox blocks. There is nothing to install beside rlm-batch."
+    )
+    _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://www.daytona.io/docs/en/api-keys/")  # type: ignore[misc]
+
+    if TYPE_CHECKING:  # Pydantic's own signature would reject secrets given as text.
+
+        def __init__(self, **fields: Unpack[DaytonaAccountFields]) -> None: ...
+
+    def get_client(self) -> Any:  # type: ignore[reportIncompatibleMethodOverride]
+        """Return a client of Daytona's SDK.
+
+        Returns:
+            A `daytona.AsyncDaytona`. Close it after use.
+
+        Raises:
+            daytona.DaytonaAuthenticationError: Neither the block nor the environment has a key.
+        """
+        import daytona
+
+        key = None if self.api_key is None else self.api_key.get_secret_value()
+        return daytona.AsyncDaytona(daytona.DaytonaConfig(api_key=key, api_url=self.api_url, target=self.target))
 
 
 class DaytonaSandboxFields(DaytonaFields, total=False):

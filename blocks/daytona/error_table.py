@@ -2,7 +2,8 @@
 
 The status alone is not enough. Daytona answers 400, 401 and 404 also when a machine is missing, when a sandbox has just
 started, and when its own services cannot reach each other. So a refusal counts as an error of the block only if a row
-says so. Unknown refusals by the API count as transient, and unknown refusals by a sandbox's daemon as final.
+says so. Unknown refusals by the API count as transient, and unknown refusals by a sandbox's daemon as final. No row
+says that a refusal by the API is transient, such as that of a busy machine or of a name that a lost call has taken.
 
 A source is a file of github.com/daytonaio/daytona, an issue of that repository (#NUMBER), or a measurement of the
 service. The files are from release 0.190, the last release with published code.
@@ -45,17 +46,14 @@ class Row:
 
 
 SANDBOX_SERVICE = "apps/api/src/sandbox/services/sandbox.service.ts"
-RUNNER_SERVICE = "apps/api/src/sandbox/services/runner.service.ts"
 VOLUME_SERVICE = "apps/api/src/sandbox/services/volume.service.ts"
 PROXY_TARGET = "apps/proxy/pkg/proxy/get_sandbox_target.go"
 RUNNER_PROXY = "apps/runner/pkg/api/controllers/proxy.go"
-GIT_ERRORS = "apps/daemon/pkg/toolbox/git/errors.go, apps/daemon/pkg/git/cli_errors.go"
 
 SNAPSHOT_ADVICE = "set snapshot to one of the account's"
 REGION_ADVICE = "set target to another"
 KEY_ADVICE = "set DAYTONA_API_KEY, or api_key of the block, to a valid key"
 RIGHTS_ADVICE = "use a key with that right"
-REPOSITORY_ADVICE = "check repo_url, repo_ref and repo_token"
 
 # The first matching row counts.
 TABLE: tuple[Row, ...] = (
@@ -87,16 +85,6 @@ TABLE: tuple[Row, ...] = (
         Meaning.FINAL,
         "apps/daemon/pkg/toolbox/fs",
     ),
-    # Machines
-    Row((400,), "No available runners", Meaning.PASSING, f"{RUNNER_SERVICE}, #2523, #2855"),
-    Row((400,), r"Runner \S+ is (not READY|unschedulable|draining)", Meaning.PASSING, RUNNER_SERVICE),
-    Row(
-        (409,),
-        "Sandbox state change in progress",
-        Meaning.PASSING,
-        "apps/api/src/exceptions/state-change-in-progress.exception.ts",
-    ),
-    Row((409,), r"Sandbox with name \S+ already exists", Meaning.PASSING, f"{SANDBOX_SERVICE}: made by a lost call"),
     # Snapshots
     Row((400, 404), r"Snapshot \S+ not found", Meaning.FINAL, SANDBOX_SERVICE, SNAPSHOT_ADVICE),
     Row((400,), r"Snapshot \S+ is not available in region", Meaning.FINAL, SANDBOX_SERVICE, SNAPSHOT_ADVICE),
@@ -107,10 +95,7 @@ TABLE: tuple[Row, ...] = (
         f"{SANDBOX_SERVICE}, apps/api/src/sandbox/enums/snapshot-state.enum.ts",
         f"activate it in Daytona's dashboard, or {SNAPSHOT_ADVICE}",
     ),
-    Row((400,), r"Snapshot \S+ is (pulling|pending|building)\b", Meaning.PASSING, SANDBOX_SERVICE),
     # Volumes
-    Row((400,), "is not in a ready state", Meaning.PASSING, VOLUME_SERVICE),
-    Row((400, 409), r"Volume with name \S+ already exists", Meaning.PASSING, f"{VOLUME_SERVICE}: made meanwhile"),
     Row((400,), "Volume quota exceeded", Meaning.FINAL, VOLUME_SERVICE, "delete volumes in Daytona's dashboard"),
     # Limits of the account
     Row(
@@ -146,21 +131,6 @@ TABLE: tuple[Row, ...] = (
         "change volume_mount_path",
     ),
     Row((400,), r"\b\w+ must (not )?be ", Meaning.FINAL, "apps/api/src/main.ts: the framework's check of each field"),
-    # Git's messages in the sandbox. For a server that does not answer, the status is 500.
-    Row(
-        (400, 401, 403, 404),
-        "authentication (required|failed)|authorization failed|invalid auth method|could not read (username|password)",
-        Meaning.FINAL,
-        GIT_ERRORS,
-        REPOSITORY_ADVICE,
-    ),
-    Row(
-        (400, 404),
-        "repository .*not found|(reference|object) not found|remote repository is empty",
-        Meaning.FINAL,
-        GIT_ERRORS,
-        REPOSITORY_ADVICE,
-    ),
     # The key. A temporary refusal of a valid key looks the same as the refusal of a wrong key.
     Row((401,), "", Meaning.KEY, "apps/api/src/auth/global-auth.guard.ts, #5136", KEY_ADVICE),
     Row((403,), "Forbidden resource", Meaning.KEY, "the framework's text for every guard of the API", RIGHTS_ADVICE),

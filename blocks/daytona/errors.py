@@ -22,6 +22,7 @@ TRIES = 7  # attempts of a repeatable call, which take about 7 s with the pauses
 KEY_SECONDS = 3.0  # seconds after which a key that is refused again counts as wrong
 GIVE_UP_SECONDS = 60.0  # seconds without a successful call or reconnection before a sandbox counts as lost
 LONGEST_DELAY_SECONDS = 20.0  # upper limit of the seconds that a refusal can ask to wait
+ENDED_STATES = (*("stopping", "stopped", "archiving", "archived", "destroying", "destroyed", "error", "build_failed"),)
 
 UNKNOWN = Row((), "", Meaning.PASSING, "nothing is known of it")
 REFUSED_REQUEST = Row((), "", Meaning.FINAL, "the sandbox's daemon, or the SDK, of what it was asked for")
@@ -36,12 +37,9 @@ def get_message(error: BaseException) -> str:
     """Return the provider's message, without the SDK's prefix."""
     # The SDK ignores an answer whose message is a list.
     words = extract_message(str(getattr(error.__cause__, "body", None) or "")) or extract_message(str(error))
-    text = " ".join(words.split())
-    return re.sub(r"^(Fail(ed|ure) [a-z ]+:( |$))+", "", text)[:1000] or _describe_silence(error)
-
-
-def _describe_silence(error: BaseException) -> str:
-    """Describe an error without a message, such as a timeout."""
+    text = re.sub(r"^(Fail(ed|ure) [a-z ]+:( |$))+", "", " ".join(words.split()))[:1000]
+    if text:
+        return text
     if isinstance(error.__cause__, TimeoutError):
         return "no answer came in time"
     status = get_status(error)
@@ -107,40 +105,27 @@ def get_delay(error: Exception, attempt: int, longest: float = 2.0) -> float:
     return max(min(asked, LONGEST_DELAY_SECONDS), compute_backoff(attempt, 0.1, longest)) * random.uniform(1.0, 1.5)
 
 
-class KeyRefusals:
-    """A test for wrong keys: a key is wrong if it is refused again after `KEY_SECONDS`."""
-
-    def __init__(self) -> None:
-        self._first_at: float | None = None
-
-    def choose_delay(self) -> float | None:
-        """Return the seconds before the next attempt with the key, or None if the key is wrong."""
-        now = asyncio.get_running_loop().time()
-        if self._first_at is None:
-            self._first_at = now
-            return min(0.5, KEY_SECONDS)
-        rest = self._first_at + KEY_SECONDS - now
-        return rest if rest > 0 else None
-
-
 async def retry_call(
     call: Callable[[], Awaitable[T]],
     *,
     seconds: float = 0.0,
+    tries: int | None = None,
+    longest_delay: float = 2.0,
     remote: daytona.AsyncSandbox | None = None,
-    is_passing: Callable[[Exception], bool] | None = None,
+    is_passing: Callable[[Exception], bool] = is_transient,
 ) -> T:
     """Make a call that may be repeated, and retry it when it is lost or refused. Raise the last DaytonaError.
 
     Args:
         call: The call.
-        seconds: Retry at least for this time, and at least `TRIES` times.
+        seconds: Retry at least for this time.
+        tries: Try at least this often; by default `TRIES` times.
+        longest_delay: Upper limit of the delays, in seconds.
         remote: The sandbox that the call is for. Retrying stops when it is gone.
-        is_passing: Decides which DaytonaErrors are retried. By default transient ones; a refused key is then retried
-            only for `KEY_SECONDS`.
+        is_passing: Decides which DaytonaErrors are retried. A refused key is retried only for `KEY_SECONDS`.
     """
     loop = asyncio.get_running_loop()
-    give_up_at, key_refusals, is_doubtful = loop.time() + seconds, KeyRefusals(), False
+    give_up_at, key_refused_at, is_doubtful = loop.time() + seconds, 0.0, False
 
     async def make_call() -> T:
         if is_doubtful and remote is not None:
@@ -148,18 +133,23 @@ async def retry_call(
         return await call()
 
     def choose_delay(error: Exception, attempt: int) -> float | None:
-        nonlocal is_doubtful
-        if not isinstance(error, daytona.DaytonaError) or not (is_passing or is_transient)(error):
+        nonlocal is_doubtful, key_refused_at
+        if not isinstance(error, daytona.DaytonaError) or not is_passing(error):
             return None
-        meaning = find_row(error).meaning
+        meaning, now, delay = find_row(error).meaning, loop.time(), get_delay(error, attempt, longest_delay)
         is_doubtful = meaning is Meaning.MAYBE_GONE
-        if meaning is Meaning.KEY and is_passing is None:
-            return key_refusals.choose_delay()
-        delay = get_delay(error, attempt)
-        is_over = attempt + 1 >= TRIES and loop.time() + delay > give_up_at
+        if meaning is Meaning.KEY:
+            key_refused_at = key_refused_at or now
+            return delay if now + delay < key_refused_at + KEY_SECONDS else None
+        is_over = attempt + 1 >= (tries or TRIES) and now + delay > give_up_at
         return None if is_over else delay
 
     return await call_with_retries(make_call, choose_delay)
+
+
+def get_state(item: Any) -> str:
+    """Return the state of a sandbox, volume or snapshot. The SDK passes on states that it does not know as text."""
+    return str(getattr(item.state, "value", item.state))
 
 
 async def check_existence(remote: daytona.AsyncSandbox) -> None:
@@ -170,8 +160,8 @@ async def check_existence(remote: daytona.AsyncSandbox) -> None:
         if says_gone(error):
             raise
         return
-    state = str(getattr(remote.state, "value", remote.state))
-    if state in ("stopping", "stopped", "archiving", "archived", "destroying", "destroyed", "error"):
+    state = get_state(remote)
+    if state in ENDED_STATES:
         raise daytona.DaytonaError(f"Sandbox {remote.id} is not started: it is {state}", status_code=409)
 
 

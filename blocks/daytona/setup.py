@@ -3,11 +3,11 @@
 import asyncio
 import re
 import shlex
+import time
 import uuid
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import daytona
@@ -17,11 +17,8 @@ from .. import git as repository
 from ..host_files.files import ARCHIVE_PATH, UNPACK_ARCHIVE, describe_unpacking_failure
 from ..setup_commands import PYTHON_FOR_PIP, RUN_AS_ROOT, describe_setup_failure
 from .client import NAME_PREFIX
-from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, is_turned_away, retry_call, says_gone
+from .errors import CALL_SECONDS, SETUP_SECONDS, is_turned_away, retry_call
 from .settings import DaytonaSettings
-
-# Messages of go-git and of git, which the daemon returns if a commit is not on the cloned branch.
-NOT_ON_BRANCH = re.compile("object not found|git checkout .* exited with|reference is not a tree|unable to read tree")
 
 
 async def open_session(remote: daytona.AsyncSandbox, retry_seconds: float) -> str:
@@ -34,13 +31,11 @@ async def open_session(remote: daytona.AsyncSandbox, retry_seconds: float) -> st
     return name
 
 
-async def run_command(
-    remote: daytona.AsyncSandbox, command: str, seconds: float, retry_seconds: float
-) -> tuple[int, str]:
-    """Run a shell command to its end; return its exit status and output. Raise TimeoutError or DaytonaError.
+async def run_command(remote: daytona.AsyncSandbox, name: str, command: str, retry_seconds: float) -> tuple[int, str]:
+    """Run a shell command to its end; return its exit status and output. Raise SandboxStartError or DaytonaError.
 
     The status is polled, because a proxy ends calls that take minutes. If the answer to the start was lost, the start
-    is not retried: the command may be running.
+    is not retried: the command may be running. `name` is the command's name in an error.
     """
     process = remote.process
     retry = partial(retry_call, seconds=retry_seconds, remote=remote)
@@ -49,14 +44,15 @@ async def run_command(
     started = await retry(
         lambda: process.execute_session_command(session, request, int(CALL_SECONDS)), is_passing=is_turned_away
     )
-    pause = 0.05
-    async with asyncio.timeout(seconds):
-        while True:
-            state = await retry(lambda: process.get_session_command(session, started.cmd_id, CALL_SECONDS))
-            if state.exit_code is not None:
-                break
-            await asyncio.sleep(pause)
-            pause = min(1.5 * pause, 2.0)
+    pause, give_up_at = 0.05, time.monotonic() + SETUP_SECONDS
+    while True:
+        state = await retry(lambda: process.get_session_command(session, started.cmd_id, CALL_SECONDS))
+        if state.exit_code is not None:
+            break
+        if time.monotonic() > give_up_at:
+            raise SandboxStartError(f"{name} did not end within {SETUP_SECONDS:.0f} s in sandbox {remote.id}")
+        await asyncio.sleep(pause)
+        pause = min(1.5 * pause, 2.0)
     logs = await retry(lambda: process.get_session_command_logs(session, started.cmd_id, CALL_SECONDS))
     return state.exit_code, "\n".join(filter(None, (logs.stdout, logs.stderr)))
 
@@ -64,10 +60,7 @@ async def run_command(
 async def run_setup(remote: daytona.AsyncSandbox, commands: str, retry_seconds: float) -> None:
     """Run the commands of `setup`. Raise ConfigurationError, SandboxStartError or DaytonaError."""
     command = shlex.join(["sh", "-c", RUN_AS_ROOT, "setup", commands])
-    try:
-        status, output = await run_command(remote, command, SETUP_SECONDS, retry_seconds)
-    except TimeoutError:
-        raise SandboxStartError(f"setup did not end within {SETUP_SECONDS:.0f} s in sandbox {remote.id}") from None
+    status, output = await run_command(remote, "setup", command, retry_seconds)
     if status:
         raise describe_setup_failure(status, output)
 
@@ -80,83 +73,32 @@ def name_clone(settings: DaytonaSettings) -> str:
 async def clone_repository(remote: daytona.AsyncSandbox, settings: DaytonaSettings, commit: str) -> None:
     """Clone the repository into the directory `name_clone`, and check the commit out.
 
-    The daemon signs in with the token, which is not in the clone or a command line. Raise ConfigurationError,
+    A clone whose answer was lost may be running, so only a refused call is retried. Raise ConfigurationError,
     SandboxStartError or DaytonaError.
     """
-    url = settings.repo_url
-    assert url is not None
-    path = name_clone(settings)
-    token = settings.repo_token.get_secret_value() if settings.repo_token is not None else None
-    credentials: dict[str, Any] = {"username": "x-access-token", "password": token} if token else {}
-    ref = settings.repo_ref
-    # Daytona clones one branch. A ref may be a branch or a tag. Most tags and commits are on the default branch.
-    branches = [None] if ref is None or repository.COMMIT_PATTERN.fullmatch(ref) else [ref, None]
-    try:
-        for branch in branches:
-            try:
-                await remote.git.clone(
-                    url, path, branch=branch, commit_id=commit, request_timeout=SETUP_SECONDS, **credentials
-                )
-                break
-            except daytona.DaytonaError as error:
-                if NOT_ON_BRANCH.search(get_message(error)):
-                    await _fetch_commit(remote, settings, path, commit)
-                    break
-                is_refused = isinstance(error, daytona.DaytonaAuthenticationError) or says_gone(error)
-                if branch is None or is_refused or is_transient(error):
-                    raise
-    except daytona.DaytonaError as error:
-        if is_transient(error) or says_gone(error):
-            raise
-        raise ConfigurationError(
-            f"the repository {url} could not be cloned at {commit} in a sandbox "
-            f"({repository.hide_credentials(get_message(error))}): check "
-            "repo_url, repo_ref and repo_token, and that Daytona can reach it"
-        ) from error
-
-
-async def _fetch_commit(remote: daytona.AsyncSandbox, settings: DaytonaSettings, path: str, commit: str) -> None:
-    """Check out a commit that is not on the cloned branch, with the sandbox's own git.
-
-    Only git's environment has the token, and git has ended when code runs. Raise ConfigurationError, SandboxStartError
-    or DaytonaError.
-    """
-    url = settings.repo_url
-    assert url is not None
-    command = shlex.join(["sh", "-c", repository.FETCH_COMMIT, "fetch", path, url, commit])
-    environment = {"GIT_TERMINAL_PROMPT": "0", **repository.build_sign_in_environment(settings.repo_token)}
-    done = await remote.process.exec(command, env=environment, timeout=int(SETUP_SECONDS))
-    if not done.exit_code:
-        return
-    failure = (
-        f"the repository {url} could not be cloned at {commit} in a sandbox: it is not on the branch that Daytona "
-        f"clones, and fetching it failed ({repository.hide_credentials(' '.join(done.result.split()))[-1000:]})"
-    )
-    if done.exit_code == 127:
-        raise ConfigurationError(f"{failure}: use an image with git, or a branch as repo_ref")
-    if done.exit_code == 3:
-        raise ConfigurationError(f"{failure}: check repo_url and repo_ref")
-    raise SandboxStartError(failure)
+    url, seconds = settings.repo_url or "", int(SETUP_SECONDS)
+    install = shlex.join(["sh", "-c", RUN_AS_ROOT, "setup", repository.INSTALL_GIT])
+    fetch = shlex.join(["sh", "-c", repository.FETCH_COMMIT, "fetch", name_clone(settings), url, commit])
+    environment = repository.build_clone_environment(settings.repo_token)
+    done = await retry_call(
+        lambda: remote.process.exec(f"{install} && {fetch}", env=environment, timeout=seconds),
+        seconds=settings.start_timeout, remote=remote, is_passing=is_turned_away,
+    )  # fmt: skip
+    if done.exit_code:
+        raise repository.describe_clone_failure(url, commit, int(done.exit_code), done.result)
 
 
 async def install_packages(remote: daytona.AsyncSandbox, packages: list[str], retry_seconds: float) -> None:
     """Install packages. Raise ConfigurationError, SandboxStartError or DaytonaError, with pip's last lines."""
-    requirements = " ".join(shlex.quote(package) for package in packages)
     # Run pip in /: a module in the session's directory could shadow one that pip imports.
-    python = shlex.join(PYTHON_FOR_PIP)
-    command = f"cd / && {python} -m pip install --quiet --disable-pip-version-check --no-input -- {requirements}"
-    try:
-        status, output = await run_command(remote, command, SETUP_SECONDS, retry_seconds)
-    except TimeoutError:
-        raise SandboxStartError(f"pip did not end within {SETUP_SECONDS:.0f} s in sandbox {remote.id}") from None
+    words = [*PYTHON_FOR_PIP, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--"]
+    status, output = await run_command(remote, "pip", f"cd / && {shlex.join([*words, *packages])}", retry_seconds)
     if status:
         lines = [line for line in output.splitlines() if line.strip()]
         text = f"pip could not install {', '.join(packages)} (status {status}): " + "\n".join(lines[-10:])
-        # This line is pip's only sign of a network failure.
-        is_network_lost = "Retrying (" in output
-        raise (
-            SandboxStartError(text) if is_network_lost else ConfigurationError(f"{text}\nChange packages, or the image")
-        )
+        if "Retrying (" in output:  # This line is pip's only sign of a network failure.
+            raise SandboxStartError(text)
+        raise ConfigurationError(f"{text}\nChange packages, or the image")
 
 
 async def unpack_files(remote: daytona.AsyncSandbox, archive: bytes, retry_seconds: float) -> None:

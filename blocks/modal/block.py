@@ -1,13 +1,57 @@
-"""The Prefect block for sandboxes of Modal."""
+"""The Prefect blocks for Modal: an account, and sandboxes."""
 
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
+from prefect.blocks.abstract import CredentialsBlock
 from pydantic import Field, HttpUrl
 
 from ..sandbox_block import SandboxBlock
-from .credentials import ModalCredentials
 from .provider import ModalProvider
-from .settings import ModalFields
+from .settings import ModalAccountFields, ModalAccountSettings, ModalFields
+
+
+class ModalCredentials(ModalAccountSettings, CredentialsBlock):
+    """An account of Modal, which several sandbox blocks can share.
+
+    Example:
+        Load saved credentials, and run a batch in sandboxes of the account:
+        ```python
+        from rlm_batch import ModalCredentials, ModalSandbox, batch
+
+        account = ModalCredentials.load("BLOCK_NAME")
+        sandbox = ModalSandbox(credentials=account)
+        sandbox.save("of-the-account")
+        print(batch.sync(["SUBMIT(y=1)"], provider=sandbox)[0].y)
+        ```
+    """
+
+    _block_type_name: ClassVar[str] = "Modal Credentials"  # type: ignore[misc]
+    _block_type_slug: ClassVar[str] = "modal-credentials"  # type: ignore[misc]
+    _description: ClassVar[str] = (  # type: ignore[misc]
+        "The token of a Modal account, for sandbox blocks. There is nothing to install beside rlm-batch."
+    )
+    _documentation_url: ClassVar[HttpUrl] = HttpUrl(  # type: ignore[misc]
+        "https://modal.com/docs/reference/modal.config"
+    )
+
+    if TYPE_CHECKING:  # Pydantic's own signature would reject secrets given as text.
+
+        def __init__(self, **fields: Unpack[ModalAccountFields]) -> None: ...
+
+    def get_client(self) -> Any:  # type: ignore[reportIncompatibleMethodOverride]
+        """Return a client of Modal.
+
+        Returns:
+            A `modal.Client`, with the block's token or, without one, with that of Modal's own configuration.
+
+        Raises:
+            modal.exception.AuthError: There is no token.
+        """
+        import modal
+
+        if self.token_id is None or self.token_secret is None:
+            return modal.Client.from_env()
+        return modal.Client.from_credentials(self.token_id.get_secret_value(), self.token_secret.get_secret_value())
 
 
 class ModalSandboxFields(ModalFields, total=False):

@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from typing import Any
 
 import modal
 
@@ -10,7 +11,7 @@ from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, SandboxStartError
 from .. import git as repository
 from ..host_files.files import ARCHIVE_PATH, UNPACK_ARCHIVE, HostFiles, describe_unpacking_failure
-from .account import Account, forget_images_and_volumes, get_volume, open_account
+from .account import Account, get_volume, open_account
 from .deletion import find_sandbox, terminate_abandoned
 from .errors import get_last_line, map_error, retry_refused
 from .handle import ModalSandboxHandle
@@ -40,7 +41,24 @@ async def open_sandbox(
     is_kept = settings.setup_snapshot == "always" or (settings.setup_snapshot == "auto" and expected >= MIN_SANDBOXES)
     if commit is not None and is_kept and (clone := await add_clone_to_image(settings, image, commit)) is not None:
         image, commit = clone, None
-    creating = asyncio.ensure_future(_create(settings, account, image, volume, labels, keep_seconds))
+    memory, seconds = settings.memory_mib, min(settings.lifetime + keep_seconds, MAX_LIFETIME)
+    options: dict[str, Any] = {
+        "app": account.app,
+        "tags": {key: value for key, value in labels.items() if value},
+        "image": image,
+        "timeout": seconds,
+        "idle_timeout": settings.idle_timeout,
+        "cpu": settings.cpu,
+        "memory": None if memory is None else (memory, memory),
+        "gpu": settings.gpu,
+        "region": settings.region,
+        "block_network": settings.block_network,
+        "outbound_cidr_allowlist": settings.allowed_cidrs,
+        "outbound_domain_allowlist": settings.allowed_domains,
+        "volumes": {} if volume is None else {settings.volume_mount_path: volume},
+        "client": account.client,
+    }
+    creating = asyncio.ensure_future(_create(settings, account, ("sleep", str(seconds)), options))
     try:
         sandbox = await asyncio.shield(creating)
     except asyncio.CancelledError:
@@ -59,17 +77,12 @@ async def open_sandbox(
 
 
 async def _create(
-    settings: ModalSettings,
-    account: Account,
-    image: modal.Image,
-    volume: modal.Volume | None,
-    labels: dict[str, str],
-    keep_seconds: int,
+    settings: ModalSettings, account: Account, command: tuple[str, ...], options: dict[str, Any]
 ) -> modal.Sandbox:
     name = f"rlm-batch-{uuid.uuid4().hex[:20]}"
     try:
         async with asyncio.timeout(settings.start_timeout):
-            return await _ask_for_sandbox(settings, account, image, volume, labels, name, keep_seconds)
+            return await modal.Sandbox.create.aio(*command, name=name, **options)
     except TimeoutError as error:
         failure: Exception = error
         reason = SandboxStartError(
@@ -80,13 +93,8 @@ async def _create(
             f"no sandbox could be opened: Modal's client refused the settings ({get_last_line(error)}): "
             "change the resources or the network"
         ) from error
-    except modal.exception.NotFoundError as error:  # The image or the volume was deleted in the meantime.
-        forget_images_and_volumes(settings)
-        raise SandboxStartError(f"Modal lost a part of the sandbox: {get_last_line(error)}") from error
     except modal.exception.Error as error:
-        is_throttled = isinstance(error, modal.exception.ResourceExhaustedError)
-        failure = error
-        reason = map_error(error, "Modal opens no sandbox now" if is_throttled else "no sandbox could be opened")
+        failure, reason = error, map_error(error, "no sandbox could be opened")
         if isinstance(error, (modal.exception.InvalidError, modal.exception.AuthError)):
             raise reason from error
     # If an answer was lost, a sandbox may exist. It may also exist after a refusal: the client itself retries, and its
@@ -97,57 +105,17 @@ async def _create(
     return sandbox
 
 
-async def _ask_for_sandbox(
-    settings: ModalSettings,
-    account: Account,
-    image: modal.Image,
-    volume: modal.Volume | None,
-    labels: dict[str, str],
-    name: str,
-    keep_seconds: int,
-) -> modal.Sandbox:
-    memory, seconds = settings.memory_mib, min(settings.lifetime + keep_seconds, MAX_LIFETIME)
-    return await modal.Sandbox.create.aio(
-        *("sleep", str(seconds)),
-        app=account.app,
-        name=name,
-        tags={key: value for key, value in labels.items() if value},
-        image=image,
-        timeout=seconds,
-        idle_timeout=settings.idle_timeout,
-        cpu=settings.cpu,
-        memory=None if memory is None else (memory, memory),
-        gpu=settings.gpu,
-        region=settings.region,
-        block_network=settings.block_network,
-        outbound_cidr_allowlist=settings.allowed_cidrs,
-        outbound_domain_allowlist=settings.allowed_domains,
-        volumes={} if volume is None else {settings.volume_mount_path: volume},
-        client=account.client,
-    )
-
-
 async def _clone_repository(sandbox: modal.Sandbox, settings: ModalSettings, commit: str) -> None:
-    """Clone the repository. Only git's environment has the token, and git has ended when code runs."""
-    url = settings.repo_url
-    assert url is not None
+    """Clone the repository. Raise ConfigurationError or SandboxStartError."""
+    url = settings.repo_url or ""
     words = ("sh", "-c", repository.FETCH_COMMIT, "clone", settings.workdir, url, commit)
-    sign_in = repository.build_sign_in_environment(settings.repo_token)
-    environment: dict[str, str | None] = {"GIT_TERMINAL_PROMPT": "0", **sign_in}
+    environment = repository.build_clone_environment(settings.repo_token)
     try:
-        process = await retry_refused(
-            lambda: sandbox.exec.aio(*words, text=False, env=environment, timeout=CLONE_SECONDS)
-        )
-        status = await retry_refused(process.wait.aio)
-        if status == 0:
-            return
-        complaint = (await process.stderr.read.aio()).decode("utf-8", "replace").strip()
-        complaint = repository.hide_credentials(complaint)[-1000:]
+        status, complaint = await _run(sandbox, *words, env=environment, timeout=CLONE_SECONDS)
     except modal.exception.Error as error:
         raise map_error(error, f"{url} could not be cloned") from error
-    raise SandboxStartError(
-        f"{url} could not be cloned in the sandbox: {complaint or f'git ended with status {status}'}"
-    )
+    if status:
+        raise repository.describe_clone_failure(url, commit, status, complaint)
 
 
 async def _unpack_files(sandbox: modal.Sandbox, archive: bytes) -> None:
@@ -155,10 +123,15 @@ async def _unpack_files(sandbox: modal.Sandbox, archive: bytes) -> None:
     words = ("sh", "-c", UNPACK_ARCHIVE, "unpack", ARCHIVE_PATH, "python")
     try:
         await retry_refused(lambda: sandbox.filesystem.write_bytes.aio(archive, ARCHIVE_PATH))
-        process = await retry_refused(lambda: sandbox.exec.aio(*words, text=False, timeout=UNPACK_SECONDS))
-        status = await retry_refused(process.wait.aio)
-        complaint = "" if status == 0 else (await process.stderr.read.aio()).decode("utf-8", "replace")
+        status, complaint = await _run(sandbox, *words, timeout=UNPACK_SECONDS)
     except modal.exception.Error as error:
         raise map_error(error, "the host's files could not be copied into the sandbox") from error
     if status:
         raise describe_unpacking_failure(complaint)
+
+
+async def _run(sandbox: modal.Sandbox, *command: str, **options: Any) -> tuple[int, str]:
+    """Run a command to its end; return its status and, if it failed, its standard error."""
+    process: Any = await retry_refused(lambda: sandbox.exec.aio(*command, text=False, **options))
+    status = await retry_refused(process.wait.aio)
+    return status, "" if status == 0 else (await process.stderr.read.aio()).decode("utf-8", "replace")

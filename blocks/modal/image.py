@@ -8,14 +8,13 @@ import modal
 from ...sandbox.errors import ConfigurationError
 from .. import git as repository
 from ..setup_commands import build_image_command
-from .account import get_account_key, make_once, open_account
+from .account import make_once, open_account
 from .errors import get_last_line, map_error
 from .settings import PYTHON, ModalSettings
 
 log = logging.getLogger("rlm_batch.modal")
 
 MIN_SANDBOXES = 4  # With "auto", fewer sandboxes than this clone the repository one by one.
-INSTALL_GIT = "command -v git || (apt-get update && apt-get install -y --no-install-recommends git)"
 
 
 async def build_image(settings: ModalSettings) -> modal.Image:
@@ -33,7 +32,7 @@ async def build_image(settings: ModalSettings) -> modal.Image:
             if settings.packages:
                 image = image.pip_install(*settings.packages)
             if settings.repo_url is not None:
-                image = image.run_commands(INSTALL_GIT)
+                image = image.run_commands(repository.INSTALL_GIT)
             return await image.build.aio(account.app)
         except modal.exception.ImageBuildError as error:
             raise ConfigurationError(
@@ -44,7 +43,7 @@ async def build_image(settings: ModalSettings) -> modal.Image:
             raise map_error(error, "the image could not be loaded") from error
 
     contents = (settings.image, settings.setup, tuple(settings.packages), settings.repo_url is not None)
-    return await make_once(("image", *get_account_key(settings), *contents), make)
+    return await make_once(settings, ("image", *contents), make)
 
 
 async def add_clone_to_image(settings: ModalSettings, image: modal.Image, commit: str) -> modal.Image | None:
@@ -57,7 +56,7 @@ async def add_clone_to_image(settings: ModalSettings, image: modal.Image, commit
         account = await open_account(settings)
         command = shlex.join(["sh", "-c", "; ".join(repository.FETCH_COMMIT.strip().splitlines()), "clone"])
         where = shlex.join([settings.workdir, settings.repo_url or "", commit])
-        sign_in = {"GIT_TERMINAL_PROMPT": "0", **repository.build_sign_in_environment(settings.repo_token)}
+        sign_in = repository.build_clone_environment(settings.repo_token)
         try:
             clone = image.run_commands(f"{command} {where}", secrets=[modal.Secret.from_dict(dict(sign_in))])
             return await clone.build.aio(account.app)
@@ -67,4 +66,4 @@ async def add_clone_to_image(settings: ModalSettings, image: modal.Image, commit
             )
             return None
 
-    return await make_once(("clone", *get_account_key(settings), image.object_id, settings.repo_url, commit), make)
+    return await make_once(settings, ("clone", image.object_id, settings.repo_url, commit), make)

@@ -73,7 +73,6 @@ CHANGING = Refusal(409, "Sandbox state change in progress", SandboxStartError, p
 NAME_TAKEN = Refusal(409, "Sandbox with name rlm-batch-1 already exists", SandboxStartError, passes=True)
 VOLUME_MADE = Refusal(400, "Volume with name v already exists", SandboxStartError, passes=True)
 NO_MORE_VOLUMES = Refusal(400, "Volume quota exceeded. Maximum allowed: 10", ConfigurationError)
-NO_REPOSITORY = Refusal(401, "authentication required: Repository not found.", ConfigurationError)
 BAD_KEY = Refusal(401, "Invalid credentials", ConfigurationError, passes=True)
 BAD_FIELD = Refusal(400, "cpu must not be less than 1, memory must be an integer number", ConfigurationError)
 UNKNOWN = Refusal(400, "something new", SandboxStartError, passes=True)
@@ -84,7 +83,7 @@ NO_ADDRESS = (
 )
 REFUSALS = [
     *(THROTTLED, NO_RUNNER, NOT_FOUND, NOT_STARTED, DENIED, BUSY, CHANGING, NAME_TAKEN, VOLUME_MADE, NO_MORE_VOLUMES),
-    *(NO_REPOSITORY, BAD_KEY, BAD_FIELD, UNKNOWN, AWAY),
+    *(BAD_KEY, BAD_FIELD, UNKNOWN, AWAY),
     Refusal(401, BAD_TOKEN, SandboxStartError, passes=True),
     Refusal(401, "unauthorized: authentication failed: Bearer token is invalid", SandboxStartError, passes=True),
     Refusal(400, NO_ADDRESS, SandboxStartError, passes=True),
@@ -106,7 +105,6 @@ REFUSALS = [
     Refusal(404, "Region not found", ConfigurationError),
     Refusal(400, 'Invalid network format: "x". Missing CIDR prefix length', ConfigurationError),
     Refusal(400, "Invalid mount path x (must be absolute)", ConfigurationError),
-    Refusal(404, "reference not found", ConfigurationError),
     Refusal(403, "Forbidden resource", ConfigurationError, passes=True),
     Refusal(404, "Cannot POST", SandboxStartError, passes=True),  # No row of the error table matches these two.
     Refusal(403, "", SandboxStartError, passes=True),
@@ -131,7 +129,7 @@ CALLS = {
     "create": r"^POST /api/sandbox$",
     "volume": r"^GET /api/volumes/by-name",
     "new volume": r"^POST /api/volumes$",
-    "clone": "/git/clone$",
+    "clone": "/process/execute$",
     "packages": "/exec$",
     "upload": "/files/bulk-upload$",
     "session": "^POST .*/process/session$",
@@ -185,8 +183,8 @@ def refuse(standin: Any, moment: str, refusal: Refusal, **settings: Any) -> None
         mark_moment("create", BUSY, NAME_TAKEN, BAD_KEY, UNKNOWN, AWAY),
         mark_moment("volume", THROTTLED, BAD_KEY, AWAY),
         mark_moment("new volume", VOLUME_MADE, UNKNOWN, AWAY),
-        mark_moment("clone", NO_RUNNER, AWAY),
-        mark_moment("packages", AWAY),
+        mark_moment("clone", NO_RUNNER),
+        mark_moment("packages", NO_RUNNER),
         mark_moment("upload", NO_RUNNER, THROTTLED, AWAY),
         mark_moment("session", NO_RUNNER, UNKNOWN, AWAY),
         mark_moment("start", NO_RUNNER, UNKNOWN, AWAY),
@@ -206,9 +204,7 @@ async def test_one_transient_refusal_raises_no_error(
         await use_sandbox(provider, moment)
         state = standin.state()
         assert state["faults"] == {str(refusal.status): 1}
-        # A lost clone or command may still be running, so a new sandbox replaces this one.
-        is_lost = moment in ("clone", "packages") and refusal is AWAY
-        assert state["created"] - before == 1 + is_lost, refusal
+        assert state["created"] - before == 1, refusal
 
 
 @pytest.mark.parametrize(
@@ -216,12 +212,12 @@ async def test_one_transient_refusal_raises_no_error(
     [
         mark_moment("create", BAD_FIELD, NO_MORE_VOLUMES),
         mark_moment("new volume", NO_MORE_VOLUMES),
-        mark_moment("clone", NOT_FOUND, NO_REPOSITORY),
-        mark_moment("packages", NOT_STARTED),
+        mark_moment("clone", NOT_FOUND, AWAY),  # A lost clone or command may still be running.
+        mark_moment("packages", NOT_STARTED, AWAY),
         mark_moment("upload", DENIED),
     ],
 )
-async def test_a_permanent_refusal_is_raised_and_leaves_no_sandbox(
+async def test_a_refusal_that_is_not_retried_is_raised_and_leaves_no_sandbox(
     moment: str, refusals: tuple[Refusal, ...], standin: Any, repository: GitServer
 ) -> None:
     provider = await make_provider(moment, standin, repository)
@@ -280,29 +276,6 @@ async def test_a_refusal_without_time_for_another_call_is_raised(standin: Any) -
         await open_and_remove(provider)
 
 
-@pytest.mark.full
-async def test_a_failed_setup_is_reported_with_the_refusal_of_the_next_sandbox(
-    standin: Any, repository: GitServer
-) -> None:
-    standin.set(fault_rate=1.0, faults=["502"], fault_message="no clone", fault_where=CALLS["clone"])
-
-    async def refuse_creations() -> None:
-        await wait_until_async(lambda: standin.state()["faults"], "the clone is refused")
-        standin.set(fault_message="no sandbox", fault_where=CALLS["create"])
-
-    refusing = asyncio.create_task(refuse_creations())
-    with pytest.raises(SandboxStartError, match=r"could not be set up: no clone; then .* opened: no sandbox"):
-        await open_and_remove(DaytonaSandbox(repo_url=repository.url, start_timeout=5))
-    await refusing
-
-
-async def test_a_setup_that_keeps_failing_opens_at_most_three_sandboxes(standin: Any) -> None:
-    standin.set(fault_rate=1.0, faults=["502"], fault_where=CALLS["clone"])
-    with pytest.raises(SandboxStartError, match="could not be set up"):
-        await open_and_remove(DaytonaSandbox(repo_url="http://127.0.0.1:9/never-asked.git", repo_ref="a" * 40))
-    assert standin.state()["created"] == 3
-
-
 @pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "on its way out"])
 async def test_a_call_to_a_deleted_sandbox_is_not_retried_until_the_timeout(standin: Any, is_gone: bool) -> None:
     """Daytona's proxy gives the same answer for removed and starting sandboxes, so the host reads the record."""
@@ -330,7 +303,7 @@ async def test_a_key_refused_twice_is_an_error_that_hides_the_key(standin: Any) 
         await open_and_remove(DaytonaSandbox(api_key=SecretStr("a wrong key")))
     assert "set DAYTONA_API_KEY, or api_key of the block" in str(caught.value)
     assert "a wrong key" not in str(caught.value)
-    assert standin.state()["counts"] == {CREATE: 1, "GET /api/sandbox/*": 2}
+    assert set(standin.state()["counts"]) == {CREATE}
 
 
 async def test_a_missing_key_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, DaytonaSandbox, batch, reap
-from rlm_batch.blocks.daytona import environment
+from rlm_batch.blocks.daytona import snapshots
 from rlm_batch.blocks.daytona.provider import DaytonaProvider
 from rlm_batch.cli.doctor import doctor
 from rlm_batch.cli.snapshot import print_snapshots, remove_snapshots
@@ -19,7 +19,7 @@ from ...standins.git_server import GitServer
 
 pytestmark = pytest.mark.anyio
 
-CLONE = "POST /toolbox/*/git/clone"
+CLONE = "POST /toolbox/*/process/execute"
 CAPTURE = "POST /api/sandbox/*/snapshot"
 READ_FILES = """
 from pathlib import Path
@@ -33,7 +33,7 @@ SUBMIT(setup=(Path.home() / "setup").read_text(), cloned=Path(".git").exists(), 
 @pytest.fixture(autouse=True)
 def forget_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each test begin like a new process, which has not looked for a snapshot."""
-    environment._environments.clear()
+    snapshots._environments.clear()
     monkeypatch.setenv("RLM_BATCH_CACHE", str(tmp_path / "cache"))
 
 
@@ -59,13 +59,13 @@ async def test_the_set_up_happens_once_for_all_sandboxes_and_for_the_next_proces
     }
     results = await run(DaytonaSandbox(**settings), READ_FILES, 6)
     assert [result.outputs for result in results] == [{"setup": "done", "cloned": True, "package": "wheel_one"}] * 6
-    environment._environments.clear()
+    snapshots._environments.clear()
     await run(DaytonaSandbox(**settings), READ_FILES, 2)
     state = standin.state()
     assert (state["counts"][CLONE], state["counts"][CAPTURE], len(state["snapshots"])) == (1, 1, 1)
     assert state["created"] == 8
     assert repository.downloads == {"clone": 1, "wheel": 1}
-    environment._environments.clear()
+    snapshots._environments.clear()
     settings["setup"] = "echo -n other > $HOME/setup"
     await run(DaytonaSandbox(**settings), times=1)
     assert standin.state()["counts"][CAPTURE] == 2
@@ -90,8 +90,8 @@ async def test_auto_keeps_a_slow_set_up_of_a_run_with_many_sandboxes(
     options = {"repo_url": repository.url}
     await batch(["SUBMIT(x=1)"] * 4, provider="daytona", provider_options=options)
     assert CAPTURE not in standin.state()["counts"]  # The set-up was fast.
-    environment._environments.clear()
-    monkeypatch.setattr(environment, "MIN_SETUP_SECONDS", 0.0)
+    snapshots._environments.clear()
+    monkeypatch.setattr(snapshots, "MIN_SETUP_SECONDS", 0.0)
     await batch(["SUBMIT(x=1)"] * 3, provider="daytona", provider_options=options)
     assert CAPTURE not in standin.state()["counts"]  # The run needed only three sandboxes.
     standin.reset()
@@ -136,7 +136,7 @@ async def test_a_snapshot_that_was_deleted_or_deactivated_costs_only_a_set_up(
     else:
         standin.set(snapshot_changes={snapshot["name"]: {"state": change}})
     if is_new_process:
-        environment._environments.clear()
+        snapshots._environments.clear()
     await run(provider, times=1)
     await run(provider, times=2)
     expected = 1 if change == "inactive" else 2
@@ -168,18 +168,6 @@ async def test_if_a_sandbox_dies_during_its_set_up_the_next_one_is_set_up_and_ke
     state = standin.state()
     assert (state["counts"][CAPTURE], len(state["snapshots"]), state["created"]) == (1, 1, 5)
     await wait_until_async(lambda: not standin.state()["sandboxes"], "no sandbox is left")
-
-
-async def test_two_processes_that_need_the_same_set_up_make_it_once(standin: Any, repository: GitServer) -> None:
-    standin.set(capture_s=0.2)
-
-    async def run_apart() -> None:
-        # Another event loop has its own environments, like another process.
-        provider = DaytonaSandbox(repo_url=repository.url, setup_snapshot="always")
-        await asyncio.to_thread(asyncio.run, run(provider, times=2))
-
-    await asyncio.gather(run_apart(), run_apart())
-    assert standin.state()["counts"][CLONE] == 1
 
 
 @pytest.mark.requires("pip")

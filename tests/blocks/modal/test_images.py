@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import CodeError, ConfigurationError, ModalSandbox, SandboxStartError
+from rlm_batch import CodeError, ConfigurationError, ModalSandbox
 
 from ...infra.waiting import wait_until_async
 from ...standins.git_server import GitServer
@@ -200,7 +200,7 @@ async def test_a_repository_that_cannot_be_cloned_leaves_no_sandbox(
     modal_sandbox: Make, modal_standin: Any, repository: GitServer
 ) -> None:
     block = modal_sandbox(repo_url=repository.url, repo_ref="0" * 40)
-    with pytest.raises(SandboxStartError, match="could not be cloned in the sandbox"):
+    with pytest.raises(ConfigurationError, match=r"could not be cloned at 0+ in a sandbox.*check repo_url"):
         await block.open(block.labels(""))
     state = modal_standin.ask("state")
     assert (state["sandboxes"], state["counts"]["SandboxCreateV2"]) == ({}, 1)

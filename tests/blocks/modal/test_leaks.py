@@ -174,12 +174,11 @@ async def test_sandboxes_are_listed_by_label_and_deleted_by_id(modal_sandbox: Ma
 # A host that opens sandboxes, runs endless code in them, and prints that the code runs.
 HOST = """
 import asyncio
-from dataclasses import replace
+from functools import partial
 from rlm_batch import ModalSandbox
-from rlm_batch.blocks.modal import handle
+from rlm_batch.blocks import cloud_sandbox
 
-usual = handle.make_driver_settings
-handle.make_driver_settings = lambda settings: replace(usual(settings), silence=15, heartbeat=1)
+cloud_sandbox.DriverSettings = partial(cloud_sandbox.DriverSettings, silence=15, heartbeat=1)
 
 async def main():
     block = ModalSandbox(lifetime=3600, idle_timeout=60)

@@ -15,7 +15,6 @@ def no_long_delays(short_delays: None) -> None:
 @pytest.fixture
 async def hasty(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return a saved block that asks for a sandbox once and leaves retries to the run."""
-    # The delay of 100 s exceeds the start timeout.
-    monkeypatch.setattr("rlm_batch.blocks.daytona.creation.get_delay", lambda *_: 100.0)
+    monkeypatch.setattr("rlm_batch.blocks.daytona.creation.is_transient", lambda _: False)
     await DaytonaSandbox(start_timeout=90).save("hasty", overwrite=True)  # type: ignore[misc]
     return "daytona-sandbox/hasty"

@@ -27,7 +27,6 @@ class Settings:
     max_snapshots: int | None = None  # snapshots of sandboxes that the organization may have
     max_sandboxes: int | None = None
     creates_per_minute: int | None = None
-    git_cli: bool = False  # the daemon clones with git, as with DAYTONA_EXPERIMENTAL_USE_GIT_CLI
     retry_after_s: float = 1.0  # seconds in the Retry-After header of a 429
     volume_ready_s: float = 0.3
     broken_volumes: list[str] = field(default_factory=list)  # volumes that end in an error

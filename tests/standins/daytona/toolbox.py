@@ -1,4 +1,4 @@
-"""The calls to a sandbox's daemon for files, blocking commands, and Git."""
+"""The calls to a sandbox's daemon for files and blocking commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOOLBOX = "/toolbox/{box}"
 
 
 class ToolboxCalls:
-    """Files, commands and clones in a sandbox."""
+    """Files and commands in a sandbox."""
 
     def __init__(self, account: Account) -> None:
         self.account = account
@@ -27,7 +27,6 @@ class ToolboxCalls:
             ("DELETE", f"{TOOLBOX}/files", self.delete_file),
             ("POST", f"{TOOLBOX}/process/execute", self.execute),
             ("POST", f"{TOOLBOX}/process/code-run", self.code_run),
-            ("POST", f"{TOOLBOX}/git/clone", self.clone),
         ]
 
     async def upload(self, request: Any) -> Any:
@@ -90,37 +89,3 @@ class ToolboxCalls:
         command = f"python3 -u -c {shlex.quote(body['code'])}"
         code, out = await box.run(command, None, body.get("envs"), body.get("timeout") or 10)
         return {"exitCode": code, "result": out}
-
-    async def clone(self, request: Any) -> Any:
-        box, body = self.account.box(request, started=True), await request.json()
-        envs = {"GIT_TERMINAL_PROMPT": "0"}
-        if body.get("username"):
-            import base64
-
-            pair = base64.b64encode(f"{body['username']}:{body.get('password') or ''}".encode()).decode()
-            envs |= {
-                "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "http.extraHeader",
-                "GIT_CONFIG_VALUE_0": f"Authorization: Basic {pair}",
-            }  # fmt: skip
-        path = shlex.quote(os.path.join(box.home, body["path"]))
-        url, branch, options = shlex.quote(body["url"]), shlex.quote(body.get("branch") or ""), ""
-        command = ""
-        if body.get("branch") and not self.account.settings.git_cli:  # git takes a tag too, go-git does not
-            command = f"git ls-remote --exit-code --heads -- {url} {branch} >/dev/null || exit 42; "
-            options = f"--branch {branch} "
-        command += f"git clone --quiet --single-branch --no-tags {options}-- {url} {path}"
-        code, out = await box.run(command, None, envs, 300)
-        self.account.box(request, started=True)  # It may have ended meanwhile.
-        if code == 42 and "fatal" not in out:
-            raise daemon(404, f"reference not found: {body['branch']}", "GIT_BRANCH_NOT_FOUND")
-        if code:
-            auth = "Authentication failed" in out or "could not read Username" in out
-            raise daemon(401, out, "GIT_AUTH_FAILED") if auth else daemon(400, out)
-        if body.get("commit_id") or body.get("commitId"):
-            commit = shlex.quote(body.get("commit_id") or body["commitId"])
-            code, out = await box.run(f"git -C {path} checkout --quiet {commit}", None, envs, 60)
-            if code and self.account.settings.git_cli:  # git's own message, which the daemon maps to no status
-                said = f"git checkout {commit} exited with status {code}\n--- git output (tail) ---\n{out}"
-                raise daemon(500, said, "INTERNAL_SERVER_ERROR")
-            if code:
-                raise daemon(404, "object not found", "NOT_FOUND")

@@ -9,16 +9,15 @@ import hashlib
 import json
 import logging
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from weakref import WeakKeyDictionary
 
 import daytona
 
-from ..host_files.cache import lock_file, resolve_cache_root
 from ..provider import SnapshotInfo
 from .client import NAME_PREFIX, SharedClient, get_account_key
-from .errors import get_message, retry_call, says_gone
+from .errors import get_message, get_state, retry_call, says_gone
 from .settings import DaytonaSettings
 
 SNAPSHOT_PREFIX = f"{NAME_PREFIX}env-"
@@ -40,7 +39,6 @@ class Environment:
         name: The snapshot's name.
         has_snapshot: Whether sandboxes can start from the snapshot; None before the first look.
         is_refused: Whether Daytona could not make the snapshot. This process then does not try again.
-        failures: Failed set-ups. After some, this process tries no more to keep one.
         lock: The first sandbox is opened under this lock, so the others wait until its set-up is kept or not.
     """
 
@@ -48,7 +46,6 @@ class Environment:
         self.name = name
         self.has_snapshot: bool | None = None
         self.is_refused = False
-        self.failures = 0
         self.lock = asyncio.Lock()
 
     def should_be_kept(self, settings: DaytonaSettings, expected: int) -> bool:
@@ -116,12 +113,6 @@ def find_environment(settings: DaytonaSettings, commit: str | None) -> Environme
     return environments.setdefault(f"{account}{digest}", Environment(SNAPSHOT_PREFIX + digest))
 
 
-async def lock_other_processes(stack: AsyncExitStack, name: str) -> None:
-    """Wait until no other process of this machine sets the same environment up, and keep others out until the end."""
-    with suppress(OSError):  # Without the lock, two processes may set the same environment up.
-        await stack.enter_async_context(lock_file(resolve_cache_root() / "environments" / f"{name}.lock"))
-
-
 async def list_snapshots(client: SharedClient, ttl: float) -> list[SnapshotInfo]:
     """Return the account's snapshots that this module made; an unused one expires after `ttl` seconds.
 
@@ -168,7 +159,7 @@ async def _wait_for_snapshot(client: SharedClient, name: str, seconds: float) ->
             snapshot = await retry_call(lambda: client.sdk.snapshot.get(name))
         except daytona.DaytonaNotFoundError:
             return False
-        state = str(getattr(snapshot.state, "value", snapshot.state))
+        state = get_state(snapshot)
         if state == "active":
             return True
         if state in BROKEN_STATES:

@@ -1,0 +1,135 @@
+"""The base class of the handles on sandboxes of a cloud provider, whose files are reached through an API."""
+
+from abc import abstractmethod
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from ..sandbox.driver_bundle import DriverChoice
+from ..sandbox.driver_settings import DriverSettings
+from ..sandbox.errors import VolumeError
+from ..sandbox.sandbox_api import Sandbox, describe_large_file, describe_special_file
+from .host_files.files import HostFiles
+from .provider import build_kept_labels
+from .settings import SandboxSettings
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatus:
+    """What a path in a sandbox is."""
+
+    is_file: bool
+    size: int  # bytes
+    is_link: bool = False
+
+
+class CloudSandbox(Sandbox):
+    """A sandbox of a cloud provider. A provider implements the abstract methods, and `connect`.
+
+    `origin` stands for what the sandbox was started from, which decides on its Python.
+    """
+
+    layers = ()
+
+    def __init__(
+        self, sandbox_id: str, settings: SandboxSettings, host_files: HostFiles, origin: Hashable, **driver: Any
+    ) -> None:
+        self.id = sandbox_id
+        self.settings = DriverSettings(
+            volume=settings.volume_mount_path if settings.volume_name is not None else None,
+            environment={name: value.get_secret_value() for name, value in settings.environment.items()},
+            python_path=host_files.list_uploaded_directories(),
+            executable=host_files.find_uploaded_python(),
+            lifetime=settings.lifetime,
+            **driver,
+        )
+        self._driver = DriverChoice(origin)
+        self._channel: Any = None
+        self._is_removed = self._has_run_code = False
+
+    @abstractmethod
+    def resolve_path(self, path: str) -> str:
+        """Return the path at the provider. Raise VolumeError if it is invalid."""
+
+    @abstractmethod
+    async def stat_file(self, place: str) -> FileStatus | None:
+        """Return the status of a file, or None if it is missing. Raise the SDK's errors."""
+
+    @abstractmethod
+    async def write_file(self, place: str, data: bytes) -> None:
+        """Write a file and the directories above it. Raise the SDK's errors."""
+
+    @abstractmethod
+    async def read_file(self, place: str, max_bytes: int | None) -> bytes:
+        """Return a file's bytes, but not many more than `max_bytes`. Raise the SDK's errors."""
+
+    @abstractmethod
+    def map_file_errors(self, failure: str) -> AbstractContextManager[None]:
+        """Convert the SDK's errors to VolumeError or SandboxLost. `failure` says what could not be done."""
+
+    @abstractmethod
+    async def label_as_kept(self, until: float, labels: dict[str, str]) -> None:
+        """Add these labels, and make the provider delete the sandbox at that time. Raise RlmBatchError."""
+
+    @abstractmethod
+    async def disconnect(self) -> None:
+        """End the connection to the driver."""
+
+    @abstractmethod
+    async def delete(self) -> None:
+        """Delete the sandbox. A failure is only logged."""
+
+    @abstractmethod
+    async def release(self) -> None:
+        """Give up what this process needs for the sandbox."""
+
+    def note_python(self, version: str) -> None:
+        self._driver.confirm(version)
+
+    def may_run_unheard(self) -> bool:
+        return self._channel is not None and not self._channel.is_complete
+
+    def expect_execution(self) -> None:
+        self._has_run_code = True
+
+    async def upload(self, path: str, data: bytes) -> None:
+        place = self.resolve_path(path)
+        with self.map_file_errors(f"{path} could not be written"):
+            status = await self.stat_file(place) if self._has_run_code else None
+            if status is not None and not status.is_file:
+                raise VolumeError(describe_special_file(path, "written", is_link=status.is_link))
+            await self.write_file(place, data)
+
+    async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        place = self.resolve_path(path)
+        with self.map_file_errors(f"{path} could not be read"):
+            if max_bytes is None:
+                return await self.read_file(place, None)
+            status = await self.stat_file(place)
+            if status is not None and not status.is_file:  # A pipe would never end.
+                raise VolumeError(describe_special_file(path, is_link=status.is_link))
+            size = 0 if status is None else status.size
+            data = b"" if size > max_bytes else await self.read_file(place, max_bytes)
+            if max(size, len(data)) > max_bytes:  # Code may append to the file meanwhile.
+                raise VolumeError(describe_large_file(path, max(size, len(data)), max_bytes))
+            return data
+
+    async def keep(self, until: float, execution: int | None = None) -> None:
+        await self.label_as_kept(until, build_kept_labels(until, execution))
+        self._is_removed = True
+        try:
+            await self.disconnect()
+        finally:
+            await self.release()
+
+    async def remove(self) -> None:
+        if self._is_removed:
+            return
+        self._is_removed = True
+        self._driver.end()
+        try:
+            await self.disconnect()
+            await self.delete()
+        finally:
+            await self.release()
