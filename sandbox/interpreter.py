@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from .cancellation import run_shielded
 from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
-from .intake.calls import CALLS_AT_ONCE, Call, CallLimit, CallQueue, running_call
-from .intake.collected_files import FilesInThread
+from .intake.calls import Call, CallLimit, CallQueue, running_call
+from .intake.collected_files import CollectedFiles
 from .protocol import (
     REENTERED,
     START_TIMEOUT_SECONDS,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from .sandbox_api import Channel, Sandbox
 
 
-LARGE_BODY_BYTES = 64 * 1024  # after such a body the event loop gets a turn
 log = logging.getLogger("rlm_batch.sandbox")
 REFUSED_GRACE_SECONDS = 3.0  # seconds to send the cancellation of a refused execution
 
@@ -85,10 +84,8 @@ class Interpreter:
         self._refresh_lock = asyncio.Lock()
         self._waiters: dict[int, asyncio.Event] = {}  # keys are execution numbers; 0 is the driver's start
         self._calls: dict[int, CallQueue] = {}
-        self._call_lock = asyncio.Lock()  # A call holds the lock while it converts a body, and during a pause after it.
         # A call holds the lock from the encoding of its answer until it is sent: the host has one answer as JSON.
         self._answer_lock = asyncio.Lock()
-        self._calls_since_pause = 0
         self._heartbeat: asyncio.Task[None] | None = None
         self._is_shut_down = False
         self._sent_at = self._received_at = 0.0
@@ -283,7 +280,7 @@ class Interpreter:
 
     async def _run_alone(self, request: ExecutionRequest, body: list[bytes]) -> Result:
         """Send a request whose context runs nothing else, and return its result."""
-        collected = FilesInThread(list(request.collect), request.collect_to) if request.collect else None
+        collected = CollectedFiles(list(request.collect), request.collect_to) if request.collect else None
         queries = request.queries
         pending: PendingExecution | None = None
         sent_by: DriverProtocol | None = None
@@ -319,7 +316,7 @@ class Interpreter:
                 pending.listener_error = pending.listener_error or queries.session.listener_error
         if collected is not None:
             pending.end_collection()
-            await collected.finish()
+            await run_shielded(asyncio.to_thread(collected.finish))
         return protocol.take_result(pending)
 
     async def _wait(self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution, frame: bytes) -> None:
@@ -336,8 +333,8 @@ class Interpreter:
             protocol.close_at_silence(pending)
             self._wake_all()
         except asyncio.CancelledError:
-            if isinstance(pending.collected, FilesInThread):
-                await pending.collected.finish()
+            if pending.collected is not None:
+                await run_shielded(asyncio.to_thread(pending.collected.finish))
             if not protocol.closed_reason and not pending.is_over:
                 with contextlib.suppress(SandboxLost):
                     await run_shielded(self._send(channel, protocol.encode_cancel(pending)))
@@ -409,17 +406,12 @@ class Interpreter:
         running_call.set(call)
         async with contextlib.AsyncExitStack() as answering:
             try:
-                async with self._call_lock:
-                    size = len(call.body)
-                    tool = pending.bind_tool(call)
-                    await self._pause_after(size)
+                tool = pending.bind_tool(call)
                 value = tool() if inspect.iscoroutinefunction(tool) else await self._threads.run_in_thread(tool)
                 if inspect.isawaitable(value):
                     value = await value
                 await answering.enter_async_context(self._answer_lock)
-                async with self._call_lock:
-                    body = encode_value(call.header["name"], value)
-                    await self._pause_after(len(body))
+                body = encode_value(call.header["name"], value)
             except asyncio.CancelledError as error:
                 if pending.end is not None or pending.refusal or pending.id not in protocol.pending:
                     raise  # The execution has ended or is about to, so the reply is not needed.
@@ -429,13 +421,6 @@ class Interpreter:
             if self._channel is not None and not protocol.closed_reason:
                 with contextlib.suppress(SandboxLost):  # The execution itself reports the loss.
                     await self._send(self._channel, protocol.encode_reply(call, body))
-
-    async def _pause_after(self, size: int) -> None:
-        """Let the event loop run after a large body, or after several small ones. The next call waits for the lock."""
-        self._calls_since_pause += 1
-        if size > LARGE_BODY_BYTES or self._calls_since_pause >= CALLS_AT_ONCE:
-            self._calls_since_pause = 0
-            await asyncio.sleep(0)
 
     def _close(self, reason: str) -> None:
         """Record why the connection ended, and wake everything that waits for it."""

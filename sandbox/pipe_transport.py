@@ -117,12 +117,15 @@ class PipeTransport:
                 if pending.refusal:
                     self._cancel(pending)
             except BaseException:  # Ctrl-C, or an exception of a signal handler
-                if collected is not None:
-                    collected.end()
                 self._cancel(pending)
+                if collected is not None:
+                    collected.finish()
                 raise
             finally:
                 self._call_limit.end()
+            pending.end_collection()
+            if collected is not None:
+                collected.finish()
             return protocol.take_result(pending)
 
     def forget_context(self, context: str) -> bool:

@@ -318,7 +318,6 @@ class DriverProtocol:
             RlmBatchError: The execution's error, with `meta`; OutcomeUnknown if the driver has not answered.
         """
         self.pending.pop(pending.id, None)  # An execution that was given up is still registered.
-        pending.end_collection()
         if pending.refusal:
             meta = pending.build_meta()
             refused = CodeCrashed(pending.refusal, stdout=meta.stdout)

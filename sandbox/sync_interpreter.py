@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from .errors import ConfigurationError, SandboxLost, SandboxStartError
 from .pipe_transport import PipeTransport
@@ -29,44 +30,6 @@ FORKED = "the sandbox belongs to the parent of this forked process: call shutdow
 MAX_WAIT_SECONDS = 1.0
 
 
-class _Outcome(Generic[T]):
-    """The result or error of work on the event loop, for the one thread that waits for it.
-
-    `concurrent.futures.Future` is unsuitable: Python code takes its lock, so an interrupt of the waiting thread can
-    leave the lock held for ever and block the loop's thread. `on_settle` is called on the loop's thread.
-    """
-
-    def __init__(self, on_settle: Callable[[], None]) -> None:
-        self._on_settle = on_settle
-        self.is_settled = False
-        self._result: T
-        self._error: BaseException | None = None
-        self._settled = threading.Lock()
-        self._settled.acquire()
-
-    def set_result(self, result: T) -> None:
-        self._result = result
-        self._settle()
-
-    def set_error(self, error: BaseException) -> None:
-        self._error = error
-        self._settle()
-
-    def _settle(self) -> None:
-        self.is_settled = True
-        self._settled.release()
-        self._on_settle()
-
-    def wait(self) -> None:
-        while not self.is_settled:
-            self._settled.acquire(timeout=MAX_WAIT_SECONDS)
-
-    def get(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-
 class _BackgroundLoop:
     """One event loop in a daemon thread, shared by all interpreters of the process and created on first use."""
 
@@ -79,59 +42,58 @@ class _BackgroundLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    def _get_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                try:
+                    start_thread(loop.run_forever, "rlm-batch")
+                except SandboxStartError:
+                    loop.close()
+                    raise
+                self._loop = loop
+            return self._loop
+
     def run(self, work: Callable[[], Awaitable[T]], output: OutputQueue | None = None) -> T:
         """Run the work on the loop and wait. An interrupt of the wait (Ctrl-C) cancels the work and waits for its end.
 
-        The loop's thread creates the coroutine, so an interrupt here cannot leave a coroutine that nothing awaits. The
-        calling thread delivers the text in the queue `output`.
+        The calling thread delivers the text in the queue `output`. Locks of Python code, as in `concurrent.futures`,
+        are unsuitable here: an interrupt of this thread can leave them held for ever, and block the loop's thread.
         """
-        with self._lock:
-            if self._loop is None:
-                new_loop = asyncio.new_event_loop()
-                try:
-                    start_thread(new_loop.run_forever, "rlm-batch")
-                except SandboxStartError:
-                    new_loop.close()
-                    raise
-                self._loop = new_loop
-        loop, tasks = self._loop, list[asyncio.Task[None]]()
-        outcome = _Outcome[T](lambda: None if output is None else output.wake())
+        loop, output = self._get_loop(), OutputQueue() if output is None else output
+        tasks: list[asyncio.Task[None]] = []
+        outcomes: list[tuple[T, None] | tuple[None, BaseException]] = []
 
-        async def run_and_settle() -> None:
+        async def run_work() -> None:  # The loop's thread creates this coroutine, so each one is awaited.
             try:
-                outcome.set_result(await work())
+                outcomes.append((await work(), None))
             except BaseException as error:  # noqa: BLE001 - includes a tool's SystemExit, which would end the loop
-                outcome.set_error(error)
+                outcomes.append((None, error))
+
+        def settle(_: object = None) -> None:
+            if not outcomes:  # The work was cancelled before it began.
+                outcomes.append((None, asyncio.CancelledError()))
+            output.wake()
 
         def start() -> None:
-            if not outcome.is_settled:
-                tasks.append(loop.create_task(run_and_settle()))
-                tasks[0].add_done_callback(lambda _: settle_unstarted())
-
-        def settle_unstarted() -> None:
-            """Settle the outcome of a task that was cancelled before it entered `run_and_settle`."""
-            if not outcome.is_settled:
-                outcome.set_error(asyncio.CancelledError())
-
-        def cancel() -> None:
-            if tasks:
-                tasks[0].cancel()
-            else:
-                settle_unstarted()
+            if not outcomes:
+                tasks.append(loop.create_task(run_work()))
+                tasks[0].add_done_callback(settle)
 
         try:
             loop.call_soon_threadsafe(start)
-            while output is not None and not outcome.is_settled:
+            while not outcomes:
                 output.wait(MAX_WAIT_SECONDS)
-            if output is not None:
-                output.deliver()
-            outcome.wait()
-            return outcome.get()
+            output.deliver()
         except BaseException:
-            if not outcome.is_settled:
-                loop.call_soon_threadsafe(cancel)
-                outcome.wait()
+            loop.call_soon_threadsafe(lambda: tasks[0].cancel() if tasks else settle())
+            while not outcomes:
+                time.sleep(0.01)
             raise
+        result, error = outcomes[0]
+        if error is not None:
+            raise error
+        return cast("T", result)
 
 
 run_sync = _BackgroundLoop().run
@@ -152,17 +114,6 @@ class SyncInterpreter(BaseInterpreter["Result"]):
         self._session: AsyncInterpreter | None = None  # wire of any other sandbox
 
     def start(self) -> Self:
-        """Open the sandbox. A second call does nothing; after `shutdown` it opens a new sandbox.
-
-        Returns:
-            The interpreter itself.
-
-        Raises:
-            SandboxStartError: The sandbox could not start.
-            QuotaExceeded: The provider's quota is exhausted.
-            PrepareError: The `prepare` code failed.
-            ConfigurationError: The configuration is wrong.
-        """
         with self._start_lock:
             if self._sandbox is None:
                 sandbox = run_sync(self._open)
@@ -218,14 +169,6 @@ class SyncInterpreter(BaseInterpreter["Result"]):
         return run_sync(lambda: session.run(request), output)
 
     def reset(self) -> None:
-        """Forget all names: the next execution starts in a new process. Files, the volume and the sandbox remain.
-
-        Resetting a sandbox without state, or with lost state, is not an error.
-
-        Raises:
-            ConfigurationError: An execution is running in another thread, or waits for the calling tool.
-            SandboxLost: The sandbox is gone.
-        """
         self._check_process()
         pipe, session = self._pipe, self._session
         if session is not None:
@@ -234,35 +177,10 @@ class SyncInterpreter(BaseInterpreter["Result"]):
             raise ConfigurationError(BUSY)
 
     def upload(self, path: str, data: FileData) -> None:
-        """Write a file in the sandbox, and the directories above it.
-
-        Args:
-            path: Relative to the sandbox's working folder.
-            data: Bytes, text (written as UTF-8), or the `pathlib.Path` of a local file; at most 256 MiB.
-
-        Raises:
-            VolumeError: The path is invalid, the data is too large, or the file could not be read or written.
-            SandboxLost: The sandbox no longer exists.
-            ConfigurationError: `data` has another type.
-            RlmBatchError: An error of `start`.
-        """
         sandbox = self._get_sandbox()
         run_sync(lambda: upload_file(sandbox, path, data))
 
     def download(self, path: str) -> bytes:
-        """Return the bytes of a file in the sandbox's working folder. Open the sandbox if needed.
-
-        Args:
-            path: Path relative to the working folder. The file may have at most 256 MiB.
-
-        Returns:
-            The file's content.
-
-        Raises:
-            VolumeError: The path is not a regular file (links are refused), or the file is too large.
-            SandboxLost: The sandbox no longer exists.
-            RlmBatchError: An error of `start`.
-        """
         sandbox = self._get_sandbox()
         return run_sync(lambda: download_file(sandbox, path))
 
@@ -286,10 +204,6 @@ class SyncInterpreter(BaseInterpreter["Result"]):
             self._session.share_query_limits()
 
     def shutdown(self) -> None:
-        """Remove the sandbox, even if it is running code. A second call does nothing.
-
-        In a fork of the process that opened the sandbox, it stays open for the original process.
-        """
         if self._process_id != os.getpid():
             self._sandbox = self._pipe = self._session = None
             return

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 MIB = 1024 * 1024
 MAX_CALLS = 256  # running calls per execution; each call of a plain function takes a thread
@@ -35,56 +35,13 @@ class Call:
         self.header = header
         self.body = body
         self.size = len(body) + CONTAINER_BYTES * (body.count(b"[") + body.count(b"{"))
+        self.waiting_bytes = len(body)  # 0 once the call runs
         self.is_running = False
 
     def take_body(self) -> bytes:
         """Return the arguments as JSON and release them."""
         body, self.body = self.body, b""
         return body
-
-
-class CallsInFlight:
-    """The sizes of the unanswered calls of all executions in this process. Safe to use from several threads."""
-
-    def __init__(self) -> None:
-        self._forget()
-        os.register_at_fork(after_in_child=self._forget)
-
-    def _forget(self) -> None:
-        """Reset all counts. This also runs in a fork of this process, because a fork runs no calls."""
-        self._lock = threading.Lock()
-        self._waiting_bytes = self._running_bytes = 0
-        self._wakes: list[Callable[[], None]] = []
-
-    def add_waiting(self, size: int) -> int:
-        """Add bytes of waiting JSON, or remove a negative number of bytes. Return the sum."""
-        with self._lock:
-            self._waiting_bytes += size
-            return self._waiting_bytes
-
-    def begin(self, size: int, wake: Callable[[], None] | None) -> bool:
-        """Count a call as running. If there is no room, return False, and call `wake` when there may be room.
-
-        `wake` raises RuntimeError if its event loop is closed. A call without `wake` does not wait.
-        """
-        with self._lock:
-            if wake is not None and self._running_bytes and self._running_bytes + size > MAX_RUNNING_BYTES:
-                self._wakes.append(wake)
-                return False
-            self._running_bytes += size
-            return True
-
-    def end(self, size: int) -> None:
-        """Stop counting a running call, and wake all waiting ones."""
-        with self._lock:
-            self._running_bytes -= size
-            wakes, self._wakes = self._wakes, []
-        for wake in wakes:
-            with suppress(RuntimeError):
-                wake()
-
-
-calls_in_flight = CallsInFlight()
 
 
 class CallLimit:
@@ -94,26 +51,36 @@ class CallLimit:
     this execution do not wait for others. Otherwise a deadlock is possible: the outer call may take all the room.
     """
 
+    # Of all executions in this process:
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _all_waiting_bytes: ClassVar[int] = 0
+    _all_running_bytes: ClassVar[int] = 0
+    _wakes: ClassVar[list[Callable[[], None]]] = []
+
     def __init__(self, context: contextvars.Context) -> None:
-        self._lock = threading.Lock()
         self._calls = self._waiting_bytes = 0
-        self._waiting: dict[Call, int] = {}  # bytes of JSON
         self._waits_for_room = context.get(running_call) is None
         self.has_ended = False
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """Reset the counts of this process."""
+        cls._lock = threading.Lock()
+        cls._all_waiting_bytes = cls._all_running_bytes = 0
+        cls._wakes = []
 
     def admit(self, call: Call) -> str:
         """Count a call. Return an empty string, or the reason to refuse it, written for the code's author."""
         with self._lock:
-            size = self._waiting[call] = len(call.body)
             self._calls += 1
-            self._waiting_bytes += size
-            total = calls_in_flight.add_waiting(size)
+            self._waiting_bytes += call.waiting_bytes
+            CallLimit._all_waiting_bytes += call.waiting_bytes
             if self._calls > MAX_CALLS + MAX_WAITING_CALLS:
                 return (
                     f"the code called functions of the host more than {MAX_CALLS + MAX_WAITING_CALLS:,} "
                     "times without waiting for an answer: make fewer calls at a time"
                 )
-            if total > MAX_WAITING_BYTES and self._waiting_bytes > MIN_WAITING_BYTES:
+            if self._all_waiting_bytes > MAX_WAITING_BYTES and self._waiting_bytes > MIN_WAITING_BYTES:
                 return (
                     f"the code's calls to functions of the host hold {self._waiting_bytes:,} bytes, and calls of all "
                     f"executions here may hold {MAX_WAITING_BYTES:,}: make fewer calls at a time, or pass paths"
@@ -121,37 +88,57 @@ class CallLimit:
             return ""
 
     def begin(self, call: Call, wake: Callable[[], None]) -> bool:
-        """Return True if the call may begin, or False if it waits for others: see `CallsInFlight.begin`."""
-        can_wait = self._waits_for_room and call.size > SMALL_BYTES
-        call.is_running = calls_in_flight.begin(call.size, wake if can_wait else None)
-        if call.is_running:
+        """Return True if the call may begin. Otherwise return False, and call `wake` when there may be room.
+
+        `wake` raises RuntimeError if its event loop is closed.
+        """
+        with self._lock:
+            can_wait = self._waits_for_room and call.size > SMALL_BYTES and self._all_running_bytes
+            if can_wait and self._all_running_bytes + call.size > MAX_RUNNING_BYTES:
+                self._wakes.append(wake)
+                return False
+            CallLimit._all_running_bytes += call.size
+            call.is_running = True
             self._stop_waiting(call)
-        return call.is_running
+            return True
 
     def release(self, call: Call) -> None:
-        """Count a call as answered."""
+        """Count a call as answered, and wake the calls that wait for room."""
         with self._lock:
             self._calls -= 1
-        self._stop_waiting(call)
-        if call.is_running:
-            call.is_running = False
-            calls_in_flight.end(call.size)
+            self._stop_waiting(call)
+            if call.is_running:
+                call.is_running = False
+                CallLimit._all_running_bytes -= call.size
+        self._wake_all()
 
     def end(self) -> None:
         """Discard the waiting calls, because the execution no longer needs their answers."""
         self.has_ended = True
-        if not self._waiting:  # the usual case, which needs no lock: no call is admitted after the end
+        if not self._waiting_bytes:  # the usual case, which needs no lock: no call is admitted after the end
             return
-        for call in list(self._waiting):
-            self._stop_waiting(call)
-            call.take_body()
-        calls_in_flight.end(0)  # wakes the threads of the discarded calls
+        with self._lock:
+            CallLimit._all_waiting_bytes -= self._waiting_bytes
+            self._waiting_bytes = 0
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        if not self._wakes:
+            return
+        with self._lock:
+            wakes, CallLimit._wakes = self._wakes, []
+        for wake in wakes:
+            with suppress(RuntimeError):
+                wake()
 
     def _stop_waiting(self, call: Call) -> None:
-        with self._lock:
-            size = self._waiting.pop(call, 0)
-            self._waiting_bytes -= size
-        calls_in_flight.add_waiting(-size)
+        size = 0 if not self._waiting_bytes else call.waiting_bytes  # 0 after `end`
+        self._waiting_bytes -= size
+        CallLimit._all_waiting_bytes -= size
+        call.waiting_bytes = 0
+
+
+os.register_at_fork(after_in_child=CallLimit.forget_all)  # A fork of this process runs no calls.
 
 
 class CallQueue:

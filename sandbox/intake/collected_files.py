@@ -7,18 +7,16 @@ because code may be able to write there.
 
 from __future__ import annotations
 
-import asyncio
 import binascii
 import os
 import tempfile
 import threading
 import uuid
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
-from ..cancellation import run_shielded
 from ..outcomes.text_escape import escape_text
 from ..wire.collection import (
     MAX_COLLECTED_BYTES,
@@ -45,9 +43,10 @@ DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class CollectedFiles:
     """A writer for the files that a sandbox sends. The first file creates `folder`, by default a temporary folder.
 
-    A file appears under its name once it is complete, and replaces an older file of that name. Sparse files stay
-    sparse. `paths` lists the written files; `problems` has a sentence with the reason for each missing file.
-    `max_bytes` limits all files together.
+    A thread writes, so that creating 10,000 directories does not block an event loop; after `end`, call `finish`. A
+    file appears under its name once it is complete, and replaces an older file of that name. Sparse files stay sparse.
+    `paths` lists the written files; `problems` has a sentence with the reason for each missing file. `max_bytes` limits
+    all files together.
     """
 
     def __init__(self, patterns: list[str], folder: str | os.PathLike[str] | None = None) -> None:
@@ -55,7 +54,12 @@ class CollectedFiles:
         self.max_bytes = MAX_COLLECTED_BYTES
         self.paths: list[str] = []
         self.problems: list[str] = []
-        self.has_ended = self._is_closed = False
+        self.has_ended = False
+        self._is_closed = False  # nothing more is written
+        self._problem = ""
+        # A full queue blocks the caller: the disk is slower than the sandbox.
+        self._bodies: Queue[bytes | None] = Queue(MAX_UNWRITTEN_BYTES // MAX_BODY_BYTES)
+        self._thread: threading.Thread | None = None
         self._steps = [parse_pattern(pattern) for pattern in patterns]
         self._folder = None if folder is None else Path(folder).absolute()
         self._root: int | None = None  # file descriptor of the folder
@@ -73,27 +77,44 @@ class CollectedFiles:
 
     def take(self, body: bytes) -> None:
         """Write a piece of a file, or note why a file is missing."""
-        if not self.has_ended:
-            self._write(body)
+        if self.has_ended:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_bodies, name="rlm-batch-files", daemon=True)
+            self._thread.start()
+        self._bodies.put(body if len(body) <= MAX_BODY_BYTES else b"a piece that is larger than ours")
 
     def end(self, problem: str = "") -> None:
         """End the collection and delete an incomplete file. A second call does nothing."""
-        self._close(problem)
+        if not self.has_ended:
+            self.has_ended, self._problem = True, problem
+            if self._thread is None:
+                self._close(problem)
+            else:
+                self._bodies.put(None)
 
-    def _write(self, body: bytes) -> None:
-        if self._is_closed:
-            return
-        try:
-            self._take(body)
-        except (ValueError, RecursionError):
-            self._close(FOREIGN)
-        except OSError as error:
-            self._close(f"{_quote(self._path)} could not be written to {self._folder}: {error.strerror}")
+    def finish(self) -> None:
+        """End the collection, and wait until all pieces are written."""
+        self.end()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _write_bodies(self) -> None:
+        while (body := self._bodies.get()) is not None:
+            if self._is_closed:
+                continue
+            try:
+                self._take(body)
+            except (ValueError, RecursionError):
+                self._close(FOREIGN)
+            except OSError as error:
+                self._close(f"{_quote(self._path)} could not be written to {self._folder}: {error.strerror}")
+        self._close(self._problem)
 
     def _close(self, problem: str) -> None:
         if self._is_closed:
             return
-        self.has_ended = self._is_closed = True
+        self._is_closed = True
         self._drop_file()
         if self._root is not None:
             os.close(self._root)
@@ -102,8 +123,6 @@ class CollectedFiles:
             self._add_problem(problem)
 
     def _take(self, body: bytes) -> None:
-        if len(body) > MAX_BODY_BYTES:
-            raise ValueError("a piece that is larger than ours")
         value: Any = loads(body.decode("utf-8"))
         fields: dict[str, Any] = value if isinstance(value, dict) else {}  # type: ignore[reportUnknownVariableType]
         path = fields.get("path")
@@ -175,54 +194,6 @@ class CollectedFiles:
     def _add_problem(self, text: str) -> None:
         if len(self.problems) <= MAX_REFUSALS + 1:
             self.problems.append(escape_text(text[:MAX_REASON_CHARACTERS]))
-
-
-class FilesInThread(CollectedFiles):
-    """A writer that writes in a thread, so that creating 10,000 directories does not block the event loop.
-
-    After `end`, await `finish`.
-    """
-
-    def __init__(self, patterns: list[str], folder: str | os.PathLike[str] | None = None) -> None:
-        super().__init__(patterns, folder)
-        self._bodies: deque[bytes] = deque()
-        self._unwritten_bytes = 0
-        self._count_lock, self._write_lock = threading.Lock(), threading.Lock()
-        self._writing: asyncio.Future[None] | None = None
-        self._problem = ""
-
-    def take(self, body: bytes) -> None:
-        if self.has_ended:
-            return
-        self._bodies.append(body)
-        with self._count_lock:
-            self._unwritten_bytes += len(body)
-        if self._unwritten_bytes > MAX_UNWRITTEN_BYTES:
-            self._write_bodies()  # block the event loop: the disk is slower than the sandbox
-        elif self._writing is None or self._writing.done():
-            self._writing = asyncio.get_running_loop().run_in_executor(None, self._write_bodies)
-
-    def end(self, problem: str = "") -> None:
-        if not self.has_ended:
-            self.has_ended, self._problem = True, problem
-
-    async def finish(self) -> None:
-        """Write all queued pieces and close. Cancelling the caller does not interrupt the writing."""
-        self.end()
-        if not self._is_closed:
-            await run_shielded(asyncio.to_thread(self._write_rest))
-
-    def _write_rest(self) -> None:
-        self._write_bodies()
-        self._close(self._problem)
-
-    def _write_bodies(self) -> None:
-        with self._write_lock:
-            while self._bodies:
-                body = self._bodies.popleft()
-                self._write(body)
-                with self._count_lock:
-                    self._unwritten_bytes -= len(body)
 
 
 def _move_below(root: int, name: str, path: str) -> None:

@@ -38,17 +38,6 @@ class AsyncInterpreter(BaseInterpreter[Coroutine[Any, Any, "Result"]]):
         self._loop: asyncio.AbstractEventLoop | None = None  # event loop of the open sandbox
 
     async def start(self) -> Self:
-        """Open the sandbox if it is not open. After `shutdown` this opens a new one.
-
-        Returns:
-            The interpreter itself.
-
-        Raises:
-            SandboxStartError: The sandbox could not start.
-            QuotaExceeded: The provider's quota is exhausted.
-            PrepareError: The `prepare` code failed.
-            ConfigurationError: The configuration is wrong, or the sandbox was opened on another event loop.
-        """
         await self._start()
         return self
 
@@ -71,14 +60,6 @@ class AsyncInterpreter(BaseInterpreter[Coroutine[Any, Any, "Result"]]):
         return await interpreter.run(request)
 
     async def reset(self) -> None:
-        """Delete all variables: the next execution begins in a new process. Files, the volume and the sandbox stay.
-
-        Resetting an interpreter without state, or with lost state, is not an error.
-
-        Raises:
-            ConfigurationError: An execution is running.
-            SandboxLost: The sandbox no longer exists.
-        """
         interpreter = self._interpreter
         if interpreter is None:
             return
@@ -89,34 +70,9 @@ class AsyncInterpreter(BaseInterpreter[Coroutine[Any, Any, "Result"]]):
         await interpreter.forget_context(CONTEXT)
 
     async def upload(self, path: str, data: FileData) -> None:
-        """Write a file in the sandbox's working folder, and create its missing directories. Open the sandbox if needed.
-
-        Args:
-            path: Path relative to the working folder.
-            data: Bytes, text (sent as UTF-8) or the `pathlib.Path` of a local file, at most 256 MiB.
-
-        Raises:
-            VolumeError: The path is invalid, the data is too large, or the file could not be read or written.
-            SandboxLost: The sandbox no longer exists.
-            ConfigurationError: `data` has another type.
-            RlmBatchError: An error of `start`.
-        """
         await upload_file((await self._start()).sandbox, path, data)
 
     async def download(self, path: str) -> bytes:
-        """Return the bytes of a file in the sandbox's working folder. Open the sandbox if needed.
-
-        Args:
-            path: Path relative to the working folder. The file may have at most 256 MiB.
-
-        Returns:
-            The file's content.
-
-        Raises:
-            VolumeError: The path is not a regular file (links are refused), or the file is too large.
-            SandboxLost: The sandbox no longer exists.
-            RlmBatchError: An error of `start`.
-        """
         return await download_file((await self._start()).sandbox, path)
 
     def _get_queries(self, interpreter: Interpreter) -> Queries | None:
@@ -131,7 +87,6 @@ class AsyncInterpreter(BaseInterpreter[Coroutine[Any, Any, "Result"]]):
         return queries
 
     async def shutdown(self) -> None:
-        """Delete the sandbox, even while it runs code. A second call does nothing."""
         interpreter, self._interpreter = self._interpreter, None
         if interpreter is not None:
             await interpreter.shutdown()

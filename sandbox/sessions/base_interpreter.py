@@ -1,4 +1,4 @@
-"""The base of the synchronous and the async interpreter: what both are made from, and the parameters of `execute`."""
+"""The base of the synchronous and the async interpreter: their settings, and the documentation of their methods."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..interpreter import Interpreter
     from ..queries.recursion import Queries
     from ..sandbox_api import Sandbox
+    from .files import FileData
     from .output_listener import OnOutput
 
 R = TypeVar("R")  # a result, or a coroutine that returns it
@@ -58,6 +59,69 @@ class BaseInterpreter(Generic[R]):
     def share_query_limits(self) -> None:
         """Make all further executions share one set of query limits, at the depth of a recursive model's code."""
         self._shares_limits = True
+
+    def start(self) -> Any:
+        """Open the sandbox if it is not open. After `shutdown` this opens a new one.
+
+        Returns:
+            The interpreter itself.
+
+        Raises:
+            SandboxStartError: The sandbox could not start.
+            QuotaExceeded: The provider's quota is exhausted.
+            PrepareError: The `prepare` code failed.
+            ConfigurationError: The configuration is wrong, or the sandbox was opened on another event loop.
+        """
+        raise NotImplementedError
+
+    def reset(self) -> Any:
+        """Forget all names: the next execution starts in a new process. Files, the volume and the sandbox remain.
+
+        Resetting a sandbox without state, or with lost state, is not an error.
+
+        Raises:
+            ConfigurationError: An execution is running.
+            SandboxLost: The sandbox no longer exists.
+        """
+        raise NotImplementedError
+
+    def upload(self, path: str, data: FileData) -> Any:
+        """Write a file in the sandbox's working folder, and create its missing directories. Open the sandbox if needed.
+
+        Args:
+            path: Path relative to the working folder.
+            data: Bytes, text (sent as UTF-8) or the `pathlib.Path` of a local file, at most 256 MiB.
+
+        Raises:
+            VolumeError: The path is invalid, the data is too large, or the file could not be read or written.
+            SandboxLost: The sandbox no longer exists.
+            ConfigurationError: `data` has another type.
+            RlmBatchError: An error of `start`.
+        """
+        raise NotImplementedError
+
+    def download(self, path: str) -> Any:
+        """Return the bytes of a file in the sandbox's working folder. Open the sandbox if needed.
+
+        Args:
+            path: Path relative to the working folder. The file may have at most 256 MiB.
+
+        Returns:
+            The file's content.
+
+        Raises:
+            VolumeError: The path is not a regular file (links are refused), or the file is too large.
+            SandboxLost: The sandbox no longer exists.
+            RlmBatchError: An error of `start`.
+        """
+        raise NotImplementedError
+
+    def shutdown(self) -> Any:
+        """Remove the sandbox, even if it is running code. A second call does nothing.
+
+        In a fork of the process that opened the sandbox, it stays open for the original process.
+        """
+        raise NotImplementedError
 
     def execute(
         self,

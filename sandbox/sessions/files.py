@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import stat
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +45,6 @@ def _read_data(path: str, data: Any) -> bytes:
     try:
         if isinstance(data, os.PathLike):
             with open(data, "rb") as file:  # type: ignore[reportUnknownArgumentType]
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise VolumeError(f"{path!r} could not be sent: {data} is not a file")
                 data = file.read(MAX_FILE_BYTES + 1)
         elif isinstance(data, str):
             data = data.encode()

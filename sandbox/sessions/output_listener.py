@@ -49,7 +49,7 @@ class OutputListener:
 class OutputQueue:
     """A queue that passes output to the thread that waits for the execution. That thread calls the listener."""
 
-    def __init__(self, on_output: OnOutput) -> None:
+    def __init__(self, on_output: OnOutput = lambda _stream, _text: None) -> None:
         self._listener = OutputListener(on_output)
         self._queue: SimpleQueue[tuple[str, str] | None] = SimpleQueue()
 

@@ -35,6 +35,7 @@ def test_an_unrequested_path_ends_the_collection_and_keeps_existing_files(tmp_pa
         send(collected, "a.png")
         send(collected, path)  # the paths include a second `a.png`
         send(collected, "b.png")
+        collected.finish()
         assert (collected.paths, collected.problems) == ([str(home / "a.png")], [FOREIGN]), path
         assert [item.name for item in home.parent.rglob("*")] == ["home", "a.png"], path
 
@@ -44,6 +45,7 @@ def test_an_invalid_piece_of_a_file_ends_the_collection(tmp_path: Path) -> None:
         collected = CollectedFiles(PATTERNS, tmp_path)
         send(collected, "half.png", last=False)
         collected.take(body)
+        collected.finish()
         assert (collected.paths, collected.problems, os.listdir(tmp_path)) == ([], [FOREIGN], []), body[:50]
 
 
@@ -59,6 +61,7 @@ def test_the_collection_follows_no_link_and_keeps_its_size_limit(
     collected = CollectedFiles(PATTERNS, home)
     send(collected, "a.png")
     send(collected, "out/c")
+    collected.finish()
     assert (home / "a.png").read_text() == "mine"
     assert not (home / "a.png").is_symlink()
     assert collected.problems == [f"out/c could not be written to {home}: Not a directory"]
@@ -68,9 +71,11 @@ def test_the_collection_follows_no_link_and_keeps_its_size_limit(
     collected = CollectedFiles(PATTERNS, tmp_path / "few")
     for name in ("a.png", "b.png", "c.png"):
         send(collected, name)
+    collected.finish()
     assert (len(collected.paths), collected.problems, len(os.listdir(tmp_path / "few"))) == (2, [FOREIGN], 2)
     monkeypatch.setattr(collected_files, "MAX_COLLECTED_FILES", 1)
     collected = CollectedFiles(PATTERNS, tmp_path / "one")
     for name in ("a.png", "b.png"):
         send(collected, name, b"")
+    collected.finish()
     assert (len(collected.paths), collected.problems) == (1, [FOREIGN])
