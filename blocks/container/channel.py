@@ -54,7 +54,7 @@ class ContainerChannel:
         """Return the end of the standard error of the engine's client and the container's first process."""
         return self._stderr.decode("utf-8", "replace").strip()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the connection. The driver then ends all processes, and the container ends with the driver."""
         self._end("it was removed", is_told=False)
         if self._process.stdin is not None:

@@ -115,19 +115,19 @@ def _build_user(engine: Engine, gid: int | None) -> list[str]:
     return ["--user", f"{uid}:{uid if gid is None else gid}"]
 
 
-def is_mountable(path: str) -> bool:
-    """Return True if the mount option, which engines parse as a line of CSV, can contain the path."""
-    return re.search(r'[\x00-\x1f\x7f,"]', path) is None
+def check_binds(binds: Sequence[Bind]) -> None:
+    """Raise ConfigurationError for a path that the mount option, which engines parse as a line of CSV, cannot have."""
+    for path in (path for bind in binds for path in (bind.source, bind.target)):
+        if re.search(r'[\x00-\x1f\x7f,"]', path):
+            raise ConfigurationError(
+                f"{path!r} has a comma, a quotation mark or a control character, and an engine cannot mount it: use "
+                "another path"
+            )
 
 
 def resolve_mount_point(path: str) -> str:
     """Return the path of a volume in the container. Raise ConfigurationError if no mount is possible there."""
     mount = PurePosixPath(os.path.normpath("/" + path.lstrip("/")))
-    if not is_mountable(path):
-        raise ConfigurationError(
-            f"{name_parameter('volume_mount_path')} is {path!r}, and may not contain a comma, a quotation "
-            "mark or a control character: use another path, such as /data"
-        )
     if str(mount) == "/" or any(mount.is_relative_to(other) for other in SYSTEM_DIRECTORIES):
         raise ConfigurationError(
             f"{name_parameter('volume_mount_path')} is {path!r}, which a container needs itself: use "

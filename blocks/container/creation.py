@@ -13,7 +13,7 @@ from ..host_files.files import HostFiles
 from ..host_files.mounts import HostMount
 from ..storage.local_volume import UMASK, find_volume
 from ..worker_consent import check_network, check_runtime
-from .command import START_ENVIRONMENT, Bind, build_run_command, is_mountable, resolve_mount_point
+from .command import START_ENVIRONMENT, Bind, build_run_command, check_binds, resolve_mount_point
 from .deletion import make_name
 from .engine import Engine
 from .handle import ContainerHandle
@@ -41,7 +41,8 @@ async def create_container(
     """
     check_consent(settings)
     check_mounts(files.mounts, engine)
-    volume, bind, gid = None, None, None
+    volume, gid = None, None
+    binds = [Bind(str(mount.source), mount.target, is_writable=False) for mount in files.mounts]
     if settings.volume_name is not None:
         volume = find_volume(settings.volume_root, settings.volume_name)
         if engine.is_rootless and engine.name == "docker":
@@ -49,12 +50,9 @@ async def create_container(
                 "volumes do not work with a rootless Docker, whose code runs as another user: use "
                 "Podman, or Docker with root's rights"
             )
-        bind = Bind(os.path.realpath(volume.path), resolve_mount_point(settings.volume_mount_path), is_writable=True)
-        if not is_mountable(bind.source):
-            raise ConfigurationError(
-                f"the volume {bind.source!r} has a comma, a quotation mark or a control character in its "
-                "path, which an engine cannot mount: move it"
-            )
+        target = resolve_mount_point(settings.volume_mount_path)
+        binds.append(Bind(os.path.realpath(volume.path), target, is_writable=True))
+    check_binds(binds)
     ready = await ensure_ready(settings, engine, labels)
     repository = None
     if settings.repo_url is not None:
@@ -72,21 +70,18 @@ async def create_container(
         labels=labels,
         name=name,
         image_volumes=ready.image_volumes,
-        binds=[
-            *([] if bind is None else [bind]),
-            *(Bind(str(mount.source), mount.target, is_writable=False) for mount in files.mounts),
-        ],
+        binds=binds,
         gid=gid,
     )
     policy = replace(CODE_POLICY, unix_sockets=not any(mount.is_directory for mount in files.mounts))
     # A too large allocation raises MemoryError and the process survives. Memory that is only reserved does not count.
     limits = {"CORE": 0, "DATA": settings.memory_mib << 20}
     own_environment = {"HOME": CWD, "USER": "sandbox", "LOGNAME": "sandbox", "TMPDIR": "/tmp", **START_ENVIRONMENT}
-    given = {variable: value.get_secret_value() for variable, value in settings.environment.items()}
+    variables = {variable: value.get_secret_value() for variable, value in settings.environment.items()}
     driver_settings = DriverSettings(
         cwd=CWD,
-        volume=None if bind is None else bind.target,
-        environment={**own_environment, **given},
+        volume=None if volume is None else resolve_mount_point(settings.volume_mount_path),
+        environment={**own_environment, **variables},
         python_path=files.list_uploaded_directories(),
         executable=files.find_uploaded_python(),
         lifetime=settings.lifetime,
@@ -117,11 +112,6 @@ def check_mounts(mounts: Sequence[HostMount], engine: Engine) -> None:
             raise ConfigurationError(
                 f"mounts: {engine.name} runs containers on another machine, without {mount.source}: put "
                 "the data on a volume, or use the provider local"
-            )
-        if not is_mountable(mount.target) or not is_mountable(str(mount.source)):
-            raise ConfigurationError(
-                f"mounts: {str(mount.source)!r} at {mount.target!r} has a comma, a quotation mark or a "
-                "control character in a path, which an engine cannot mount: rename it"
             )
         if mount.other_file_system:
             raise ConfigurationError(

@@ -23,11 +23,7 @@ def make_name() -> str:
 
 async def list_containers(engine: Engine) -> list[SandboxInfo]:
     """List the containers that carry this package's label, running or not."""
-    done = await engine.run("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={LABEL}={LABEL_VALUE}")
-    if done.returncode:
-        raise RlmBatchError(f"the containers of {engine.name} could not be listed: {get_last_line(done.stderr)}")
-    ids = done.stdout.split()
-    containers = await _inspect(engine, ids) if ids else []
+    containers = await _find(engine, f"label={LABEL}={LABEL_VALUE}")
     return [SandboxInfo(name.partition(KEPT_SUFFIX)[0], _add_kept(name, labels)) for _, name, labels in containers]
 
 
@@ -48,9 +44,7 @@ async def mark_as_kept(engine: Engine, name: str, until: float, execution: int |
 
 async def find_container(engine: Engine, sandbox_id: str) -> str | None:
     """Return the container's id at the engine; None if it is gone or has not this package's label."""
-    done = await engine.run("ps", "--all", "--quiet", "--no-trunc", "--filter", f"name={sandbox_id}")
-    ids = done.stdout.split()
-    containers = await _inspect(engine, ids) if ids else []
+    containers = await _find(engine, f"name={sandbox_id}")
     return next((found for found, name, _ in containers if name.partition(KEPT_SUFFIX)[0] == sandbox_id), None)
 
 
@@ -83,6 +77,15 @@ async def remove_container(engine: Engine, container: str, sandbox_id: str) -> N
         raise RlmBatchError(
             f"the container {sandbox_id} could not be removed: {get_last_line(done.stderr)}. Reap again later"
         )
+
+
+async def _find(engine: Engine, condition: str) -> list[tuple[str, str, dict[str, str]]]:
+    """Return the id, name and labels of the containers that meet the condition and carry this package's label."""
+    done = await engine.run("ps", "--all", "--quiet", "--no-trunc", "--filter", condition)
+    if done.returncode:
+        raise RlmBatchError(f"the containers of {engine.name} could not be listed: {get_last_line(done.stderr)}")
+    ids = done.stdout.split()
+    return await _inspect(engine, ids) if ids else []
 
 
 async def _inspect(engine: Engine, names: list[str]) -> list[tuple[str, str, dict[str, str]]]:

@@ -3,16 +3,18 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import PurePosixPath
+from typing import Any
 
 from ...sandbox.driver_settings import STAY_SIGNAL, DriverSettings
-from ...sandbox.errors import RlmBatchError, SandboxLost, VolumeError
+from ...sandbox.errors import RlmBatchError, SandboxLost, SandboxStartError, VolumeError
 from ...sandbox.sandbox_api import Sandbox, describe_large_file, describe_special_file
 from ..storage.local_volume import LocalVolume
 from ..storage.safe_paths import split_path
 from .channel import ContainerChannel
 from .deletion import find_container, mark_as_kept, remove_container
-from .engine import CLIENT_DIRECTORY, ENGINE_STATUSES, Engine, get_last_line, make_start_error
+from .engine import CLIENT_DIRECTORY, ENGINE_STATUSES, Engine, describe_end, get_last_line
 from .launch import Payload
 
 END_GRACE_SECONDS = 8.0  # seconds for the driver to end all processes and for the engine to remove the container
@@ -56,6 +58,10 @@ except (OSError, ValueError) as error:
     os._exit({FILE_ERROR_STATUS})
 """
 
+# Options of the engine's clients. Ctrl-C in the terminal must not reach them.
+PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+PIPES |= {"start_new_session": True, "cwd": CLIENT_DIRECTORY}
+
 log = logging.getLogger("rlm_batch.container")
 
 
@@ -91,23 +97,17 @@ class ContainerHandle(Sandbox):
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> ContainerChannel:
         try:
-            process = self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C in the terminal must not reach the client.
-                cwd=CLIENT_DIRECTORY,
-            )
+            process = self._process = await asyncio.create_subprocess_exec(*self._command, **PIPES)
         except OSError as error:
-            raise make_start_error(self.id, None, str(error)) from error
+            raise SandboxStartError(f"the engine {self._engine.program} could not be started: {error}") from error
         channel = self._channel = ContainerChannel(process, receive, closed)
         try:
             for piece in self._payload.read_pieces():
                 await channel.send(piece)
         except SandboxLost:
             status = await process.wait() if process.returncode is None else process.returncode
-            raise make_start_error(self.id, status, channel.stderr_tail) from None
+            reason = describe_end(status, channel.stderr_tail)
+            raise SandboxStartError(f"the driver did not start in container {self.id}: {reason}") from None
         return channel
 
     def read_stderr_tail(self) -> str:
@@ -146,15 +146,10 @@ class ContainerHandle(Sandbox):
         Errors name the file by `path`, and what failed by `action`, such as "read".
         """
         failure = f"{path} could not be {action}"
-        limit = "" if max_bytes is None else str(max_bytes)
         process = await asyncio.create_subprocess_exec(
-            *(self._engine.program, "exec", "--interactive", self.id),
-            *("python3", "-I", "-c", program, place, limit),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            cwd=CLIENT_DIRECTORY,
+            *(self._engine.program, "exec", "--interactive", self.id, "python3", "-I", "-c", program),
+            *(place, "" if max_bytes is None else str(max_bytes)),
+            **PIPES,
         )
         try:
             async with asyncio.timeout(FILE_SECONDS):
@@ -162,15 +157,13 @@ class ContainerHandle(Sandbox):
         except TimeoutError:
             raise SandboxLost(f"{failure} within {FILE_SECONDS:g} s: run the code in a new sandbox") from None
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            await _kill(process)
         words = get_last_line(stderr.decode("utf-8", "replace"))
         if process.returncode == FILE_ERROR_STATUS:
             raise VolumeError(f"{failure}: {words}")
         if process.returncode == NOT_A_FILE_STATUS:
             raise VolumeError(describe_special_file(path, action))
-        if process.returncode == LARGE_FILE_STATUS and max_bytes is not None and words.isdecimal():
+        if process.returncode == LARGE_FILE_STATUS and max_bytes is not None:
             raise VolumeError(describe_large_file(path, int(words), max_bytes))
         if process.returncode:
             raise SandboxLost(f"{failure}: container {self.id} was lost: {words}")
@@ -182,19 +175,13 @@ class ContainerHandle(Sandbox):
         if process is None:
             return
         await mark_as_kept(self._engine, self.id, until, execution)
-        container = await find_container(self._engine, self.id)
-        done = await self._engine.run("kill", "--signal", STAY_SIGNAL, container or self.id)
+        container = await find_container(self._engine, self.id) or self.id
+        done = await self._engine.run("kill", "--signal", STAY_SIGNAL, container)
         if done.returncode:
-            await remove_container(self._engine, container or self.id, self.id)
+            await remove_container(self._engine, container, self.id)
             raise RlmBatchError(f"its driver could not be told to stay: {get_last_line(done.stderr)}")
         self._process = None
-        if self._channel is not None:
-            await self._channel.close()
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        if self._channel is not None:
-            await self._channel.wait_closed()
+        await self._disconnect(process)
 
     async def remove(self) -> None:
         """Close the connection, which makes the driver end all processes. Remove a container that does not end."""
@@ -202,22 +189,30 @@ class ContainerHandle(Sandbox):
         if process is None:
             return
         if self._channel is not None:
-            await self._channel.close()
-        try:
+            self._channel.close()
+        is_gone = False
+        with suppress(TimeoutError):
             async with asyncio.timeout(END_GRACE_SECONDS):
-                await process.wait()
+                status = await process.wait()
             # Podman may end with the status of a missing program when conmon was killed.
-            is_gone = (process.returncode or 0) >= 0 and process.returncode not in ENGINE_STATUSES
-        except TimeoutError:
-            is_gone = False
+            is_gone = status >= 0 and status not in ENGINE_STATUSES
         try:
             if not is_gone:
                 await remove_container(self._engine, self.id, self.id)
         except RlmBatchError as error:
             log.warning("%s; it ends at its lifetime, and rlm-batch reap --provider container removes it", error)
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-            if self._channel is not None:
-                await self._channel.wait_closed()
+            await self._disconnect(process)
+
+    async def _disconnect(self, process: asyncio.subprocess.Process) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        await _kill(process)
+        if self._channel is not None:
+            await self._channel.wait_closed()
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
+        await process.wait()

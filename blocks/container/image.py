@@ -21,27 +21,27 @@ PIP_SECRET = "pip"  # name of the build secret with pip's credentials; the image
 INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST")
 
 
-async def find_image(settings: ContainerSettings, engine: Engine) -> bool:
-    """Return True if the image is in the engine's store."""
-    return (await engine.run("image", "inspect", "--format", "{{.Id}}", settings.image)).returncode == 0
+async def find_image(engine: Engine, image: str) -> str:
+    """Return the id of an image in the engine's store, or "" if it is missing."""
+    done = await engine.run("image", "inspect", "--format", "{{.Id}}", image)
+    return "" if done.returncode else done.stdout.strip()
 
 
 async def ensure_image(settings: ContainerSettings, engine: Engine) -> str:
     """Pull or build the image with the packages if it is missing, and return its name. Raise ConfigurationError."""
-    if not await find_image(settings, engine):
+    identity = await find_image(engine, settings.image)
+    if not identity:
         await _pull(settings, engine)
+        identity = await find_image(engine, settings.image)
     if not settings.packages and settings.setup is None:
         return settings.image
     if settings.setup is not None:
         check_network("to run setup")
     elif settings.image != DEFAULT_IMAGE:
         check_network("to install packages")
-    identity = (await engine.run("image", "inspect", "--format", "{{.Id}}", settings.image)).stdout.strip()
-    digest = hashlib.sha256(
-        "\0".join([identity, settings.setup or "", *sorted(settings.packages)]).encode()
-    ).hexdigest()
-    name = f"{BUILT_REPOSITORY}:{digest[:24]}"
-    if (await engine.run("image", "inspect", "--format", "{{.Id}}", name)).returncode:
+    content = "\0".join([identity, settings.setup or "", *sorted(settings.packages)])
+    name = f"{BUILT_REPOSITORY}:{hashlib.sha256(content.encode()).hexdigest()[:24]}"
+    if not await find_image(engine, name):
         await _build(settings, engine, name)
     return name
 

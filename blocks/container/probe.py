@@ -77,18 +77,14 @@ async def ensure_ready(settings: ContainerSettings, engine: Engine, labels: Mapp
 
     Raise ConfigurationError if the image is not available or its container does not run.
     """
-    key = _build_key(settings, engine)
+    names = ("image", "runtime", "memory_mib", "processes", "cpus", "disk_limit_mib", "network", "setup")
+    key = (engine, tuple(settings.packages), *(getattr(settings, name) for name in names))
     if key not in _ready:
         async with _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             if key not in _ready:
                 image = await ensure_image(settings, engine)
                 _ready[key] = await _try_container(settings, engine, image, labels)
     return _ready[key]
-
-
-def _build_key(settings: ContainerSettings, engine: Engine) -> tuple[Any, ...]:
-    names = ("image", "runtime", "memory_mib", "processes", "cpus", "disk_limit_mib", "network")
-    return (engine, settings.setup, tuple(settings.packages), *(getattr(settings, name) for name in names))
 
 
 async def _try_container(
@@ -105,10 +101,10 @@ async def _try_container(
         if not is_gone:  # A container that was created but not started is not removed automatically.
             await run_shielded(remove_container(engine, name, name))
     try:
-        told = json.loads(done.stdout.splitlines()[-1])
+        report = json.loads(done.stdout.splitlines()[-1])
         if done.returncode:
             raise ValueError
-        python = tuple(map(int, told["python"]))
+        python = tuple(map(int, report["python"]))
     except (ValueError, LookupError, TypeError):
         complaint = get_last_line(done.stderr) or f"it ended with status {done.returncode}"
         raise ConfigurationError(
@@ -119,7 +115,7 @@ async def _try_container(
         raise ConfigurationError(
             f"{image} has Python {'.'.join(map(str, python))}, and sandboxes need 3.9 or newer: use another image"
         )
-    if told["uid"] == 0 or told["capabilities"]:
+    if report["uid"] == 0 or report["capabilities"]:
         raise ConfigurationError(
             f"{engine.name} ran a container as root or with capabilities, against its settings: use "
             "another engine or runtime"
@@ -129,8 +125,8 @@ async def _try_container(
         "processes": ("processes", str(settings.processes)),
         **({} if settings.cpus is None else {"cpus": ("cpus", str(int(settings.cpus * 100_000)))}),
     }
-    limits = tuple(name for name, (what, number) in expected.items() if told[what] == number)
-    layers = ["namespaces", settings.runtime or engine.runtime, "seccomp" if told["seccomp"] else "", "user"]
+    limits = tuple(name for name, (what, number) in expected.items() if report[what] == number)
+    layers = ["namespaces", settings.runtime or engine.runtime, "seccomp" if report["seccomp"] else "", "user"]
     layers += [f"cgroup-v{engine.cgroup_version}" if limits else ""]
     return Readiness(
         image,
@@ -138,6 +134,6 @@ async def _try_container(
         ".".join(map(str, python)),
         (*limits, "disk_mib"),
         tuple(filter(None, layers)),
-        str(told.get("machine")) if told["seccomp"] else None,
-        bool(told["boot"]) and read_own_identity().startswith(str(told["boot"]).replace("-", "") + "."),
+        str(report.get("machine")) if report["seccomp"] else None,
+        bool(report["boot"]) and read_own_identity().startswith(str(report["boot"]).replace("-", "") + "."),
     )

@@ -1,17 +1,20 @@
 """The container provider: it runs sandboxes as containers of an engine on this machine."""
 
+import shlex
 from typing import Any, ClassVar
 
+from ...sandbox.errors import SandboxLost
+from ..host_terminal import SHELL, run_in_terminal
 from ..provider import SandboxInfo, SandboxProvider
 from ..storage.local_volume import LocalVolume, find_volume, find_volumes_root, list_volumes
 from .creation import check_consent, check_mounts, create_container
-from .deletion import delete_container, list_containers
+from .deletion import delete_container, find_container, list_containers
 from .engine import find_engine, list_engines
 from .handle import ContainerHandle
 from .image import find_image
+from .launch import CWD
 from .probe import ensure_ready
 from .settings import ContainerSettings
-from .shell import open_shell
 
 
 class ContainerProvider(ContainerSettings, SandboxProvider):
@@ -31,15 +34,12 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
         check_consent(self)
         engine = await find_engine(self.engine)
         check_mounts(self._files.mounts, engine)
-        if not await find_image(self, engine):
+        if not await find_image(engine, self.image):
             return f"{engine.describe()}; the image {self.image} is pulled when the first sandbox is opened"
         ready = await ensure_ready(self, engine, self.labels(""))
-        asked = ["memory_mib", "processes", "disk_mib", *(["cpus"] if self.cpus is not None else [])]
-        missing = [name for name in asked if name not in ready.limits]
-        lack = f" (no file in the container shows whether {', '.join(missing)} is enforced)" if missing else ""
         return (
             f"{engine.describe()}; {ready.image} with Python {ready.python} ({', '.join(ready.layers)}); for a sandbox "
-            f"as a whole: {', '.join(ready.limits)}{lack}"
+            f"as a whole: {', '.join(ready.limits)}"
         )
 
     async def describe_sandboxes(self) -> str:
@@ -54,7 +54,15 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
 
     async def open_terminal(self, sandbox_id: str) -> int:
         """Open a shell with the engine's `exec`. Raise RlmBatchError."""
-        return await open_shell(await list_engines(self.engine), sandbox_id, self.environment)
+        # The client takes the values from its own environment, so that no command line has them.
+        values = {name: secret.get_secret_value() for name, secret in self.environment.items()}
+        options = [word for variable in (f"HOME={CWD}", "TERM", *values) for word in ("--env", variable)]
+        for engine in await list_engines(self.engine):
+            container = await find_container(engine, sandbox_id)
+            if container is not None:
+                command = [engine.program, "exec", "-it", "--workdir", CWD, *options, container, *SHELL]
+                return await run_in_terminal(command, shlex.join(command), environment=values)
+        raise SandboxLost(f"the container {sandbox_id} is gone")
 
     async def list_volumes(self) -> list[str]:
         """List the directories below the root that can be volumes."""

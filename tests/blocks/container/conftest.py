@@ -19,9 +19,6 @@ DOCKER_INFO = {
     "DefaultRuntime": "runc",
     "CgroupVersion": "2",
     "SecurityOptions": ["name=seccomp,profile=builtin", "name=cgroupns"],
-    "MemoryLimit": True,
-    "PidsLimit": True,
-    "CpuCfsQuota": True,
     "KernelVersion": "of-a-virtual-machine",
 }
 

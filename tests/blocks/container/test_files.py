@@ -114,7 +114,7 @@ async def test_paths_that_cannot_be_read_or_written_are_errors(container: Contai
 async def test_a_path_that_the_engine_cannot_mount_is_refused(container: ContainerSandbox, tmp_path: Path) -> None:
     for path in ("/a,b", '/a"b', "/a\nb", "/a\0b"):
         provider = container.with_options({"volume_name": "v", "volume_mount_path": path})
-        with pytest.raises(ConfigurationError, match="may not contain a comma"):
+        with pytest.raises(ConfigurationError, match="has a comma"):
             await provider.open({})
         if "\0" not in path:
             provider = ContainerSandbox(engine="podman", volume_name="v", volume_root=str(tmp_path) + path)
