@@ -104,8 +104,8 @@ def load_module(name: str) -> Any:
 @contextlib.contextmanager
 def run_daytona(boot: float, round_trip: float) -> Iterator[Standin]:
     """Run the stand-in of Daytona, and set the environment variables that direct the SDK to it."""
-    module = load_module("daytona.running")
-    with module.Running(boot_s=boot) as running:
+    module = load_module("process")
+    with module.DaytonaStandin(boot_s=boot) as running:
         if round_trip:
             running.set(fault_rate=1.0, faults=["delay"], fault_delay_s=round_trip)
         os.environ.update(running.environment)

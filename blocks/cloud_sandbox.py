@@ -45,12 +45,9 @@ class CloudSandbox(Sandbox):
             **driver,
         )
         self._driver = DriverChoice(origin)
+        self.directory = ""  # of relative paths; "" for the sandbox's working directory
         self._channel: Any = None
         self._is_removed = self._has_run_code = False
-
-    @abstractmethod
-    def resolve_path(self, path: str) -> str:
-        """Return the path at the provider. Raise VolumeError if it is invalid."""
 
     @abstractmethod
     async def stat_file(self, place: str) -> FileStatus | None:
@@ -73,16 +70,17 @@ class CloudSandbox(Sandbox):
         """Add these labels, and make the provider delete the sandbox at that time. Raise RlmBatchError."""
 
     @abstractmethod
-    async def disconnect(self) -> None:
-        """End the connection to the driver."""
-
-    @abstractmethod
     async def delete(self) -> None:
         """Delete the sandbox. A failure is only logged."""
 
-    @abstractmethod
     async def release(self) -> None:
-        """Give up what this process needs for the sandbox."""
+        """Close this process's connection to a sandbox that is kept."""
+        return
+
+    def _resolve_path(self, path: str) -> str:
+        if not path or "\0" in path:
+            raise VolumeError(f"{path!r} is not the path of a file")
+        return path if path.startswith("/") or not self.directory else f"{self.directory}/{path}"
 
     def note_python(self, version: str) -> None:
         self._driver.confirm(version)
@@ -94,7 +92,7 @@ class CloudSandbox(Sandbox):
         self._has_run_code = True
 
     async def upload(self, path: str, data: bytes) -> None:
-        place = self.resolve_path(path)
+        place = self._resolve_path(path)
         with self.map_file_errors(f"{path} could not be written"):
             status = await self.stat_file(place) if self._has_run_code else None
             if status is not None and not status.is_file:
@@ -102,7 +100,7 @@ class CloudSandbox(Sandbox):
             await self.write_file(place, data)
 
     async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        place = self.resolve_path(path)
+        place = self._resolve_path(path)
         with self.map_file_errors(f"{path} could not be read"):
             if max_bytes is None:
                 return await self.read_file(place, None)
@@ -118,18 +116,15 @@ class CloudSandbox(Sandbox):
     async def keep(self, until: float, execution: int | None = None) -> None:
         await self.label_as_kept(until, build_kept_labels(until, execution))
         self._is_removed = True
-        try:
-            await self.disconnect()
-        finally:
-            await self.release()
+        if self._channel is not None:
+            await self._channel.close()
+        await self.release()
 
     async def remove(self) -> None:
         if self._is_removed:
             return
         self._is_removed = True
         self._driver.end()
-        try:
-            await self.disconnect()
-            await self.delete()
-        finally:
-            await self.release()
+        if self._channel is not None:
+            await self._channel.close()
+        await self.delete()

@@ -29,9 +29,8 @@ from .infra.podman.store import PLACE, use_own_storage
 from .infra.prefect_database import make_prefect_home
 from .infra.requirements import leave_out_tests, mark_level, mark_programs
 from .infra.waiting import wait_until_empty
-from .standins.daytona.running import Running as DaytonaStandin
 from .standins.openai_chat import ChatServer
-from .standins.process import StandinProcess
+from .standins.process import DaytonaStandin, StandinProcess
 
 if TYPE_CHECKING:
     from rlm_batch import LocalSandbox
@@ -297,7 +296,7 @@ def running_daytona() -> Iterator[DaytonaStandin]:
     It starts before any test that checks for processes left behind.
     """
     with DaytonaStandin(boot_s=0.0) as running:
-        STANDINS.add(running.process.pid)
+        STANDINS.add(running.pid)
         yield running
 
 

@@ -14,7 +14,6 @@ from ...sandbox.errors import SandboxLost
 from ..host_terminal import run_in_terminal
 from ..provider import MANAGED_LABELS, SandboxInfo
 from ..retry import compute_backoff
-from .client import SharedClient
 from .errors import CALL_SECONDS, get_message, get_state, retry_call, says_gone
 
 DELETE_SECONDS = 60.0  # seconds for which a deletion is retried: Daytona refuses it while the sandbox's state changes
@@ -25,7 +24,7 @@ log = logging.getLogger("rlm_batch.daytona")
 
 
 async def find_sandbox(
-    client: SharedClient, name: str, looks: int = 1, *, seconds: float = 0.0
+    client: daytona.AsyncDaytona, name: str, looks: int = 1, *, seconds: float = 0.0
 ) -> daytona.AsyncSandbox | None:
     """Find the sandbox with that name or id. Use several `looks` if a creation call may still be running.
 
@@ -35,25 +34,25 @@ async def find_sandbox(
         if look:
             await asyncio.sleep(compute_backoff(look - 1, 0.5))
         try:
-            return await retry_call(lambda: client.sdk.get(name, CALL_SECONDS), seconds=seconds)
+            return await retry_call(lambda: client.get(name, CALL_SECONDS), seconds=seconds)
         except daytona.DaytonaNotFoundError:
             continue
     return None
 
 
-async def list_sandboxes(client: SharedClient, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
+async def list_sandboxes(client: daytona.AsyncDaytona, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
     """List the sandboxes with this package's labels and these, except those in deletion. Raise DaytonaError."""
     # The query's `states` would need every state, including those that Daytona adds later.
     query = daytona.ListSandboxesQuery(labels={**MANAGED_LABELS, **(labels or {})})
 
     async def list_all() -> list[SandboxInfo]:
-        found = [item async for item in client.sdk.list(query, CALL_SECONDS)]
+        found = [item async for item in client.list(query, CALL_SECONDS)]
         return [SandboxInfo(item.id, dict(item.labels)) for item in found if not _is_in_deletion(item)]
 
     return await retry_call(list_all)
 
 
-async def find_and_delete_sandbox(client: SharedClient, sandbox_id: str) -> bool:
+async def find_and_delete_sandbox(client: daytona.AsyncDaytona, sandbox_id: str) -> bool:
     """Delete the sandbox with that id. Return False if it is missing or in deletion. Raise DaytonaError."""
     remote = await find_sandbox(client, sandbox_id, seconds=DELETE_SECONDS)
     if remote is None or _is_in_deletion(remote):
@@ -62,7 +61,7 @@ async def find_and_delete_sandbox(client: SharedClient, sandbox_id: str) -> bool
     return True
 
 
-async def open_shell(client: SharedClient, sandbox_id: str) -> int:
+async def open_shell(client: daytona.AsyncDaytona, sandbox_id: str) -> int:
     """Run `ssh` to a sandbox with an access that Daytona grants for it, and return its exit status.
 
     Raise SandboxLost or DaytonaError.
@@ -78,9 +77,9 @@ async def open_shell(client: SharedClient, sandbox_id: str) -> int:
             await run_shielded(remote.revoke_ssh_access(access.token))
 
 
-async def list_volumes(client: SharedClient) -> list[str]:
+async def list_volumes(client: daytona.AsyncDaytona) -> list[str]:
     """Return the names of the volumes that are not being deleted, sorted. Raise DaytonaError."""
-    volumes = await retry_call(client.sdk.volume.list)
+    volumes = await retry_call(client.volume.list)
     return sorted(volume.name for volume in volumes if get_state(volume) not in DELETED_VOLUME_STATES)
 
 
@@ -109,7 +108,7 @@ async def delete_sandbox(remote: daytona.AsyncSandbox, wait: bool = False) -> No
             raise
 
 
-async def delete_leftover(client: SharedClient, creating: asyncio.Future[Any], name: str, wait: bool) -> None:
+async def delete_leftover(client: daytona.AsyncDaytona, creating: asyncio.Future[Any], name: str, wait: bool) -> None:
     """Delete the sandbox of a creation that failed or was cancelled, as soon as possible."""
     pause = 0.05
     try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -23,6 +24,8 @@ from .errors import (
 )
 from .launch import LOST_RACE_STATUS, StartLostError, name_folder
 
+IDLE_MINUTES = 5  # minutes without a call before Daytona ends a sandbox, such as that of a dead host
+KEEP_AWAKE_SECONDS = IDLE_MINUTES * 60 / 3  # seconds between calls that keep a used sandbox awake
 LAST_WORDS_SECONDS = 5.0  # seconds for a log to end, which happens a second or more after its command ended
 # Bytes per input. The pipe behind it holds 64 KiB, and more would block the daemon's call.
 INPUT_LIMIT_BYTES = 32 * 1024
@@ -44,12 +47,14 @@ class DaytonaChannel:
         launch: Callable[[list[bytes]], Awaitable[tuple[str, str]]],
         receive: Callable[[bytes], None],
         closed: Callable[[str], None],
+        lifetime: float,
     ) -> None:
         self._remote = remote
         self._launch = launch  # function that starts the driver, and removes from its argument the frames that it sent
         self._command = ("", "")  # session and command id, set when the driver has started
         self._receive = receive
         self._closed = closed
+        self._lifetime = lifetime
         self._frames = FrameReader(MAX_CALL_BYTES)
         self._is_broken = False
         self._last_number = 0
@@ -82,8 +87,8 @@ class DaytonaChannel:
                 if frames:
                     raise self._make_lost_error() from error
                 return
-            self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._send_all())]
-            for task in self._tasks:
+            self._tasks = [asyncio.create_task(work()) for work in (self._follow, self._send_all, self._keep_awake)]
+            for task in self._tasks[:2]:
                 # An event loop that ends cancels all its tasks. Without this callback a caller waiting in `send` would
                 # then wait for ever.
                 task.add_done_callback(lambda _: self._end("its connection was cancelled"))
@@ -122,6 +127,16 @@ class DaytonaChannel:
 
     def _make_lost_error(self) -> SandboxLost:
         return SandboxLost(f"sandbox {self._remote.id} was lost ({self._end_reason}): run the code in a new one")
+
+    async def _keep_awake(self) -> None:
+        """Tell Daytona regularly that the sandbox is in use, because code may wait longer than the idle limit."""
+        end = time.monotonic() + self._lifetime
+        while time.monotonic() + KEEP_AWAKE_SECONDS < end:
+            await asyncio.sleep(KEEP_AWAKE_SECONDS)
+            try:
+                await retry_call(lambda: self._remote.refresh_activity(CALL_SECONDS))
+            except daytona.DaytonaError as error:
+                log.debug("sandbox %s could not be kept awake: %s", self._remote.id, get_message(error))
 
     # -- to the driver
 

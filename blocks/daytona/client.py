@@ -4,9 +4,8 @@ import asyncio
 import contextvars
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import daytona
@@ -15,61 +14,24 @@ from ...sandbox.errors import ConfigurationError
 from .errors import map_error
 from .settings import DaytonaSettings
 
-CLIENT_IDLE_SECONDS = 30.0  # seconds that a client without sandboxes stays open for the next one
 NAME_PREFIX = "rlm-batch-"  # prefix of every name that this package creates at Daytona
 ENVIRONMENT_NAMES = ("API_KEY", "JWT_TOKEN", "ORGANIZATION_ID", "API_URL", "SERVER_URL", "TARGET")
 
-
-class SharedClient:
-    """The SDK's client for one event loop and account. Creating a client is slow, so their sandboxes share it."""
-
-    def __init__(self, config: daytona.DaytonaConfig, forget: Callable[[], object]) -> None:
-        self.sdk = daytona.AsyncDaytona(config)
-        self._users = 0
-        self._forget = forget
-        self._changed = asyncio.Event()
-        # A separate context, so that the client does not keep its first user's context alive.
-        self._task = asyncio.get_running_loop().create_task(self._close_when_idle(), context=contextvars.Context())
-
-    def borrow(self) -> Self:
-        """Return the client for another sandbox or call. The borrower calls `release` later."""
-        self._users += 1
-        self._changed.set()
-        return self
-
-    def release(self) -> None:
-        """Give the client back after `borrow`. An unused client closes later."""
-        self._users -= 1
-        self._changed.set()
-
-    async def _close_when_idle(self) -> None:
-        """Close the client when it has been unused for `CLIENT_IDLE_SECONDS`, or when the loop ends."""
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout(None if self._users else CLIENT_IDLE_SECONDS):
-                        await self._changed.wait()
-                except TimeoutError:
-                    if not self._users:
-                        return
-                self._changed.clear()
-        finally:
-            self._forget()
-            await self.sdk.close()
+# Creating a client is slow. Each has a task that closes it when the loop ends.
+_clients: WeakKeyDictionary[
+    asyncio.AbstractEventLoop, dict[tuple[str | None, ...], tuple[daytona.AsyncDaytona, asyncio.Task[None]]]
+]
+_clients = WeakKeyDictionary()
 
 
-_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, SharedClient]] = WeakKeyDictionary()
-
-
-async def borrow_client(settings: DaytonaSettings) -> SharedClient:
-    """Return this loop's client; call `release` when done. Raise ConfigurationError without credentials."""
+async def get_client(settings: DaytonaSettings) -> daytona.AsyncDaytona:
+    """Return this loop's client for the account. Raise ConfigurationError without credentials."""
     if "daytona._async.daytona" not in sys.modules:
         # The first access to the client class makes the SDK import its parts, which takes seconds.
         await asyncio.to_thread(getattr, daytona, "AsyncDaytona")
-    clients = _clients.setdefault(asyncio.get_running_loop(), {})
-    key = get_account_key(settings)
-    client = clients.get(key)
-    if client is None:
+    loop, key = asyncio.get_running_loop(), get_account_key(settings)
+    clients = _clients.setdefault(loop, {})
+    if key not in clients:
         config = daytona.DaytonaConfig(
             api_key=_get_api_key(settings),
             api_url=settings.get_account_setting("api_url"),
@@ -78,12 +40,21 @@ async def borrow_client(settings: DaytonaSettings) -> SharedClient:
             connection_pool_maxsize=None,
         )  # fmt: skip
         try:
-            client = clients[key] = SharedClient(config, lambda: clients.pop(key, None))
+            client = daytona.AsyncDaytona(config)
         except daytona.DaytonaAuthenticationError as error:
             raise ConfigurationError(
                 "Daytona needs an API key: set the environment variable DAYTONA_API_KEY, or api_key of a saved block"
             ) from error
-    return client.borrow()
+        # A separate context, so that the client does not keep its first user's context alive.
+        clients[key] = client, loop.create_task(_close_at_end(client), context=contextvars.Context())
+    return clients[key][0]
+
+
+async def _close_at_end(client: daytona.AsyncDaytona) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await client.close()
 
 
 def get_account_key(settings: DaytonaSettings) -> tuple[str | None, ...]:
@@ -99,12 +70,10 @@ def _get_api_key(settings: DaytonaSettings) -> str | None:
 
 
 @asynccontextmanager
-async def use_client(settings: DaytonaSettings, failure: str) -> AsyncIterator[SharedClient]:
-    """Borrow this loop's client for one call. Convert DaytonaErrors; `failure` says what could not be done."""
-    client = await borrow_client(settings)
+async def use_client(settings: DaytonaSettings, failure: str) -> AsyncIterator[daytona.AsyncDaytona]:
+    """Yield this loop's client for one call. Convert DaytonaErrors; `failure` says what could not be done."""
+    client = await get_client(settings)
     try:
         yield client
     except daytona.DaytonaError as error:
         raise map_error(error, failure) from error
-    finally:
-        client.release()

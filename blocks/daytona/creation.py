@@ -12,10 +12,11 @@ from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, SandboxStartError
 from ..host_files.files import HostFiles
 from .account import delete_leftover, find_sandbox
-from .client import NAME_PREFIX, SharedClient, borrow_client
+from .channel import IDLE_MINUTES
+from .client import NAME_PREFIX, use_client
 from .error_table import Meaning
 from .errors import ENDED_STATES, find_row, get_state, get_status, is_transient, is_unreachable, map_error, retry_call
-from .handle import IDLE_MINUTES, DaytonaSandboxHandle
+from .handle import DaytonaSandboxHandle
 from .settings import DaytonaSettings
 from .snapshots import Environment, find_environment
 
@@ -32,8 +33,7 @@ async def open_sandbox(
     Raises:
         ConfigurationError, QuotaExceeded, SandboxStartError: No sandbox was opened, and none is left.
     """
-    client = await borrow_client(settings)
-    try:
+    async with use_client(settings, "the sandbox could not be set up") as client:
         environment = find_environment(settings, commit)
         if environment is None:
             return await _open(settings, client, labels, commit, files)
@@ -51,15 +51,11 @@ async def open_sandbox(
             except ConfigurationError:  # The snapshot may have been deleted. The next sandbox looks for it again.
                 environment.has_snapshot = None
         return await _open(settings, client, labels, commit, files)
-    except daytona.DaytonaError as error:
-        raise map_error(error, "the sandbox could not be set up") from error
-    finally:
-        client.release()
 
 
 async def _open(
     settings: DaytonaSettings,
-    client: SharedClient,
+    client: daytona.AsyncDaytona,
     labels: dict[str, str],
     commit: str | None,
     files: HostFiles,
@@ -72,7 +68,7 @@ async def _open(
     With an `environment`, its set-up is kept.
     """
     remote = await _create(settings, client, labels, snapshot)
-    handle = DaytonaSandboxHandle(settings, client.borrow(), remote, files)
+    handle = DaytonaSandboxHandle(settings, remote, files)
     try:
         if snapshot is None:
             started = asyncio.get_running_loop().time()
@@ -87,7 +83,7 @@ async def _open(
 
 
 async def _create(
-    settings: DaytonaSettings, client: SharedClient, labels: dict[str, str], snapshot: str | None
+    settings: DaytonaSettings, client: daytona.AsyncDaytona, labels: dict[str, str], snapshot: str | None
 ) -> daytona.AsyncSandbox:
     """Return a started sandbox. On an error or a cancellation, leave none.
 
@@ -104,7 +100,7 @@ async def _create(
     async def create() -> daytona.AsyncSandbox:
         nonlocal call, may_exist
         existed, may_exist = may_exist, True
-        call = asyncio.ensure_future(client.sdk.create(params, timeout=max(1.0, start_by - loop.time())))
+        call = asyncio.ensure_future(client.create(params, timeout=max(1.0, start_by - loop.time())))
         try:
             return await asyncio.shield(call)
         except daytona.DaytonaError as error:
@@ -134,7 +130,7 @@ async def _create(
 
 
 async def _find_started(
-    client: SharedClient, name: str, failure: Exception, seconds: float
+    client: daytona.AsyncDaytona, name: str, failure: Exception, seconds: float
 ) -> daytona.AsyncSandbox | None:
     """Find the sandbox that a failed call created, and wait until it has started. Return None if none exists."""
     # After a refusal one look is enough: only an earlier call can have created the sandbox. A lost call may still be
@@ -172,14 +168,14 @@ def _make_params(
     return daytona.CreateSandboxFromImageParams(image=settings.image, resources=resources, **common)
 
 
-async def _mount_volume(settings: DaytonaSettings, client: SharedClient) -> list[Any]:
+async def _mount_volume(settings: DaytonaSettings, client: daytona.AsyncDaytona) -> list[Any]:
     """Return the mount of the volume, after creating it if needed. Return [] if no volume is set."""
     name = settings.volume_name
     if name is None:
         return []
 
     async def get_volume() -> Any:
-        volume = await client.sdk.volume.get(name, create=True)
+        volume = await client.volume.get(name, create=True)
         if get_state(volume) in ("pending_create", "creating"):
             raise daytona.DaytonaError(f"its state is {get_state(volume)}")  # `retry_call` asks again.
         return volume

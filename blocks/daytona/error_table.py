@@ -5,8 +5,8 @@ started, and when its own services cannot reach each other. So a refusal counts 
 says so. Unknown refusals by the API count as transient, and unknown refusals by a sandbox's daemon as final. No row
 says that a refusal by the API is transient, such as that of a busy machine or of a name that a lost call has taken.
 
-A source is a file of github.com/daytonaio/daytona, an issue of that repository (#NUMBER), or a measurement of the
-service. The files are from release 0.190, the last release with published code.
+A source is the name of a file of github.com/daytonaio/daytona at release 0.190 (the last with published code), an issue
+of that repository (#NUMBER), or a measurement of the service.
 """
 
 import re
@@ -45,11 +45,6 @@ class Row:
         return is_status and re.search(self.pattern, message, re.IGNORECASE) is not None
 
 
-SANDBOX_SERVICE = "apps/api/src/sandbox/services/sandbox.service.ts"
-VOLUME_SERVICE = "apps/api/src/sandbox/services/volume.service.ts"
-PROXY_TARGET = "apps/proxy/pkg/proxy/get_sandbox_target.go"
-RUNNER_PROXY = "apps/runner/pkg/api/controllers/proxy.go"
-
 SNAPSHOT_ADVICE = "set snapshot to one of the account's"
 REGION_ADVICE = "set target to another"
 KEY_ADVICE = "set DAYTONA_API_KEY, or api_key of the block, to a valid key"
@@ -57,27 +52,22 @@ RIGHTS_ADVICE = "use a key with that right"
 
 # The first matching row counts.
 TABLE: tuple[Row, ...] = (
-    Row((429,), "", Meaning.THROTTLED, "apps/api/src/common/guards/authenticated-rate-limit.guard.ts"),
+    Row((429,), "", Meaning.THROTTLED, "authenticated-rate-limit.guard.ts"),
     # Refusals by the proxy or by the runner. The proxy queries the API. The runner is the machine of the sandbox.
-    Row((400,), "failed to get (runner info|sandbox public status)", Meaning.MAYBE_GONE, PROXY_TARGET),
+    Row((400,), "failed to get (runner info|sandbox public status)", Meaning.MAYBE_GONE, "get_sandbox_target.go"),
     Row(
         (401,),
         "authentication failed: |Bearer token (validation error|is invalid)",
         Meaning.MAYBE_GONE,  # The proxy also refuses a valid key if the API did not respond.
-        "apps/proxy/pkg/proxy/auth.go, #5136",
+        "auth.go, #5136",
     ),
-    Row((400,), r"Is the Sandbox started\?|no IP address found", Meaning.MAYBE_GONE, RUNNER_PROXY),
-    Row((404,), "sandbox container not found", Meaning.MAYBE_GONE, RUNNER_PROXY),
-    Row(
-        (400,),
-        "Sandbox is not running",
-        Meaning.MAYBE_GONE,
-        "apps/api/src/sandbox/services/toolbox.deprecated.service.ts",
-    ),
-    Row((400, 404), "Sandbox with ID( or name)? .+ not found", Meaning.GONE, SANDBOX_SERVICE),
+    Row((400,), r"Is the Sandbox started\?|no IP address found", Meaning.MAYBE_GONE, "proxy.go"),
+    Row((404,), "sandbox container not found", Meaning.MAYBE_GONE, "proxy.go"),
+    Row((400,), "Sandbox is not running", Meaning.MAYBE_GONE, "toolbox.deprecated.service.ts"),
+    Row((400, 404), "Sandbox with ID( or name)? .+ not found", Meaning.GONE, "sandbox.service.ts"),
     Row((400, 404, 409), r"Sandbox \S+ is not started", Meaning.GONE, "measured: one that was stopped"),
-    Row((404,), "(session|command) not found", Meaning.GONE, "apps/daemon/pkg/session/command.go"),
-    Row((410,), "", Meaning.GONE, "apps/daemon/pkg/session/input.go"),
+    Row((404,), "(session|command) not found", Meaning.GONE, "command.go"),
+    Row((410,), "", Meaning.GONE, "input.go"),
     # Files in a sandbox
     Row(
         (400, 403, 404),
@@ -86,52 +76,40 @@ TABLE: tuple[Row, ...] = (
         "apps/daemon/pkg/toolbox/fs",
     ),
     # Snapshots
-    Row((400, 404), r"Snapshot \S+ not found", Meaning.FINAL, SANDBOX_SERVICE, SNAPSHOT_ADVICE),
-    Row((400,), r"Snapshot \S+ is not available in region", Meaning.FINAL, SANDBOX_SERVICE, SNAPSHOT_ADVICE),
+    Row((400, 404), r"Snapshot \S+ not found", Meaning.FINAL, "sandbox.service.ts", SNAPSHOT_ADVICE),
+    Row((400,), r"Snapshot \S+ is not available in region", Meaning.FINAL, "sandbox.service.ts", SNAPSHOT_ADVICE),
     Row(
         (400,),
         r"Snapshot \S+ is (inactive|error|build_failed|removing)\b",
         Meaning.FINAL,
-        f"{SANDBOX_SERVICE}, apps/api/src/sandbox/enums/snapshot-state.enum.ts",
+        "sandbox.service.ts, snapshot-state.enum.ts",
         f"activate it in Daytona's dashboard, or {SNAPSHOT_ADVICE}",
     ),
     # Volumes
-    Row((400,), "Volume quota exceeded", Meaning.FINAL, VOLUME_SERVICE, "delete volumes in Daytona's dashboard"),
+    Row((400,), "Volume quota exceeded", Meaning.FINAL, "volume.service.ts", "delete volumes in Daytona's dashboard"),
     # Limits of the account
     Row(
         (400,),
         "exceeds maximum allowed per",
         Meaning.FINAL,
-        SANDBOX_SERVICE,
+        "sandbox.service.ts",
         "lower cpu, memory or disk, or use another snapshot",
     ),
-    Row((400, 402, 403), r"\b(limit|quota)s? (has been |is )?(exceeded|reached)", Meaning.QUOTA, SANDBOX_SERVICE),
-    Row(
-        (403,),
-        "is suspended",
-        Meaning.FINAL,
-        "apps/api/src/organization/services/organization.service.ts",
-        "see Daytona's dashboard",
-    ),
-    Row((403,), r"Region \S+ is not available", Meaning.FINAL, SANDBOX_SERVICE, REGION_ADVICE),
-    Row((404,), "Region not found", Meaning.FINAL, SANDBOX_SERVICE, REGION_ADVICE),
+    Row((400, 402, 403), r"\b(limit|quota)s? (has been |is )?(exceeded|reached)", Meaning.QUOTA, "sandbox.service.ts"),
+    Row((403,), "is suspended", Meaning.FINAL, "organization.service.ts", "see Daytona's dashboard"),
+    Row((403,), r"Region \S+ is not available", Meaning.FINAL, "sandbox.service.ts", REGION_ADVICE),
+    Row((404,), "Region not found", Meaning.FINAL, "sandbox.service.ts", REGION_ADVICE),
     # Settings of the block
     Row(
         (400,),
         "Invalid (IP address|network format|CIDR prefix|domain)|allow list cannot contain",
         Meaning.FINAL,
-        "apps/api/src/sandbox/utils/network-validation.util.ts",
+        "network-validation.util.ts",
         "change network_allow_list or domain_allow_list",
     ),
-    Row(
-        (400,),
-        "Invalid mount path",
-        Meaning.FINAL,
-        "apps/api/src/sandbox/utils/volume-mount-path-validation.util.ts",
-        "change volume_mount_path",
-    ),
-    Row((400,), r"\b\w+ must (not )?be ", Meaning.FINAL, "apps/api/src/main.ts: the framework's check of each field"),
+    Row((400,), "Invalid mount path", Meaning.FINAL, "volume-mount-path-validation.util.ts", "set volume_mount_path"),
+    Row((400,), r"\b\w+ must (not )?be ", Meaning.FINAL, "main.ts: the framework's check of each field"),
     # The key. A temporary refusal of a valid key looks the same as the refusal of a wrong key.
-    Row((401,), "", Meaning.KEY, "apps/api/src/auth/global-auth.guard.ts, #5136", KEY_ADVICE),
+    Row((401,), "", Meaning.KEY, "global-auth.guard.ts, #5136", KEY_ADVICE),
     Row((403,), "Forbidden resource", Meaning.KEY, "the framework's text for every guard of the API", RIGHTS_ADVICE),
 )

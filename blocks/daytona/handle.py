@@ -1,6 +1,5 @@
 """The handle on one open sandbox of Daytona."""
 
-import asyncio
 import logging
 import math
 import time
@@ -14,14 +13,11 @@ from ..cloud_sandbox import CloudSandbox, FileStatus
 from ..host_files.files import HostFiles
 from .account import delete_sandbox, warn_of_leftover
 from .channel import INPUT_LIMIT_BYTES, DaytonaChannel
-from .client import SharedClient, get_account_key
+from .client import get_account_key
 from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, map_error, retry_call, says_gone
 from .launch import name_folder, start_driver
 from .settings import DaytonaSettings
 from .setup import clone_repository, install_packages, name_clone, run_setup, unpack_files
-
-IDLE_MINUTES = 5  # minutes without a call before Daytona ends a sandbox, such as that of a dead host
-KEEP_AWAKE_SECONDS = IDLE_MINUTES * 60 / 3  # seconds between calls that keep a used sandbox awake
 
 log = logging.getLogger("rlm_batch.daytona")
 
@@ -31,9 +27,7 @@ class DaytonaSandboxHandle(CloudSandbox):
 
     provider = isolation = "daytona"
 
-    def __init__(
-        self, settings: DaytonaSettings, client: SharedClient, remote: daytona.AsyncSandbox, files: HostFiles
-    ) -> None:
+    def __init__(self, settings: DaytonaSettings, remote: daytona.AsyncSandbox, files: HostFiles) -> None:
         origin = (get_account_key(settings), settings.snapshot, settings.image, settings.setup)
         # The driver's command starts in the directory of the code.
         super().__init__(remote.id, settings, files, origin, cwd=".", files=name_folder(remote.id))
@@ -42,14 +36,12 @@ class DaytonaSandboxHandle(CloudSandbox):
             self.memory_option = self.kill_memory_option = "memory"
         self._provider_settings = settings
         self._archive = files.archive
-        self._client = client
         self._remote = remote
-        self._directory = ""  # the clone, relative to the sandbox's working directory
-        self._keeping_awake: asyncio.Task[None] | None = None
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> DaytonaChannel:
         """Create a channel whose first frames start the driver; see `Sandbox.connect`."""
-        self._channel = DaytonaChannel(self._remote, self._launch, receive, closed)
+        lifetime = self._provider_settings.lifetime
+        self._channel = DaytonaChannel(self._remote, self._launch, receive, closed, lifetime)
         return self._channel
 
     async def set_up(self, commit: str | None) -> None:
@@ -65,7 +57,7 @@ class DaytonaSandboxHandle(CloudSandbox):
     async def add_files(self, commit: str | None) -> None:
         """Choose the directory of the code, the clone if there is one, and unpack the host's files."""
         if commit is not None:
-            self._directory = name_clone(self._provider_settings)
+            self.directory = name_clone(self._provider_settings)
         if self._archive is not None:
             await unpack_files(self._remote, self._archive, self._provider_settings.start_timeout)
 
@@ -79,28 +71,10 @@ class DaytonaSandboxHandle(CloudSandbox):
         while frames and not self.settings.environment and len(first) + len(frames[0]) <= INPUT_LIMIT_BYTES:
             first += frames.pop(0)
         seconds = self._provider_settings.start_timeout
-        command = await start_driver(self._remote, self._driver.packed, self._directory, first, seconds)
-        self._keeping_awake = asyncio.create_task(self._keep_awake())
-        return command
-
-    async def _keep_awake(self) -> None:
-        """Tell Daytona regularly that the sandbox is in use, because code may wait longer than the idle limit."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self._provider_settings.lifetime
-        while loop.time() + KEEP_AWAKE_SECONDS < end:
-            await asyncio.sleep(KEEP_AWAKE_SECONDS)
-            try:
-                await retry_call(lambda: self._remote.refresh_activity(CALL_SECONDS))
-            except daytona.DaytonaError as error:
-                log.debug("sandbox %s could not be kept awake: %s", self.id, get_message(error))
+        return await start_driver(self._remote, self._driver.packed, self.directory, first, seconds)
 
     def read_stderr_tail(self) -> str:
         return self._channel.stderr_tail if self._channel is not None else ""
-
-    def resolve_path(self, path: str) -> str:
-        if not path or "\0" in path:
-            raise VolumeError(f"{path!r} is not the path of a file")
-        return path if path.startswith("/") or not self._directory else f"{self._directory}/{path}"
 
     async def stat_file(self, place: str) -> FileStatus | None:
         try:
@@ -144,17 +118,8 @@ class DaytonaSandboxHandle(CloudSandbox):
         except daytona.DaytonaError as error:
             raise map_error(error, "it could not be kept") from error
 
-    async def disconnect(self) -> None:
-        if self._keeping_awake is not None:
-            self._keeping_awake.cancel()
-        if self._channel is not None:
-            await self._channel.close()
-
     async def delete(self) -> None:
         try:
             await delete_sandbox(self._remote, self._provider_settings.has_sandbox_limit)
         except daytona.DaytonaError as error:
             warn_of_leftover(self.id, error)
-
-    async def release(self) -> None:
-        self._client.release()

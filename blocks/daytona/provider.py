@@ -19,7 +19,7 @@ from ..provider import SandboxInfo, SandboxProvider, SnapshotInfo
 from .settings import DaytonaSettings
 
 if TYPE_CHECKING:
-    from .client import SharedClient
+    import daytona
 
 log = logging.getLogger("rlm_batch.daytona")
 
@@ -107,7 +107,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         return self.get_account_setting("api_key") is not None or any(os.environ.get(name) for name in names)
 
     @asynccontextmanager
-    async def _use_client(self, failure: str) -> "AsyncIterator[SharedClient]":
+    async def _use_client(self, failure: str) -> "AsyncIterator[daytona.AsyncDaytona]":
         """Borrow the client for one call. Convert DaytonaErrors; `failure` says what could not be done."""
         await _import_sdk()
         from .client import use_client

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import daytona
 
 from ..provider import SnapshotInfo
-from .client import NAME_PREFIX, SharedClient, get_account_key
+from .client import NAME_PREFIX, get_account_key
 from .errors import get_message, get_state, retry_call, says_gone
 from .settings import DaytonaSettings
 
@@ -52,7 +52,7 @@ class Environment:
         """Return whether a new sandbox's set-up is kept, if it takes long enough."""
         return (settings.setup_snapshot == "always" or expected >= MIN_SANDBOXES) and not self.is_refused
 
-    async def find_snapshot(self, settings: DaytonaSettings, client: SharedClient) -> bool:
+    async def find_snapshot(self, settings: DaytonaSettings, client: daytona.AsyncDaytona) -> bool:
         """Return whether sandboxes can start from the snapshot. Wait while Daytona changes it."""
         if self.has_snapshot is None and not self.is_refused:
             try:
@@ -62,7 +62,7 @@ class Environment:
         return bool(self.has_snapshot)
 
     async def keep(
-        self, settings: DaytonaSettings, client: SharedClient, remote: daytona.AsyncSandbox, seconds: float
+        self, settings: DaytonaSettings, client: daytona.AsyncDaytona, remote: daytona.AsyncSandbox, seconds: float
     ) -> None:
         """Make the snapshot from a sandbox whose set-up took `seconds`. A failure only logs a line."""
         if settings.setup_snapshot != "always" and seconds < MIN_SETUP_SECONDS:
@@ -113,7 +113,7 @@ def find_environment(settings: DaytonaSettings, commit: str | None) -> Environme
     return environments.setdefault(f"{account}{digest}", Environment(SNAPSHOT_PREFIX + digest))
 
 
-async def list_snapshots(client: SharedClient, ttl: float) -> list[SnapshotInfo]:
+async def list_snapshots(client: daytona.AsyncDaytona, ttl: float) -> list[SnapshotInfo]:
     """Return the account's snapshots that this module made; an unused one expires after `ttl` seconds.
 
     Raise DaytonaError.
@@ -121,7 +121,7 @@ async def list_snapshots(client: SharedClient, ttl: float) -> list[SnapshotInfo]
     found: list[SnapshotInfo] = []
     page, pages = 1, 1
     while page <= pages:
-        listed = await retry_call(partial(client.sdk.snapshot.list, page, PAGE_SIZE))
+        listed = await retry_call(partial(client.snapshot.list, page, PAGE_SIZE))
         pages, page = int(listed.total_pages), page + 1
         for item in listed.items:
             if item.name.startswith(SNAPSHOT_PREFIX):
@@ -132,22 +132,22 @@ async def list_snapshots(client: SharedClient, ttl: float) -> list[SnapshotInfo]
     return found
 
 
-async def delete_snapshot(client: SharedClient, snapshot_id: str) -> None:
+async def delete_snapshot(client: daytona.AsyncDaytona, snapshot_id: str) -> None:
     """Delete a snapshot. Deleting a missing one is not an error. Raise DaytonaError."""
     try:
-        await retry_call(lambda: client.sdk.snapshot.delete(snapshot_id))
+        await retry_call(lambda: client.snapshot.delete(snapshot_id))
     except daytona.DaytonaError as error:
         if not (says_gone(error) or isinstance(error, daytona.DaytonaNotFoundError)):
             raise
 
 
-async def _delete_expired_snapshots(client: SharedClient, ttl: float) -> None:
+async def _delete_expired_snapshots(client: daytona.AsyncDaytona, ttl: float) -> None:
     for info in sorted(await list_snapshots(client, ttl), key=lambda info: info.last_used):
         if info.expires < time.time():
             await delete_snapshot(client, info.id)
 
 
-async def _wait_for_snapshot(client: SharedClient, name: str, seconds: float) -> bool:
+async def _wait_for_snapshot(client: daytona.AsyncDaytona, name: str, seconds: float) -> bool:
     """Return whether the snapshot exists and can be used, waiting while its state changes. Raise DaytonaError.
 
     An inactive snapshot is activated, and a broken one is deleted.
@@ -156,7 +156,7 @@ async def _wait_for_snapshot(client: SharedClient, name: str, seconds: float) ->
     give_up_at, pause, was_activated = loop.time() + seconds, 0.2, False
     while True:
         try:
-            snapshot = await retry_call(lambda: client.sdk.snapshot.get(name))
+            snapshot = await retry_call(lambda: client.snapshot.get(name))
         except daytona.DaytonaNotFoundError:
             return False
         state = get_state(snapshot)
@@ -167,7 +167,7 @@ async def _wait_for_snapshot(client: SharedClient, name: str, seconds: float) ->
             return False
         if state == "inactive" and not was_activated:
             was_activated = True
-            await retry_call(partial(client.sdk.snapshot.activate, snapshot.id))
+            await retry_call(partial(client.snapshot.activate, snapshot.id))
         elif state not in CHANGING_STATES or loop.time() + pause > give_up_at:
             return False
         await asyncio.sleep(pause)

@@ -8,7 +8,6 @@ import re
 import shutil
 import stat
 import tempfile
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -29,9 +28,7 @@ CACHE_ROOMS = {"packages": 1, "bin": 1, "python-path": 1, "repositories": 2, "re
 FOLDER_NAME = re.compile("[0-9a-f]{24,64}")  # a digest, or a commit
 FETCH_TIMEOUT_SECONDS = 600.0  # seconds, enough for a repository of some gigabytes
 
-# The locked folders that this process has used: their descriptors by device and inode.
-_used_folders: dict[tuple[int, int], int] = {}
-_used_folders_lock = threading.Lock()
+_used_folders: dict[Path, int] = {}  # the locked folders that this process has used, and their descriptors
 
 
 def resolve_cache_root() -> Path:
@@ -118,21 +115,17 @@ async def _make_unless_made(
 
 def _mark_used(folder: Path) -> bool:
     """Lock the folder for this process, and set its time of modification to now. Return False if it is missing."""
+    if folder in _used_folders:
+        return folder.exists()
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
-    state = os.fstat(descriptor)
-    with _used_folders_lock:
-        is_new = _used_folders.setdefault((state.st_dev, state.st_ino), descriptor) == descriptor
-    if not is_new:
-        os.close(descriptor)
-        return os.path.exists(folder)
     with suppress(OSError):  # Some file systems have no locks, and another user's folder keeps its time.
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         os.utime(descriptor)
-    # `rlm-batch prune` may have deleted the folder before the lock.
-    return os.path.exists(folder)
+    _used_folders[folder] = descriptor
+    return folder.exists()  # `rlm-batch prune` may have deleted the folder before the lock.
 
 
 @dataclass(frozen=True, slots=True)

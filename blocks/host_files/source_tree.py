@@ -5,7 +5,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import NoReturn
 
 from ...sandbox.errors import ConfigurationError
 from ..storage.safe_paths import enter_directory_below
@@ -46,22 +46,6 @@ def open_source(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def find_files(
-    directory: int, is_left_out: Callable[[str], bool] = lambda name: False
-) -> Iterator[tuple[str, Callable[[], BinaryIO], os.stat_result]]:
-    """Yield the regular files below an open directory: relative path, function that opens the file, and status.
-
-    Links, pipes, devices and names for which `is_left_out` returns True are skipped. Raises OSError, as does the
-    function that opens a file.
-    """
-    for folder, folders, names, at in os.fwalk(".", dir_fd=directory, onerror=_raise):
-        folders[:] = sorted(name for name in folders if not is_left_out(name))
-        for name in sorted(names):
-            status = os.stat(name, dir_fd=at, follow_symlinks=False)
-            if stat.S_ISREG(status.st_mode) and not is_left_out(name):
-                yield os.path.normpath(f"{folder}/{name}"), _Opener(name, at), status
-
-
 class ReadBudget:
     """The files and bytes that a parameter may still name."""
 
@@ -82,33 +66,29 @@ class ReadBudget:
     def read_files(
         self, directory: int, source: Path, is_left_out: Callable[[str], bool] = lambda name: False
     ) -> dict[str, bytes]:
-        """Return the files of `find_files` by path. Raises ConfigurationError, OSError."""
+        """Return the regular files below an open directory by path, without names for which `is_left_out` is True.
+
+        Links, pipes and devices are skipped. Raises ConfigurationError, OSError.
+        """
         files: dict[str, bytes] = {}
-        for path, open_file, status in find_files(directory, is_left_out):
-            self.spend(source, status.st_size)
-            try:
-                path.encode()
-            except UnicodeEncodeError:
-                raise ConfigurationError(
-                    f"{self._parameter}: a file in {source} has a name that is not UTF-8: rename it"
-                ) from None
-            with open_file() as file:
-                files[path] = file.read(MAX_BYTES + 1)
+        for folder, folders, names, at in os.fwalk(".", dir_fd=directory, onerror=_raise):
+            folders[:] = sorted(name for name in folders if not is_left_out(name))
+            for name in sorted(names):
+                path, status = os.path.normpath(f"{folder}/{name}"), os.stat(name, dir_fd=at, follow_symlinks=False)
+                if not stat.S_ISREG(status.st_mode) or is_left_out(name):
+                    continue
+                try:
+                    path.encode()
+                except UnicodeEncodeError:
+                    raise ConfigurationError(
+                        f"{self._parameter}: a file in {source} has a name that is not UTF-8: rename it"
+                    ) from None
+                self.spend(source, status.st_size)
+                with open(os.open(name, OPEN_FLAGS, dir_fd=at), "rb") as file:
+                    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # Code replaced the file meanwhile.
+                        raise OSError("it is no regular file any more")
+                    files[path] = file.read(MAX_BYTES + 1)
         return files
-
-
-class _Opener:
-    """A function that opens a file. It works only until the walk leaves the file's directory."""
-
-    def __init__(self, name: str, directory: int) -> None:
-        self._name, self._directory = name, directory
-
-    def __call__(self) -> BinaryIO:
-        file = open(os.open(self._name, OPEN_FLAGS, dir_fd=self._directory), "rb")  # noqa: SIM115
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # Code replaced the file meanwhile.
-            file.close()
-            raise OSError("it is no regular file any more")
-        return file
 
 
 def _raise(error: OSError) -> NoReturn:

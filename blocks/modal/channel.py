@@ -44,7 +44,7 @@ class ModalChannel:
         process.stdin.write(first_input)
         self._reading = asyncio.create_task(self._read())
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stop reading and sending."""
         self.end_reason = self.end_reason or "it was removed"
         self._reading.cancel()

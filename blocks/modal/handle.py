@@ -6,7 +6,6 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import PurePosixPath
 from typing import Any
 
 import modal
@@ -15,7 +14,6 @@ from modal.types import FileType
 from ...sandbox.errors import SandboxLost, VolumeError
 from ..cloud_sandbox import CloudSandbox, FileStatus
 from ..host_files.files import HostFiles
-from ..storage.safe_paths import split_path
 from .channel import ModalChannel
 from .deletion import try_to_terminate
 from .errors import get_last_line, map_error, retry_refused
@@ -61,6 +59,7 @@ class ModalSandboxHandle(CloudSandbox):
             confinement={"limits": limits}, commit=[] if volume is None else ["sync", settings.volume_mount_path],
         )  # fmt: skip
         self.has_network = not settings.block_network
+        self.directory = settings.workdir
         self._provider_settings = settings
         self._sandbox = sandbox
 
@@ -90,9 +89,6 @@ class ModalSandboxHandle(CloudSandbox):
             raise SandboxLost(
                 f"sandbox {self.id} did not reload its volume before the code was sent: {get_last_line(error)}"
             ) from error
-
-    def resolve_path(self, path: str) -> str:
-        return path if path.startswith("/") else str(PurePosixPath(self.settings.cwd, *split_path(path)))
 
     async def stat_file(self, place: str) -> FileStatus | None:
         try:
@@ -130,10 +126,6 @@ class ModalSandboxHandle(CloudSandbox):
             await retry_refused(lambda: self._sandbox.exec.aio("sleep", str(seconds), timeout=seconds))
         except modal.exception.Error as error:
             raise map_error(error, "it could not be kept") from error
-
-    async def disconnect(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
 
     async def delete(self) -> None:
         await try_to_terminate(self._sandbox, wait=self._provider_settings.has_sandbox_limit)

@@ -11,14 +11,18 @@ import os
 import shlex
 import shutil
 import sys
-from contextlib import suppress
-from typing import Any, ClassVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...sandbox.driver_settings import KEEP_SECONDS
 from ...sandbox.sandbox_api import Sandbox
 from ..host_terminal import SHELL, run_in_terminal
 from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider
 from .settings import PYTHON, ModalSettings
+
+if TYPE_CHECKING:
+    from .account import Account
 
 
 class ModalProvider(ModalSettings, SandboxProvider):
@@ -48,37 +52,26 @@ class ModalProvider(ModalSettings, SandboxProvider):
         """List the app's sandboxes that carry this package's labels."""
         import modal
 
-        from .account import open_account
-        from .errors import map_error
-
-        account = await open_account(self)
         sandboxes: list[SandboxInfo] = []
-        try:
+        async with self._use_account("sandboxes could not be listed") as account:
             listing = modal.Sandbox.list.aio(app_id=account.app.app_id, tags=MANAGED_LABELS, client=account.client)
             for sandbox in [item async for item in listing]:
                 with suppress(modal.exception.NotFoundError):  # The sandbox may have ended since.
                     sandboxes.append(SandboxInfo(sandbox.object_id, await sandbox.get_tags.aio()))
-        except modal.exception.Error as error:
-            raise map_error(error, "sandboxes could not be listed") from error
         return sandboxes
 
     async def delete_sandbox(self, sandbox_id: str) -> bool:
         import modal
 
-        from .account import open_account
         from .deletion import terminate_sandbox
-        from .errors import map_error
 
-        account = await open_account(self)
-        try:
-            sandbox = await modal.Sandbox.from_id.aio(sandbox_id, client=account.client)
-            is_open = sandbox.returncode is None
-            await terminate_sandbox(sandbox)
-            return is_open
-        except modal.exception.NotFoundError:
-            return False
-        except modal.exception.Error as error:
-            raise map_error(error, f"sandbox {sandbox_id} could not be removed") from error
+        async with self._use_account(f"sandbox {sandbox_id} could not be removed") as account:
+            with suppress(modal.exception.NotFoundError):
+                sandbox = await modal.Sandbox.from_id.aio(sandbox_id, client=account.client)
+                is_open = sandbox.returncode is None
+                await terminate_sandbox(sandbox)
+                return is_open
+        return False
 
     async def open_terminal(self, sandbox_id: str) -> int:
         """Open a shell with `modal shell`, which gets the account's token in its environment."""
@@ -91,22 +84,14 @@ class ModalProvider(ModalSettings, SandboxProvider):
     async def list_volumes(self) -> list[str]:
         import modal
 
-        from .account import open_account
-        from .errors import map_error
-
-        account = await open_account(self)
-        try:
+        async with self._use_account("the volumes could not be listed") as account:
             volumes = await modal.Volume.objects.list.aio(client=account.client)
-        except modal.exception.Error as error:
-            raise map_error(error, "the volumes could not be listed") from error
         return sorted(volume.name for volume in volumes if volume.name is not None)
 
     async def check(self) -> str:
         """Return the app of the sandboxes, after checking the token."""
-        from .account import open_account
-
-        account = await open_account(self)
-        return f"Modal's own sandboxes, of its app {self.app_name} ({account.app.app_id})"
+        async with self._use_account("the account could not be opened") as account:
+            return f"Modal's own sandboxes, of its app {self.app_name} ({account.app.app_id})"
 
     async def fingerprint(self) -> dict[str, Any]:
         """Return the common settings, the image, the resources and the network."""
@@ -115,3 +100,17 @@ class ModalProvider(ModalSettings, SandboxProvider):
             if value := getattr(self, name):
                 settings[name] = value
         return settings
+
+    @asynccontextmanager
+    async def _use_account(self, failure: str) -> "AsyncIterator[Account]":
+        """Yield the signed-in client and its app. Convert Modal's errors; `failure` says what could not be done."""
+        import modal
+
+        from .account import open_account
+        from .errors import map_error
+
+        account = await open_account(self)
+        try:
+            yield account
+        except modal.exception.Error as error:
+            raise map_error(error, failure) from error

@@ -8,7 +8,6 @@ credentials. The first location imports fsspec.
 import os
 import urllib.parse
 import warnings
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,6 @@ from .location import (
 
 PACKAGE_BY_SCHEME = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "sftp": "paramiko", "ssh": "paramiko"}
 PACKAGE_BY_SCHEME |= {"az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "smb": "smbprotocol"}
-# Locations in use. Parsing a text again returns the existing location, without a new request for its block.
-_open_locations: weakref.WeakValueDictionary[str, Location] = weakref.WeakValueDictionary()
 
 
 def parse_location(text: str | os.PathLike[str] | Location) -> PathOrLocation:
@@ -41,15 +38,10 @@ def parse_location(text: str | os.PathLike[str] | Location) -> PathOrLocation:
     if isinstance(text, Location):
         return text
     text = os.fspath(text)
-    if (known := _open_locations.get(text)) is not None:
-        return known
     scheme = parse_scheme(text)
     if scheme is None or scheme in LOCAL_SCHEMES:
         return locate_local(text, "the location")
-    location = _parse_block_location(text) if scheme == "block" else _open_location(text, text, {})
-    if isinstance(location, Location):
-        _open_locations[text] = location
-    return location
+    return _parse_block_location(text) if scheme == "block" else _open_location(text, text, {})
 
 
 def make_absolute(text: str) -> str:
@@ -121,12 +113,5 @@ def _open_location(text: str, url: str, settings: dict[str, Any]) -> PathOrLocat
         package = PACKAGE_BY_SCHEME.get(scheme)
         how = f"pip install '{package}'" if package else describe_error(error, secrets)
         raise ConfigurationError(f"{text} needs a package: {how}") from None
-    except ValueError as error:
-        if "not known" in str(error):
-            raise ConfigurationError(
-                f"{text}: unknown kind of location {scheme}://; use s3://, gs://, abfs://, sftp://, "
-                "file:// or another of fsspec, or block://SLUG/NAME"
-            ) from None
-        raise ConfigurationError(f"{text} cannot be used: {describe_error(error, secrets)}") from None
     except Exception as error:  # noqa: BLE001 - some packages connect here, each with its own error types
-        raise ConfigurationError(f"{text} cannot be reached: {describe_error(error, secrets)}") from None
+        raise ConfigurationError(f"{text} cannot be used: {describe_error(error, secrets)}") from None

@@ -4,14 +4,13 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
 from .location import Location
 
-PIECE_BYTES = 8 * 1024 * 1024  # The size of one request.
-MAX_BATCH_BYTES = 32 * 1024 * 1024  # The total size of requests that run together.
+PIECE_BYTES = 1024 * 1024  # the size of one request
+PIECES = 32  # requests that run together
 
 
 class LocalMirror:
@@ -44,7 +43,8 @@ class LocalMirror:
                 for name, size in sizes.items()
                 for start in range(self._sizes.get(name, 0), size, PIECE_BYTES)
             ]
-            for group in _batch_ranges(ranges):
+            for first in range(0, len(ranges), PIECES):
+                group = ranges[first : first + PIECES]
                 for (name, start, _), data in zip(group, self._location.read_ranges(group), strict=True):
                     if start != self._sizes.get(name, 0):
                         continue  # An earlier piece was short: the file shrank after the listing.
@@ -62,17 +62,3 @@ class LocalMirror:
             shutil.rmtree(self.folder)  # Delete it now: the error's traceback keeps this object alive.
             raise
         return self.folder / "file"
-
-
-def _batch_ranges(ranges: list[tuple[str, int, int]]) -> Iterator[list[tuple[str, int, int]]]:
-    group: list[tuple[str, int, int]] = []
-    size_of_group = 0
-    for item in ranges:
-        size = item[2] - item[1]
-        if group and size_of_group + size > MAX_BATCH_BYTES:
-            yield group
-            group, size_of_group = [], 0
-        group.append(item)
-        size_of_group += size
-    if group:
-        yield group

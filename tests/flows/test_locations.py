@@ -147,7 +147,7 @@ async def test_a_block_of_a_directory_stores_results_there(server: str, tmp_path
         ({"results_path": "block://remote-file-system/nosuch/job"}, "there is no block remote-file-system/nosuch"),
         ({"results_path": "s3://no-such-bucket/job"}, "bucket does not exist"),
         ({"inputs": "s3://results/nosuch.jsonl"}, "the input file s3://results/nosuch.jsonl cannot be read"),
-        ({"inputs": "nosuch://results/nosuch.jsonl"}, "unknown kind of location nosuch://"),
+        ({"inputs": "nosuch://results/nosuch.jsonl"}, "cannot be used: Protocol not known: nosuch"),
         ({"results_path": "s3:/results/job"}, "'s3:/results/job' lacks slashes, .*write the text s3://results/job,"),
         ({"results_path": "gs:job"}, "write the text gs://job"),
         ({"results_path": "file:/job"}, "write the text file:///job"),

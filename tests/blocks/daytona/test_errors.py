@@ -23,7 +23,7 @@ from rlm_batch import (
     SandboxStartError,
 )
 from rlm_batch.blocks.daytona import errors, launch
-from rlm_batch.blocks.daytona.client import borrow_client
+from rlm_batch.blocks.daytona.client import get_client
 from rlm_batch.blocks.daytona.error_table import TABLE, Meaning
 from rlm_batch.sandbox.errors import RlmBatchError
 from rlm_batch.sandbox.interpreter import Interpreter
@@ -325,15 +325,12 @@ async def test_changed_credentials_in_the_environment_apply_at_once(
     monkeypatch.setenv("DAYTONA_JWT_TOKEN", standin.key)
     monkeypatch.setenv("DAYTONA_ORGANIZATION_ID", "one")
     await provider.check()
-    first = await borrow_client(provider)
+    first = await get_client(provider)
     monkeypatch.setenv("DAYTONA_ORGANIZATION_ID", "another")
-    second = await borrow_client(provider)
-    assert second is not first
+    assert await get_client(provider) is not first
     monkeypatch.setenv("DAYTONA_JWT_TOKEN", "a wrong token")
     with pytest.raises(ConfigurationError, match="refused the API key"):
         await provider.check()
-    first.release()
-    second.release()
 
 
 def test_credentials_come_from_the_saved_block_named_default(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import DaytonaSandbox, OutcomeUnknown, SandboxLost, SandboxStartError
-from rlm_batch.blocks.daytona import account, errors, handle
+from rlm_batch.blocks.daytona import account, channel, errors
 
 from ...infra.waiting import wait_until, wait_until_async
 
@@ -256,7 +256,7 @@ async def test_shutdown_ends_an_execution_during_its_upload(standin: Any, wait_f
 async def test_an_idle_sandbox_is_kept_awake_while_its_code_runs(
     standin: Any, wait_for_call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handle, "KEEP_AWAKE_SECONDS", 0.1)
+    monkeypatch.setattr(channel, "KEEP_AWAKE_SECONDS", 0.1)
     tools = {"wait": lambda: wait_for_call("POST /api/sandbox/*/last-activity", 3)}
     async with DaytonaSandbox().interpreter(tools=tools) as interpreter:
         assert (await interpreter.execute("wait(); SUBMIT(fine=1)")).fine
@@ -277,7 +277,7 @@ async def test_without_a_lifetime_setting_an_idle_sandbox_is_stopped_and_deleted
 async def test_without_a_lifetime_setting_the_host_stops_keeping_expired_sandboxes_awake(
     standin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handle, "KEEP_AWAKE_SECONDS", 0.1)
+    monkeypatch.setattr(channel, "KEEP_AWAKE_SECONDS", 0.1)
     await DaytonaSandbox().check()  # The first client of a process takes seconds.
     standin.set(unknown_fields=["ttlMinutes"])
     interpreter = DaytonaSandbox(lifetime=8).interpreter()

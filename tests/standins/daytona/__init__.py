@@ -1,6 +1,6 @@
 """A local Daytona: a server on loopback that works with the unmodified SDK, async or sync.
 
-    python tests/standins/daytona [--port 0] [--boot-s 0.09] ...
+    python tests/standins/daytona
 
 The server prints the environment to export, and serves until interrupted. Each sandbox is a directory and real
 processes on this machine. Each process sees that directory as /home/daytona and /tmp, and the requested volumes at
@@ -19,6 +19,5 @@ The stand-in follows the daemon's published source and the observed service in t
 
 Previews, archives and image builds are not modelled.
 
-`Settings` can be changed at the start or while the server runs (`POST /standin`). `GET /standin` returns the state and
-the count of each call. Tests use `running.Running`.
+Tests use `process.DaytonaStandin`, which changes `Settings` while the server runs, and reads its state.
 """

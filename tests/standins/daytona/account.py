@@ -66,9 +66,6 @@ class Account:
         self.snapshots: dict[str, Snapshot] = {}
         self.created = self.destroyed = self.peak = 0
         self.creates: deque[float] = deque()
-        self.refused_until = 0.0  # monotonic time before which a throttled client must not create another sandbox
-        self.impatient_creations = 0  # creations before `refused_until`
-        self.history: list[tuple[float, int]] = []  # time and number of sandboxes after each change
         self.transports: dict[Any, asyncio.Transport] = {}
         self.followed: set[Any] = set()  # addresses of clients that follow a log
         self.resets = 0
@@ -126,7 +123,6 @@ class Account:
         box.remove()
         if self.boxes.pop(box.id, None) is not None:
             self.destroyed += 1
-            self.history.append((time.monotonic(), len(self.boxes)))
         await self.move(box, "destroyed")
 
     async def stopped(self, box: Box) -> None:
@@ -153,7 +149,6 @@ class Account:
         self.boxes[box.id] = box
         self.created += 1
         self.peak = max(self.peak, len(self.boxes))
-        self.history.append((time.monotonic(), len(self.boxes)))
         if self.settings.boot_s > 0 or box.body.get("snapshot") in self.settings.broken_snapshots:
             self.later(self.boot(box))
         else:
@@ -196,6 +191,4 @@ class Account:
             shutil.rmtree(snapshot.folder, ignore_errors=True)
         self.snapshots.clear()
         self.creates.clear()
-        self.refused_until, self.impatient_creations = 0.0, 0
-        self.history.clear()
         self.created = self.destroyed = self.peak = 0

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..mount_namespace import find_refusal, make_command
+from ..process import die_with_parent
 from .answers import daemon, now
 from .sessions import Command, Session
 
@@ -286,10 +287,3 @@ def make_python(folder: Path) -> None:
     pip = Path(sysconfig.get_path("purelib", vars={"base": str(python_home())})) / "pip"
     if pip.is_dir():
         (packages / "pip").symlink_to(pip)
-
-
-def die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the server ends."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)

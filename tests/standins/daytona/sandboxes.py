@@ -41,8 +41,6 @@ class SandboxCalls:
             self.account.creates.popleft()
         if settings.creates_per_minute is not None and len(self.account.creates) >= settings.creates_per_minute:
             tenths = math.ceil(10 * (settings.minute - (moment - self.account.creates[0])))
-            self.account.impatient_creations += moment < self.account.refused_until
-            self.account.refused_until = moment + tenths / 10
             wait = f"{tenths / 10:.1f}"
             raise Refused(429, "ThrottlerException: Too Many Requests", headers={"Retry-After-sandbox-create": wait})
         snapshot = body.get("snapshot")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import random
 import re
 import shutil
@@ -15,11 +14,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from ..process import answer_requests, say_hello
 from .account import Account
 from .answers import Refused, refuse
 from .sandboxes import SandboxCalls
 from .session_calls import LOGS, SessionCalls
-from .sessions import CHUNK
 from .settings import Settings
 from .snapshots import SnapshotCalls
 from .toolbox import ToolboxCalls
@@ -48,7 +47,7 @@ class Server:
             for group in calls
             for method, path, handler in group.routes
         ]
-        table += [Route("/standin", self.standin, methods=["GET", "POST"]), WebSocketRoute(LOGS, sessions.follow)]
+        table.append(WebSocketRoute(LOGS, sessions.follow))
         self.app = socketio.ASGIApp(account.events, Starlette(routes=table), socketio_path="api/socket.io")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -116,40 +115,39 @@ class Server:
 
         return endpoint
 
-    async def standin(self, request: Any) -> Any:
-        from starlette.responses import JSONResponse
+    def ask_state(self) -> dict[str, Any]:
+        """Return the state, and the count of each call and fault."""
+        account = self.account
+        return {
+            "sandboxes": [
+                {**box.dto(), "body": box.body, "exit_codes": box.list_exit_codes()} for box in account.boxes.values()
+            ],
+            "volumes": [{**volume.dto(), "folder": str(volume.folder)} for volume in account.volumes.values()],
+            "snapshots": [snapshot.dto() for snapshot in account.snapshots.values()],
+            "counts": dict(self.counts),
+            "faults": dict(self.faults),
+            "created": account.created,
+            "destroyed": account.destroyed,
+            "peak": account.peak,
+        }
 
-        if request.method == "POST":
-            body = await request.json()
-            if body.pop("reset", False):
-                await self.account.reset()
-                self.counts.clear()
-            for name, changes in body.pop("snapshot_changes", {}).items():
-                for snapshot in self.account.snapshots.values():
-                    if snapshot.name == name:
-                        vars(snapshot).update(changes)
-            if body.pop("cut", False):
-                self.account.cut()
-            self.account.configure(dataclasses.replace(self.account.settings, **body))
-            self.random = random.Random(self.account.settings.seed)
-            self.faults.clear()
-        return JSONResponse(
-            {
-                "sandboxes": [
-                    {**box.dto(), "body": box.body, "exit_codes": box.list_exit_codes()}
-                    for box in self.account.boxes.values()
-                ],
-                "volumes": [{**volume.dto(), "folder": str(volume.folder)} for volume in self.account.volumes.values()],
-                "snapshots": [snapshot.dto() for snapshot in self.account.snapshots.values()],
-                "counts": dict(self.counts),
-                "faults": dict(self.faults),
-                "impatient_creations": self.account.impatient_creations,
-                "created": self.account.created,
-                "destroyed": self.account.destroyed,
-                "peak": self.account.peak,
-                "history": self.account.history,
-            }
-        )
+    def ask_set(self, snapshot_changes: dict[str, dict[str, Any]] | None = None, **settings: Any) -> None:
+        """Change settings, and fields of snapshots by their names."""
+        for snapshot in self.account.snapshots.values():
+            vars(snapshot).update((snapshot_changes or {}).get(snapshot.name, {}))
+        self.account.configure(dataclasses.replace(self.account.settings, **settings))
+        self.random = random.Random(self.account.settings.seed)
+        self.faults.clear()
+
+    def ask_cut(self) -> None:
+        """Break every connection that follows a log."""
+        self.account.cut()
+
+    async def ask_reset(self) -> None:
+        """Remove everything, and restore the first settings."""
+        await self.account.reset()
+        self.counts.clear()
+        self.ask_set()
 
 
 async def nowhere(_message: Any) -> None:
@@ -181,8 +179,8 @@ def generic(path: str) -> str:
     return re.sub(r"^(/api/(?:volumes|snapshots))/(?!by-name)[^/]+", r"\1/*", path)
 
 
-async def serve(settings: Settings, port: int, until_eof: bool, announce: Any) -> None:
-    """Serve on loopback until SIGINT, SIGTERM or, with `until_eof`, the end of standard input; then clean up."""
+async def serve(is_piped: bool) -> None:
+    """Serve on loopback until SIGINT, SIGTERM or, if it is piped, the end of standard input; then clean up."""
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -191,7 +189,7 @@ async def serve(settings: Settings, port: int, until_eof: bool, announce: Any) -
         watcher.attach_loop(asyncio.get_running_loop())
         asyncio.get_event_loop_policy().set_child_watcher(watcher)
     root = Path(tempfile.mkdtemp(prefix="daytona-standin-"))
-    account = Account(settings, root)
+    account = Account(Settings(), root)
 
     class Protocol(H11Protocol):
         """A protocol that records each connection, so that the server can drop it."""
@@ -205,24 +203,27 @@ async def serve(settings: Settings, port: int, until_eof: bool, announce: Any) -
             account.transports.pop(self.client, None)
             super().connection_lost(exc)
 
-    listening = socket.create_server(("127.0.0.1", port), backlog=1024)
+    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     # asyncio does not set TCP_NODELAY for a given socket; without it an answer's body would arrive 40 ms after its
     # head.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     account.base = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server = Server(account)
     config = uvicorn.Config(
-        Server(account), http=Protocol, ws="websockets-sansio", log_level="error", lifespan="off", access_log=False,
+        server, http=Protocol, ws="websockets-sansio", log_level="error", lifespan="off", access_log=False,
         timeout_graceful_shutdown=1, ws_ping_interval=None,
     )  # fmt: skip
     running = uvicorn.Server(config)
-    if until_eof:
-        asyncio.get_running_loop().add_reader(0, lambda: os.read(0, CHUNK) or setattr(running, "should_exit", True))
-    reaper = asyncio.create_task(account.reap())
-    announce(account.base)
+    url, key = f"{account.base}/api", account.settings.key
+    say_hello({"url": url, "key": key}, is_piped=is_piped, DAYTONA_API_KEY=key, DAYTONA_API_URL=url)
+    tasks = [asyncio.create_task(account.reap())]
+    if is_piped:
+        tasks.append(asyncio.create_task(answer_requests(server, lambda: setattr(running, "should_exit", True))))
     try:
         await running.serve(sockets=[listening])
     finally:
-        reaper.cancel()
+        for task in tasks:
+            task.cancel()
         processes = [process for box in account.boxes.values() for process in box.processes]
         for box in account.boxes.values():
             box.kill()

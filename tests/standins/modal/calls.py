@@ -9,15 +9,16 @@ import grpclib.const
 from grpclib.server import Stream
 
 
-def unary(handler: Any) -> Any:
+def unary(handler: Any, name: str = "") -> Any:
     """Wrap a handler of one request and one answer with counts, faults, tokens and idempotency."""
+    name = name or handler.__name__
 
     @functools.wraps(handler)
     async def serve(self: Any, stream: Stream[Any, Any]) -> None:
         request = await stream.recv_message()
         assert request is not None
         assert stream.metadata is not None
-        after = await self.standin.faults.before(handler.__name__, stream)
+        after = await self.standin.faults.before(name, stream)
         self.authorize(stream.metadata, request)
         key = stream.metadata.get("x-idempotency-key")
         answer = await self.standin.once(key, lambda: handler(self, request))

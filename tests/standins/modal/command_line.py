@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 from pathlib import Path
 
@@ -18,9 +16,9 @@ from modal_proto import api_pb2
 from modal._utils.grpc_utils import custom_detail_codec
 
 from ..mount_namespace import find_refusal
+from ..process import answer_requests, die_with_parent, say_hello
 from .command_router import CommandRouter
 from .control_plane import ControlPlane
-from .sandboxes import die_with_parent
 from .standin import Standin
 
 Result = api_pb2.GenericResult
@@ -47,15 +45,15 @@ async def serve(pipe: bool, has_namespaces: bool) -> None:
             await server.start(sock=listening)
             addresses.append(f"http://127.0.0.1:{listening.getsockname()[1]}")
         standin.router_url = addresses[1]
-        if pipe:
-            hello = {"url": addresses[0], "token_id": standin.token_id, "token_secret": standin.token_secret}
-            print(json.dumps({**hello, "root": str(root), "has_namespaces": has_namespaces}), flush=True)
-            requests = asyncio.create_task(listen(standin, stop))
-        else:
-            print(f"export MODAL_SERVER_URL={addresses[0]}")
-            print(f"export MODAL_TOKEN_ID={standin.token_id} MODAL_TOKEN_SECRET={standin.token_secret}")
-            print("# Ctrl-C ends it, and every sandbox in it.", flush=True)
-            requests = None
+        say_hello(
+            {
+                "url": addresses[0], "token_id": standin.token_id, "token_secret": standin.token_secret,
+                "root": str(root), "has_namespaces": has_namespaces,
+            },
+            is_piped=pipe, MODAL_SERVER_URL=addresses[0],
+            MODAL_TOKEN_ID=standin.token_id, MODAL_TOKEN_SECRET=standin.token_secret,
+        )  # fmt: skip
+        requests = asyncio.create_task(answer_requests(standin, stop.set)) if pipe else None
         await stop.wait()
         if requests is not None:
             requests.cancel()
@@ -66,20 +64,6 @@ async def serve(pipe: bool, has_namespaces: bool) -> None:
         for box in list(standin.boxes.values()):
             await standin.end(box, Result.GENERIC_STATUS_TERMINATED)
         shutil.rmtree(root, ignore_errors=True)
-
-
-async def listen(standin: Standin, stop: asyncio.Event) -> None:
-    """Answer requests of the tests."""
-    reader = asyncio.StreamReader(limit=1 << 24)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    while line := await reader.readline():
-        try:
-            value = standin.ask(json.loads(line))
-            answer = {"value": await value if asyncio.iscoroutine(value) else value}
-        except Exception as error:  # noqa: BLE001 - the test gets the error
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
-    stop.set()
 
 
 def main() -> None:

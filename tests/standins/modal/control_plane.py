@@ -133,13 +133,7 @@ class ControlPlane(ModalClientBase):
             return api_pb2.SandboxGetTaskIdResponse(task_result=Result(status=Result.GENERIC_STATUS_TERMINATED))
         return api_pb2.SandboxGetTaskIdResponse(task_id=box.task)
 
-    @unary
-    async def SandboxGetTaskId(self, request: Any) -> Any:
-        return await self._task_id(request)
-
-    @unary
-    async def SandboxGetTaskIdV2(self, request: Any) -> Any:
-        return await self._task_id(request)
+    SandboxGetTaskId, SandboxGetTaskIdV2 = unary(_task_id, "SandboxGetTaskId"), unary(_task_id, "SandboxGetTaskIdV2")
 
     @unary
     async def TaskGetCommandRouterAccess(self, request: Any) -> Any:
@@ -157,13 +151,10 @@ class ControlPlane(ModalClientBase):
         await self.standin.end(box, Result.GENERIC_STATUS_TERMINATED)
         return api_pb2.SandboxTerminateResponse(existing_result=box.result())
 
-    @unary
-    async def SandboxTerminate(self, request: Any) -> Any:
-        return await self._terminate(request)
-
-    @unary
-    async def SandboxTerminateV2(self, request: Any) -> Any:
-        return await self._terminate(request)
+    SandboxTerminate, SandboxTerminateV2 = (
+        unary(_terminate, "SandboxTerminate"),
+        unary(_terminate, "SandboxTerminateV2"),
+    )
 
     async def _wait(self, request: Any) -> Any:
         box = self.standin.of_id(request.sandbox_id)
@@ -172,13 +163,7 @@ class ControlPlane(ModalClientBase):
                 await box.ended.wait()
         return api_pb2.SandboxWaitResponse(result=box.result(), metadata=api_pb2.SandboxHandleMetadata(app_id=box.app))
 
-    @unary
-    async def SandboxWait(self, request: Any) -> Any:
-        return await self._wait(request)
-
-    @unary
-    async def SandboxWaitV2(self, request: Any) -> Any:
-        return await self._wait(request)
+    SandboxWait, SandboxWaitV2 = unary(_wait, "SandboxWait"), unary(_wait, "SandboxWaitV2")
 
     async def _tags(self, request: Any) -> Any:
         tags = self.standin.of_id(request.sandbox_id).tags
@@ -186,27 +171,14 @@ class ControlPlane(ModalClientBase):
             tags=[api_pb2.SandboxTag(tag_name=name, tag_value=value) for name, value in tags.items()]
         )
 
-    @unary
-    async def SandboxTagsGet(self, request: Any) -> Any:
-        return await self._tags(request)
-
-    @unary
-    async def SandboxTagsGetV2(self, request: Any) -> Any:
-        return await self._tags(request)
+    SandboxTagsGet, SandboxTagsGetV2 = unary(_tags, "SandboxTagsGet"), unary(_tags, "SandboxTagsGetV2")
 
     async def _set_tags(self, request: Any) -> Any:
         box = self.standin.of_id(request.sandbox_id)
         box.tags = {tag.tag_name: tag.tag_value for tag in request.tags}
-
-    @unary
-    async def SandboxTagsSet(self, request: Any) -> Any:
-        await self._set_tags(request)
         return empty_pb2.Empty()
 
-    @unary
-    async def SandboxTagsSetV2(self, request: Any) -> Any:
-        await self._set_tags(request)
-        return empty_pb2.Empty()
+    SandboxTagsSet, SandboxTagsSetV2 = unary(_set_tags, "SandboxTagsSet"), unary(_set_tags, "SandboxTagsSetV2")
 
     @unary
     async def SandboxListV2(self, request: Any) -> Any:
@@ -233,19 +205,14 @@ class ControlPlane(ModalClientBase):
             ]
         )
 
-    async def _from_name(self, request: Any, v2: bool) -> Any:
+    async def _from_name(self, request: Any) -> Any:
         app = self.standin.apps.get(request.app_name)
         for box in self.standin.boxes.values():
-            if (box.app, box.name, box.task.endswith("V"), box.ending) == (app, request.sandbox_name, v2, False):
+            if (box.app, box.name, box.ending) == (app, request.sandbox_name, False):
                 return api_pb2.SandboxGetFromNameResponse(
                     sandbox_id=box.id, metadata=api_pb2.SandboxHandleMetadata(app_id=box.app)
                 )
         raise GRPCError(Status.NOT_FOUND, f"Sandbox {request.sandbox_name} not found")
 
-    @unary
-    async def SandboxGetFromName(self, request: Any) -> Any:
-        return await self._from_name(request, v2=False)
-
-    @unary
-    async def SandboxGetFromNameV2(self, request: Any) -> Any:
-        return await self._from_name(request, v2=True)
+    SandboxGetFromName = unary(_from_name, "SandboxGetFromName")
+    SandboxGetFromNameV2 = unary(_from_name, "SandboxGetFromNameV2")

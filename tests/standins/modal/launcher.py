@@ -10,8 +10,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..mount_namespace import Mount, make_command
+from ..process import die_with_parent
 from .programs import FS_TOOLS, SYNC, TOOLS, python
-from .sandboxes import Box, Command, die_with_parent
+from .sandboxes import Box, Command
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import secrets
 import signal
@@ -19,7 +18,6 @@ from .volumes import Mount
 
 Result = api_pb2.GenericResult
 PIECE = 256 * 1024  # bytes of output in one message
-PR_SET_PDEATHSIG = 1
 
 
 class Output:
@@ -96,8 +94,3 @@ class Box:
 
     def result(self) -> Any:
         return Result(status=self.status)
-
-
-def die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the parent ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

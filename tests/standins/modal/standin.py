@@ -60,11 +60,6 @@ class Standin:
         self.streams: set[Any] = set()
         self._watches: set[asyncio.Task[None]] = set()
 
-    def ask(self, request: dict[str, Any]) -> Any:
-        """Answer a request of the tests: its `op` names an `ask_` method below, and the rest are arguments."""
-        arguments = {name: value for name, value in request.items() if name != "op"}
-        return getattr(self, "ask_" + request["op"])(**arguments)
-
     def ask_state(self) -> dict[str, Any]:
         """Return what is alive, the count of each call and of its faults, and the commits."""
         return {
