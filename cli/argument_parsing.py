@@ -11,8 +11,7 @@ from typing import Any
 from ..blocks.storage.location_parsing import make_absolute
 from ..flows.inputs.cells import read_word
 from ..flows.inputs.conversion import DATA_SUFFIX
-from ..flows.inputs.file_patterns import refuse_json
-from ..flows.inputs.tables import TextFile
+from ..flows.inputs.tables import DataFile
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.requests.code_text import decode_code
@@ -77,7 +76,6 @@ def resolve_path(path: str | None) -> str | None:
         raise ConfigurationError("a path is empty: check the variable that it comes from")
     if path is None:
         return None
-    refuse_json(path)
     return make_absolute(path)
 
 
@@ -242,7 +240,8 @@ def _parse_bounds(name: str, values: str, match: re.Match[str]) -> dict[str, Any
 def read_json_file(file: str) -> Any:
     """Return the value in a file of JSON. Raises ConfigurationError."""
     try:
-        return JSON.decode(TextFile(Path(file).expanduser(), Path(file)).read())
+        with DataFile(Path(file).expanduser()).open_text() as stream:
+            return JSON.decode(stream.read())
     except OSError as error:
         raise ConfigurationError(f"the file {file} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -75,6 +75,12 @@ class CommandLineForm:
 class FlowParameters(Generic[R]):
     """The parameters, the plan and the report of one flow. `R` is the type of the report, which the flow returns."""
 
+    # Parameters of which exactly one is given.
+    one_of: ClassVar[tuple[str, ...]] = ()
+    # Parameters that need another one.
+    needs: ClassVar[Mapping[str, str]] = {}
+    # Pairs of parameters that exclude each other, and the reason.
+    excludes: ClassVar[Mapping[tuple[str, str], str]] = {}
     # The name of the flow's function, module and command.
     flow_name: ClassVar[str]
     # The flow's name in Prefect. On a shared server, other flows may have a short name like `flow_name`.
@@ -91,6 +97,23 @@ class FlowParameters(Generic[R]):
             return cls(**convert_parameters(dict(values), find_contents(cls)))
         except ValidationError as error:
             raise ConfigurationError(describe_problems(error)) from None
+
+    def check_combination(self) -> None:
+        """Raise ConfigurationError if the given parameters break the rules of `one_of`, `needs` and `excludes`."""
+        given = {name for name, value in self.list_values().items() if value is not None and value not in ({}, "")}
+        given -= {item.name for item in fields(self) if getattr(self, item.name) == item.default}  # type: ignore[arg-type]
+        if self.one_of and len(given & {*self.one_of}) != 1:
+            names = list(map(name_parameter, self.one_of))
+            raise ConfigurationError(f"pass one of {', '.join(names[:-1])} or {names[-1]}, and only one")
+        for name, other in self.needs.items():
+            if name in given and other not in given:
+                name, other = name_parameter(name), name_parameter(other)
+                raise ConfigurationError(f"{name} needs {other}: pass both, or leave {name} out")
+        for (name, other), reason in self.excludes.items():
+            if {name, other} <= given:
+                raise ConfigurationError(
+                    f"{name_parameter(name)} and {name_parameter(other)} exclude each other: {reason}"
+                )
 
     @cached_property
     def options(self) -> "Options":

@@ -145,7 +145,7 @@ async def run_code(
     shorten_engine_log(task_run.id)
     text: str = convert_code(code)
     check_code(text)
-    check_variables(text, [variables or {}], needs_all=True)
+    check_variables(text, [variables or {}])
     options = Options(timeout=timeout, collect=check_patterns(collect))
     run = await make_run(options, Plan(total=1), await resolve_provider(provider, provider_options))
     run.run_id, run.server_id, run.log = flow_run.id or task_run.id, await get_server_id(), get_run_logger()

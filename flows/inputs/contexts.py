@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from ...blocks.host_files.source_tree import open_source
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
+from .file_patterns import compute_file_digest
 from .host_paths import check_input_path
 from .spilling import read_json_reference, spill_text
 
@@ -90,9 +90,7 @@ class ContextReader:
             )
         if context in (None, ""):
             return Question(ASK_WITHOUT, variables)
-        return self._ask_value(read_json_reference(context), variables)
-
-    def _ask_value(self, context: Any, variables: dict[str, Any]) -> Question:
+        context = read_json_reference(context)
         is_text = isinstance(context, str)
         text = context if is_text else json.dumps(context)
         if len(text) <= MAX_VARIABLE_CHARACTERS:
@@ -110,11 +108,7 @@ class ContextReader:
         """Return the SHA-256 of a file's content, and its path without links. The digest identifies the text."""
         path = Path(os.path.realpath(check_input_path(Path(name).expanduser().absolute())))
         if path not in self._digests:
-            try:
-                with open_source(path) as fd, open(fd, "rb", closefd=False) as file:
-                    self._digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
-            except OSError as error:
-                raise ConfigurationError(f"the context {path} cannot be read: {error.strerror}") from None
+            self._digests[path] = compute_file_digest(path)
         return self._digests[path], path
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import PurePath
@@ -17,22 +15,17 @@ from ...blocks.host_files.python_path import locate_directories
 from ...blocks.registry import name_provider
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.requests.execution_request import check_patterns
 from ...sandbox.requests.function_code import convert_code
-from ...sandbox.wire.names import add_article
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
 from ..search.space import check_pairs
 from .data_frames import list_table_rows
 from .readers import normalize_chunk_ids
 
-FILE_NAME = re.compile(r"[\w.~/\\-]+\.py")
 DATA_SUFFIX = re.compile(r"\.(?:csv|tsv|jsonl|ndjson|json|parquet)(?:\.gz|\.zst)?$", re.IGNORECASE)
-DATA_FILE_NAME = re.compile(r"[\w.~/\\*?\[\]-]+")
+FILE_NAME = re.compile(rf"[\w.~/\\*?\[\]-]+(?:\.py|{DATA_SUFFIX.pattern})", re.IGNORECASE)
 MAX_FILE_NAME = 250  # characters; a longer text is not a file's name
 DATA_PARAMETERS = ("inputs", "points", "data")  # parameters that take files of data, one at most in each flow
-NOT_ROWS = (list, tuple, str, int, float, type(None))  # types of items that are no dict of variables
-NUMBERS = ("['low']", "['high']", "['step']")  # Numbers in the definition of a space.
 
 
 class Content(Enum):
@@ -167,8 +160,7 @@ def convert_parameters(parameters: dict[str, Any], contents: Mapping[str, Conten
         converted["collect"] = check_patterns(collect)  # type: ignore[reportUnknownArgumentType]
     for name, content in contents.items():
         if name in converted:
-            source = next((other for other in DATA_PARAMETERS if other in contents), "")
-            converted[name] = _convert_content(name, content, converted[name], tools or (), source)
+            converted[name] = _convert_content(name, content, converted[name], tools or ())
     return converted
 
 
@@ -181,7 +173,7 @@ def _name_model(model: Any) -> Any:
     return name_model(model)
 
 
-def _convert_content(name: str, content: Content, value: Any, tools: Collection[str], source: str) -> Any:
+def _convert_content(name: str, content: Content, value: Any, tools: Collection[str]) -> Any:
     value = _list_items(value)
     if content in (Content.ROWS, Content.ITEMS) and (rows := list_table_rows(name, value)) is not None:
         value = rows
@@ -190,71 +182,33 @@ def _convert_content(name: str, content: Content, value: Any, tools: Collection[
             f"{name_parameter('prepare')} takes text, not a function, because executions see its global "
             "names: pass the lines as text"
         )
-    if content.is_code and isinstance(value, list):
-        value = [convert_code(item, tools) for item in value]  # type: ignore[reportUnknownVariableType]
-    elif content.is_code:
-        value = convert_code(value, tools)
+    if content.is_code:
+        is_list = isinstance(value, list)
+        texts = [convert_code(item, tools) for item in (value if is_list else [value])]
+        for text in texts[:1] if content is Content.STEP else texts:  # A later `x.py` may be an attribute.
+            if isinstance(text, str):
+                check_code(text)
+        return texts if is_list else texts[0]
     if content is Content.SPACE:
         check_pairs(value)
-    if not (value is None or isinstance(value, str)):  # Text is code, or the path of a file.
-        value = _convert_values(name, content, value)
-    texts: list[Any] = (value if isinstance(value, list) else [value]) if content.is_code else []
-    for text in texts[:1] if content is Content.STEP else texts:  # A later `x.py` may be an attribute.
-        if isinstance(text, str):
-            check_code(text, source)
+    if value is None or isinstance(value, str):  # Text is the path of a file.
+        return value
+    try:
+        if isinstance(value, dict) and content in (Content.GRID, Content.SPACE, Content.DATA_BY_ID):
+            # A chunk's id may be a number, and a grid's values may be any iterable.
+            items: dict[Any, Any] = value  # type: ignore[reportUnknownVariableType]
+            value = {key: _convert_value(f"{name}[{key!r}]", item) for key, item in items.items()}
+        else:
+            value = _convert_value(name, value)
+    except NotJsonError as error:
+        raise ConfigurationError(str(error)) from None
     if content is Content.DATA_BY_ID and isinstance(value, dict):
         return normalize_chunk_ids(value)  # type: ignore[reportUnknownArgumentType]
     return value
 
 
-def _convert_values(name: str, content: Content, value: Any) -> Any:
-    def convert(field: str, value: Any) -> Any:
-        def expect(place: str, value: Any) -> str | None:
-            return _name_shape(name, content, field, place, value)
-
-        if content is Content.GRID and field != name and isinstance(value, (str, int, float)):
-            kind, shown = add_article(type(value).__name__), escape_text(reprlib.repr(value))
-            raise NotJsonError(f"{field} is {kind}, and must be a list: use [{shown}]")
-        return convert_fields({field: _list_items(value)}, allow_nonfinite=True, expect=expect)[field]
-
-    try:
-        # A chunk's id may be a number, and a grid's values any list.
-        if isinstance(value, dict) and content in (Content.GRID, Content.SPACE, Content.DATA_BY_ID):
-            values: dict[Any, Any] = value  # type: ignore[reportUnknownVariableType]
-            places = {key: f"{name}[{key!r}]" for key in values}
-            return {key: convert(places[key], item) for key, item in values.items()}
-        return convert(name, value)
-    except NotJsonError as error:
-        text = str(error)
-        if content is Content.ROWS and isinstance(value, list):
-            for number, row in enumerate(value):  # type: ignore[reportUnknownArgumentType]
-                if isinstance(row, NOT_ROWS):
-                    found = f"{name}[{number}] is {escape_text(reprlib.repr(row))}, not a dict"
-                    text = text.replace(f"{name} is a list, and must be {content.value}", found)
-                    break
-        raise ConfigurationError(text) from None
-
-
-def _name_shape(name: str, content: Content, field: str, place: str, value: Any) -> str | None:
-    """Return the kind that a value in a parameter must have. None if it has that kind, or if any kind is allowed.
-
-    Args:
-        name: The parameter.
-        content: Its content.
-        field: The part that is converted: the parameter's name, or an item of its dict, such as `grid['x']`.
-        place: The place of the value, such as `space['x']['low']`.
-        value: The value as JSON. None never has the required kind.
-    """
-    if place == name and content is Content.ROWS:
-        is_table = isinstance(value, list) and not any(isinstance(row, NOT_ROWS) for row in value)  # type: ignore[reportUnknownVariableType]
-        return None if is_table else content.value
-    if place == name and content in (Content.GRID, Content.DATA_BY_ID):
-        return None if isinstance(value, dict) else content.value
-    if (place == name and content is Content.ITEMS) or (place == field and content is Content.GRID):
-        return None if isinstance(value, list) else "a list"
-    if content is Content.SPACE and place.endswith(NUMBERS):
-        return None if isinstance(value, (int, float)) else "a number"
-    return None
+def _convert_value(place: str, value: Any) -> Any:
+    return convert_fields({place: _list_items(value)}, allow_nonfinite=True)[place]
 
 
 def _list_items(value: Any) -> Any:
@@ -262,30 +216,10 @@ def _list_items(value: Any) -> Any:
     return list(value) if isinstance(value, (Iterator, range, tuple)) else value  # type: ignore[reportUnknownArgumentType]
 
 
-def check_code(text: str, source: str = "") -> None:
-    """Raise ConfigurationError if the code is surely a mistake: the name of a file, or lines of JSON.
-
-    `source` is the flow's parameter for files of data, if it has one.
-    """
-    word = text.strip() if len(text) <= MAX_FILE_NAME else ""
-    if DATA_SUFFIX.search(word) and DATA_FILE_NAME.fullmatch(word):
-        advice = f"did you mean {name_parameter(source)}?" if source else "pass Python code"
-        raise ConfigurationError(f"the code is {word!r}, the name of a file of data: {advice}")
-    if len(text) <= MAX_FILE_NAME and FILE_NAME.fullmatch(text.strip()):
+def check_code(text: str) -> None:
+    """Raise ConfigurationError if the code is the name of a file."""
+    word = text.strip()
+    if len(text) <= MAX_FILE_NAME and FILE_NAME.fullmatch(word):
         raise ConfigurationError(
-            f"the code is {text.strip()!r}, the name of a file: pass its text, as in Path({text.strip()!r}).read_text()"
+            f"the code is {word!r}, the name of a file: pass the text of a program, as in Path({word!r}).read_text()"
         )
-    if text.lstrip()[:1] in ("{", "[") and _is_json_lines(text):
-        raise ConfigurationError(
-            f"the code is lines of JSON, not Python: pass them with {name_parameter('inputs')}, "
-            f"{name_parameter('points')} or {name_parameter('data')}"
-        )
-
-
-def _is_json_lines(text: str) -> bool:
-    """Return whether the text has several lines, and each line is a JSON object or array."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    try:
-        return len(lines) > 1 and all(isinstance(json.loads(line), (dict, list)) for line in lines)
-    except (ValueError, RecursionError):
-        return False

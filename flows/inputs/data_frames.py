@@ -60,45 +60,19 @@ def list_arrow_rows(table: Any, name: object) -> list[dict[str, Any]]:
     """
     columns: list[list[Any]] = []
     for field, column in zip(table.schema, table.columns, strict=True):
-        kind = _shorten_times(field.type)
         extension = str((field.metadata or {}).get(b"ARROW:extension:name", field.type))
         if "pandas." in extension:  # The numbers of a Period or an Interval alone would be wrong.
             raise ConfigurationError(f"column {field.name!r} of {name} is {extension}: cast it to text")
         try:
-            column = column if kind == field.type else column.cast(kind)
+            column = column.cast("time64[us]") if str(field.type) == "time64[ns]" else column
             cells = column.to_pylist(maps_as_pydicts="strict")
         except (ValueError, TypeError, KeyError, OverflowError, NotImplementedError) as error:
-            if "lose data" in str(error):
-                raise _refuse_nanoseconds(name, field.name) from None
             raise ConfigurationError(
                 f"column {field.name!r} of {name} is {field.type}, which cannot become JSON: {error}. Cast it to a "
                 "number or text, or leave it out"
             ) from None
         columns.append([_convert_cell(name, field.name, cell) for cell in cells])
     return [dict(zip(table.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def _shorten_times(kind: Any) -> Any:
-    """Return a type of pyarrow with microseconds instead of nanoseconds, which Python's times cannot hold."""
-    import pyarrow
-
-    types: Any = pyarrow.types
-    if types.is_timestamp(kind) and kind.unit == "ns":
-        return pyarrow.timestamp("us", kind.tz)
-    if types.is_time64(kind) and kind.unit == "ns":
-        return pyarrow.time64("us")
-    if types.is_dictionary(kind):
-        short = _shorten_times(kind.value_type)
-        return kind if short == kind.value_type else short
-    if types.is_struct(kind):
-        return pyarrow.struct([field.with_type(_shorten_times(field.type)) for field in kind])
-    if types.is_map(kind):
-        return pyarrow.map_(kind.key_type, _shorten_times(kind.item_type))
-    if types.is_fixed_size_list(kind):
-        return pyarrow.list_(_shorten_times(kind.value_type), kind.list_size)
-    if types.is_large_list(kind):
-        return pyarrow.large_list(_shorten_times(kind.value_type))
-    return pyarrow.list_(_shorten_times(kind.value_type)) if types.is_list(kind) else kind
 
 
 def _check_polars_times(name: str, frame: Any) -> None:

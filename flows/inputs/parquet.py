@@ -13,7 +13,7 @@ from ...sandbox.errors import ConfigurationError
 from .cells import WHOLE, WHOLE_DIGITS, ColumnType
 from .data_frames import check_column_names, list_arrow_rows
 from .file_patterns import match_files
-from .tables import UNPACKED_BYTES, UNPACKED_RATIO, DataFile, describe_expansion
+from .tables import DataFile, check_expansion
 
 NULL = "__HIVE_DEFAULT_PARTITION__"  # a missing value in the name of a directory
 VALUE_BYTES = 8  # bytes of a reference to a value in a list
@@ -27,99 +27,62 @@ class ParquetTable:
     column `year`. A column that a file lacks is null in its rows.
     """
 
-    def __init__(self, source: Path, path: PathOrLocation) -> None:
-        """Check the columns and read all data once. Messages name the file or folder `path`.
+    def __init__(self, path: PathOrLocation) -> None:
+        """Check the columns and read all data once.
 
         Raises OSError. Raises ConfigurationError if JSON cannot hold a column, columns differ in type, data is damaged,
         a link leads out of the folder, or pyarrow is missing.
         """
-        self._arrow, self._parquet = import_pyarrow(path)
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError:
+            raise ConfigurationError(
+                f"reading {path} needs pyarrow, which is not installed: pip install 'rlm-batch[parquet]'"
+            ) from None
+        self._arrow: Any = pyarrow
         self._path = path
         self.types: dict[str, ColumnType] = {}
-        self._files: dict[str, Callable[[], AbstractContextManager[BinaryIO]]]
-        if source.is_dir():
-            self._files = {name: partial(_open_below, file) for name, file in _list_files(source).items()}
+        self._files: list[Callable[[], AbstractContextManager[BinaryIO]]]
+        if isinstance(path, Path) and path.is_dir():
+            files = _list_files(path)
+            self._files = [partial(_open_below, file) for file in files.values()]
+            self._partitions = _read_partitions(list(files))
         else:
-            self._files = {str(path): DataFile(source, path).open}
-        self._partitions = _read_partitions(list(self._files)) if source.is_dir() else [{}]
+            self._files, self._partitions = [DataFile(path).open], [{}]
         self._count = 0
         try:
-            self._schema = self._merge_schemas()
-            self.names: list[str] = self._schema.names
+            empty = [table.slice(0, 0) for table in self._read_tables(is_empty=True)]
+            self._empty = pyarrow.concat_tables(empty, promote_options="permissive")
+            self.names: list[str] = self._empty.schema.names
             check_column_names(self.names, path)
             for _ in self:  # Read everything, because pages of data may be damaged.
                 self._count += 1
-        except self._arrow.ArrowException as error:
-            raise ConfigurationError(f"{path} is not valid Parquet: {error}") from None
+        except pyarrow.ArrowException as error:
+            raise ConfigurationError(
+                f"{path} is not valid Parquet, or its files do not fit together: {error}"
+            ) from None
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for opened, partition in zip(self._open_files(), self._partitions, strict=True):
-            for batch in opened.iter_batches(BATCH_ROWS):
-                yield from list_arrow_rows(self._complete(batch, partition), self._path)
+        for table in self._read_tables():
+            whole = self._arrow.concat_tables([self._empty, table], promote_options="permissive")
+            yield from list_arrow_rows(whole, self._path)
 
-    def _open_files(self) -> Iterator[Any]:
-        """Yield each file, open. Raises ConfigurationError for a small file of much data."""
-        for open_file in self._files.values():
-            with open_file() as stream, self._parquet.ParquetFile(stream) as opened:
-                unpacked, size = _measure_values(opened.metadata), stream.seek(0, 2)
-                if unpacked > max(UNPACKED_BYTES, UNPACKED_RATIO * size):
-                    raise describe_expansion(self._path, unpacked)
-                yield opened
-
-    def _merge_schemas(self) -> Any:
-        """Return the columns of all files and of their directories. Raises ConfigurationError."""
-        schemas: list[Any] = []
-        for opened, partition in zip(self._open_files(), self._partitions, strict=True):
-            schema = opened.schema_arrow.remove_metadata()
-            for name, value in partition.items():
-                if name in schema.names:
-                    raise ConfigurationError(
-                        f"{self._path} has the column {name}, which a directory names too: drop it"
-                    )
-                schema = schema.append(self._arrow.field(name, self._arrow.array([value]).type))
-            schemas.append(schema)
-        if len(schemas) == 1:
-            return schemas[0]
-        try:
-            return self._arrow.unify_schemas(schemas, promote_options="permissive")
-        except self._arrow.ArrowException as error:
-            raise ConfigurationError(
-                f"the Parquet files in {self._path} have columns of different types: {error}. Convert them to one type"
-            ) from None
-
-    def _complete(self, batch: Any, partition: dict[str, Any]) -> Any:
-        """Return rows of one file with the columns of all files. Raises ConfigurationError."""
-        if batch.schema.equals(self._schema):
-            return batch
-        columns: list[Any] = []
-        for field in self._schema:
-            if field.name not in batch.schema.names:
-                columns.append(self._arrow.array([partition.get(field.name)] * batch.num_rows, field.type))
-                continue
-            try:
-                columns.append(batch.column(field.name).cast(field.type))
-            except self._arrow.ArrowException as error:
-                raise ConfigurationError(
-                    f"column {field.name!r} has several types in the Parquet files, and not every value fits "
-                    f"{field.type}: {error}. Convert it to one type"
-                ) from None
-        return self._arrow.record_batch(columns, schema=self._schema)
-
-
-def import_pyarrow(path: PathOrLocation) -> tuple[Any, Any]:
-    """Return pyarrow and its module for Parquet. Raises ConfigurationError if they are not installed."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ConfigurationError(
-            f"reading {path} needs pyarrow, which is not installed: pip install 'rlm-batch[parquet]', or convert it to "
-            "CSV"
-        ) from None
-    return pyarrow, pyarrow.parquet
+    def _read_tables(self, *, is_empty: bool = False) -> Iterator[Any]:
+        """Yield the files' rows in small tables with the columns of the directories, or one without rows per file."""
+        for open_file, partition in zip(self._files, self._partitions, strict=True):
+            with open_file() as stream, self._arrow.parquet.ParquetFile(stream) as opened:
+                check_expansion(self._path, _measure_values(opened.metadata), stream.seek(0, 2))
+                empty = [opened.schema_arrow.empty_table()]
+                for batch in empty if is_empty else opened.iter_batches(BATCH_ROWS):
+                    table = batch if is_empty else self._arrow.Table.from_batches([batch])
+                    for name, value in partition.items():
+                        column = self._arrow.array([value] * table.num_rows, self._arrow.array([value]).type)
+                        table = table.append_column(name, column)
+                    yield table.replace_schema_metadata()
 
 
 def _measure_values(metadata: Any) -> int:
@@ -133,12 +96,8 @@ def _list_files(folder: Path) -> dict[str, Path]:
     """Return the Parquet files below a folder, by their names below it. Raises ConfigurationError."""
     matched, left_out = match_files(folder, "**/*.parquet")
     if left_out:
-        raise ConfigurationError(
-            f"{folder / left_out[0]} is a link that leads out of {folder}: name another folder, or a copy without "
-            "links (cp -rL)"
-        )
-    hidden = [name for name in matched if any(part.startswith("_") for part in PurePosixPath(name).parts)]
-    files = {name: file for name, file in matched.items() if name not in hidden}
+        raise ConfigurationError(f"{folder / left_out[0]} is a link that leads out of {folder}: copy it (cp -rL)")
+    files = {name: file for name, file in matched.items() if not any(part.startswith("_") for part in name.split("/"))}
     if not files:
         raise ConfigurationError(
             f"{folder} is a folder without Parquet files: name a file, or '{folder}/*' for an execution per file"

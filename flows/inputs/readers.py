@@ -3,11 +3,11 @@
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ...blocks.storage.location import Location, PathOrLocation
-from ...blocks.storage.mirror import LocalMirror
+from ...blocks.storage.location import PathOrLocation
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.execution_request import check_variable_name
@@ -18,9 +18,12 @@ from ...tasks.ledger.run_record import list_run_records
 from ...tasks.repeats import REPEAT, refuse_own_repeat
 from .cells import ColumnType
 from .file_patterns import refuse_pattern
-from .host_paths import locate_input, pin_file
+from .host_paths import locate_input
 from .parquet import ParquetTable
-from .tables import LARGE_BYTES, SPREADSHEET, CsvTable, JsonValues, Report, Table, TextFile, split_suffix
+from .tables import LARGE_BYTES, CheckNames, CsvTable, DataFile, JsonValues, Report, Table, split_suffix
+
+if TYPE_CHECKING:
+    from ..parameters import Options
 
 Variables = dict[str, Any]
 Chunk = tuple[str, Any]  # an id and its data
@@ -29,11 +32,6 @@ RuleOfTypes = dict[str, Any] | Literal["json"]  # The run's record keeps this.
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 CSV = (".csv", ".tsv")
 PARQUET = ".parquet"
-RENAME = (
-    "rename or convert it. To send the file itself to an execution, pass batch a pattern as its inputs, such as "
-    "'*.png' in quotes"
-)
-OTHER_FILES = dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), SPREADSHEET)
 
 
 class RecordedTypes(dict[str, Any]):
@@ -49,61 +47,63 @@ class ChunkSource(Iterable[Chunk], Sized, Protocol):
 
 
 class InputFile:
-    """The values in a file of JSON, CSV or Parquet. A value is a dict, or anything if `takes_any_value`.
+    """The values in a file of JSON, CSV or Parquet. A value is a dict, or anything without `check`.
 
     The file is checked as a whole, and then read value by value. A file at a location is downloaded once.
+
+    Attributes:
+        table: The table of CSV or Parquet; None for JSON.
+        column_types: The rule by which a table's cells were read, for a run's record: each column's type, or "json".
     """
 
-    takes_any_value = False  # Each line of JSON must be an object.
-    default_types: ClassVar[dict[str, ColumnType]] = {}  # types of CSV columns for which the caller gives none
-
-    def __init__(self, path: str, types: TypesOfColumns = None, report: Report | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        types: TypesOfColumns = None,
+        report: Report | None = None,
+        check: CheckNames | None = None,
+        texts: Iterable[str] = (),
+    ) -> None:
         """Check the file at a path or location. Raises ConfigurationError if it must not be read or has a wrong value.
 
-        `types` are the types of a CSV file's columns. `report` gets a line before a large file is read.
+        Args:
+            path: The path or location.
+            types: The types of a CSV file's columns.
+            report: A function that gets a line before a large file is read.
+            check: Checks the names of a table's columns, or of each object of JSON, which must then be objects.
+            texts: Columns of CSV that are text if the caller gives no type.
         """
         refuse_pattern(path)
         self.path = locate_input(path)
         is_folder = isinstance(self.path, Path) and self.path.is_dir()
         suffix = PARQUET if is_folder else split_suffix(self.path)[0]
         if suffix not in (*JSON_LINES, *CSV, PARQUET):
-            advice = f"it is {OTHER_FILES[suffix]}" if suffix in OTHER_FILES else RENAME
-            if isinstance(self.path, Path) and not self.path.exists():
-                advice = "the file does not exist, and a text is taken as a path"
+            is_missing = isinstance(self.path, Path) and not self.path.exists()
+            reason = "it does not exist, and a text is taken as a path" if is_missing else "convert or rename it"
             raise ConfigurationError(
                 f"{self.path} is not JSON lines (.jsonl), a JSON array (.json), CSV (.csv) or Parquet (.parquet): "
-                f"{advice}"
+                f"{reason}"
             )
         if types and suffix not in CSV:
-            raise ConfigurationError(
-                f"{name_parameter('types')} needs a CSV file, and {self.path} is not one: leave it out"
-            )
-        self.table: Table | None = None  # None for JSON
-        self._rule: RuleOfTypes = {}
-        # The mirror's copy is deleted with the mirror, after `DataFile` has copied it.
-        mirror = LocalMirror(self.path) if isinstance(self.path, Location) else None
+            raise ConfigurationError(f"{name_parameter('types')} needs a CSV file, and {self.path} is not one")
+        self.table: Table | None = None
+        self.column_types: RuleOfTypes = {}
         try:
-            if mirror is not None:
-                file = mirror.fetch_file()
+            if suffix == PARQUET:
+                self.table = ParquetTable(self.path)
             else:
-                assert isinstance(self.path, Path)
-                file = self.path if is_folder else pin_file(self.path)
-            if report is not None and not is_folder and (size := file.stat().st_size) >= LARGE_BYTES:
-                report(f"reading {self.path}, {size / 1e6:.0f} MB")
-            if suffix in JSON_LINES:
-                self._rows: Table | JsonValues = JsonValues(
-                    file, self.path, self.check, takes_any_value=self.takes_any_value
-                )
-                return
-            self._rows = self.table = self._open_table(file, suffix, types)
+                file = DataFile(self.path)
+                if report is not None and file.size >= LARGE_BYTES:
+                    report(f"reading {self.path}, {file.size / 1e6:.0f} MB")
+                if suffix in CSV:
+                    self.table = self._read_csv(file, types, dict.fromkeys(texts, "str"))
+            self._rows = JsonValues(file, check) if self.table is None else self.table
         except OSError as error:
             raise ConfigurationError(f"the input file {self.path} cannot be read: {error.strerror}") from None
-        self.check_columns(self.table.names, f"the header of {self.path}")
-
-    @property
-    def column_types(self) -> RuleOfTypes:
-        """The rule by which the file's cells were read, for a run's record: each column's type, or "json"."""
-        return {} if self.table is None else self._rule or dict(self.table.types)
+        if self.table is not None:
+            self.column_types = "json" if types == "json" else dict(self.table.types)
+            if check is not None:
+                check(self.table.names, f"the header of {self.path}")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -111,25 +111,10 @@ class InputFile:
     def __iter__(self) -> Iterator[Any]:
         return iter(self._rows)
 
-    def check(self, value: Any, number: int, where: str) -> None:
-        """Check a value of JSON. Raises ConfigurationError.
-
-        Args:
-            value: The value.
-            number: Its number, counted from 1.
-            where: Its line and file.
-        """
-
-    def check_columns(self, names: Iterable[str], where: str) -> None:
-        """Check the names of a table's columns. Raises ConfigurationError."""
-
-    def _open_table(self, file: Path, suffix: str, types: TypesOfColumns) -> Table:
-        if suffix == PARQUET:
-            return ParquetTable(file, self.path)
+    def _read_csv(self, file: DataFile, types: TypesOfColumns, default_types: dict[str, ColumnType]) -> CsvTable:
         if types == "json":
-            self._rule = "json"
-            return CsvTable(file, self.path, {}, "json")
-        table = CsvTable(file, self.path, {**self.default_types, **(types or {})})
+            return CsvTable(file, {}, "json")
+        table = CsvTable(file, {**default_types, **(types or {})})
         unknown = [name for name in types or {} if name not in table.names]
         if unknown and not isinstance(types, RecordedTypes):
             raise ConfigurationError(
@@ -139,102 +124,87 @@ class InputFile:
         return table
 
 
-class VariablesFile(InputFile):
-    """A file of variables. The check of the file includes the variables' names."""
-
-    _names: frozenset[str] = frozenset()  # Names that have been checked.
-
-    def check(self, value: Variables, number: int, where: str) -> None:
-        if not self._names.issuperset(value):
-            check_variable_names(value, f"{where}: ")
-            self._names = self._names.union(value)
-
-    def check_columns(self, names: Iterable[str], where: str) -> None:
-        for number, name in enumerate(names, 1):
-            if not name or name.startswith("Unnamed:"):
-                index = (
-                    ", as pandas writes its index: save without it, to_csv(index=False)" if number == 1 else ": drop it"
-                )
-                raise ConfigurationError(f"{where}: column {number} has no name{index}, or name the column")
-        check_variable_names(names, f"{where}: ")
-
-
-class ItemFile(InputFile):
-    """A file of data. A value of JSON may have any type."""
-
-    takes_any_value = True
-
-
-class PointFile(VariablesFile):
-    """A file of a sweep's points. All points must have the variables of the first point."""
-
-    _variables: set[str] | None = None
-
-    def check(self, value: Variables, number: int, where: str) -> None:
-        super().check(value, number, where)
-        if self._variables is None:
-            self._variables = set(value)
-        _check_same_variables(self._variables, value, number)
-
-
-class _ChunkFile(InputFile):
-    """The chunks of a file whose lines have an id and data."""
-
-    default_types: ClassVar[dict[str, ColumnType]] = {"id": "str"}
-
-    def __init__(self, path: str, types: TypesOfColumns = None, report: Report | None = None) -> None:
-        super().__init__(path, types, report)
-        ids: set[str] = set()
-        for number, (chunk_id, _) in enumerate(self, 1):
-            if chunk_id in ids:
-                raise ConfigurationError(
-                    f"chunk {number} of {self.path} has the id {chunk_id!r}, like an earlier one: give "
-                    "each chunk its own id"
-                )
-            ids.add(chunk_id)
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return ((_normalize_chunk_id(line["id"]), line["data"]) for line in super().__iter__())
-
-    def check(self, value: dict[str, Any], number: int, where: str) -> None:
-        self.check_columns(value, where)
-
-    def check_columns(self, names: Iterable[str], where: str) -> None:
-        if set(names) != {"id", "data"}:
+def check_variable_names(names: Iterable[str], where: str) -> None:
+    """Raise ConfigurationError for a name that no variable can have; `where` is the place of the names."""
+    for number, name in enumerate(names, 1):
+        if not name or name.startswith("Unnamed:"):
             raise ConfigurationError(
-                f"{where} has {', '.join(map(str, names)) or 'nothing'}: a chunk needs id and data"
+                f"{where}: column {number} has no name: name it, or save a DataFrame without index, to_csv(index=False)"
             )
+        check_variable_name(name, f"{where}: ")
 
 
-class _SlicedChunks:
-    """Data cut into lists of `size` items, with ids from 0. Only one list of a file is in memory at a time."""
+@dataclass
+class _SameNames:
+    """A check that all of a sweep's points have the variables of the first point."""
 
-    def __init__(self, items: list[Any] | ItemFile, size: int) -> None:
-        self._items, self._size = items, size
+    first: frozenset[str] | None = None
 
-    @property
-    def column_types(self) -> RuleOfTypes:
-        """The rule by which the cells of its file were read."""
-        return get_column_types(self._items)
+    def __call__(self, names: Iterable[str], where: str) -> None:
+        if self.first is None:
+            check_variable_names(names, where)
+            self.first = frozenset(names)
+        for name in sorted(self.first ^ set(names)):
+            problem = "no" if name in self.first else "a new"
+            raise ConfigurationError(f"{where} has {problem} variable {name!r}: give all points the same variables")
 
-    def __len__(self) -> int:
-        return (len(self._items) + self._size - 1) // self._size
 
-    def __iter__(self) -> Iterator[Chunk]:
-        rest = iter(self._items)
-        slices = iter(lambda: list(itertools.islice(rest, self._size)), [])  # An empty list ends the iterator.
-        return ((str(number), items) for number, items in enumerate(slices))
+@dataclass
+class _KnownNames:
+    """A check of variables' names that remembers the names."""
+
+    known: frozenset[str] = frozenset()
+
+    def __call__(self, names: Iterable[str], where: str) -> None:
+        if not self.known.issuperset(names):
+            check_variable_names(names, where)
+            self.known = self.known.union(names)
+
+
+def read_inputs(
+    inputs: Any,
+    types: TypesOfColumns = None,
+    report: Report | None = None,
+    *,
+    texts: Iterable[str] = (),
+    noun: str = "inputs",
+) -> Inputs:
+    """Return a flow's inputs from a list of dicts or a path.
+
+    Args:
+        inputs: The list or the path.
+        types: The types of a CSV file's columns.
+        report: A function that gets a line before a large file is read.
+        texts: Columns of CSV that are text by default.
+        noun: The parameter. All `points` must have the same variables.
+
+    Raises:
+        ConfigurationError: There are no inputs, or a name is wrong.
+    """
+    check = _SameNames() if noun == "points" else _KnownNames()
+    if isinstance(inputs, str):
+        rows: Inputs = InputFile(inputs, types, report, check, texts)
+    else:
+        refuse_types(types)
+        rows = inputs
+        for number, variables in enumerate(rows, 1):
+            check(variables, f"item {number} of {noun}")
+    if not len(rows):
+        raise ConfigurationError(f"{inputs if isinstance(inputs, str) else noun} has no rows: give at least one row")
+    return rows
+
+
+def refuse_types(types: TypesOfColumns) -> None:
+    """Raise ConfigurationError if there are types of columns: the values are in no file."""
+    if types is not None:
+        raise ConfigurationError(f"{name_parameter('types')} needs a CSV file, and there is none: leave it out")
 
 
 class Grid:
     """Every combination of the values of some variables. The last variable changes fastest."""
 
     def __init__(self, grid: dict[str, list[Any]]) -> None:
-        if not grid:
-            raise ConfigurationError(
-                "the grid is empty: give at least one variable with its values, such as lr=0.001,0.01"
-            )
-        check_variable_names(grid, "the grid: ")
+        check_variable_names(grid, "the grid")
         for name, values in grid.items():
             if not values:
                 raise ConfigurationError(f"the grid has no values for {name!r}: give at least one")
@@ -247,78 +217,17 @@ class Grid:
         return (dict(zip(self._grid, values, strict=True)) for values in itertools.product(*self._grid.values()))
 
 
-def read_inputs(inputs: list[Variables] | str, types: TypesOfColumns = None, report: Report | None = None) -> Inputs:
-    """Return a flow's inputs from a list or a path. Raises ConfigurationError if they are empty or a name is wrong."""
-    return read_rows(VariablesFile, inputs, types, report)
-
-
-def read_rows(
-    kind: type[VariablesFile],
-    inputs: list[Variables] | str,
-    types: TypesOfColumns = None,
-    report: Report | None = None,
-) -> Inputs:
-    """Return inputs as `read_inputs` does, from a path as a file of this kind. Raises ConfigurationError."""
-    values = _open_rows(kind, inputs, "inputs", types, report)
-    if not isinstance(values, InputFile):
-        check_variable_names(dict.fromkeys(name for variables in values for name in variables), "inputs: ")
-    return values
-
-
-def read_lines(path: str, parameter: str) -> list[str]:
+def read_lines(path: str) -> list[str]:
     """Return the lines of a text file that are not empty, or the texts in a file of JSON lines.
 
-    Raises:
-        ConfigurationError: The file cannot be read, or a line of JSON is no text.
+    Raises ConfigurationError if the file cannot be read, or a line is not JSON.
     """
-    file = locate_input(path)
-    mirror = None if isinstance(file, Path) else LocalMirror(file)  # Its copy is deleted with it.
     try:
-        source = pin_file(file) if isinstance(file, Path) else mirror.fetch_file()  # type: ignore[reportOptionalMemberAccess]
-        lines = [line.strip() for line in TextFile(source, file).read_lines() if line.strip()]
-        texts = [JSON.decode(line) for line in lines] if split_suffix(file)[0] in JSON_LINES else lines
-    except OSError as error:
-        raise ConfigurationError(
-            f"{name_parameter(parameter)} names the file {path}, which cannot be read: {error.strerror}"
-        ) from None
-    except ValueError as error:
-        raise ConfigurationError(f"{path} is not JSON lines: {error}") from None
-    if not all(isinstance(text, str) for text in texts):
-        raise ConfigurationError(f"{path} has a line that is no text in JSON: write each as one in double quotes")
-    return texts
-
-
-def read_points(points: list[Variables] | str, types: TypesOfColumns = None, report: Report | None = None) -> Inputs:
-    """Return a sweep's points from a list or a path. Raises ConfigurationError if their variables differ."""
-    values = _open_rows(PointFile, points, "points", types, report)
-    if not isinstance(values, InputFile):
-        first = next(iter(values))
-        for number, point in enumerate(values, 1):
-            _check_same_variables(set(first), point, number)
-        check_variable_names(first, "points: ")
-    return values
-
-
-def _open_rows(kind: type[InputFile], source: Any, noun: str, types: TypesOfColumns, report: Report | None) -> Inputs:
-    rows = _open_or_take(kind, source, types, report)
-    if not len(rows):
-        where = f"the file {source} has no rows" if isinstance(source, str) else f"the list of {noun} is empty"
-        raise ConfigurationError(f"{where}: give at least one {'row' if isinstance(source, str) else 'dict'}")
-    return rows
-
-
-def _open_or_take(kind: type[InputFile], values: Any, types: TypesOfColumns, report: Report | None) -> Any:
-    if isinstance(values, str):
-        return kind(values, types, report)
-    if types is not None:
-        raise ConfigurationError(f"{name_parameter('types')} needs a CSV file, and there is none: leave it out")
-    return values
-
-
-def check_variable_names(names: Iterable[str], where: str) -> None:
-    """Raise ConfigurationError for a name that no variable can have; `where` begins the message."""
-    for name in names:
-        check_variable_name(name, where)
+        file = DataFile(locate_input(path))
+        lines = [line.strip() for line in file.read_lines() if line.strip()]
+        return [JSON.decode(line) for line in lines] if split_suffix(file.path)[0] in JSON_LINES else lines
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"the file {path} cannot be read: {error}") from None
 
 
 def get_column_types(values: object) -> RuleOfTypes:
@@ -341,47 +250,69 @@ def resolve_types_of(source: object, types: TypesOfColumns, ledger: PathOrLocati
     return RecordedTypes(recorded) if isinstance(recorded, dict) else recorded or None  # type: ignore[return-value]
 
 
-def _check_same_variables(names: set[str], point: Variables, number: int) -> None:
-    """Raise ConfigurationError if a sweep's point does not have the variables `names`, which the first one has."""
-    for name in sorted(names ^ set(point)):
-        which, there = (
-            (f"point {number}", "the first has") if name in names else ("the first point", f"point {number} has")
-        )
-        raise ConfigurationError(
-            f"{which} has no variable {name!r}, which {there}: give every point the same variables"
-        )
+@dataclass(frozen=True)
+class _ChunkRows:
+    """The chunks of a file whose rows have an id and data."""
+
+    rows: InputFile
+
+    @property
+    def column_types(self) -> RuleOfTypes:
+        return self.rows.column_types
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return ((_normalize_chunk_id(row["id"]), row["data"]) for row in self.rows)
+
+
+@dataclass(frozen=True)
+class _SlicedChunks:
+    """Data cut into lists of `size` items, with ids from 0. Only one list of a file is in memory at a time."""
+
+    items: list[Any] | InputFile
+    size: int
+
+    @property
+    def column_types(self) -> RuleOfTypes:
+        return get_column_types(self.items)
+
+    def __len__(self) -> int:
+        return (len(self.items) + self.size - 1) // self.size
+
+    def __iter__(self) -> Iterator[Chunk]:
+        rest = iter(self.items)
+        slices = iter(lambda: list(itertools.islice(rest, self.size)), [])  # An empty list ends the iterator.
+        return ((str(number), items) for number, items in enumerate(slices))
 
 
 def build_chunks(
-    chunks: dict[str, Any] | str | None,
-    data: list[Any] | str | None,
-    chunk_size: int | None,
-    types: TypesOfColumns = None,
-    report: Report | None = None,
+    chunks: Any, data: Any, chunk_size: int | None, types: TypesOfColumns = None, report: Report | None = None
 ) -> ChunkSource:
-    """Return the chunks of a flow's parameters. Raises ConfigurationError."""
-    if (chunks is None) == (data is None):
-        raise ConfigurationError(
-            f"pass either {name_parameter('chunks')} (data by id), or {name_parameter('data')} with "
-            f"{name_parameter('chunk_size')}"
-        )
-    if data is None and chunk_size is not None:
-        raise ConfigurationError(
-            f"{name_parameter('chunk_size')} needs {name_parameter('data')}: leave it out, because "
-            f"{name_parameter('chunks')} are already cut"
-        )
-    if data is not None and chunk_size is None:
-        raise ConfigurationError(f"{name_parameter('chunk_size')} is missing: give the number of items in a chunk")
-    if chunks is not None:
-        by_id = _open_or_take(_ChunkFile, chunks, types, report)
-        source: ChunkSource = by_id if isinstance(by_id, _ChunkFile) else normalize_chunk_ids(by_id).items()
+    """Return the chunks: data by id, or `data` cut into lists of `chunk_size`. Raises ConfigurationError."""
+    if not isinstance(chunks, str) and not isinstance(data, str):
+        refuse_types(types)
+    if data is not None:
+        items = InputFile(data, types, report) if isinstance(data, str) else data
+        source: ChunkSource = _SlicedChunks(items, chunk_size or 1)
+    elif isinstance(chunks, str):
+        source = _ChunkRows(InputFile(chunks, types, report, _check_chunk, ("id",)))
+        ids: set[str] = set()
+        for number, (chunk_id, _) in enumerate(source, 1):
+            if chunk_id in ids:
+                raise ConfigurationError(f"chunk {number} of {chunks} has the id {chunk_id!r}, like an earlier one")
+            ids.add(chunk_id)
     else:
-        assert data is not None
-        assert chunk_size is not None
-        source = _SlicedChunks(_open_or_take(ItemFile, data, types, report), chunk_size)
+        source = normalize_chunk_ids(chunks).items()
     if not len(source):
         raise ConfigurationError(f"{name_parameter('data')} is empty: give at least one item")
     return source
+
+
+def _check_chunk(names: Iterable[str], where: str) -> None:
+    if set(names) != {"id", "data"}:
+        raise ConfigurationError(f"{where} has {', '.join(names) or 'nothing'}: a chunk needs id and data")
 
 
 def normalize_chunk_ids(chunks: dict[Any, Any]) -> dict[str, Any]:
@@ -398,41 +329,35 @@ def _normalize_chunk_id(value: Any) -> str:
     return str(value)
 
 
-def check_variables(code: str, inputs: Iterable[Iterable[str]], *, needs_all: bool, repeats: int | None = None) -> None:
-    """Raise ConfigurationError if the code comes from a function that does not take the variables of each input.
+def check_variables(
+    code: str, inputs: Iterable[Iterable[str]], options: "Options | None" = None, repeats: int | None = None
+) -> None:
+    """Check the code, and the code of `check` in the options, with the variables of each input.
 
-    `needs_all` says that the inputs must define all parameters without defaults, because no `prepare` defines them.
-    With `repeats`, the run sets the variable `repeat` of a function that has this parameter.
+    Without `prepare` the inputs must define all parameters of a function that have no default. With `repeats`, the run
+    sets the variable `repeat` of a function that has this parameter.
+
+    Raises:
+        ConfigurationError: Code comes from a function that does not take the variables, or a variable has the name of
+            one that the check gets.
     """
     if repeats is not None:
         refuse_own_repeat(next(iter(inputs), ()))
-    parameters = find_parameters(code)
-    if parameters is None:
+    judge = None if options is None else options.check_code
+    parameters, judging = find_parameters(code), find_parameters(judge)
+    if parameters is None and judge is None:
         return
-    provided = (REPEAT,) if repeats is not None and REPEAT in parameters.names else ()
     if isinstance(inputs, InputFile) and inputs.table is not None:
         inputs = [inputs.table.names]  # all rows have the same variables
+    needs_all = options is None or options.preparation is None
     for variables in inputs:
-        parameters.check((*variables, *provided), needs_all=needs_all)
-
-
-def check_judge(check: str | None, inputs: Iterable[Iterable[str]]) -> None:
-    """Check the code of `check`, which gets the variables of each input and those that describe the execution.
-
-    Raises:
-        ConfigurationError: An input has a variable with the name of one that the check gets, or the check is a function
-            with a parameter that no variable fills.
-    """
-    if check is None:
-        return
-    parameters = find_parameters(check)
-    if isinstance(inputs, InputFile) and inputs.table is not None:
-        inputs = [inputs.table.names]
-    for variables in inputs:
-        check_names(variables)
         if parameters is not None:
-            known = (*variables, *NAMES)
-            parameters.check((name for name in known if name in parameters.names), needs_all=True)
+            is_repeated = repeats is not None and REPEAT in parameters.names
+            parameters.check((*variables, *((REPEAT,) if is_repeated else ())), needs_all=needs_all)
+        if judge is not None:
+            check_names(variables)
+        if judging is not None:
+            judging.check((name for name in (*variables, *NAMES) if name in judging.names), needs_all=True)
 
 
 def check_provided_variables(code: str | None, names: tuple[str, ...], *, needs_all: bool) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from .conversion import Content
 from .host_paths import get_spill_directory, locate_input, pin_file
 from .readers import normalize_chunk_ids
 
-PARAMETER_LIMIT = 256 * 1024  # bytes of JSON; Prefect refuses flow runs with parameters over 512 KiB in all
 # Contents whose lists are stored in a file.
 LISTS = (Content.CODE, Content.STEP, Content.ROWS, Content.ITEMS, Content.DATA_BY_ID)
+PARAMETER_LIMIT = 256 * 1024  # bytes of a parameter; Prefect refuses flow runs with parameters over 512 KiB in all
 SUFFIXES_OF_LISTS = (".jsonl", ".ndjson", ".json")  # Files with a list of codes or inputs.
 # Limits of Prefect's server for parameters. After one run with an integer outside this range it cannot list any
 # runs. With Postgres it refuses a run with a NUL.
@@ -38,24 +38,32 @@ def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Con
     short = dict(parameters)
     for name, value in parameters.items():
         content = contents.get(name)
-        if content in LISTS and isinstance(value, (list, dict)):
-            short[name] = _spill_long_list(name, content, value)
-            continue
-        can_spill = isinstance(value, str) and content is not None and (content.is_code or content is Content.CONTEXT)
-        if content is Content.CONTEXT and isinstance(value, (list, dict)):
-            short[name] = _spill_json(name, value)
-            continue
         problem = _find_unstorable(name, value)
-        if problem is not None and not can_spill:
-            raise ConfigurationError(f"{name} has {problem}, or give it in inputs, points or data")
-        # A character has 4 bytes at most.
-        if can_spill and (len(value) > PARAMETER_LIMIT // 4 or NUL in value):
-            if content is Content.CONTEXT:
+        if content is Content.CONTEXT and value is not None:
+            data = json.dumps(value).encode()
+            if problem is None and len(data) <= PARAMETER_LIMIT:
+                continue
+            if isinstance(value, str):
                 del short[name]
                 short[f"{name}_file"] = spill_text(value)
             else:
+                short[name] = {JSON_FILE: _write_once(data, ".txt")}
+        elif content is not None and content.is_code and isinstance(value, str):
+            if problem is not None or len(value.encode()) > PARAMETER_LIMIT:
                 short[name] = f"@{spill_text(declare_utf8(value))}"
+        elif content in LISTS and isinstance(value, (list, dict)):
+            items = _list_chunks(value) if isinstance(value, dict) else value
+            data = "".join(json.dumps(item, separators=(",", ":")) + "\n" for item in items).encode("ascii")
+            if problem is not None or len(data) > PARAMETER_LIMIT:
+                path = _write_once(data, ".jsonl")
+                short[name] = f"@{path}" if content.is_code else path
+        elif problem is not None:
+            raise ConfigurationError(f"{name} has {problem}, or give it in inputs, points or data")
     return short
+
+
+def _list_chunks(chunks: dict[Any, Any]) -> list[dict[str, Any]]:
+    return [{"id": chunk_id, "data": data} for chunk_id, data in normalize_chunk_ids(chunks).items()]
 
 
 def _find_unstorable(name: str, value: Any) -> str | None:
@@ -88,33 +96,8 @@ def _list_scalars(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _spill_long_list(
-    name: str, content: Content, value: list[Any] | dict[Any, Any]
-) -> list[Any] | dict[Any, Any] | str:
-    items: Iterable[Any] = value
-    if isinstance(value, dict):
-        value = normalize_chunk_ids(value)
-        items = ({"id": chunk_id, "data": data} for chunk_id, data in value.items())
-    try:
-        lines = [json.dumps(item, separators=(",", ":")) + "\n" for item in items]
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{name} is not JSON: {error}") from None
-    if sum(map(len, lines)) <= PARAMETER_LIMIT and _find_unstorable(name, value) is None:
-        return value
-    path = _write_once("".join(lines).encode("ascii"), ".jsonl")
-    return f"@{path}" if content.is_code else path
-
-
-def _spill_json(name: str, value: Any) -> Any:
-    """Return a JSON value, or a dict that names its file if Prefect cannot hold it. `read_json_reference` reads it."""
-    text = json.dumps(value)
-    if len(text) <= PARAMETER_LIMIT and _find_unstorable(name, value) is None:
-        return value
-    return {JSON_FILE: spill_text(text)}
-
-
 def read_json_reference(value: Any) -> Any:
-    """Return the JSON value of a parameter: the value itself, or the content of the file that `_spill_json` wrote.
+    """Return the JSON value of a parameter: the value itself, or the content of the file of a long one.
 
     Raises ConfigurationError if the file cannot be read.
     """
@@ -148,55 +131,52 @@ def _write_once(data: bytes, suffix: str) -> str:
     return str(path)
 
 
-def read_code_reference(text: str) -> list[str] | str:
-    """Return the code of a parameter: the text itself, or the content of the file in `@PATH`.
+def read_codes(code: Any) -> list[str]:
+    """Return the pieces of code of a parameter: a text, a list of texts, or a reference to a file as in `@PATH`.
 
     A file of JSON lines has a list of codes, and each may again refer to a file. Any other file is one text.
 
     Raises:
-        ConfigurationError: The file cannot be read, or its path is not absolute.
+        ConfigurationError: A file cannot be read, its path is not absolute, or there is no code.
     """
-    place = _find_reference(text)
-    if place is None:
-        return text
-    try:
-        file = locate_input(place)
-        data = (pin_file(file) if isinstance(file, Path) else file).read_bytes()
-        if not place.endswith(SUFFIXES_OF_LISTS):
-            return decode_code(data, place)
-        codes = [json.loads(line) for line in data.decode("utf-8-sig").split("\n") if line.strip()]
-        if not all(isinstance(code, str) for code in codes):
-            raise ValueError("each line must be a text in JSON")
-    except (OSError, ValueError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or error
-        raise ConfigurationError(f"the code in {place} cannot be read: {why}") from None
-    return read_codes(codes)
+    codes: list[str] = code if isinstance(code, list) else _read_reference(code)
+    if not codes:
+        raise ConfigurationError("the list of code is empty: pass at least one piece")
+    if codes == [code]:
+        return codes
+    return [text for item in codes for text in _read_reference(item)]
 
 
-def read_codes(codes: list[str]) -> list[str]:
-    """Replace each code that refers to a file with the file's content. Raises ConfigurationError."""
-    return [read_text_reference(code) if code.startswith("@") else code for code in codes]
+def read_text_reference(code: Any) -> str:
+    """Return the code of a parameter that takes one text, as `read_codes` does. Raises ConfigurationError."""
+    codes = read_codes(code)
+    if len(codes) > 1:
+        raise ConfigurationError(f"{code[1:].strip()} has a list of code, and one text is needed here")
+    return codes[0]
 
 
-def _find_reference(text: str) -> str | None:
-    """Return the path or location that the text refers to, or None if it is code. Raises ConfigurationError.
+def _read_reference(text: str) -> list[str]:
+    """Return the text, or the code in the file to which it refers, one text or several. Raises ConfigurationError.
 
     A single line that begins with `@` is never valid Python, because a decorator needs a definition below it.
     """
     if not text.startswith("@") or ("\n" in text.strip() and not text.startswith("@/")):
-        return None
+        return [text]
     place = text[1:].strip()
     if parse_scheme(place) is None and not os.path.isabs(os.path.expanduser(place)):
         raise ConfigurationError(
             f"the code's file {place!r} is not an absolute path, and a run starts in another directory: "
             f"name it as @/DIRECTORY/{os.path.basename(place) or 'FILE'}, or give a location"
         )
-    return place
-
-
-def read_text_reference(text: str) -> str:
-    """Return the code as `read_code_reference` does. Raises ConfigurationError if it is a list."""
-    content = read_code_reference(text)
-    if isinstance(content, list):
-        raise ConfigurationError(f"{text[1:].strip()} has a list of code, and one text is needed here")
-    return content
+    try:
+        file = locate_input(place)
+        data = (pin_file(file) if isinstance(file, Path) else file).read_bytes()
+        if not place.endswith(SUFFIXES_OF_LISTS):
+            return [decode_code(data, place)]
+        codes = [json.loads(line) for line in data.decode("utf-8-sig").split("\n") if line.strip()]
+        if not all(isinstance(code, str) for code in codes):
+            raise ValueError("each line must be a text in JSON")
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ConfigurationError(f"the code in {place} cannot be read: {why}") from None
+    return codes

@@ -1,6 +1,5 @@
 """Files of inputs in CSV and JSON, each checked once as a whole and then read value by value."""
 
-import codecs
 import csv
 import gzip
 import io
@@ -8,7 +7,7 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -20,29 +19,20 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.json_text import JSON, RepeatedKeyError
 from ...sandbox.wire.names import add_article
 from .cells import READERS, ColumnType, list_fitting_types, read_cell
+from .host_paths import pin_file
 
 Report = Callable[[str], None]  # takes a line for a person
+CheckNames = Callable[[Iterable[str], str], None]  # checks the names of a row's values; the text is the row's place
 
 LARGE_BYTES = 4 * 1024 * 1024  # Reading a larger file is reported.
-SPREADSHEET = (
-    "a spreadsheet: save it as CSV UTF-8 there, or with pandas.read_excel(FILE).to_csv('NAME.csv', index=False)"
-)
-BINARY = {
-    b"PK\x03\x04": SPREADSHEET,  # Spreadsheets are ZIP archives.
-    b"\xd0\xcf\x11\xe0": SPREADSHEET,  # Excel wrote these until 2007.
-    b"\x1f\x8b": "compressed: add .gz to its name",
-    b"\x28\xb5\x2f\xfd": "compressed: add .zst to its name",
-    b"PAR1": "Parquet: call it NAME.parquet",
-}
 COMPRESSIONS = (".gz", ".zst")
 ZSTD_MODULES = ("compression.zstd", "backports.zstd")  # Python has the first one from 3.14 on.
-LIST_BYTES = 64  # bytes of memory of an empty list or object
 CELL_CHARACTERS = 64 * 1024 * 1024  # A cell or a line may be long, but must not fill the memory.
 # Compressed data may have so many bytes, and so many times the file's size. A small file could fill the machine.
 UNPACKED_BYTES = 256 * 1024 * 1024
 UNPACKED_RATIO = 100
 PIECE_BYTES = 1024 * 1024
-OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+OTHER_DELIMITERS = (";", "\t", "|")
 
 
 def split_suffix(path: PathOrLocation) -> tuple[str, str]:
@@ -54,99 +44,67 @@ def split_suffix(path: PathOrLocation) -> tuple[str, str]:
 class DataFile:
     """A file that can be opened several times, and is unpacked if its name says that it is compressed.
 
-    The file must not change between. A pipe, or the copy of a file at a location, is copied to a temporary file.
+    The file must not change between. A pipe or a file at a location is copied to a temporary file.
     """
 
-    def __init__(self, source: Path, path: PathOrLocation) -> None:
-        """Find the file. Messages name it `path`, whose suffix tells the compression.
-
-        Raises OSError, and ConfigurationError for a compressed file that is damaged or unpacks to much.
-        """
-        self._source, self._path = source, path
-        if isinstance(path, Location) or not source.is_file():
+    def __init__(self, path: PathOrLocation) -> None:
+        """Find the file. Raises OSError, and ConfigurationError for a compressed file that unpacks to much."""
+        self.path = path
+        if isinstance(path, Path) and (path.is_file() or not path.exists()):
+            self._source = pin_file(path)
+        else:
             self._copy = tempfile.TemporaryFile()  # noqa: SIM115  # without a name, so nothing is left of it
-            with open(source, "rb") as pipe:
-                shutil.copyfileobj(pipe, self._copy)
-            self._copy.flush()
             self._source = Path(f"/dev/fd/{self._copy.fileno()}")
-        status = self._status = os.stat(self._source)
-        self.size = status.st_size
-        self.most = max(UNPACKED_BYTES, UNPACKED_RATIO * self.size) if split_suffix(path)[1] else None
-        if self.most is not None:
+            if isinstance(path, Location):
+                path.download(self._source)
+            else:
+                with pin_file(path).open("rb") as pipe:
+                    shutil.copyfileobj(pipe, self._copy)
+                self._copy.flush()
+        self._status = os.stat(self._source)
+        self.size = self._status.st_size
+        if split_suffix(path)[1]:
             with self.open() as stream:
                 while stream.read(PIECE_BYTES):
-                    if stream.tell() > self.most:
-                        raise describe_expansion(path, stream.tell())
+                    check_expansion(path, stream.tell(), self.size)
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
         """Open the file at its beginning. Raises OSError, and ConfigurationError if it changed or is damaged."""
         status, checked = os.stat(self._source), self._status
-        if (status.st_ino, status.st_size, status.st_mtime_ns) != (
-            checked.st_ino,
-            checked.st_size,
-            checked.st_mtime_ns,
-        ):
-            raise ConfigurationError(f"{self._path} changed after it was checked: start the run again")
+        if (status.st_size, status.st_mtime_ns) != (checked.st_size, checked.st_mtime_ns):
+            raise ConfigurationError(f"{self.path} changed after it was checked: start the run again")
+        suffix = split_suffix(self.path)[1]
         try:
-            with open(self._source, "rb") as file, _unpack(file, self._path) as stream:
+            with open(self._source, "rb") as file, _unpack(file, suffix) as stream:
                 yield stream
         except Exception as error:
             if isinstance(error, (EOFError, zlib.error, gzip.BadGzipFile)) or type(error).__name__ == "ZstdError":
-                suffix = split_suffix(self._path)[1]
                 raise ConfigurationError(
-                    f"{self._path} is damaged, or not compressed as {suffix} says: {error}"
+                    f"{self.path} is damaged, or not compressed as {suffix} says: {error}"
                 ) from None
             raise
 
+    @contextmanager
+    def open_text(self) -> Iterator[io.TextIOWrapper]:
+        """Open the file as text in UTF-8, or in UTF-16 with a byte order mark.
 
-def _unpack(stream: BinaryIO, path: PathOrLocation) -> BinaryIO:
-    """Return a reader of a file's data, unpacked if its name says that it is compressed. Raises ConfigurationError."""
-    compression = split_suffix(path)[1]
-    if compression == ".gz":
-        return gzip.GzipFile(fileobj=stream)  # type: ignore[return-value]
-    if not compression:
-        return stream
-    for name in ZSTD_MODULES:
-        with suppress(ImportError):
-            return import_module(name).open(stream)
-    raise ConfigurationError(
-        f"reading {path} needs backports.zstd, which is not installed: pip install 'rlm-batch[zstd]', or unpack the "
-        "file with unzstd"
-    )
-
-
-def describe_expansion(path: PathOrLocation, size: int) -> ConfigurationError:
-    """Return the error of a file whose data is too large for the file's size."""
-    return ConfigurationError(
-        f"{path} unpacks to more than {size >> 20:,} MiB, over {UNPACKED_RATIO} times its size, which would fill this "
-        "machine: if you trust it, unpack it yourself"
-    )
-
-
-class TextFile:
-    """A text file in UTF-8, or in UTF-16 with a byte order mark. Messages name the file `path`."""
-
-    def __init__(self, source: Path, path: PathOrLocation) -> None:
-        """Find the file's encoding. Raises OSError, and ConfigurationError for a file that is not text."""
-        self.file, self.path = DataFile(source, path), path
-        with self.file.open() as stream:
-            head = stream.read(4096)
-        for beginning, kind in BINARY.items():
-            if head.startswith(beginning):
-                raise ConfigurationError(f"{path} is {kind}")
-        is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        if b"\0" in head and not is_utf16:
-            raise ConfigurationError(f"{path} has null characters: save it as UTF-8")
-        self.encoding = "utf-16" if is_utf16 else "utf-8-sig"
-        self.head = head.decode(self.encoding, "ignore")
+        Raises OSError, and ConfigurationError for bytes that are wrong in the encoding.
+        """
+        with self.open() as stream:
+            encoding = "utf-16" if stream.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        try:
+            with self.open() as stream, io.TextIOWrapper(stream, encoding, newline="") as text:
+                yield text
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(
+                f"{self.path} is not text in UTF-8 ({error.reason}): "
+                f"{error.object[max(0, error.start - 20) : error.start + 20]!r}. Save it as UTF-8"
+            ) from None
 
     def read_lines(self) -> Iterator[str]:
-        """Yield the lines with their ends.
-
-        Raises ConfigurationError for bytes that are wrong in the file's encoding, or a line of `CELL_CHARACTERS`.
-        """
-        with self._open() as text:
+        """Yield the lines of the text with their ends. Raises ConfigurationError for a line of `CELL_CHARACTERS`."""
+        with self.open_text() as text:
             for number, line in enumerate(iter(partial(text.readline, CELL_CHARACTERS), ""), 1):
                 if len(line) == CELL_CHARACTERS:
                     raise ConfigurationError(
@@ -155,21 +113,26 @@ class TextFile:
                     )
                 yield line
 
-    def read(self) -> str:
-        """Return the text. Raises ConfigurationError for a wrong encoding."""
-        with self._open() as text:
-            return text.read()
 
-    @contextmanager
-    def _open(self) -> Iterator[io.TextIOWrapper]:
-        try:
-            with self.file.open() as stream, io.TextIOWrapper(stream, self.encoding, newline="") as text:
-                yield text
-        except UnicodeDecodeError as error:
-            raise ConfigurationError(
-                f"{self.path} is not {self.encoding.removesuffix('-sig').upper()} ({error.reason}): "
-                f"{error.object[max(0, error.start - 20) : error.start + 20]!r}. Save it as UTF-8"
-            ) from None
+def _unpack(stream: BinaryIO, suffix: str) -> BinaryIO:
+    """Return a reader of a file's data, unpacked by the suffix of its name. Raises ConfigurationError."""
+    if suffix == ".gz":
+        return gzip.GzipFile(fileobj=stream)  # type: ignore[return-value]
+    if not suffix:
+        return stream
+    for name in ZSTD_MODULES:
+        with suppress(ImportError):
+            return import_module(name).open(stream)
+    raise ConfigurationError("reading .zst needs backports.zstd, which is not installed: pip install 'rlm-batch[zstd]'")
+
+
+def check_expansion(path: PathOrLocation, unpacked: int, size: int) -> None:
+    """Raise ConfigurationError if a file's data is too large for the file's size, both in bytes."""
+    if unpacked > max(UNPACKED_BYTES, UNPACKED_RATIO * size):
+        raise ConfigurationError(
+            f"{path} unpacks to more than {unpacked >> 20:,} MiB, over {UNPACKED_RATIO} times its size, which would "
+            "fill this machine: if you trust it, unpack it yourself"
+        )
 
 
 class Table(Protocol):
@@ -189,31 +152,23 @@ class JsonValues:
     The items of an array are kept in memory.
     """
 
-    def __init__(
-        self,
-        source: Path,
-        path: PathOrLocation,
-        check: Callable[[Any, int, str], None],
-        *,
-        takes_any_value: bool = False,
-    ) -> None:
-        """Check the whole file. Messages name it `path`.
+    def __init__(self, file: DataFile, check: CheckNames | None) -> None:
+        """Check the whole file. With `check`, each value must be an object, and its names are checked.
 
-        `check` gets each value, its number, counted from 1, and its place for messages. Raises OSError. Raises
-        ConfigurationError for a value that is not JSON. Unless `takes_any_value`, also raises it for a value that is no
-        object.
+        Raises OSError, and ConfigurationError for a wrong value.
         """
-        self._file, self._path, self._takes_any_value = TextFile(source, path), path, takes_any_value
-        self._most = self._file.file.most
-        self._items = self._read_array() if split_suffix(path)[0] == ".json" else None
+        self._file, self._items = file, None
+        if split_suffix(file.path)[0] == ".json":
+            self._items = self._read_array(has_any_value=check is None)
         self._count = 0
         for value, where in self._read_values():
-            if not (takes_any_value or isinstance(value, dict)):
-                kind = add_article(type(value).__name__)
-                advice = ". If the file is one array, call it NAME.json" if isinstance(value, list) else ""
-                raise ConfigurationError(f"{where} is {kind}, and must be an object of variables{advice}")
             self._count += 1
-            check(value, self._count, where)
+            if check is None:
+                continue
+            if not isinstance(value, dict):
+                kind = add_article(type(value).__name__)
+                raise ConfigurationError(f"{where} is {kind}, and must be an object (one array is a file NAME.json)")
+            check(value, where)
 
     def __len__(self) -> int:
         return self._count
@@ -221,41 +176,31 @@ class JsonValues:
     def __iter__(self) -> Iterator[Any]:
         return (value for value, _ in self._read_values())
 
-    def _read_array(self) -> list[Any] | None:
+    def _read_array(self, *, has_any_value: bool) -> list[Any] | None:
         """Return the items of a file that is one array, or None for JSON lines, which may be arrays too."""
-        if not self._file.head.lstrip().startswith("["):
-            return None
-        try:
-            return self._decode(self._file.read(), str(self._path))
-        except ValueError as error:
-            if str(error).startswith("Extra data") and self._takes_any_value:
+        with self._file.open_text() as stream:
+            if stream.read(1024).lstrip()[:1] != "[":
                 return None
-            raise ConfigurationError(f"{self._path} is not JSON: {error}") from None
+        with self._file.open_text() as stream:
+            try:
+                return JSON.decode(stream.read())
+            except (ValueError, RecursionError) as error:
+                if has_any_value and str(error).startswith("Extra data"):
+                    return None
+                raise ConfigurationError(f"{self._file.path} is not JSON: {error}") from None
 
     def _read_values(self) -> Iterator[tuple[Any, str]]:
         """Yield each value with its place in the file, for messages. Raises ConfigurationError."""
         if self._items is not None:
-            yield from ((value, f"item {number} of {self._path}") for number, value in enumerate(self._items, 1))
+            yield from ((value, f"item {number} of {self._file.path}") for number, value in enumerate(self._items, 1))
             return
         for number, line in enumerate(self._file.read_lines(), 1):
             if line.strip():
-                where = f"line {number} of {self._path}"
+                where = f"line {number} of {self._file.path}"
                 try:
-                    yield self._decode(line, where), where
-                except ValueError as error:
-                    advice = ". If the file is one array, call it NAME.json" if line.startswith("[") else ""
-                    raise ConfigurationError(f"{where} is not JSON: {error}{advice}") from None
-
-    def _decode(self, text: str, where: str) -> Any:
-        """Return the value of a text. Raises ValueError, and ConfigurationError if it would fill the memory."""
-        # Lists and objects of compressed JSON take much more memory than the file.
-        size = max(len(text), LIST_BYTES * (text.count("[") + text.count("{")))
-        if self._most is not None and size > self._most:
-            raise describe_expansion(self._path, size)
-        try:
-            return JSON.decode(text)
-        except RecursionError:
-            raise ConfigurationError(f"{where} is nested too deeply: flatten it") from None
+                    yield JSON.decode(line), where
+                except (ValueError, RecursionError) as error:
+                    raise ConfigurationError(f"{where} is not JSON: {error} (one array is a file NAME.json)") from None
 
 
 class CsvTable:
@@ -264,23 +209,18 @@ class CsvTable:
     A column has its type from `types`, otherwise `default`, otherwise the first type that fits all of its cells.
     """
 
-    def __init__(
-        self,
-        source: Path,
-        path: PathOrLocation,
-        types: dict[str, ColumnType],
-        default: ColumnType | None = None,
-    ) -> None:
-        """Check the whole file. Messages name it `path`.
-
-        Raises OSError. Raises ConfigurationError, with the line, for wrong CSV or a cell without its column's type.
-        """
+    def __init__(self, file: DataFile, types: dict[str, ColumnType], default: ColumnType | None = None) -> None:
+        """Check the whole file. Raises OSError, and ConfigurationError with the line for a wrong cell."""
         csv.field_size_limit(max(csv.field_size_limit(), CELL_CHARACTERS))
-        self._file, self._path, self._skips_blanks = TextFile(source, path), path, False
+        self._file, self._path, self._skips_blanks = file, file.path, False
         header: list[str] = next(self._read_rows(), (1, []))[1]
         self._skips_blanks = any(name.startswith(" ") for name in header)  # The header is like "x, y".
         self.names = [name.strip() for name in header]
-        self._check_header()
+        if len(self.names) == 1 and (mark := next((m for m in OTHER_DELIMITERS if m in self.names[0]), None)):
+            raise ConfigurationError(f"{self._path} has {mark!r} between its cells: save it with commas")
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise ConfigurationError(f"the header of {self._path} has {name!r} twice: rename one of the columns")
         self.types: dict[str, ColumnType] = {
             name: kind for name in self.names if (kind := types.get(name) or default) is not None
         }
@@ -329,30 +269,15 @@ class CsvTable:
         try:
             yield from ((reader.line_num, row) for row in reader if row)
         except csv.Error as error:
-            raise ConfigurationError(
-                f"line {reader.line_num} of the input file {self._path} is not CSV: {error}"
-            ) from None
-
-    def _check_header(self) -> None:
-        for name in self.names:
-            if self.names.count(name) > 1 and name:
-                raise ConfigurationError(f"the header of {self._path} has {name!r} twice: rename one of the columns")
-        mark = next((mark for mark in OTHER_DELIMITERS if mark in "".join(self.names)), None)
-        if len(self.names) != 1 or mark is None:
-            return
-        raise ConfigurationError(
-            f"{self._path} has {OTHER_DELIMITERS[mark]} between its cells: save it with commas, and with points in "
-            "numbers"
-        )
+            raise ConfigurationError(f"line {reader.line_num} of {self._path} is not CSV: {error}") from None
 
     def _check_cell(self, name: str, cell: str, line: int) -> None:
         try:
             read_cell(self.types[name], cell)
         except ValueError as error:
-            reason = f"{cell[:100]!r} is no {self.types[name]}, which that column is read as. Correct it"
-            if isinstance(error, RepeatedKeyError):
-                reason = str(error)
+            is_repeated = isinstance(error, RepeatedKeyError)
+            reason = str(error) if is_repeated else f"{cell[:100]!r} is no {self.types[name]}"
             raise ConfigurationError(
-                f"line {line} of {self._path}, column {name!r}: {reason}, or read the column as another type "
-                f"(--types {name}=str)"
+                f"line {line} of {self._path}, column {name!r}: {reason}. Correct it, or read the column as another "
+                f"type (--types {name}=str)"
             ) from None

@@ -1,6 +1,6 @@
 """The batch flow: many pieces of code, or one piece over many inputs, each in a sandbox."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as parameter_model
@@ -11,8 +11,8 @@ from ...sandbox.errors import ConfigurationError
 from ...tasks.ledger.run_record import ReportSpec
 from ..inputs.conversion import Code, Items, PathText, Variables
 from ..inputs.file_patterns import MatchedFiles, is_pattern
-from ..inputs.readers import check_judge, check_variables, get_column_types, read_inputs, resolve_types_of
-from ..inputs.spilling import read_code_reference, read_codes
+from ..inputs.readers import Inputs, check_variables, get_column_types, read_inputs, refuse_types, resolve_types_of
+from ..inputs.spilling import read_codes
 from ..inputs.tables import Report as ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
 from ..plan import CodeForEach, Outcomes, Plan, count_executions, repeat_items
@@ -63,28 +63,34 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
 
     flow_name = "batch"
     prefect_name = "rlm-batch"
+    needs = {"types": "inputs"}  # noqa: RUF012
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the inputs and check them with the code. Raises ConfigurationError."""
-        options, codes, has_inputs = self.options, self._read_codes(), self.inputs is not None
-        needs_all = options.preparation is None
-        if not has_inputs:
+        self.check_combination()
+        options, codes, source = self.options, read_codes(self.code), cast("Any", self.inputs)
+        if source is None:
             for code in codes:
-                check_variables(code, [()], needs_all=needs_all, repeats=self.repeats)
-            check_judge(options.check_code, [()])
+                check_variables(code, [()], options, self.repeats)
             spec = ReportSpec().with_repeats(self.repeats, len(codes))
             items = repeat_items([(code, {}) for code in codes], spec, options)
-            total = count_executions(len(codes), spec)
-            return Plan(total=total, items=items, runs_each_code=True, report_spec=spec)
-        source: Any = self.inputs
-        files = self._match_files(report) if isinstance(source, str) and is_pattern(source) else None
-        if files is None:
+            return Plan(total=count_executions(len(codes), spec), items=items, runs_each_code=True, report_spec=spec)
+        if isinstance(self.code, list) or len(codes) > 1:
+            raise ConfigurationError(f"{name_parameter('inputs')} needs one piece of code, and there is a list")
+        files: MatchedFiles | None = None
+        inputs: Inputs
+        if isinstance(source, str) and is_pattern(source):
+            refuse_types(self.types)
+            if self.shards is not None:
+                raise ConfigurationError(
+                    f"{name_parameter('inputs')} is a pattern of files of this machine, and shards run on others: put "
+                    "the files on a volume and pass their paths"
+                )
+            inputs = files = MatchedFiles(source, report)
+        else:
             types: Any = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))
             inputs = read_inputs(source, types, report)
-        else:
-            inputs = files
-        check_variables(codes[0], inputs, needs_all=needs_all, repeats=self.repeats)
-        check_judge(options.check_code, inputs)
+        check_variables(codes[0], inputs, options, self.repeats)
         spec = ReportSpec().with_repeats(self.repeats, len(inputs))
         return Plan(
             total=count_executions(len(inputs), spec),
@@ -94,42 +100,6 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
             find_uploads=None if files is None else files.find_uploads,
             digests=None if files is None else files.digests,
         )
-
-    def _match_files(self, report: ProgressReport | None) -> MatchedFiles:
-        """Return the files that match the pattern of `inputs`. Raises ConfigurationError."""
-        if self.types is not None:
-            raise ConfigurationError(
-                f"{name_parameter('types')} needs a CSV file, and a pattern gives each execution the path of a file: "
-                "leave it out"
-            )
-        if self.shards is not None:
-            raise ConfigurationError(
-                f"{name_parameter('inputs')} is a pattern of files of this machine, and shards run on others: put the "
-                f"files on a volume and pass their paths, or leave out {name_parameter('shards')}"
-            )
-        return MatchedFiles(str(self.inputs), report)
-
-    def _read_codes(self) -> list[str]:
-        """Return the pieces of code: exactly one if there are inputs. Raises ConfigurationError."""
-        code: Any = self.code
-        if self.inputs is None and self.types is not None:
-            raise ConfigurationError(
-                f"{name_parameter('types')} needs a CSV file in {name_parameter('inputs')}: leave it out"
-            )
-        if isinstance(code, list):
-            if self.inputs is not None:
-                raise ConfigurationError(
-                    f"{name_parameter('inputs')} needs one piece of code, and there are {len(code)}: pass one"
-                )
-            if not code:
-                raise ConfigurationError("the list of code is empty: pass at least one piece")
-            return read_codes(code)  # type: ignore[reportUnknownArgumentType]
-        content = read_code_reference(code)
-        if isinstance(content, list) and self.inputs is not None:
-            raise ConfigurationError(
-                f"{name_parameter('inputs')} needs one piece of code, and the file of code has a list: pass one"
-            )
-        return content if isinstance(content, list) else [content]
 
     def get_variables_source(self) -> str:
         """Return `inputs`, or an empty text if there are several pieces of code."""

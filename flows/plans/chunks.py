@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as parameter_model
@@ -27,8 +27,8 @@ from ..inputs.conversion import Code, DataById, DataItem, Items, PathText
 from ..inputs.readers import (
     ChunkSource,
     build_chunks,
-    check_judge,
     check_provided_variables,
+    check_variables,
     get_column_types,
     resolve_types_of,
 )
@@ -205,6 +205,8 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
 
     flow_name = "chunks"
     prefect_name = "rlm-chunks"
+    one_of = ("chunks", "data")
+    needs = {"data": "chunk_size", "chunk_size": "data"}  # noqa: RUF012
 
     @cached_property
     def options(self) -> Options:
@@ -223,18 +225,17 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the chunks. Raises ConfigurationError."""
-        code = read_text_reference(cast("str", self.code))
-        reduce = None if self.reduce is None else read_text_reference(cast("str", self.reduce))
+        self.check_combination()
+        code = read_text_reference(self.code)
+        reduce = None if self.reduce is None else read_text_reference(self.reduce)
         options = self.options
         provided = ("chunk_id", "data") if self.repeats is None else ("chunk_id", "data", REPEAT)
         check_provided_variables(code, provided, needs_all=options.preparation is None)
-        check_judge(options.check_code, [("chunk_id", "data")])
+        check_variables("", [("chunk_id", "data")], options)
         check_provided_variables(reduce, ("results",), needs_all=options.preparation is None)
-        chunks: Any = self.chunks
-        data: Any = self.data
-        source = data if chunks is None else chunks
+        source = self.data if self.chunks is None else self.chunks
         types = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))  # type: ignore[arg-type]
-        parts = build_chunks(chunks, data, self.chunk_size, types, report)
+        parts = build_chunks(self.chunks, self.data, self.chunk_size, types, report)
         spec = ReportSpec("chunk" if reduce is None else "execution").with_repeats(self.repeats, len(parts))
         items = CodeForEach(code, _ChunkVariables(parts))
         return Plan(

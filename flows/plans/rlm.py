@@ -3,22 +3,21 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import PurePath
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as parameter_model
 
 from ...blocks.storage.location import PathOrLocation
-from ...sandbox.caller import get_caller, name_parameter
+from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries.answer_type import AnswerType
 from ...sandbox.queries.recursive_model import RecursionSettings
 from ...tasks.execution import Execution, Upload
 from ...tasks.ledger.run_record import ReportSpec
-from ..inputs.cells import ColumnType
 from ..inputs.contexts import ContextReader, Question
 from ..inputs.conversion import AnswerTypeText, ContextValue, Items, ModelText, PathText, TurnFunction, Variables
-from ..inputs.readers import VariablesFile, get_column_types, read_lines, read_rows, resolve_types_of
+from ..inputs.readers import get_column_types, read_inputs, read_lines, resolve_types_of
 from ..inputs.tables import Report as ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, LaneParameters, Types
 from ..plan import Item, Outcomes, Plan
@@ -26,12 +25,6 @@ from ..rlm_answers import RlmAnswer, RlmAnswers
 
 NOUN = "question"
 CONTEXT_COLUMNS = ("context", "context_file", "context_volume_path")  # columns of a row that the flow reads
-
-
-class QuestionsFile(VariablesFile):
-    """A file with a row for each question. Columns of texts are not read as numbers."""
-
-    default_types: ClassVar[dict[str, ColumnType]] = dict.fromkeys(("query", *CONTEXT_COLUMNS), "str")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +49,11 @@ class QuestionRows:
     def _read_row(self, row: Mapping[str, Any], number: int) -> Question:
         query = row.get("query")
         if not isinstance(query, str) or not query.strip():
-            raise ConfigurationError(f"row {number} of the questions has no query: give each row a text as its query")
+            raise ConfigurationError(f"question {number} is not a text: give each row a text as its query")
         own = {name: row[name] for name in CONTEXT_COLUMNS if row.get(name) not in (None, "", [])}
         for name in ("context_file", "context_volume_path"):
             if not isinstance(own.get(name, ""), str if name == "context_volume_path" else (str, list)):
-                raise ConfigurationError(f"row {number} of the questions has {name} {own[name]!r}: give a path")
+                raise ConfigurationError(f"question {number} has {name} {own[name]!r}: give a path")
         question = self.reader.read(query, *map((own or self.shared).get, CONTEXT_COLUMNS))
         others = {name: value for name, value in row.items() if name not in ("query", *CONTEXT_COLUMNS)}
         return Question(question.code, {**others, **question.variables})
@@ -175,6 +168,8 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
 
     flow_name = "rlm"
     prefect_name = "rlm-query"
+    one_of = ("query", "queries", "inputs")
+    needs = {"types": "inputs"}  # noqa: RUF012
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
@@ -204,7 +199,11 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the questions and their contexts. Raises ConfigurationError."""
-        self._check_parameters()
+        self.check_combination()
+        if not self.language_model:
+            raise ConfigurationError(
+                f"{name_parameter('language_model')} is missing: name a model, such as openai/gpt-4o-mini"
+            )
         reader = ContextReader()
         rows, total, types = self._read_questions(self.options.locate_ledger(run_ledger), report)
         shared = {name: getattr(self, name) for name in CONTEXT_COLUMNS if getattr(self, name) not in (None, "", [])}
@@ -239,45 +238,20 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
             column_types=types,
         )
 
-    def _check_parameters(self) -> None:
-        if not self.language_model:
-            raise ConfigurationError(
-                f"{name_parameter('language_model')} is missing: name a model, such as openai/gpt-4o-mini"
-            )
-        # A command takes the query without an option.
-        names = {"query": "QUERY" if get_caller().is_command else "query"}
-        names |= {name: name_parameter(name) for name in ("queries", "inputs")}
-        given = [name for name in names if getattr(self, name) is not None]
-        if len(given) != 1:
-            problem = f"{' and '.join(names[name] for name in given)} are given" if given else "there is no question"
-            raise ConfigurationError(
-                f"{problem}: pass one of {names['query']}, {names['queries']} or {names['inputs']}"
-            )
-        if self.types is not None and self.inputs is None:
-            raise ConfigurationError(
-                f"{name_parameter('types')} needs a CSV file in {name_parameter('inputs')}: leave it out"
-            )
-
     def _read_questions(
         self, ledger: PathOrLocation | None, report: ProgressReport | None
     ) -> tuple[Iterable[Mapping[str, Any]], int, Any]:
         """Return the rows, their number, and the types of a CSV file's columns. Raises ConfigurationError."""
-        if self.query is not None:
-            return [{"query": self.query}], 1, {}
-        source: Any = self.queries
-        if source is not None:
-            queries = read_lines(source, "queries") if isinstance(source, str) else source
-            if not queries:
-                raise ConfigurationError(f"{name_parameter('queries')} is empty: give at least one question")
-            for number, query in enumerate(queries, 1):
-                if not isinstance(query, str) or not query.strip():
-                    raise ConfigurationError(
-                        f"question {number} of {name_parameter('queries')} is not a text: write one"
-                    )
-            return [{"query": query} for query in queries], len(queries), {}
-        source = self.inputs
-        inputs = read_rows(QuestionsFile, source, resolve_types_of(source, self.types, ledger), report)
-        return inputs, len(inputs), get_column_types(inputs)
+        if self.inputs is not None:
+            types: Any = resolve_types_of(self.inputs, self.types, ledger)
+            inputs = read_inputs(self.inputs, types, report, texts=("query", *CONTEXT_COLUMNS))
+            return inputs, len(inputs), get_column_types(inputs)
+        queries: Any = [self.query] if self.query is not None else self.queries
+        if isinstance(queries, str):
+            queries = read_lines(queries)
+        if not queries:
+            raise ConfigurationError(f"{name_parameter('queries')} is empty: give at least one question")
+        return [{"query": query} for query in queries], len(queries), {}
 
     def get_variables_source(self) -> str:
         """Return `inputs`, or an empty text without rows."""

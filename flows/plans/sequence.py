@@ -6,12 +6,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as parameter_model
 
 from ...blocks.storage.location import PathOrLocation
-from ...sandbox.errors import ConfigurationError
 from ...tasks.execution import Execution, compute_key
 from ...tasks.ledger.run_record import ReportSpec
 from ..inputs.conversion import Items, Step
 from ..inputs.readers import check_variables
-from ..inputs.spilling import read_code_reference, read_codes
+from ..inputs.spilling import read_codes
 from ..inputs.tables import Report as ProgressReport
 from ..parameters import CodeParameters, CommandLineForm, FlowParameters
 from ..plan import Outcomes, Plan, step_label
@@ -54,8 +53,8 @@ class SequenceParameters(CodeParameters, FlowParameters[OutcomesReport]):
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the steps. Raises ConfigurationError."""
-        codes = self._read_steps()
-        check_variables(codes[0], [()], needs_all=self.options.preparation is None)  # Later steps see its names.
+        codes = read_codes(self.steps)
+        check_variables(codes[0], [()], self.options)  # Later steps see its names.
         return Plan(
             total=len(codes),
             items=[(code, {}) for code in codes],
@@ -66,16 +65,6 @@ class SequenceParameters(CodeParameters, FlowParameters[OutcomesReport]):
             state_context="main",
             stop_on_failure=self.stop_on_error,
         )
-
-    def _read_steps(self) -> list[str]:
-        """Return the code of each step. Raises ConfigurationError."""
-        steps: Any = self.steps
-        if isinstance(steps, list):
-            if not steps:
-                raise ConfigurationError("the list of steps is empty: pass at least one")
-            return read_codes(steps)  # type: ignore[reportUnknownArgumentType]
-        content = read_code_reference(steps)
-        return content if isinstance(content, list) else [content]
 
     def build_report(self, outcomes: Outcomes) -> OutcomesReport:
         """Return the outcomes of the steps, in order."""

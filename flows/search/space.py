@@ -4,18 +4,18 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ...blocks.problems import describe_problems
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.requests.execution_request import check_variable_name
 
-KEYWORDS = ("low", "high", "log", "step", "type")
-TYPES = ("int", "float")
-LARGEST = 1e300  # bound of a range: samplers compute with twice the value
 MAX_SHOWN_CHOICES = 20
+PAIRS = ([int, int], [int, float], [float, int], [float, float])
 STEP_TOLERANCE = 1e-8  # the part of a step by which a number may differ from the range's, as in Optuna
-MOST_STEPS = 2**53  # steps of a range: floats cannot distinguish more
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,11 @@ class SearchSpace:
     def list_warnings(self) -> list[str]:
         """Return a sentence for each variable that may have been meant as real numbers."""
         found = {(name, p): None for item in self.alternatives for name, p in item.items() if isinstance(p, Range)}
-        return [_warn_of_integers(name, parameter) for name, parameter in found if parameter.is_guessed]
+        return [
+            f"{name} is integer, because both bounds are: write {float(p.low)} for real numbers, or add the type int"
+            for name, p in found
+            if p.is_guessed
+        ]
 
     def find_alternative(self, variables: Mapping[str, Any]) -> int | None:
         """Return the number of the first alternative that contains the point, or None."""
@@ -99,29 +103,14 @@ class SearchSpace:
         return None
 
 
-def _warn_of_integers(name: str, parameter: Range) -> str:
-    return (
-        f"{name} is integer, because both bounds are: for real numbers write {float(parameter.low)} in the place of "
-        f"{parameter.low}, or add the type int if integers are meant"
-    )
-
-
 def check_pairs(source: Any) -> None:
     """Raise ConfigurationError for a tuple of two numbers, which could be bounds or choices."""
     for space in source if isinstance(source, (list, tuple)) else [source]:  # type: ignore[reportUnknownVariableType]
         for name, values in space.items() if isinstance(space, Mapping) else ():  # type: ignore[reportUnknownVariableType]
-            if (
-                isinstance(values, tuple)
-                and len(values) == 2
-                and all(  # type: ignore[reportUnknownArgumentType]
-                    isinstance(value, (int, float)) and not isinstance(value, bool)
-                    for value in values  # type: ignore[reportUnknownVariableType]
-                )
-            ):
-                low, high = values  # type: ignore[reportUnknownVariableType]
+            if isinstance(values, tuple) and list(map(type, values)) in PAIRS:  # type: ignore[reportUnknownArgumentType]
                 raise ConfigurationError(
-                    f"the space of {name!r} is the tuple ({low}, {high}), which could be bounds or choices: write "
-                    f'{{"low": {low}, "high": {high}}} for all numbers between, or [{low}, {high}] for these two'
+                    f"the space of {name!r} is the tuple {values}, which could be bounds or choices: write a dict with "
+                    "low and high for all numbers between, or a list for these two"
                 )
 
 
@@ -140,75 +129,39 @@ def parse_space(source: Any) -> SearchSpace:
     )
 
 
+class _Bounds(BaseModel):
+    """The JSON of a range."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    low: int | float
+    high: int | float
+    log: bool = False
+    step: int | float | None = None
+    type: Literal["int", "float"] | None = None
+
+
 def _parse_parameter(name: str, values: Any) -> Parameter:
     if isinstance(values, dict) and set(values) == {"choices"}:
         values = values["choices"]
-    if isinstance(values, (list, tuple)):
-        return _parse_choices(name, values)  # type: ignore[reportUnknownArgumentType]
+    if isinstance(values, (list, tuple)) and values:
+        return Choices(tuple(values))  # type: ignore[reportUnknownArgumentType]
     if not isinstance(values, dict):
         raise ConfigurationError(
             f"the space of {name!r} is {values!r}: give a list of choices, or a dict with low and high"
         )
-    return _parse_range(name, values)  # type: ignore[reportUnknownArgumentType]
-
-
-def _parse_choices(name: str, values: Any) -> Choices:
-    if not values:
-        raise ConfigurationError(f"the space has no choices for {name!r}: give at least one")
-    texts = [_write_json(value) for value in values]
     try:
-        json.dumps(values, allow_nan=False, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ConfigurationError(f"the space of {name!r} has choices that are not UTF-8: replace them") from None
-    except ValueError:
-        raise ConfigurationError(f"the space of {name!r} has choices that are not JSON: give finite values") from None
-    if repeated := next((text for text in texts if texts.count(text) > 1), None):
-        raise ConfigurationError(f"the space of {name!r} has the choice {repeated} twice: leave one out")
-    return Choices(tuple(values))
-
-
-def _parse_range(name: str, details: dict[str, Any]) -> Range:
-    where = f"the space of {name!r}"
-    for word in details:
-        if word not in KEYWORDS:
-            raise ConfigurationError(f"{where} has the unknown key {word!r}: use {', '.join(KEYWORDS)}, or choices")
-    log, step, kind = details.get("log", False), details.get("step"), details.get("type")
-    if kind is not None and kind not in TYPES:
-        raise ConfigurationError(f"{where} has the type {kind!r}: use int or float")
-    if not isinstance(log, bool):
-        raise ConfigurationError(f"{where} has log {log!r}: use true or false")
-    for word in ("low", "high"):
-        if word not in details:
-            raise ConfigurationError(f"{where} has no {word}: give low and high")
-    numbers = {"low": details["low"], "high": details["high"], **({} if step is None else {"step": step})}
-    for word, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or number != number:
-            raise ConfigurationError(f"{where} has {word} {number!r}: use a finite number")
-        if abs(number) > LARGEST:
-            shown = repr(number) if isinstance(number, float) else "of so many digits"
-            raise ConfigurationError(f"{where} has {word} {shown}: use a finite number of at most {LARGEST:.0e}")
-    low, high = numbers["low"], numbers["high"]
-    is_whole = kind == "int" if kind is not None else all(isinstance(number, int) for number in numbers.values())
+        bounds = _Bounds.model_validate(values)
+    except ValidationError as error:
+        raise ConfigurationError(f"the space of {name!r}: {describe_problems(error)}") from None
+    low, high, step = bounds.low, bounds.high, bounds.step
+    numbers = [low, high] if step is None else [low, high, step]
+    is_guessed = bounds.type is None and all(isinstance(number, int) for number in numbers)
+    is_whole = is_guessed or bounds.type == "int"
+    if is_whole and any(number != int(number) for number in numbers):
+        raise ConfigurationError(f"the space of {name!r} has the type int: use whole numbers")
     if is_whole:
-        for word, number in numbers.items():
-            if number != int(number):
-                raise ConfigurationError(f"{where} has whole numbers and {word} {number!r}: use a whole number")
         low, high, step = int(low), int(high), None if step is None else int(step)
-    if low > high:
-        raise ConfigurationError(f"{where} has low {low} above high {high}: swap them")
-    if log and low <= 0:
-        raise ConfigurationError(f"{where} is logarithmic and has low {low}: use a low above 0")
-    if step is not None and step <= 0:
-        raise ConfigurationError(f"{where} has step {step}: use a step above 0")
-    if step is not None and (high - low) / MOST_STEPS > step:
-        raise ConfigurationError(f"{where} has step {step}, too small for {low} to {high}: leave it out")
-    if log and step is not None:
-        raise ConfigurationError(f"{where} has both log and step: leave one out")
-    if step is not None and low < high and step > high - low:
-        raise ConfigurationError(
-            f"{where} has step {step}, too large for {low} to {high}: every trial would have {low}; use a smaller step"
-        )
-    return Range(low, high, log, step, is_whole, is_whole and kind is None and step is None and low < high)
+    return Range(low, high, bounds.log, step, is_whole, is_guessed and step is None and low < high)
 
 
 def infer_space(points: list[dict[str, Any]]) -> SearchSpace:

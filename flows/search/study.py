@@ -20,8 +20,7 @@ from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
 from ...tasks.ledger.run_record import Objective
 from ..reporting.groups import read_number
-from .plan import SearchPlan, find_sampler_class, import_optuna, parse_pruner
-from .settings import SAMPLERS
+from .plan import DEFAULT_PATIENCE, SAMPLERS, SearchPlan, find_sampler_class, import_optuna
 from .space import Choices, Parameter, SearchSpace, infer_space, parse_space
 
 ALTERNATIVE = "space number"  # the study's parameter for the alternative; no variable can have this name
@@ -153,15 +152,16 @@ class TrialStudy:
                     sampler._rng.rng.seed(seed)
 
     def _make_pruner(self, pruner: str) -> Any:
-        name, patience = parse_pruner(pruner)
+        name, _, patience = pruner.partition(":")
         pruners = self._optuna.pruners
-        makers = {
+        if name == "patient":
+            return pruners.PatientPruner(None, int(patience or DEFAULT_PATIENCE))
+        kinds = {
             "median": pruners.MedianPruner,
             "asha": pruners.SuccessiveHalvingPruner,
             "hyperband": pruners.HyperbandPruner,
-            "patient": lambda: pruners.PatientPruner(None, patience),
         }
-        return makers[name]()
+        return kinds[name]()
 
     def _make_sampler(self, seed: int) -> Any:
         samplers, is_alternating = self._optuna.samplers, len(self._plan.space.alternatives) > 1
@@ -184,25 +184,23 @@ class TrialStudy:
         return suggest(name, distribution.low, distribution.high, step=step, log=distribution.log)
 
 
-def check_sampler(plan: SearchPlan) -> None:
-    """Draw points with a sampler by import path. Raises ConfigurationError if that fails.
+def check_search(plan: SearchPlan) -> None:
+    """Make the study, and draw points with a sampler by import path. Raises ConfigurationError if that fails.
 
     Some samplers import their packages only after their `STARTUP_TRIALS`.
     """
+    study = TrialStudy(plan)
     if plan.sampler in SAMPLERS:
         return
+    names = [*(objective.name for objective in plan.objectives), *plan.constraints]
     try:
-        study = TrialStudy(plan)
-        names = [*(objective.name for objective in plan.objectives), *plan.constraints]
         with keep_quiet(import_optuna()):
             for number in range(STARTUP_TRIALS):
                 study.ask()
                 study.tell(number, Result(dict.fromkeys(names, -float(number)), Meta()))
         study.ask()
     except Exception as error:  # The sampler may be any code.
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        text = f"the sampler {plan.sampler} cannot be used: {reason}. Install what it needs, or name another one"
-        raise ConfigurationError(text) from error
+        raise ConfigurationError(f"the sampler {plan.sampler} cannot be used: {error}") from error
 
 
 class StudyParameters:
@@ -212,6 +210,7 @@ class StudyParameters:
     """
 
     def __init__(self, space: SearchSpace) -> None:
+        """Make the distributions. Raises ConfigurationError for bounds that Optuna refuses."""
         self._optuna = import_optuna()
         self._space = space
         kinds: dict[str, list[Parameter]] = {}
@@ -226,7 +225,7 @@ class StudyParameters:
             list(range(len(space.alternatives)))
         )
         self.distributions: list[dict[str, Any]] = [
-            {names[name]: self._make_distribution(parameter) for name, parameter in alternative.items()}
+            {names[name]: self._make_distribution(name, parameter) for name, parameter in alternative.items()}
             for names, alternative in zip(self._names, space.alternatives, strict=True)
         ]
 
@@ -251,14 +250,17 @@ class StudyParameters:
             distributions = {ALTERNATIVE: self.alternatives, **distributions}
         return params, distributions
 
-    def _make_distribution(self, parameter: Parameter) -> Any:
+    def _make_distribution(self, name: str, parameter: Parameter) -> Any:
         kinds = self._optuna.distributions
         with keep_quiet(self._optuna):
             if isinstance(parameter, Choices):
                 return kinds.CategoricalDistribution([_encode_value(parameter, value) for value in parameter.values])
             kind = kinds.IntDistribution if parameter.is_whole else kinds.FloatDistribution
             step = {} if parameter.step is None else {"step": parameter.step}
-            return kind(parameter.low, parameter.high, log=parameter.log, **step)
+            try:
+                return kind(parameter.low, parameter.high, log=parameter.log, **step)
+            except ValueError as error:
+                raise ConfigurationError(f"the space of {name!r}: {error}") from None
 
 
 def read_scores(outcome: Outcome, objectives: tuple[Objective, ...]) -> list[float] | None:

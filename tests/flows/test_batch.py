@@ -135,7 +135,7 @@ async def test_parameters_too_long_for_prefect_are_stored_in_files(results):
         ({"code": []}, "empty"),
         ({"code": ["1"], "inputs": [{"x": 1}]}, "one piece of code"),
         ({"code": "train.py", "inputs": [{"x": 1}]}, r"'train.py', the name of a file.*Path\('train.py'\).read_text"),
-        ({"code": "1", "inputs": []}, "empty"),
+        ({"code": "1", "inputs": []}, "no rows"),
         ({"code": "1", "inputs": "nosuch.jsonl"}, "No such file"),
         ({"code": "1", "inputs": "nosuch.xlsx"}, "is not JSON lines"),
         ({"code": "1", "provider": "nosuch"}, "unknown provider"),

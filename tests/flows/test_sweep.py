@@ -46,9 +46,9 @@ async def test_the_report_lists_failed_trials_and_the_best_trial():
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({}, "the points are missing"),
+        ({}, "pass one of grid, points or space"),
         ({"grid": {"x": []}}, "no values for 'x'"),
-        ({"points": [{"x": 1, "y": 2}, {"x": 1}]}, "point 2 has no variable 'y', which the first has"),
+        ({"points": [{"x": 1, "y": 2}, {"x": 1}]}, "item 2 of points has no variable 'y'"),
         ({"points": "nosuch.csv"}, "No such file"),
     ],
 )

@@ -147,7 +147,7 @@ WRONG_TABLES = [
     ("pandas.DataFrame({'x': [b'raw']})", "column 'x' of inputs has the type bytes, .*: cast it to a number or text"),
     ("pandas.DataFrame({'x': pandas.to_timedelta(['1s'])})", "column 'x' of inputs has the type Timedelta"),
     ("pandas.DataFrame({'learning rate': [1]})", "rename it, as to learning_rate"),
-    ("pandas.DataFrame({'x': []})", "the list of inputs is empty"),
+    ("pandas.DataFrame({'x': []})", "inputs has no rows"),
 ]
 
 

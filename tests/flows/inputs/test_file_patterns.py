@@ -63,9 +63,7 @@ def test_links_to_directories_give_no_file_twice(tmp_path: Path) -> None:
     both = ["inputs/a.txt", "inputs/chain.txt", "inputs/link.txt", "inputs/sub/b.txt", "inputs/sub/other.txt"]
     assert match(f"{texts}/**/*.txt") == both
     assert match(f"{texts}/**") == both
-    assert match(f"{texts}/*/*.txt") == [
-        "inputs/self/a.txt", "inputs/self/chain.txt", "inputs/self/link.txt", "inputs/sub/b.txt", "inputs/sub/other.txt"
-    ]  # fmt: skip
+    assert match(f"{texts}/*/*.txt") == ["inputs/sub/b.txt", "inputs/sub/other.txt"]
     assert match(f"{texts}/0alias/*.txt") == ["inputs/b.txt"]
     with pytest.raises(ConfigurationError, match=r"sub/other\.txt leads out of .*sub, so it is left out"):
         match(f"{texts}/sub/o*.txt")
@@ -180,12 +178,11 @@ def test_a_reused_sandbox_keeps_no_data_of_earlier_files(tmp_path: Path) -> None
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("*.csv", {}, r"no file matches .*\*\.csv: files in directories below need .*/\*\*/\*\.csv$"),
-    ("*.tsv", {}, r"no file matches .*\*\.tsv: .* has no such file$"),
-    ("nowhere/*.csv", {}, r"no file matches .*: there is no directory .*nowhere$"),
+    ("*.csv", {}, r"no file matches .*\*\.csv: only \*\* searches directories below$"),
+    ("nowhere/*.csv", {}, r"no file matches .*nowhere"),
     ("two/*", {}, r"two files would have the path inputs/a%0A: rename .*a%0A$"),
     ("large*", {}, r"has 256 MiB, and a file of inputs at most 256: pass the paths as variables"),
-    ("**/*.csv", {"types": {"x": "int"}}, "types needs a CSV file, and a pattern gives each execution the path"),
+    ("**/*.csv", {"types": {"x": "int"}}, "types needs a CSV file"),
     ("**/*.csv", {"shards": 2}, "shards run on others"),
 ]
 

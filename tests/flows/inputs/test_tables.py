@@ -16,10 +16,8 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, batch
-from rlm_batch.flows.inputs import parquet as parquet_tables
 from rlm_batch.flows.inputs import tables
-from rlm_batch.flows.inputs.readers import InputFile, build_chunks, read_inputs, read_points
-from rlm_batch.flows.inputs.tables import ZSTD_MODULES
+from rlm_batch.flows.inputs.readers import InputFile, build_chunks, read_inputs
 from rlm_batch.flows.plans.batch import BatchParameters
 from rlm_batch.flows.reporting.export import write_csv
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
@@ -126,8 +124,8 @@ MISFITS: list[tuple[str | bytes, Any, list[str]]] = [
     ("n,x\n1,2\n\n3,4\n5\n", None, ["line 5"]),
     ("n,x\n1,nan\n3,12e4567\n", {"x": "float"}, ["line 3", "'12e4567' is no float"]),
     ("n,x\n1,-inf\n3,-1e-4567\n", {"x": "float"}, ["line 3", "'-1e-4567' is no float"]),
-    (b"n,x\n1,a\n2,b\n3,\xe9t\xe9\n", None, ["is not UTF-8", "Save it as UTF-8"]),
-    (b"n,\xe9\n1,a\n", None, ["is not UTF-8"]),
+    (b"n,x\n1,a\n2,b\n3,\xe9t\xe9\n", None, ["is not text in UTF-8", "Save it as UTF-8"]),
+    (b"n,\xe9\n1,a\n", None, ["is not text in UTF-8"]),
     ('n,x\n1,"2\n3,4\n', None, ["is not CSV", "unexpected end of data"]),
     ("n,n\n1,2\n", None, ["'n' twice"]),
     ('x\n1\n"{""a"": 1, ""a"": 2}"\n', "json", ["line 3", "column 'x'", "the key 'a' is twice"]),
@@ -151,7 +149,7 @@ def test_byte_order_marks_line_ends_and_quoted_lines_are_supported(tmp_path: Pat
     assert read(tmp_path, 'n, x\n1, 2\n3, "4"\n') == [{"n": 1, "x": 2}, {"n": 3, "x": 4}]
     for encoding in ("utf-8-sig", "utf-16"):
         (tmp_path / "in.jsonl").write_text('{"x": "é"}\n', encoding=encoding)
-        assert list(read_points(str(tmp_path / "in.jsonl"))) == [{"x": "é"}]
+        assert list(read_inputs(str(tmp_path / "in.jsonl"))) == [{"x": "é"}]
 
 
 def test_an_export_to_csv_is_read_with_its_byte_order_mark(tmp_path: Path) -> None:
@@ -175,10 +173,10 @@ def test_trailing_empty_rows_are_ignored_and_inner_ones_are_executions(tmp_path:
 
 
 def test_variable_names_in_a_list_are_checked_and_a_text_is_a_path(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"inputs: the variable '0' has a name .*: rename it"):
+    with pytest.raises(ConfigurationError, match=r"item 2 of inputs: the variable '0' has a name .*: rename it"):
         read_inputs([{"x": 1}, {"0": 1}])
     for text in ("x=1,2", str(tmp_path / "data.txt")):
-        with pytest.raises(ConfigurationError, match="the file does not exist, and a text is taken as a path"):
+        with pytest.raises(ConfigurationError, match="it does not exist, and a text is taken as a path"):
             read_inputs(text)
 
 
@@ -188,57 +186,31 @@ def test_a_cell_may_be_long(tmp_path: Path) -> None:
 
 
 LIKELY_CAUSES: list[tuple[str, bytes, str]] = [
-    ("in.csv", b",x\n0,1\n", "column 1 has no name, as pandas writes its index: save without it"),
+    ("in.csv", b",x\n0,1\n", "column 1 has no name: name it, or save a DataFrame without index"),
     ("in.csv", b"Unnamed: 0,x\n0,1\n", "column 1 has no name"),
-    ("in.csv", b"x,y,\n1,2,\n", "column 3 has no name: drop it"),
     ("in.csv", b"0.1,32\n0.2,64\n", "'0.1' has a name that Python code cannot use: rename it"),
-    ("in.csv", b"<!DOCTYPE html>\n", "'<!DOCTYPE html>' has a name that Python code cannot use: rename it$"),
     ("in.csv", b"learning rate\n1\n", "rename it, as to learning_rate"),
     ("in.csv", b"x,lambda\n1,2\n", "rename it, as to lambda_"),
     ("in.csv", b"x,2nd (s)\n1,2\n", "rename it, as to _2nd_s"),
     ("in.csv", b"SUBMIT\n1\n", "'SUBMIT' has the name of a function"),
     ("in.jsonl", b'{"x": 1}\n{"VOLUME": 1}\n', "line 2 of .*'VOLUME' has the name of a function"),
+    ("in.json", b'[{"x": 1},\n\n {"VOLUME": 1}]', "item 2 of .*'VOLUME' has the name of a function"),
     ("in.csv", b"__name__\n1\n", "'__name__' has the name of a function"),
-    ("in.csv", b"sep=;\nx;y\n1;2\n", "has semicolons between its cells"),
     ("in.jsonl", b'{"x": 1}\n{"x": 1e400}\n', "line 2 of .*1e400 is more than a number can be"),
-    ("in.jsonl", b'{"x": [1e-400]}\n', "line 1 of .*1e-400 is too small"),
-    ("in.xlsx", b"PK\x03\x04", "it is a spreadsheet: save it as CSV UTF-8"),
-    ("in.csv", b"PK\x03\x04\x14\0", "is a spreadsheet: save it as CSV UTF-8"),
+    ("in.xlsx", b"PK\x03\x04", "is not JSON lines .*: convert or rename it"),
+    ("in.csv", b"PK\x03\x04\x14\xff", "is not text in UTF-8 .* Save it as UTF-8"),
+    ("in.csv", "x,y\n1,été\n".encode("latin-1"), "is not text in UTF-8 .* Save it as UTF-8"),
     ("in.csv.gz", pack(b"x\n1\n" * 99)[:-9], "is damaged, or not compressed as .gz says: .*ended before"),
     ("in.csv.gz", b"x\n1\n", "is damaged, or not compressed as .gz says: Not a gzipped file"),
-    ("in.jsonl", pack(b"{}\n"), "is compressed: add .gz to its name"),
-    ("in.csv", b"\x28\xb5\x2f\xfd\0", "is compressed: add .zst to its name"),
-    (
-        "in.jsonl",
-        b'[{"x": 1}]',
-        "is a list, and must be an object of variables. If the file is one array, call it NAME.json",
-    ),
-    ("in.jsonl", b'\n\n{"x": 1}\n\n{"VOLUME": 1}\n', "line 5 of .*'VOLUME' has the name of a function"),
-    ("in.json", b'[{"x": 1},\n\n {"VOLUME": 1}]', "item 2 of .*'VOLUME' has the name of a function"),
-    ("in.json", b'[{"x": 1},\n 5]', "item 2 of .* is an int, and must be an object of variables"),
-    (
-        "in.json",
-        b'[{"x": 1}\n {"x": 2}]',
-        "in.json is not JSON: Expecting ',' delimiter: line 2 column 2",
-    ),
+    ("in.jsonl", b'[{"x": 1}]', r"is a list, and must be an object \(one array is a file NAME.json\)"),
+    ("in.json", b'[{"x": 1},\n 5]', "item 2 of .* is an int, and must be an object"),
+    ("in.json", b'[{"x": 1}\n {"x": 2}]', "in.json is not JSON: Expecting ',' delimiter: line 2 column 2"),
     ("in.json", b'[{"x": 1}] 2', "in.json is not JSON: Extra data"),
-    ("in.json", b'[{"x": 1},]', "in.json is not JSON"),
     ("in.json", b'[{"x": 1}', "in.json is not JSON"),
-    ("in.jsonl", b'{"x": 1}\n{"x": 1, "x": 2}\n', "line 2 of .*: the key 'x' is twice in one object"),
-    ("in.jsonl", b'{"x": [{"a": {"x": 1}, "a\\u0062": 1, "ab": 2}]}', "line 1 of .*: the key 'ab' is twice"),
-    (
-        "in.json",
-        b'[{"x": 1},\n {"x": {"a": "}{",\n "a": 2}}]',
-        "in.json is not JSON: the key 'a' is twice",
-    ),
+    ("in.jsonl", b'{"x": 1}\n{"x": 1, "x": 2}\n', "line 2 of .* is not JSON: the key 'x' is twice"),
     ("in.json", b"[]", "has no rows: give at least one row"),
-    ("in.csv", b"PAR1\x15\0", "is Parquet: call it NAME.parquet"),
-    ("in.txt", b"x\n1\n", "is not JSON lines .*: rename or convert it"),
-    ("in.csv", "x,y\n1,été\n".encode("latin-1"), "is not UTF-8 .* Save it as UTF-8"),
-    ("in.csv", "x,y\n1,été\n".encode("utf-16-le"), "has null characters: save it as UTF-8"),
-    ("in.csv", codecs.BOM_UTF8 + b"x;y\n1;2\n", "has semicolons between its cells: save it with commas"),
-    ("in.tsv", b"x\ty\n1\t2\n", "has tabs between its cells: save it with commas"),
-    ("in.csv.gz", pack(b"x|y\n1|2\n"), "has bars between its cells: save it with commas"),
+    ("in.csv", codecs.BOM_UTF8 + b"x;y\n1;2\n", "has ';' between its cells: save it with commas"),
+    ("in.csv.gz", pack(b"x|y\n1|2\n"), r"has '\|' between its cells: save it with commas"),
 ]
 
 
@@ -270,21 +242,15 @@ def test_json_arrays_and_compressed_files_are_read(tmp_path: Path, name: str, da
     assert (len(values), list(values), list(values)) == (2, [{"x": 1}, {"x": 2}], [{"x": 1}, {"x": 2}])
 
 
-def test_a_file_of_zstandard_is_read_or_its_error_names_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_zstandard_is_read(tmp_path: Path) -> None:
     zstd = pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
     file = tmp_path / "in.csv.zst"
     file.write_bytes(zstd.compress(b"x\n1\n2\n"))
-    assert list(read_points(str(file), {"x": "str"})) == [{"x": "1"}, {"x": "2"}]
+    assert list(read_inputs(str(file), {"x": "str"})) == [{"x": "1"}, {"x": "2"}]
     damaged = tmp_path / "damaged.jsonl.zst"
     damaged.write_bytes(zstd.compress(b'{"x": 1}\n')[:-2])
     with pytest.raises(ConfigurationError, match=r"is damaged, or not compressed as \.zst says"):
         read_inputs(str(damaged))
-    for name in ZSTD_MODULES:
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'rlm-batch\[zstd\]', or unpack the file with unzstd$"):
-        read_points(str(file))
 
 
 def test_an_array_of_data_has_an_item_for_each_chunk_item(tmp_path: Path) -> None:
@@ -299,18 +265,18 @@ def test_files_written_by_python_and_pandas_are_read_correctly(tmp_path: Path) -
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    assert repr(list(read_points(str(tmp_path / "in.csv")))) == repr(rows)
+    assert repr(list(read_inputs(str(tmp_path / "in.csv")))) == repr(rows)
     pandas = pytest.importorskip("pandas")
     pandas.DataFrame(rows).to_csv(tmp_path / "in.csv", index=False)
-    assert repr(list(read_points(str(tmp_path / "in.csv")))) == repr(rows)
+    assert repr(list(read_inputs(str(tmp_path / "in.csv")))) == repr(rows)
 
 
 def test_types_need_a_csv_file(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
-    with pytest.raises(ConfigurationError, match="is not one: leave it out"):
-        read_points(str(tmp_path / "in.jsonl"), {"x": "int"})
+    with pytest.raises(ConfigurationError, match="is not one"):
+        read_inputs(str(tmp_path / "in.jsonl"), {"x": "int"})
     with pytest.raises(ConfigurationError, match="there is none: leave it out"):
-        read_points([{"x": 1}], "json")
+        read_inputs([{"x": 1}], "json")
 
 
 def test_chunks_from_csv_keep_their_ids_as_written(tmp_path: Path) -> None:
@@ -325,19 +291,19 @@ def test_parquet_keeps_its_types_and_values_beyond_json_are_refused(tmp_path: Pa
     file = tmp_path / "in.parquet"
     columns = {"zip": ["01234", None], "n": [1, 2], "layers": [[64], []], "day": [datetime.date(2024, 1, 2), None]}
     parquet.write_table(arrow.table(columns), file)
-    assert list(read_points(str(file))) == [
+    assert list(read_inputs(str(file))) == [
         {"zip": "01234", "n": 1, "layers": [64], "day": "2024-01-02"},
         {"zip": None, "n": 2, "layers": [], "day": None},
     ]
     large = arrow.table({"x": [os.urandom(2000).hex() for _ in range(4000)]})  # more than stays in memory
     parquet.write_table(large, file)
-    assert [row["x"] for row in read_points(str(file))] == large["x"].to_pylist()
+    assert [row["x"] for row in read_inputs(str(file))] == large["x"].to_pylist()
     parquet.write_table(arrow.table({"raw": [b"x"]}), file)
     with pytest.raises(ConfigurationError, match=r"column 'raw' of .* has the type bytes"):
-        read_points(str(file))
+        read_inputs(str(file))
     file.write_bytes(b"PAR1 not")
     with pytest.raises(ConfigurationError, match="is not valid Parquet"):
-        read_points(str(file))
+        read_inputs(str(file))
 
 
 def test_a_folder_of_parquet_files_is_one_table(tmp_path: Path) -> None:
@@ -351,7 +317,7 @@ def test_a_folder_of_parquet_files_is_one_table(tmp_path: Path) -> None:
         file.parent.mkdir(parents=True)
         parquet.write_table(arrow.table(columns), file)
     (tmp_path / "hive" / "_SUCCESS").touch()
-    assert list(read_points(str(tmp_path / "hive"))) == [
+    assert list(read_inputs(str(tmp_path / "hive"))) == [
         {"x": 1, "year": 2025, "city": "a b"},
         {"x": 2, "year": 2026, "city": None},
         {"x": 3, "year": 2026, "city": None},
@@ -362,10 +328,10 @@ def test_a_folder_of_parquet_files_is_one_table(tmp_path: Path) -> None:
     parquet.write_table(arrow.table({"x": [0.5], "y": ["s"]}), plain / "b.parquet")
     assert list(read_inputs(str(plain))) == [{"x": 1.0, "y": None}, {"x": 0.5, "y": "s"}]
     parquet.write_table(arrow.table({"x": ["s"]}), plain / "c.parquet")
-    with pytest.raises(ConfigurationError, match=r"have columns of different types: .*double vs string"):
+    with pytest.raises(ConfigurationError, match=r"do not fit together: .*double vs string"):
         read_inputs(str(plain))
     parquet.write_table(arrow.table({"x": [2**60 + 1]}), plain / "c.parquet")  # a float loses its last digit
-    with pytest.raises(ConfigurationError, match=r"column 'x' has several types in the Parquet files, and not every"):
+    with pytest.raises(ConfigurationError, match="do not fit together"):
         read_inputs(str(plain))
     (plain / "c.parquet").write_bytes(b"PAR1 not")
     with pytest.raises(ConfigurationError, match=r"plain\.parquet is not valid Parquet"):
@@ -380,14 +346,13 @@ def test_a_partition_with_leading_zeros_is_text(tmp_path: Path) -> None:
     for folder in ("zip=01234/n=-0", "zip=90210/n=12"):
         (tmp_path / folder).mkdir(parents=True)
         parquet.write_table(arrow.table({"x": [1]}), tmp_path / folder / "0.parquet")
-    assert list(read_points(str(tmp_path))) == [{"x": 1, "zip": "01234", "n": 0}, {"x": 1, "zip": "90210", "n": 12}]
+    assert list(read_inputs(str(tmp_path))) == [{"x": 1, "zip": "01234", "n": 0}, {"x": 1, "zip": "90210", "n": 12}]
 
 
 def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     zstd = pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
-    for module in (tables, parquet_tables):
-        monkeypatch.setattr(module, "UNPACKED_BYTES", 8 * 1024 * 1024)
+    monkeypatch.setattr(tables, "UNPACKED_BYTES", 8 * 1024 * 1024)
     data = b"x\n" + b"1\n" * 5_000_000
     (tmp_path / "folder").mkdir()
     for file in ("in.parquet", "folder/in.parquet"):
@@ -395,8 +360,6 @@ def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, monkeypatc
     for name, content in {
         "in.csv.gz": pack(data), "in.csv.zst": zstd.compress(data), "in.jsonl.zst": zstd.compress(b" \n" * 5_000_000),
         "in.json.zst": zstd.compress(b"[" + b" " * 10_000_000 + b"]"), "in.parquet": None, "folder": None,
-        "lists.json.gz": pack(b'[{"x": [' + b"[]," * 400_000 + b"[]]}]"),
-        "lists.jsonl.gz": pack(b'{"x": [' + b"[]," * 400_000 + b"[]]}"),
     }.items():  # fmt: skip
         if content is not None:
             (tmp_path / name).write_bytes(content)
@@ -430,14 +393,14 @@ def test_parquet_without_pyarrow_names_the_package_to_install(tmp_path: Path, mo
     (tmp_path / "in.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'rlm-batch\[parquet\]'"):
-        read_points(str(tmp_path / "in.parquet"))
+        read_inputs(str(tmp_path / "in.parquet"))
 
 
 def test_reading_a_large_file_shows_a_notice(tmp_path: Path) -> None:
     file = tmp_path / "in.csv"
     file.write_text("x,y\n" + f"1,{'y' * 1000}\n" * 5000)
     lines: list[str] = []
-    read_points(str(file), None, lines.append)
+    read_inputs(str(file), None, lines.append)
     assert lines == [f"reading {file}, 5 MB"]
 
 
@@ -459,11 +422,11 @@ def test_a_changed_file_is_read_again_and_refused_by_earlier_readers(tmp_path: P
     file = tmp_path / "in.jsonl"
     file.write_text("".join(json.dumps({"id": n, "data": n}) + "\n" for n in range(5)))
     held, whole, cut = (
-        read_points(str(file)), build_chunks(str(file), None, None), build_chunks(None, str(file), 2)
+        read_inputs(str(file)), build_chunks(str(file), None, None), build_chunks(None, str(file), 2)
     )  # fmt: skip
     assert (len(held), len(list(whole)), len(list(cut))) == (5, 5, 3)
     with file.open("a") as more:
         more.write('{"id": 5, "data": 5}\n')
-    assert len(read_points(str(file))) == 6
+    assert len(read_inputs(str(file))) == 6
     with pytest.raises(ConfigurationError, match="changed after it was checked: start the run again"):
         list(held)

@@ -23,12 +23,7 @@ SPACE = {"x": {"low": -5.0, "high": 10.0}, "opt": ["adam", "sgd"]}
 CODE = "SUBMIT(loss=(x - 3) ** 2 + (opt == 'sgd'))"
 TRAINING = "for step in range(9):\n    report(x + 1 / (step + 1), step)\nSUBMIT(loss=x + 1 / 9, steps=9)"
 ONE = {"x": {"low": 0.0, "high": 1.0}}
-CODE_OF_ONE = "SUBMIT(loss=x)"
 OPTIONS: dict[str, Any] = {"provider": "local:none", "reuse_sandboxes": True}
-
-
-class MySampler(optuna.samplers.RandomSampler):
-    """A sampler of a user's module."""
 
 
 async def run_sweep(*arguments: Any, **parameters: Any) -> Any:
@@ -209,7 +204,7 @@ async def test_a_grid_may_have_several_objectives() -> None:
         "SUBMIT(a=x, b=-x, c=abs(x))", {"x": [-1, 0, 1]}, objective=["a", "c"], direction="maximize", **OPTIONS
     )
     assert [trial.meta.variables["x"] for trial in report.pareto_front] == [1]
-    with pytest.raises(ConfigurationError, match="no trial submitted 'd', they submitted a: name another objective"):
+    with pytest.raises(ConfigurationError, match="no trial submitted 'd', they submitted a: name another field"):
         await run_sweep("SUBMIT(a=x)", {"x": [-1, 0, 1]}, objective=["a", "d"], **OPTIONS)
 
 
@@ -250,8 +245,8 @@ async def test_a_second_run_on_the_ledger_of_a_search_is_refused(tmp_path: Path)
     ("parameters", "message"),
     [
         ({"grid": {"x": [1]}, "trials": 3}, "trials needs space"),
-        ({"grid": {"x": [1]}, "space": ONE}, "given twice: pass only one of grid and space"),
-        ({"space": {"x": {"low": 2, "high": 1}}, "trials": 3}, "low 2 above high 1"),
+        ({"grid": {"x": [1]}, "space": ONE}, "pass one of grid, points or space, and only one"),
+        ({"space": {"x": {"low": 2, "high": 1}}, "trials": 3}, "the space of 'x': .*low <= high"),
     ],
 )
 async def test_incompatible_parameters_are_refused_with_one_sentence(
@@ -296,10 +291,6 @@ async def test_start_points_are_tried_first_also_when_a_search_goes_on(tmp_path:
     again = await run_sweep(CODE, trials=5, start=[{"x": -1}, {"x": 3.0}], max_workers=1, **parameters)
     assert list_points(again)[:3] == list_points(first)
     assert list_points(again)[3]["x"] == 3.0
-    with pytest.raises(
-        ConfigurationError, match=r"point 1 has x=11, which is not in the space \(x: real, -5.0 to 10.0"
-    ):
-        await run_sweep(CODE, trials=5, start=[{"x": 11}], **parameters)
 
 
 @pytest.mark.parametrize(
@@ -320,11 +311,10 @@ async def test_a_search_stops_at_a_target_or_without_improvement_and_resumes(
     }  # fmt: skip
     report = await run_sweep(CODE, **stop, **parameters)
     assert (len(report.trials), report.best.loss) == (count, 0.25)
-    for again in (stop, {}):  # A call that leaves the stop out has that of the ledger.
-        assert len((await run_sweep(CODE, **again, **parameters)).trials) == count
+    assert len((await run_sweep(CODE, **stop, **parameters)).trials) == count
     assert len(list(Ledger(tmp_path / "job").read_lines())) == count, "and nothing ran"
     said = [text for text in caplog.messages if "the search had stopped after" in text]
-    assert len(said) == (2 if count < 6 else 0)
+    assert len(said) == (1 if count < 6 else 0)
     (_, *rows) = build_summary_rows(
         open_run_ledger(report.results_path).summarize(), list_run_records(tmp_path / "job")
     )
@@ -332,35 +322,6 @@ async def test_a_search_stops_at_a_target_or_without_improvement_and_resumes(
     assert all(text.endswith("set another stop_at or stop_after to continue it") for text in said)
     assert len((await run_sweep(CODE, stop_after=100, **parameters)).trials) == 6
     assert len((await run_sweep(CODE, stop_after=100, **{**parameters, "trials": 7})).trials) == 7
-
-
-async def test_a_resumed_search_has_the_settings_of_its_ledger(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "sampler": "random", "seed": 7, "start": [{"x": 0.5}, {"x": 0.1}], "stop_at": 0.5, "constraints": ["size"]
-    }  # fmt: skip
-    parameters: dict[str, Any] = {"space": ONE, "objective": "loss", "results_path": tmp_path / "job", **OPTIONS}
-    code = "SUBMIT(loss=x, size=0.3 - x)"
-    await run_sweep(code, trials=3, max_workers=1, **settings, **parameters)
-    resumed = await run_sweep(code, trials=6, stop_at=-1, **parameters)
-    settings["stop_at"] = -1.0
-    whole = await run_sweep(code, trials=6, **settings, **{**parameters, "results_path": tmp_path / "whole"})
-    assert list_points(resumed) == list_points(whole)
-    assert list_points(whole)[:2] == settings["start"]
-    assert resumed.best.loss == whole.best.loss == min(trial.loss for trial in whole.trials if trial.size <= 0)
-    for path in ("job", "whole"):
-        record = list_run_records(tmp_path / path)[-1]
-        assert {**record.search, "constraints": record.constraints}.items() >= settings.items()
-    other = await run_sweep("SUBMIT(loss=-x)", trials=1, **parameters)
-    assert list_points(other) != settings["start"][:1], "other code is another search"
-
-
-async def test_a_resumed_search_imports_no_module_that_only_its_ledger_names(tmp_path: Path) -> None:
-    parameters: dict[str, Any] = {"space": ONE, "objective": "loss", "results_path": tmp_path / "job", **OPTIONS}
-    await run_sweep(CODE_OF_ONE, trials=1, sampler=f"{__name__}:MySampler", **parameters)
-    with pytest.raises(ConfigurationError, match="MySampler: name it again with sampler, or name another one"):
-        await run_sweep(CODE_OF_ONE, trials=2, **parameters)
-    report = await run_sweep(CODE_OF_ONE, trials=2, sampler="random", **parameters)
-    assert len(report.trials) == 2
 
 
 @pytest.mark.parametrize("pruner", ["hyperband", "patient:2"])
@@ -419,14 +380,14 @@ async def test_without_a_feasible_trial_there_is_no_best_and_the_report_says_so(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"objective": "los"}, "no trial submitted 'los', they submitted loss, size, ok: pass objective='loss'"),
+        ({"objective": "los"}, "no trial submitted 'los', they submitted loss, size, ok: name another field"),
         (
             {"objective": "loss", "constraints": "sise"},
-            "no trial submitted 'sise', they submitted loss, size, ok: name another field in constraints",
+            "no trial submitted 'sise', they submitted loss, size, ok: name another field",
         ),
         (
             {"objective": "loss", "constraints": "ok"},
-            "the constraint ok is text: submit a number that is at most 0",
+            "the constraint ok is no number",
         ),
     ],
 )
