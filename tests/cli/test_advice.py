@@ -104,15 +104,3 @@ def test_an_undefined_name_names_the_option_or_the_similar_variable(run, tmp_pat
 def test_a_reached_limit_names_its_option(run, tmp_path, code, options, advice):
     (tmp_path / "use.py").write_text(code)
     assert advice in run("batch", "use.py", *options).stderr
-
-
-def test_a_missing_objective_names_the_option(run, tmp_path):
-    (tmp_path / "use.py").write_text("SUBMIT(loss=x)")
-    failed = run("sweep", "use.py", "--grid", "x=1,2", "--maximize", "los", "--results-path", "job")
-    assert failed.returncode == 2
-    assert "no trial submitted 'los', they submitted loss: pass --maximize loss; the results are in" in failed.stderr
-    again = run(
-        "sweep", "use.py", "--grid", "x=1,2", "--maximize", "loss", "--constraints", "los", "--results-path", "job"
-    )
-    assert "no trial submitted 'los', they submitted loss: name another field in --constraints" in again.stderr
-    assert "Traceback" not in again.stderr

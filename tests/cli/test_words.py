@@ -113,7 +113,7 @@ def test_a_space_has_bounds_and_may_be_a_file_with_any_bom(tmp_path: Path) -> No
         file.write_bytes(data)
         assert parse_space([str(file)]) == {"opt": ["\u00e9"]}
     file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ConfigurationError, match="is not UTF-8"):
+    with pytest.raises(ConfigurationError, match="is not text in UTF-8"):
         parse_space([str(file)])
 
 

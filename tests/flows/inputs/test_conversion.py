@@ -99,7 +99,12 @@ def test_a_wrong_type_or_value_is_refused_without_a_server(
 NOT_JSON: list[tuple[Any, str, str, str]] = [
     (batch, "inputs", "pandas.DataFrame([[1, 2]])", "no text: use inputs.rename(columns=str)"),
     (batch, "inputs", "pandas.Series([1, 2])", "inputs[0] is 1: it should be a valid dictionary"),
-    (batch, "inputs", "numpy.array([(1, 2.0)], [('a', 'i4'), ('b', 'f8')])", "with named fields"),
+    (
+        batch,
+        "inputs",
+        "numpy.array([(1, 2.0)], [('a', 'i4'), ('b', 'f8')])",
+        "inputs[0] is (1, 2.0): it should be a valid dictionary",
+    ),
     (batch, "inputs", "[{'x': decimal.Decimal('1.10')}]", "inputs[0]['x'] is a Decimal, which is not JSON: use"),
     (batch, "inputs", "[{1: 2}]", "inputs[0] has the key 1, which is not a string: use strings as keys"),
     (sweep, "grid", "pandas.DataFrame({'x': [1]})", "use grid.to_dict('list')"),
