@@ -137,7 +137,7 @@ async def _run_executions(files: ShardFiles, options: Options, files_digest: str
         ledger.path,
     )
     late = _LateExecutions()
-    run.sink = OutcomeSink(run, late)
+    run.sink = OutcomeSink(run, [late.add_outcome])
     cache = ResultCache(ledger, lambda key: lines.pop(key, None))
     try:
         async with open_capacity(run):

@@ -17,24 +17,6 @@ with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "inputs.json"
 """
 
 
-class KeptSandboxes:
-    """The number of sandboxes that a flow run may still keep: those of the first failures."""
-
-    def __init__(self, *, is_shard: bool) -> None:
-        self._rest = MAX_KEPT_OF_SHARD if is_shard else MAX_KEPT
-
-    def reserve(self) -> bool:
-        """Return whether another sandbox may be kept. If so, count it."""
-        if self._rest == 0:
-            return False
-        self._rest -= 1
-        return True
-
-    def give_back(self) -> None:
-        """Count a reserved sandbox as not kept."""
-        self._rest += 1
-
-
 def build_input_files(execution: Execution) -> dict[str, bytes]:
     """Return files with an execution's code and variables, by their paths in the sandbox.
 

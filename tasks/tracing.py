@@ -11,6 +11,7 @@ backends read this name.
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any, cast
 
@@ -36,7 +37,6 @@ from ..sandbox.queries.session import (
     RequestOptions,
     RunTracked,
 )
-from ..sandbox.result import Result
 from .execution import Execution
 
 # LiteLLM's names of providers, and the convention's names where they differ.
@@ -86,8 +86,12 @@ def set_run_totals(executions: int, failures: int, usage: Usage) -> None:
     _set_totals(span, usage)
 
 
-async def trace_execution(execution: Execution, provider: str, run: Callable[[], Awaitable[Result]]) -> Result:
-    """Run one attempt at an execution in a span. The spans of its queries are below it."""
+@contextmanager
+def trace_execution(execution: Execution, provider: str) -> Iterator[Callable[[Meta], None]]:
+    """Open the span of one attempt at an execution. Yield a function that takes the meta of its result.
+
+    The spans of its queries are below it.
+    """
     attributes: Attributes = {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": "python",
@@ -97,12 +101,10 @@ async def trace_execution(execution: Execution, provider: str, run: Callable[[],
     }
     with _open_span("execute_tool python", attributes, run=_get_task_run()) as span:
         try:
-            result = await run()
+            yield partial(_set_meta, span)
         except BaseException as error:
             _set_meta(span, getattr(error, "meta", None))
             raise
-        _set_meta(span, result.meta)
-        return result
 
 
 def trace_queries(track: RunTracked) -> RunTracked:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, ParamSpec
 
 from prefect import Task, get_run_logger, task
@@ -11,7 +12,7 @@ from prefect.client.schemas.objects import State, TaskRun
 
 from ...blocks.retry import compute_backoff
 from ...sandbox.errors import PrepareError, QuotaExceeded, RlmBatchError, SandboxStartError
-from ...sandbox.result import Failure, Result
+from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.check import explain_last, is_judged
 from ...tasks.engine_log import EXECUTE_TASK_NAME
 from ...tasks.execution import Execution, make_meta
@@ -26,19 +27,12 @@ KEEP_SANDBOX_SECONDS = 10.0  # A lane keeps its sandbox during a shorter wait, b
 
 
 class TaskBatch:
-    """Executions that one task run runs one after another. `str()` returns the task run's name.
+    """Executions that one task run runs one after another. `on_start` is called when the task run begins its work.
 
     This is a plain class, because Prefect visits every field of a parameter that is a dataclass.
     """
 
     def __init__(self, label: str, executions: list[Execution], on_start: Callable[[], None]) -> None:
-        """Create the batch.
-
-        Args:
-            label: The task run's name.
-            executions: The executions, in order.
-            on_start: Called once, when the task run begins its work.
-        """
         self._label = label
         self._executions = executions
         self.on_start = on_start
@@ -46,6 +40,7 @@ class TaskBatch:
         self.last_error: RlmBatchError | None = None  # the error of the last execution that failed for good
 
     def __str__(self) -> str:
+        """Return the task run's name."""
         return self._label
 
     @property
@@ -85,8 +80,7 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
         if number:
             await lane.release_if_wanted()
         try:
-            lane.run.sink.record(execution, await _attempt_execution(lane, execution))
-            execution.ended, execution.archive = None, b""
+            _record(lane, execution, await _attempt_execution(lane, execution))
         except PrepareError:
             raise  # This is not an outcome of an execution, and ends the flow run.
         except RlmBatchError as error:
@@ -98,8 +92,7 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
             else:
                 batch.last_error = error
                 last = error if execution.ended is None else explain_last(error)
-                lane.run.sink.record(execution, Failure(last, error.meta or make_meta(execution)))
-                execution.ended, execution.archive = None, b""
+                _record(lane, execution, Failure(last, error.meta or make_meta(execution)))
             if isinstance(error, SandboxStartError) and lane.is_start_timeout_over:
                 break
     if retry_error is not None:
@@ -112,6 +105,11 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
         raise retry_error
     if batch.last_error is not None:
         raise batch.last_error
+
+
+def _record(lane: Lane, execution: Execution, outcome: Outcome) -> None:
+    lane.run.sink.record(execution, outcome)
+    execution.ended, execution.archive = None, b""  # for the memory
 
 
 async def _attempt_execution(lane: Lane, execution: Execution) -> Result:
@@ -129,7 +127,7 @@ async def _attempt_execution(lane: Lane, execution: Execution) -> Result:
             if not is_judged(error) or lane.run.policy.should_retry(error, execution.attempt):
                 raise
             execution.ended = Failure(error, error.meta or make_meta(execution))
-    return await _attempt(lane, lambda: lane.check(execution))
+    return await _attempt(lane, partial(lane.check, execution))
 
 
 async def _run_code(lane: Lane, execution: Execution) -> Result:
@@ -143,12 +141,8 @@ async def _run_code(lane: Lane, execution: Execution) -> Result:
         if log is not None:
             log.write(stream, text)
 
-    async def run() -> Result:
-        await lane.acquire_for_work()
-        return await lane.execute(execution, write)
-
     try:
-        return await _attempt(lane, run)
+        return await _attempt(lane, partial(lane.execute, execution, write))
     finally:
         if log is not None:
             log.close()

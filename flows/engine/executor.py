@@ -57,11 +57,11 @@ class LaneExecutor:
         except TimeoutError:
             reason = "passed before this execution had ended"
             await self._fail_unfinished(partial(self.run.deadline.build_error, reason=reason))
-        except BaseExceptionGroup as errors:
-            self._save_queries()
-            raise find_first_error(errors) from None
-        except asyncio.CancelledError:
-            self._save_queries()
+        except BaseException as error:
+            with suppress(OSError):
+                self._save_queries()
+            if isinstance(error, BaseExceptionGroup):
+                raise find_first_error(error) from None
             raise
         if self._is_out_of_time:
             reason = "is over before the provider opens more sandboxes"
@@ -75,27 +75,17 @@ class LaneExecutor:
         self, executions: Iterator[Execution], find_result: FindResult, per_task: int
     ) -> Iterator[TaskBatch]:
         """Group the executions that have no result yet, and record the results of the others."""
-        group: list[Execution] = []
-        for execution in executions:
-            result = find_result(execution)
-            if result is not None:
-                self.run.sink.record_cached(execution, with_index(result, execution.index, execution.place))
-                self.run.sink.raise_error()
-                continue
-            group.append(execution)
-            if len(group) == per_task:
-                yield self._make_batch(group)
-                group = []
-        if group:
-            yield self._make_batch(group)
+        new = (execution for execution in executions if not self._record_earlier(execution, find_result(execution)))
+        while group := list(itertools.islice(new, per_task)):
+            more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+            yield TaskBatch(f"{self.run.plan.label(group[0])}{more}", group, on_start=self._creation_lock.release)
 
-    def _make_batch(self, group: list[Execution]) -> TaskBatch:
-        label = self.run.plan.label(group[0])
-        return TaskBatch(
-            label if len(group) == 1 else f"{label} and {len(group) - 1} more",
-            group,
-            on_start=self._creation_lock.release,
-        )
+    def _record_earlier(self, execution: Execution, result: Result | None) -> bool:
+        """Record an execution's result from an earlier run. Return whether there is one."""
+        if result is not None:
+            self.run.sink.record_cached(execution, with_index(result, execution.index, execution.place))
+            self.run.sink.raise_error()
+        return result is not None
 
     def _has_batch(self) -> bool:
         """Return whether a batch is left for a lane to take."""
@@ -142,11 +132,10 @@ class LaneExecutor:
             calls.end()
 
     def _save_queries(self) -> None:
-        """Write the queries of interrupted executions to the ledger, if it can be written."""
-        with suppress(OSError):
-            for batch in self._unfinished:
-                for execution in batch.remaining_executions:
-                    self.run.sink.save_queries(execution)
+        """Write the queries of interrupted executions to the ledger."""
+        for batch in self._unfinished:
+            for execution in batch.remaining_executions:
+                self.run.sink.save_queries(execution)
 
     def _may_start(self) -> bool:
         """Return whether another task run may be made."""
@@ -169,8 +158,12 @@ class LaneExecutor:
             raise asyncio.CancelledError
         if not batch.remaining_executions:
             del self._unfinished[batch]
+        last_error, stops_anyway = batch.last_error, self.run.plan.stop_on_failure
+        if isinstance(last_error, SandboxStartError) and lane.is_start_timeout_over and not stops_anyway:
+            self.run.slots.end(last_error)
+            return False
         if not batch.remaining_executions or self.run.sink.failures.is_limit_reached:
-            return not self._end_if_provider_is_away(lane, batch)
+            return True
         error = await state.result(raise_on_failure=False)
         if isinstance(error, RlmBatchError) and self.run.policy.is_too_late(error):
             self._is_out_of_time = True
@@ -182,21 +175,9 @@ class LaneExecutor:
                 raise error.__cause__
             self.run.slots.end(error.__cause__)
             return False
-        if self._end_if_provider_is_away(lane, batch):
-            return False
         if isinstance(error, BaseException):
             raise error
         raise RuntimeError(f"a task run ended as {state.name} before its executions were done: {state.message}")
-
-    def _end_if_provider_is_away(self, lane: Lane, batch: TaskBatch) -> bool:
-        """Open no more sandboxes if the batch failed because the provider starts none. Return whether it stopped."""
-        # A run that stops on a failure starts no more executions anyway.
-        if self.run.plan.stop_on_failure or not isinstance(batch.last_error, SandboxStartError):
-            return False
-        if not lane.is_start_timeout_over:
-            return False
-        self.run.slots.end(batch.last_error)
-        return True
 
     def _build_refusal(self, refusal: RlmBatchError, _execution: Execution) -> RlmBatchError:
         """Return the error of an execution that was not started, with the provider's last error."""

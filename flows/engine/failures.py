@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 from prefect.context import FlowRunContext
@@ -10,24 +10,22 @@ from prefect.context import FlowRunContext
 from ...sandbox.caller import name_parameter
 from ...sandbox.errors import CodeError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
 from ...sandbox.outcomes.text_escape import escape_text
-from ...sandbox.result import Failure, Outcome
 from ...tasks.execution import Execution
 from ..plan import Outcomes, Plan
 
-FIRST_FAILURES = 3  # If the first executions all fail alike, the run warns before the rest fails too.
 MAX_TYPE_CHARS = 100  # characters of the name of an exception's type, which code chooses
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The deadline of a flow run: `seconds` from its start, and `at` in the event loop's time. None for no deadline."""
+    """The deadline of a flow run: `seconds` from its start, and `at` in the event loop's time. None without one."""
 
     seconds: float | None
     at: float | None
 
     @classmethod
     def start(cls, seconds: float | None) -> Self:
-        """Return a deadline that many seconds from now. None for no deadline."""
+        """Return the deadline that many seconds from now."""
         return cls(seconds, None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
     def remaining_seconds(self) -> float | None:
@@ -45,16 +43,11 @@ class Deadline:
 
 @dataclass(slots=True)
 class FailureWatch:
-    """A counter of a flow run's failures, which detects too many failures, and equal failures at the start.
-
-    `max_failures` is the flow's parameter. `total` is the number of the flow run's executions.
-    """
+    """The number of a flow run's failures. `max_failures` is the flow's parameter, `total` the number of executions."""
 
     max_failures: float | None
     total: int
     count: int = 0
-    _has_success: bool = False
-    _first_kinds: set[str] = field(default_factory=set[str])
 
     @property
     def limit(self) -> int | None:
@@ -68,24 +61,6 @@ class FailureWatch:
     def is_limit_reached(self) -> bool:
         """Return whether the limit is reached, so that no further execution may start."""
         return self.limit is not None and self.count >= self.limit
-
-    def add_outcome(self, outcome: Outcome) -> str | None:
-        """Count an execution's outcome. Return a warning if the first failures were all alike, otherwise None."""
-        if not isinstance(outcome, Failure):
-            self._has_success = True
-            return None
-        self.count += 1
-        if self.count > FIRST_FAILURES:
-            return None
-        self._first_kinds.add(describe_kind(outcome.error))
-        are_alike = self.count == FIRST_FAILURES < self.total and not self._has_success and len(self._first_kinds) == 1
-        if not are_alike or self.is_limit_reached:
-            return None
-        return (
-            f"the first {FIRST_FAILURES} executions all failed with {describe_kind(outcome.error)} (the last: "
-            f"{outcome.error.summary})"
-            + (f"; {name_parameter('max_failures')} ends such a run early" if self.max_failures is None else "")
-        )
 
     def build_error(self, execution: Execution) -> NotRun:
         """Return the error of an execution that has no outcome when the limit is reached."""

@@ -121,30 +121,27 @@ class Lane:
                 await self._check_lane.release()
                 self._take_usage(self._check_lane)
         finally:
-            await self._release_own()
-
-    async def _release_own(self) -> None:
-        try:
-            await self.close_sandbox()
-        finally:
-            slot, self._slot = self._slot, None
-            if slot is not None:
-                await self._slots.release(slot)
+            try:
+                await self.close_sandbox()
+            finally:
+                slot, self._slot = self._slot, None
+                if slot is not None:
+                    await self._slots.release(slot)
 
     async def execute(
         self,
         execution: Execution,
         on_output: Callable[[str, str], None] | None = None,
     ) -> Result:
-        """Return the result of one attempt at an execution, and trace it in a span.
-
-        If the attempt fails and is not retried, the flow run may keep the sandbox.
+        """Return the result of one attempt at an execution. The flow run may keep the sandbox of one that failed.
 
         Raises the errors of `Interpreter.run`, with complete `meta`. Raises ProviderUnusable if the provider says
         that its configuration is wrong.
         """
-        run = partial(self._execute, execution, on_output)
-        return await trace_execution(execution, self.run.provider.provider_name, run)
+        with trace_execution(execution, self.run.provider.provider_name) as set_meta:
+            result = await self._execute(execution, on_output)
+            set_meta(result.meta)
+            return result
 
     def has_check(self, execution: Execution) -> bool:
         """Return whether a check judges the execution."""
@@ -263,11 +260,12 @@ class Lane:
 
         A sandbox with state is kept when it is closed, because later steps may need it.
         """
-        interpreter, kept = self._interpreter, self.run.kept
-        if kept is None or self.run.policy.should_retry(error, execution.attempt):
+        run, interpreter = self.run, self._interpreter
+        if run.kept_rest == 0 or run.policy.should_retry(error, execution.attempt):
             return
-        if interpreter is None or not interpreter.is_alive or error.meta is None or not kept.reserve():
+        if interpreter is None or not interpreter.is_alive or error.meta is None:
             return
+        run.kept_rest -= 1
         try:
             files = await asyncio.to_thread(build_input_files, execution)
             for path, data in files.items():
@@ -275,23 +273,26 @@ class Lane:
         except RlmBatchError as failure:
             execution.inputs_failure = failure.summary
         if not interpreter.is_alive:
-            kept.give_back()
+            run.kept_rest += 1
             return
         until = time.time() + KEEP_SECONDS
         self._kept = until, execution.index
         error.meta = replace(error.meta, kept_until=until)
-        if self.run.plan.state_context is None:
+        if run.plan.state_context is None:
             await self.close_sandbox()
 
     async def _execute_and_collect(
         self, interpreter: Interpreter, execution: Execution, on_output: Callable[[str, str], None] | None
     ) -> Result:
-        """Run the execution and move collected files into the results folder, even if it failed."""
-        run, files, check = self.run, self.run.files, self.run.check
-        needs_files = check is not None and check.needs_files and self.has_check(execution)
-        name = str(execution.index)
+        """Run the execution and take its files, even if it failed."""
+        run = self.run
+        folder_context: AbstractAsyncContextManager[Path | None] = nullcontext()
         execution.archive, execution.archive_problems = b"", ()  # not the files of an earlier attempt
-        async with self._open_folder(needs_files=needs_files) as folder:
+        if run.files is not None:
+            folder_context = run.files.open_partial()
+        elif self._archives_files(execution):
+            folder_context = open_temporary_folder()
+        async with folder_context as folder:
             try:
                 await self._upload_files(interpreter, execution)
                 self._has_state = run.plan.state_context is not None
@@ -309,16 +310,28 @@ class Lane:
                 )
                 result = await interpreter.run(request)
             except RlmBatchError as error:
-                if needs_files and folder is not None and error.meta is not None:
-                    error.meta = await self._archive_files(execution, folder, error.meta)
-                if files is not None and folder is not None and error.meta is not None:
-                    error.meta = await asyncio.to_thread(files.publish, folder, name, error.meta, is_final=False)
+                if folder is not None and error.meta is not None:
+                    error.meta = await self._take_files(execution, folder, error.meta, is_final=False)
                 raise
-            if needs_files and folder is not None:
-                result.meta = await self._archive_files(execution, folder, result.meta)
-            if files is not None and folder is not None:
-                result.meta = await asyncio.to_thread(files.publish, folder, name, result.meta, is_final=True)
+            if folder is not None:
+                result.meta = await self._take_files(execution, folder, result.meta, is_final=True)
             return result
+
+    def _archives_files(self, execution: Execution) -> bool:
+        """Return whether a check gets the execution's files."""
+        return self.run.check is not None and self.run.check.needs_files and execution.is_checked
+
+    async def _take_files(self, execution: Execution, folder: Path, meta: Meta, *, is_final: bool) -> Meta:
+        """Archive an attempt's files for its check, and move the collected ones to the results. Return its new meta."""
+        run = self.run
+        if self._archives_files(execution):
+            execution.archive, problems = await asyncio.to_thread(build_archive, folder, meta.collected)
+            execution.archive_problems = (*meta.not_collected, *problems)
+            if not run.options.collect:
+                meta = replace(meta, collected=(), not_collected=())
+        if run.files is not None:
+            meta = await asyncio.to_thread(run.files.publish, folder, str(execution.index), meta, is_final=is_final)
+        return meta
 
     def _make_queries(self, interpreter: Interpreter, execution: Execution) -> Queries | None:
         """Return the queries of one attempt; None without a language model."""
@@ -336,18 +349,6 @@ class Lane:
         execution.summarize_queries = queries.session.summarize
         execution.get_usage = partial(getattr, queries.session.budget, "usage")
         return queries
-
-    def _open_folder(self, *, needs_files: bool) -> AbstractAsyncContextManager[Path | None]:
-        """Return a context with the folder for an attempt's files, or None if nothing needs them."""
-        if self.run.files is not None:
-            return self.run.files.open_partial()
-        return open_temporary_folder() if needs_files else nullcontext()
-
-    async def _archive_files(self, execution: Execution, folder: Path, meta: Meta) -> Meta:
-        """Keep the files of an attempt for its check. Return the meta without files that only the check gets."""
-        execution.archive, problems = await asyncio.to_thread(build_archive, folder, meta.collected)
-        execution.archive_problems = (*meta.not_collected, *problems)
-        return meta if self.run.options.collect else replace(meta, collected=(), not_collected=())
 
     async def _upload_files(self, interpreter: Interpreter, execution: Execution) -> None:
         find_uploads = self.run.plan.find_uploads
@@ -389,12 +390,12 @@ class Lane:
             self._permit = permit
             return None
         admission, refusal = self._slots.admission, _find_refusal(start_error)
-        if isinstance(start_error, ConfigurationError) and admission.has_opened_sandbox:
-            admission.record_refusal(permit, None, start_error.summary)
-        elif refusal is None:
-            admission.record_failure(permit)
-        else:
+        if refusal is not None:
             admission.record_refusal(permit, refusal.retry_after, refusal.summary)
+        elif isinstance(start_error, ConfigurationError) and admission.has_opened_sandbox:
+            admission.record_refusal(permit, None, start_error.summary)
+        else:
+            admission.record_failure(permit)
         self._has_state = False
         await self.close_sandbox()
         return refusal
@@ -406,36 +407,34 @@ class Lane:
                     "the sandbox with the state of the earlier steps is lost: start again with the first step"
                 )
             return self._interpreter
-        now = asyncio.get_running_loop().time()
-        if self._interpreter is not None and (
-            not self._interpreter.is_alive or now + 2 * self.run.options.timeout > self._expires_at
-        ):
+        run, now, lifetime = self.run, asyncio.get_running_loop().time, 2 * self.run.options.timeout
+        if self._interpreter is not None and (not self._interpreter.is_alive or now() + lifetime > self._expires_at):
             await self.close_sandbox()
         await self.acquire_for_work()
-        if self._interpreter is None:
-            await self._slots.wait_for_creation()
-            self._interpreter = self._make_interpreter()
-        return self._interpreter
-
-    def _make_interpreter(self) -> Interpreter:
-        """Return an interpreter, whose sandbox opens later. The lane's permit is for that sandbox."""
-        run, timeout = self.run, self.run.options.timeout
-        interpreter = run.provider.interpreter(
-            run=run.run_id, server=run.server_id, timeout=timeout, tools=self._tools, prepare=run.preparation
+        if self._interpreter is not None:
+            return self._interpreter
+        await self._slots.wait_for_creation()
+        # The sandbox opens later. The lane's permit is for that sandbox.
+        interpreter = self._interpreter = run.provider.interpreter(
+            run=run.run_id,
+            server=run.server_id,
+            timeout=run.options.timeout,
+            tools=self._tools,
+            prepare=run.preparation,
         )
         if run.preparation is not None and run.options.log_output:
             self._prepare_log = OutputLog(run.prepare_lines, "prepare: ", run.log)
             interpreter.on_prepare_output = self._prepare_log.write
-        now = asyncio.get_running_loop().time()
-        self._expires_at = now + max(run.provider.lifetime, 2 * timeout)
-        permit = self._opening = self._permit
-        self._permit = None
+        requested_at = now()
+        self._expires_at = requested_at + max(run.provider.lifetime, lifetime)
+        permit, self._permit = self._permit, None
         assert permit is not None
+        self._opening = permit
 
         def record_opening() -> None:
             self._slots.admission.record_opening(permit)
             self._permit, self._opening = permit, None
-            self._opened_at = now
+            self._opened_at = requested_at
             self.opened_count += 1
 
         interpreter.on_start = record_opening
@@ -490,8 +489,7 @@ class CheckLane(Lane):
     def __init__(self, run: Run, slots: Slots) -> None:
         run = copy(run)
         run.provider = run.provider.model_copy(update={"volume_name": None})
-        run.check = run.preparation = run.kept = None
-        run.tools = {}
+        run.check, run.preparation, run.tools, run.kept_rest = None, None, {}, 0
         super().__init__(run, slots)
 
     async def _execute_and_collect(
@@ -508,12 +506,12 @@ class CheckLane(Lane):
 
 def _find_refusal(error: BaseException) -> QuotaExceeded | None:
     """Return the error if it is a refusal, or else None. A lack of file descriptors in its causes is a refusal too."""
-    cause: BaseException | None = error if isinstance(error, Exception) else None
-    while cause is not None and getattr(cause, "errno", None) not in (errno.EMFILE, errno.ENFILE):
+    cause: BaseException | None = error
+    while cause is not None:
+        if getattr(cause, "errno", None) in (errno.EMFILE, errno.ENFILE):
+            return QuotaExceeded(
+                "this process cannot open more files, and each sandbox takes one or two: raise the limit with "
+                f"`ulimit -n 4096` first, or lower {name_parameter('max_workers')}"
+            )
         cause = cause.__cause__ or cause.__context__
-    if cause is None:
-        return error if isinstance(error, QuotaExceeded) else None
-    return QuotaExceeded(
-        "this process cannot open more files, and each sandbox takes one or two: raise the limit with "
-        f"`ulimit -n 4096` first, or lower {name_parameter('max_workers')}"
-    )
+    return error if isinstance(error, QuotaExceeded) else None

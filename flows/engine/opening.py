@@ -1,16 +1,6 @@
-"""The opening of a flow run: the order in which its parts are opened and closed.
+"""The opening of a flow run: ledger, record, artifacts, tracker of queries, slots, executor; closed in reverse order.
 
-A run opens these parts in order, and closes them in reverse order:
-1. the ledger, which the run claims so that a second writer gets a warning
-2. the run's record in the ledger
-3. the artifacts
-4. the tracker of queries
-5. the slots of the provider's limit
-6. the executor, whose lanes open sandboxes
-
-When a run is closed, its lanes delete their sandboxes and return their slots. The run waits for queries that are still
-being recorded, and the provider deletes what it keeps for the run. The ledger is complete before the report is built,
-and the record gets its end time. Each step runs even if an earlier step failed, and cancellation interrupts no step.
+Each step of the closing runs even if an earlier step failed, and cancellation interrupts no step.
 """
 
 import asyncio
@@ -65,7 +55,7 @@ async def open_run(run: Run) -> AsyncIterator[None]:
     await _start(run)
     log, ledger, record = run.log, run.ledger, run.record
     artifacts = run.artifacts = ArtifactPublisher(record, log)
-    run.sink = OutcomeSink(run, run.store)
+    run.sink = OutcomeSink(run, [run.store.add_outcome])
     run.listener.on_start(run.plan.total, run.environment, str(ledger.path), run.plan.report_spec, record.name)
     if run.ui_url is not None:
         run.listener.on_page(f"{run.ui_url}/runs/flow-run/{run.run_id}")

@@ -1,11 +1,9 @@
 """The outcome sink of a flow run, which records every outcome."""
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
 
 from ...sandbox.errors import ConfigurationError, NotRun, RlmBatchError
 from ...sandbox.meta import Meta
@@ -15,17 +13,8 @@ from .failures import FailureWatch, describe_kind
 from .run import Run
 
 MAX_LOGGED_FAILURES = 20  # failures of each kind that get a line each in the log
-NOT_COLLECTED = "files that were not collected"  # counted like a kind of failure, but no execution fails
 
 Observer = Callable[[Execution, Outcome], None]
-
-
-class OutcomeStore(Protocol):
-    """A store for the outcomes of a running flow run."""
-
-    def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
-        """Store the outcome of an execution."""
-        ...
 
 
 class MemoryStore:
@@ -54,18 +43,18 @@ class MemoryStore:
 
 @dataclass(slots=True)
 class OutcomeSink:
-    """A sink that passes every outcome of a flow run to the ledger, then to the store, then to the observers.
+    """A sink that passes every outcome of a flow run to the ledger, to the observers, the log, artifacts and listener.
 
-    The observers are the functions in `observers`, the run's log, its artifacts and its listener. `failures` counts
-    the executions that ran and failed. `check_first` checks the first result with fields.
+    The first observer is the run's store. `failures` counts the executions that ran and failed. `check_first` checks
+    the first result with fields.
     """
 
     run: Run
-    store: OutcomeStore
-    observers: list[Observer] = field(default_factory=list[Observer])
+    observers: list[Observer]
     failures: FailureWatch = field(init=False)
     _has_checked_first: bool = False
-    _kind_counts: Counter[str] = field(default_factory=Counter[str])
+    _kind_counts: Counter[str] = field(default_factory=Counter[str])  # failures
+    _not_collected_count: int = 0  # executions of which files were not collected
     _error: ConfigurationError | None = None  # the error of `check_first`
 
     def __post_init__(self) -> None:
@@ -76,7 +65,7 @@ class OutcomeSink:
         self.run.ledger.write_outcome(execution.key, outcome)
         self._store(execution, outcome)
         self._publish(execution, outcome)
-        self._count(outcome)
+        self.failures.count += isinstance(outcome, Failure)
 
     def record_unrun(
         self, execution: Execution, error: RlmBatchError, *, is_started: bool = False, is_written: bool = False
@@ -126,7 +115,7 @@ class OutcomeSink:
         """Record the outcome of an execution in another process. The ledger and the store already have it."""
         self.run.listener.on_execution_start(execution.index)
         self._publish(execution, outcome)
-        self._count(outcome)
+        self.failures.count += isinstance(outcome, Failure)
 
     def raise_error(self) -> None:
         """Raise the ConfigurationError of `check_first`, which ends the run, if there is one."""
@@ -141,12 +130,11 @@ class OutcomeSink:
     def log_unlogged_failures(self) -> None:
         """Log the number of failures of each kind for which the log does not show all failures."""
         for kind, count in self._kind_counts.items():
-            if kind != NOT_COLLECTED and count > _get_log_limit(kind):
+            if count > _get_log_limit(kind):
                 self.run.log.warning("%d executions failed with %s", count, kind)
 
     def _store(self, execution: Execution, outcome: Outcome) -> None:
         execution.is_done = True
-        self.store.add_outcome(execution, outcome)
         for observe in self.observers:
             observe(execution, outcome)
 
@@ -154,41 +142,30 @@ class OutcomeSink:
         if isinstance(outcome, Failure):
             self._log_failure(execution, outcome.error)
             if outcome.meta.kept_until is not None and not cached:
-                self._tell_kept(execution, outcome.meta)
+                until = datetime.fromtimestamp(outcome.meta.kept_until).astimezone()
+                lack = f", without its variables ({execution.inputs_failure})" if execution.inputs_failure else ""
+                self.warn(
+                    f"{self.run.plan.label(execution)}: its sandbox is kept until {until:%H:%M %Z}{lack}: "
+                    f"rlm-batch shell {self.run.ledger.path} {execution.index}"
+                )
         if outcome.meta.not_collected and not cached:
-            self._kind_counts[NOT_COLLECTED] += 1
-            if self._kind_counts[NOT_COLLECTED] <= MAX_LOGGED_FAILURES:
+            self._not_collected_count += 1
+            if self._not_collected_count <= MAX_LOGGED_FAILURES:
                 first, *others = outcome.meta.not_collected
                 more = f" (and {len(others):,} more)" if others else ""
                 self.warn(f"{self.run.plan.label(execution)}: not collected: {first}{more}")
         if self.run.artifacts is not None:
             self.run.artifacts.summary.add(outcome)
         self.run.listener.on_outcome(outcome, cached=cached)
-        if isinstance(outcome, Result) and outcome.outputs and not outcome.meta.pruned:
-            self._check_first_result(outcome)
-
-    def _tell_kept(self, execution: Execution, meta: Meta) -> None:
-        until = datetime.fromtimestamp(meta.kept_until or 0.0).astimezone()
-        hours = max(0.0, (meta.kept_until or 0.0) - time.time()) / 3600
-        lack = f", without the execution's variables ({execution.inputs_failure})" if execution.inputs_failure else ""
-        self.warn(
-            f"{self.run.plan.label(execution)}: its sandbox is kept until {until:%H:%M %Z}, for up to {hours:.1f} "
-            f"sandbox hours{lack}: rlm-batch shell {self.run.ledger.path} {execution.index}"
-        )
-
-    def _check_first_result(self, result: Result) -> None:
         check = self.run.plan.check_first
-        if check is None or self._has_checked_first:
+        if check is None or self._has_checked_first or not isinstance(outcome, Result):
             return
-        self._has_checked_first = True
-        try:
-            check(result)
-        except ConfigurationError as error:
-            self._error = ConfigurationError(f"{error}; the results are in {self.run.ledger.path}")
-
-    def _count(self, outcome: Outcome) -> None:
-        if (warning := self.failures.add_outcome(outcome)) is not None:
-            self.warn(warning)
+        if outcome.outputs and not outcome.meta.pruned:
+            self._has_checked_first = True
+            try:
+                check(outcome)
+            except ConfigurationError as error:
+                self._error = ConfigurationError(f"{error}; the results are in {self.run.ledger.path}")
 
     def _log_failure(self, execution: Execution, error: RlmBatchError) -> None:
         kind, log = describe_kind(error), self.run.log

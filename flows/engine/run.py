@@ -25,7 +25,7 @@ from ...tasks.capacity.slots import Slots
 from ...tasks.check import Check
 from ...tasks.execution import Execution
 from ...tasks.host_tools import Tool, load_tools
-from ...tasks.kept_sandboxes import KeptSandboxes
+from ...tasks.kept_sandboxes import MAX_KEPT, MAX_KEPT_OF_SHARD
 from ...tasks.ledger.collected_files import CollectedFilesStore
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import encode_turn, encode_usage
@@ -56,14 +56,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ResourceUsage:
-    """The resources that a flow run has used: sandboxes, the sum of their open seconds, and the language model.
-
-    `model` counts the usage of other processes. `ModelAccess.spent` counts the usage of this process.
-    """
+    """The resources that a flow run has used."""
 
     sandboxes: int = 0
-    sandbox_seconds: float = 0.0
-    model: Usage = field(default_factory=Usage)
+    sandbox_seconds: float = 0.0  # the sum of the sandboxes' open seconds
+    model: Usage = field(default_factory=Usage)  # in other processes; `ModelAccess.spent` has this process's
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,60 +69,20 @@ class Run:
 
     `make_run` sets the first group of fields, before Prefect is entered. `start` sets the second, in the flow run, and
     `open_run` the third. If Prefect retries the flow run, they set theirs again.
-
-    Attributes:
-        options: The shared parameters.
-        plan: The executions, and what only their flow knows.
-        provider: Opens the sandboxes.
-        parameters: All parameters of the flow; None in a shard.
-        listener: Receives the run's events.
-        preparation: Code that runs in each sandbox before the first execution; None without it.
-        check: Judges each execution in another sandbox; None without a check.
-        tools: Functions of the host that code may call.
-        model_access: The access of each execution to language models; None without a model.
-        tracker: Creates task runs of queries.
-        environment: A phrase such as "in local sandboxes (bubblewrap)", once the provider is checked.
-        ui_url: The address of the UI of the shared server, if the run uses it.
-
-        run_id: The flow run's id, for the sandboxes' labels.
-        server_id: The Prefect server's id, for the sandboxes' labels.
-        log: The log of the flow run.
-        ledger: The results.
-        deadline: The time at which the run ends.
-        policy: The rules of retries.
-        files: The store of collected files; None without `collect`.
-        answers: The answers of models; None without `cache_queries`, unless the executions are recursive queries.
-        transcripts: Takes whole requests to models; None without `record="full"`.
-        kept: Counts the kept sandboxes of failed executions; None without `keep_failed`.
-        usage: The used resources.
-        prepare_lines: The lines of output of `prepare` that the run may still log.
-        output_lines: The lines of output of executions that the run may still log.
-        sink: Records every outcome.
-
-        results_path: The place of the results, once the ledger exists.
-        store: The outcomes so far.
-        cache: The results of earlier runs.
-        record: The run's record in the ledger.
-        artifacts: Publishes the progress and the report; None in a shard.
-        turn_calls: The calls of `on_turn`; None without it.
-        slots: The slots of the provider's limit.
-        executor: Runs the executions.
-        outcome: The counts and the message of a run that has ended.
-        report: The report of a run that has ended.
     """
 
     options: Options
     plan: Plan
     provider: SandboxProvider
-    parameters: FlowParameters[Any] | None = None
+    parameters: FlowParameters[Any] | None = None  # all parameters of the flow; None in a shard
     listener: FlowListener = field(default_factory=FlowListener)
-    preparation: Preparation | None = None
+    preparation: Preparation | None = None  # code that runs in each sandbox before the first execution
     check: Check | None = None
     tools: dict[str, Tool] = field(default_factory=dict[str, Tool])
     model_access: ModelAccess | None = None
     tracker: QueryTracker = field(default_factory=QueryTracker)
-    environment: str = ""
-    ui_url: str | None = None
+    environment: str = ""  # a phrase such as "in local sandboxes (bubblewrap)", once the provider is checked
+    ui_url: str | None = None  # the UI of the shared server, if the run uses it
 
     run_id: str = ""
     server_id: str = ""
@@ -136,7 +93,7 @@ class Run:
     files: CollectedFilesStore | None = None
     answers: AnswerLedger | None = None
     transcripts: TranscriptLedger | None = None
-    kept: KeptSandboxes | None = None
+    kept_rest: int = 0  # sandboxes of failed executions that may still be kept
     usage: ResourceUsage = field(default_factory=ResourceUsage)
     prepare_lines: LineBudget = field(default_factory=LineBudget)
     output_lines: LineBudget = field(default_factory=LineBudget)
@@ -146,7 +103,7 @@ class Run:
     store: "MemoryStore | ShardStore" = field(init=False)
     cache: ResultCache = field(init=False)
     record: RunRecord = field(init=False)
-    artifacts: ArtifactPublisher | None = None
+    artifacts: ArtifactPublisher | None = None  # None in a shard
     turn_calls: TurnCalls | None = None
     slots: Slots = field(init=False)
     executor: "LaneExecutor | ShardingExecutor" = field(init=False)
@@ -173,7 +130,7 @@ class Run:
         self.deadline = Deadline.start(options.deadline)
         self.policy = RetryPolicy(options.retries, options.retry_code_errors, options.idempotent, self.deadline.at)
         self.files = CollectedFilesStore(ledger.path) if options.collect else None
-        self.kept = KeptSandboxes(is_shard=bool(part_prefix)) if options.keep_failed else None
+        self.kept_rest = 0 if not options.keep_failed else MAX_KEPT_OF_SHARD if part_prefix else MAX_KEPT
         self.usage, self.prepare_lines, self.output_lines = ResourceUsage(), LineBudget(), LineBudget()
         # In a sharded job only the shards query the model.
         if access is not None and options.shards is None:
@@ -215,20 +172,20 @@ class Run:
 
         A killed run does not lose what the ledger has.
         """
+        lines: list[bytes] = []
         if event.kind == "output":
             query, turn = event.query, event.query.trajectory[event.turn - 1]
-            self._write_line(encode_turn(execution.key, execution.index, query.prompt, query.depth, event.turn, turn))
+            lines.append(encode_turn(execution.key, execution.index, query.prompt, query.depth, event.turn, turn))
         usage = execution.get_usage()
         if event.kind in ("code", "query", "output") and usage != execution.recorded_usage:
             execution.recorded_usage = usage
-            self._write_line(encode_usage(execution.key, execution.index, execution.attempt, usage))
+            lines.append(encode_usage(execution.key, execution.index, execution.attempt, usage))
+        with suppress(OSError):  # The write of the outcome reports that the ledger cannot be written.
+            for line in lines:
+                self.ledger.write_line(line)
         self.listener.on_rlm_event(event.index, event)
         if self.turn_calls is not None and event.kind == "output":
             self.turn_calls.add(event)
-
-    def _write_line(self, line: bytes) -> None:
-        with suppress(OSError):  # The write of the outcome reports that the ledger cannot be written.
-            self.ledger.write_line(line)
 
     def skip(self, executions: Iterable[Execution], reason: str) -> None:
         """Fail the executions without an outcome, which never started. The ledger does not get these failures."""
@@ -288,8 +245,12 @@ async def make_run(options: Options, plan: Plan, provider: SandboxProvider | Non
             "queries that name none"
         )
     provider, total = provider or await resolve_run_provider(options), plan.total
-    if options.preparation is not None:
-        _check_preparation(options.preparation, options.timeout, provider)
+    prepare_timeout = None if options.preparation is None else options.preparation.timeout
+    if prepare_timeout is not None and prepare_timeout + options.timeout > provider.lifetime:
+        raise ConfigurationError(
+            f"{name_parameter('prepare_timeout')} and {name_parameter('timeout')} together exceed the sandbox's "
+            f"{name_parameter('lifetime')} of {provider.lifetime} s"
+        )
     expected = total if options.check is None else 2 * total  # Each check has another sandbox.
     provider = provider.with_expectations(
         sandboxes=min(total, options.max_workers) if options.reuse_sandboxes else expected,
@@ -334,25 +295,11 @@ async def resolve_run_provider(options: Options) -> SandboxProvider:
 
 def _refuse_own_objects(options: Options, tools: dict[str, str]) -> None:
     """Raise ConfigurationError if a job in shards has an object of this process, because shards run in others."""
-    own = next((name for name, path in tools.items() if path.startswith("<")), None)
-    if own is not None:
-        raise ConfigurationError(
-            f"the tool {own!r} is a function of this process, and shards run in other processes: pass its import "
-            "path, such as package.module:function"
-        )
-    for name in ("language_model", "sub_model", "models"):
-        if "<" in str(getattr(options, name)):
+    models = {name: str(getattr(options, name)) for name in ("language_model", "sub_model", "models")}
+    for name, value in (tools | models).items():
+        if "<" in value:
             raise ConfigurationError(
-                f"{name_parameter(name)} is an object of this process, and shards run in other processes: save it as "
-                "a block, and pass it again"
+                f"{name_parameter(name) if name in models else f'the tool {name!r}'} is an object of this process, and "
+                "shards run in other processes: save a model as a block, and pass the import path of a function, such "
+                "as package.module:function"
             )
-
-
-def _check_preparation(preparation: Preparation, timeout: float, provider: SandboxProvider) -> None:
-    """Raise ConfigurationError if `prepare` does not fit the provider's settings."""
-    if preparation.timeout is not None and preparation.timeout + timeout > provider.lifetime:
-        raise ConfigurationError(
-            f"{name_parameter('prepare_timeout')} ({preparation.timeout:g} s) and {name_parameter('timeout')} "
-            f"({timeout:g} s) together exceed the sandbox's lifetime of {provider.lifetime} s: lower them, or "
-            f"raise {name_parameter('lifetime')}"
-        )

@@ -16,14 +16,6 @@ pytestmark = pytest.mark.anyio
 ODD_FAILS = "if x % 2: raise KeyError(x)\nSUBMIT(x=x)"
 
 
-class Warnings(FlowListener):
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def on_warning(self, text: str) -> None:
-        self.texts.append(text)
-
-
 def inputs(count: int) -> list[dict[str, int]]:
     return [{"x": x} for x in range(count)]
 
@@ -104,27 +96,6 @@ async def test_a_sweep_and_a_chunked_job_stop_at_max_failures(volumes) -> None:
     assert done["a"].twice == 2
     assert isinstance(done["c"].error, NotRun)
     assert "2 of 3 chunks have no result" in str(done.reduction.error)
-
-
-@pytest.mark.full
-async def test_identical_first_failures_cause_an_early_warning(caplog) -> None:
-    heard = Warnings()
-    await run_with_listener(batch, heard, "import nosuch", inputs(30), on_failure="return")
-    (warning,) = heard.texts
-    assert "the first 3 executions all failed with" in warning
-    assert "No module named 'nosuch'" in warning
-    assert "max_failures ends such a run early" in warning
-    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert sum(" failed: CodeError: " in line for line in lines) == 20
-    assert "30 executions failed with CodeError ModuleNotFoundError" in lines
-
-    heard = Warnings()
-    await run_with_listener(
-        batch, heard, "raise [KeyError, ValueError][x % 2]", inputs(6), max_workers=1, on_failure="return"
-    )
-    # The run's final error already reports this.
-    await run_with_listener(batch, heard, "raise KeyError", inputs(3), on_failure="return")
-    assert heard.texts == []
 
 
 async def test_executions_that_did_not_run_are_counted_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
