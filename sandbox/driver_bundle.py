@@ -32,7 +32,7 @@ MODULES = (
     "driver.child.channel", "driver.child.evaluation.coroutines", "driver.child.forking.fork_safety",
     "driver.child.open_files", "driver.child.runner", "driver.child.forking.fork_service",
     "driver.child.fresh_python", "driver.output_stream",
-    "driver.child_process", "driver.collection", "driver.collectors", "driver.fork_server", "driver.shared_folders",
+    "driver.collection", "driver.child_process", "driver.fork_server", "driver.shared_folders",
     "driver.supervisor",
     "driver.main",
 )  # fmt: skip
