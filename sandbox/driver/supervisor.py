@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import time
 
 from ..wire.collection import COLLECT_TIMEOUT_SECONDS
@@ -202,7 +201,7 @@ class Supervisor:
         self._confinement = Confinement(settings["confinement"])
         self._confinement.become_supervisor()
         self._memory_kills = count_memory_kills()
-        self._wire.send({"op": "ready", "id": 0, "pid": os.getpid(), "python": sys.version.split()[0]})
+        self._wire.send({"op": "ready", "id": 0, "pid": os.getpid()})
         if not self._is_warm:
             # The first compilation in a process creates a hundred types. Children inherit them and save a millisecond.
             compile("0", CODE_NAME, "exec")
