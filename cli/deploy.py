@@ -4,7 +4,6 @@ import asyncio
 import inspect
 import re
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,7 +61,6 @@ def deploy_package(
     for pool in sorted(set(pools.values())):
         which = "them" if len(set(pools.values())) == 1 else f"those in {pool}"
         print(f"\nA worker runs {which}, with this package installed: prefect worker start --pool {shlex.quote(pool)}")
-    _print_server_warning()
     return 0
 
 
@@ -146,15 +144,7 @@ def _deploy_flow(
     if cron is not None:
         print(f"It runs by itself: {cron} ({timezone or 'UTC'})")
     print(f"\nRun it now: prefect deployment run {flow.name}/{name} --watch")
-    _print_server_warning()
     return 0
-
-
-def _print_server_warning() -> None:
-    from ..deployments.deploy import find_server_warning
-
-    if warning := asyncio.run(find_server_warning()):
-        print(f"\nWarning: {warning}", file=sys.stderr)
 
 
 def _build_schedule(cron: str | None, timezone: str | None) -> dict[str, Any]:

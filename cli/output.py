@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from ..flows.reporting.table import MAX_SHOWN_ROWS
+from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_json, escape_text
 from ..sandbox.result import Outcome
 
@@ -73,3 +74,21 @@ def print_table(rows: list[list[str]], total: int, mark: str = "") -> None:
     print_whole_lines(table)
     if total > MAX_SHOWN_ROWS:
         print(f"... and {total - MAX_SHOWN_ROWS} more, in the ledger", file=sys.stderr)
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, such as 2 files."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def confirm(question: str, refusal: str) -> None:
+    """Ask the person at the terminal.
+
+    Raises:
+        ConfigurationError: They do not agree; or with the text `refusal`, there is no terminal.
+    """
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigurationError(refusal)
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ConfigurationError("nothing was changed")

@@ -176,18 +176,16 @@ class ProgressDisplay(FlowListener):
 
 def _describe_turn(turn: RlmEvent, width: int) -> str:
     """Return a line about a turn: what the model wants, the first line that it sees, its queries, seconds and cost."""
-    depth = f"depth {turn.depth}, " if turn.depth > 1 else ""
-    queries = [] if not turn.queries else [f"{turn.queries:,} {'query' if turn.queries == 1 else 'queries'}"]
-    cost = [f"${turn.usage.cost:.4f}"] if turn.usage.cost else []
-    details = f" ({', '.join([*queries, f'{turn.seconds:.1f} s', *cost])})"
-    start = f"{depth}turn {turn.turn}: "
+    start = f"{f'depth {turn.depth}, ' if turn.depth > 1 else ''}turn {turn.turn}: "
+    queries = f"{turn.queries:,} {'query' if turn.queries == 1 else 'queries'}, " if turn.queries else ""
+    cost = f", ${turn.usage.cost:.4f}" if turn.usage.cost else ""
+    details = f" ({queries}{turn.seconds:.1f} s{cost})"
     left = width - len(start) - len(details)
     plan = _take_line(turn.reasoning) or _take_line(turn.code)
-    seen = _take_line(turn.output, is_last=turn.failed)
-    seen = f"failed: {seen}" if turn.failed else seen
+    seen = ("failed: " if turn.failed else "") + _take_line(turn.output, is_last=turn.failed)
     if plan and seen:
         plan = _cut(plan, max(left // 2, left - len(seen) - 4)) + " -> "
-    return start + plan + _cut(seen, left - len(plan)) + details if seen else start + _cut(plan, left) + details
+    return start + _cut(plan + seen, left) + details
 
 
 def _take_line(text: str, *, is_last: bool = False) -> str:

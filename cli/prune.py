@@ -3,7 +3,6 @@
 import re
 import sys
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -13,11 +12,10 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
 from ..tasks.ledger.result_index import get_results_root
 from ..tasks.ledger.retention import KeptFolder, OldFolder, delete_folder, list_old_folders, remove_remains
-from .output import Flag, Json, print_json, print_table
+from .output import Flag, Json, confirm, count, print_json, print_table
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
-UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def prune(
@@ -37,7 +35,12 @@ def prune(
     Raises:
         ConfigurationError: The age is wrong, or the person at the terminal did not agree. Nothing is deleted then.
     """
-    before = time.time() - parse_age(older_than)
+    age = AGE.fullmatch(older_than.strip().lower())
+    if age is None:
+        raise ConfigurationError(
+            f"--older-than {older_than!r} is no age: give a number with a unit, such as 30d, 12h, 45m or 90s"
+        )
+    before = time.time() - float(age[1]) * SECONDS[age[2]]
     if json and not (yes or dry_run):
         raise ConfigurationError("--json asks no question: add --yes to delete, or --dry-run to list")
     root, cache = get_results_root(), resolve_cache_root()
@@ -46,11 +49,13 @@ def prune(
     kept = [folder for folder in found if isinstance(folder, KeptFolder)]
     if not json and old:
         print_table([["what", "name", "last used (UTC)", "size"], *map(_format_row, old)], len(old))
+    size = sum(folder.size_bytes for folder in old)
     deleted: list[OldFolder] = []
     freed = 0
     if old and not dry_run:
         if not yes:
-            _confirm(f"Delete {_count(old)}, {_format_size(_sum_sizes(old))}?")
+            refusal = "nothing was deleted: --yes deletes without a question, --dry-run only lists"
+            confirm(f"Delete {_describe_all(old)}, {_format_size(size)}?", refusal)
         for folder in old:
             result = delete_folder(folder)
             if isinstance(result, KeptFolder):
@@ -66,53 +71,23 @@ def prune(
     for folder in kept:
         print(f"stays: {escape_text(str(folder.path))}, because {escape_text(folder.reason)}", file=sys.stderr)
     if dry_run:
-        text = f"would delete {_count(old)}, {_format_size(_sum_sizes(old))}"
+        text = f"would delete {_describe_all(old)}, {_format_size(size)}"
     else:
-        text = f"deleted {_count(deleted)}, {_format_size(freed)} freed"
+        text = f"deleted {_describe_all(deleted)}, {_format_size(freed)} freed"
     print(text, file=sys.stderr if json else sys.stdout)
     return 0 if dry_run or len(deleted) == len(old) else 1
 
 
-def parse_age(text: str) -> float:
-    """Return the seconds of an age such as 30d.
-
-    Raises:
-        ConfigurationError: The text is no age.
-    """
-    parts = AGE.fullmatch(text.strip().lower())
-    if parts is None:
-        raise ConfigurationError(
-            f"--older-than {text!r} is no age: give a number with a unit, such as 30d, 12h, 45m or 90s"
-        )
-    return float(parts[1]) * SECONDS[parts[2]]
-
-
-def _confirm(question: str) -> None:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigurationError("nothing was deleted: --yes deletes without a question, --dry-run only lists")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise ConfigurationError("nothing was deleted")
-
-
 def _format_row(folder: OldFolder) -> list[str]:
-    used = time.strftime("%Y-%m-%d", time.gmtime(folder.used_at))
-    kind = _get_kind(folder)
-    name = (
-        str(Path(*folder.path.parts[len(folder.root.parts) :]))
-        if folder.record is None
-        else f"{folder.record.flow} {folder.record.name or folder.path.name}"
-    )
-    return [kind, name, used, _format_size(folder.size_bytes)]
-
-
-def _get_kind(folder: OldFolder) -> str:
-    return "cache" if folder.record is None else "run"
+    used, size = time.strftime("%Y-%m-%d", time.gmtime(folder.used_at)), _format_size(folder.size_bytes)
+    if folder.record is None:
+        return ["cache", str(folder.path.relative_to(folder.root)), used, size]
+    return ["run", f"{folder.record.flow} {folder.record.name or folder.path.name}", used, size]
 
 
 def _describe(folder: OldFolder, *, is_deleted: bool) -> dict[str, Any]:
     return {
-        "kind": _get_kind(folder),
+        "kind": "cache" if folder.record is None else "run",
         "path": str(folder.path),
         "name": None if folder.record is None else folder.record.name,
         "used_at": folder.used_at,
@@ -121,20 +96,10 @@ def _describe(folder: OldFolder, *, is_deleted: bool) -> dict[str, Any]:
     }
 
 
-def _count(folders: list[OldFolder]) -> str:
+def _describe_all(folders: list[OldFolder]) -> str:
     runs = sum(folder.record is not None for folder in folders)
-    cached = len(folders) - runs
-    return f"{runs:,} run{'' if runs == 1 else 's'} and {cached:,} folder{'' if cached == 1 else 's'} of the cache"
+    return f"{count(runs, 'run')} and {count(len(folders) - runs, 'folder')} of the cache"
 
 
-def _sum_sizes(folders: list[OldFolder]) -> int:
-    return sum(folder.size_bytes for folder in folders)
-
-
-def _format_size(size: float) -> str:
-    """Return a number of bytes with a unit, such as 1.2 GiB."""
-    for unit in UNITS[:-1]:
-        if size < 1024:
-            return f"{size:,.0f} {unit}" if unit == UNITS[0] else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} {UNITS[-1]}"
+def _format_size(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

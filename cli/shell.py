@@ -3,8 +3,6 @@
 import os
 import sys
 import time
-import uuid
-from collections.abc import Callable
 
 from ..blocks.provider import SandboxInfo, SandboxProvider
 from ..flows.parameters import Options
@@ -33,26 +31,17 @@ def shell(run: str, number: int, /) -> int:
     if not (os.isatty(sys.stdin.fileno()) and os.isatty(sys.stdout.fileno())):
         raise ConfigurationError("shell needs a terminal for its input and its output: start it in one, without pipes")
     model = find_model(reader)
-    if model is None:
-        raise ConfigurationError(
-            f"{run} is of {reader.records[-1].flow}, and shell takes only runs of rlm-batch's flows"
-        )
-    parameters = model.parse(read_parameters(reader))
-    provider = run_until_interrupted(_resolve_provider(parameters.options))
-    runs = run_until_interrupted(_list_flow_runs(reader)) if sandbox_id is None else set[str]()
-
-    def is_wanted(info: SandboxInfo) -> bool:
-        return info.id == sandbox_id if sandbox_id else info.execution == number and info.run in runs
+    assert model is not None  # Only flows of rlm-batch keep sandboxes.
+    provider = run_until_interrupted(_resolve_provider(model.parse(read_parameters(reader)).options))
 
     async def open_terminal() -> tuple[int, SandboxInfo | None]:
-        info = await _find_kept(provider, is_wanted)
-        if info is None:
-            reason = f"the run has no outcome of execution {number}, and no kept sandbox of it"
-            if sandbox_id:
-                reason = f"the sandbox {sandbox_id} is gone, because it was removed or its hour is over"
-            raise ConfigurationError(f"{reason}: rlm-batch rerun {run} {number} --keep-failed")
-        status = await provider.open_terminal(info.id)
-        return status, await _find_kept(provider, is_wanted)
+        if await _find_kept(provider, sandbox_id) is None:
+            raise ConfigurationError(
+                f"the sandbox {sandbox_id} is gone, because it was removed or its hour is over: rlm-batch rerun {run} "
+                f"{number} --keep-failed"
+            )
+        status = await provider.open_terminal(sandbox_id)
+        return status, await _find_kept(provider, sandbox_id)
 
     status, info = run_until_interrupted(open_terminal())
     if info is None:
@@ -64,16 +53,11 @@ def shell(run: str, number: int, /) -> int:
     return status
 
 
-def _read_sandbox_id(reader: LedgerReader, run: str, number: int) -> str | None:
-    """Return the id of an execution's kept sandbox from the ledger; None without an outcome. Raises ConfigurationError.
-
-    A killed run may have kept a sandbox without an outcome.
-    """
+def _read_sandbox_id(reader: LedgerReader, run: str, number: int) -> str:
+    """Return the id of an execution's kept sandbox, from the ledger. Raises ConfigurationError."""
     outcome = next((outcome for outcome in reader.read_outcomes() if outcome.meta.index == number), None)
-    if outcome is None and not 0 <= number < reader.records[-1].total:
-        raise ConfigurationError(f"the run has no execution {number}: rlm-batch report {run} lists them")
     if outcome is None:
-        return None
+        raise ConfigurationError(f"the run has no outcome of execution {number}: rlm-batch report {run} lists them")
     if outcome.meta.kept_until is None:
         raise ConfigurationError(
             f"the sandbox of execution {number} was not kept: --keep-failed keeps those of a run's first three "
@@ -89,21 +73,7 @@ async def _resolve_provider(options: Options) -> SandboxProvider:
         return await resolve_run_provider(options)
 
 
-async def _list_flow_runs(reader: LedgerReader) -> set[str]:
-    """Return the ids of the flow runs that wrote to a ledger, with those of shards."""
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
-
-    runs, offset = {record.flow_run_id for record in reader.records}, 0
-    only = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[uuid.UUID(run) for run in runs]))
-    async with provide_server(), get_client() as client:
-        while found := await client.read_flow_runs(flow_run_filter=only, offset=offset):
-            runs.update(str(run.id) for run in found)
-            offset += len(found)
-    return runs
-
-
-async def _find_kept(provider: SandboxProvider, is_wanted: Callable[[SandboxInfo], bool]) -> SandboxInfo | None:
-    """Return the sandbox that is wanted, unless its hour is over. None if there is none."""
-    kept = [info for info in await provider.list_sandboxes() if info.kept_until > time.time()]
-    return next(filter(is_wanted, kept), None)
+async def _find_kept(provider: SandboxProvider, sandbox_id: str) -> SandboxInfo | None:
+    """Return the sandbox, unless its hour is over. None if there is none."""
+    sandboxes = await provider.list_sandboxes()
+    return next((info for info in sandboxes if info.id == sandbox_id and info.kept_until > time.time()), None)

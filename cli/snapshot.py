@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from ..blocks.provider import SandboxProvider, SnapshotInfo
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError
-from .output import Json, print_json, print_table
+from .output import Json, count, print_json, print_table
 
 snapshot = App(name="snapshot")
 Provider = Annotated[str, Parameter(help="daytona, or a saved block such as daytona-sandbox/NAME", metavar="PROVIDER")]
@@ -25,8 +25,7 @@ def print_snapshots(*, provider: Provider = "daytona", json: Json = False) -> in
         block = await _resolve(provider)
         return await block.list_snapshots()
 
-    snapshots = asyncio.run(list_all())
-    found = sorted(snapshots, key=lambda snapshot: snapshot.last_used, reverse=True)
+    found = sorted(asyncio.run(list_all()), key=lambda snapshot: snapshot.last_used, reverse=True)
     if json:
         for snapshot in found:
             print_json(
@@ -71,7 +70,7 @@ def remove_snapshots(name: str, /, *names: str, provider: Provider = "daytona") 
             await block.delete_snapshot(ids[name])
 
     asyncio.run(remove())
-    print(f"deleted {len(wanted)} {'snapshot' if len(wanted) == 1 else 'snapshots'}", file=sys.stderr)
+    print(f"deleted {count(len(wanted), 'snapshot')}", file=sys.stderr)
     return 0
 
 

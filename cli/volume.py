@@ -10,7 +10,7 @@ from ..blocks.sync_volume import Volume, list_volumes
 from ..blocks.volume import check_volume_name, split_volume_path
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
-from .output import Flag, Json, print_json
+from .output import Flag, Json, confirm, count, print_json
 
 volume = App(name="volume")
 Provider = Annotated[str, Parameter(help="local, or a saved block such as local-sandbox/NAME", metavar="PROVIDER")]
@@ -73,31 +73,16 @@ def get_files(name: str, path: str, target: str = ".", /, *, force: Flag = False
             split_volume_path(file.path)  # A name cannot lead out of the target.
             below = PurePosixPath(file.path).relative_to(source)
             local_paths[file.path] = destination if is_single_file else destination / below
-        if not force:
-            _confirm_overwriting([local_path for local_path in local_paths.values() if local_path.exists()])
+        existing = [local_path for local_path in local_paths.values() if local_path.exists()]
+        if existing and not force:
+            rest = f" and {len(existing) - 1} more" if len(existing) > 1 else ""
+            names = escape_text(f"{existing[0]}{rest}")
+            confirm(f"Overwrite {names}?", f"{names} exists, and nothing was written: --force overwrites")
         for file_path, local_path in local_paths.items():
-            data = opened.get(file_path)
-            try:
-                local_path.parent.mkdir(parents=True, exist_ok=True)
-                local_path.write_bytes(data)
-            except OSError as error:
-                raise ConfigurationError(
-                    f"{escape_text(str(local_path))} cannot be written ({error.strerror}): name another target"
-                ) from None
-    print(f"copied {len(files)} {'file' if len(files) == 1 else 'files'} from the volume {name}", file=sys.stderr)
+            local_path.parent.mkdir(parents=True, exist_ok=True)
+            local_path.write_bytes(opened.get(file_path))
+    print(f"copied {count(len(files), 'file')} from the volume {name}", file=sys.stderr)
     return 0
-
-
-def _confirm_overwriting(paths: list[Path]) -> None:
-    if not paths:
-        return
-    rest = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    files = escape_text(f"{paths[0]}{rest}")
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigurationError(f"{files} exists, and nothing was written: --force overwrites")
-    print(f"Overwrite {files}? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise ConfigurationError("nothing was written")
 
 
 @volume.command(name="put")
@@ -110,10 +95,7 @@ def put_file(name: str, source: str, path: str | None = None, /, *, provider: Pr
         path: Path on the volume; by default the file's name. With a slash at its end it is a directory.
     """
     file = Path(source).expanduser()
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"the file {source} cannot be read: {error.strerror}") from None
+    data = file.read_bytes()
     target = file.name if path is None else path
     if target.endswith("/"):
         target += file.name
@@ -137,8 +119,7 @@ def remove_files(name: str, path: str, /, *, recursive: Flag = False, provider: 
     with Volume(check_volume_name(name), provider=provider) as opened:
         files = opened.ls(target)
         if not recursive and [file.path for file in files] != [target]:
-            count = f"{len(files)} {'file' if len(files) == 1 else 'files'}"
-            raise ConfigurationError(f"{path} is a directory with {count}: --recursive removes it")
+            raise ConfigurationError(f"{path} is a directory with {count(len(files), 'file')}: --recursive removes it")
         opened.delete(target)
-    print(f"removed {len(files)} {'file' if len(files) == 1 else 'files'} from the volume {name}", file=sys.stderr)
+    print(f"removed {count(len(files), 'file')} from the volume {name}", file=sys.stderr)
     return 0

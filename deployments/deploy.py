@@ -23,7 +23,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.utilities.callables import parameter_schema
 
 from ..blocks import block_types
-from ..flows.prefect_server import check_server, describe_lost_leases
+from ..flows.prefect_server import check_server
 from ..flows.proxies import check_proxies
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.server_message import describe_server_error
@@ -178,12 +178,6 @@ async def deploy_own(
         return work_pool
 
 
-async def find_server_warning() -> str | None:
-    """Return a warning about the configured server's settings, or None. Raises ConfigurationError as `deploy` does."""
-    async with _open_client() as client:
-        return await describe_lost_leases(client)
-
-
 @asynccontextmanager
 async def _open_client() -> AsyncIterator[PrefectClient]:
     """Open a client of the server in PREFECT_API_URL.
@@ -199,7 +193,7 @@ async def _open_client() -> AsyncIterator[PrefectClient]:
     check_proxies()
     try:
         async with get_client() as client:
-            await check_server(client, url, "name another in PREFECT_API_URL")
+            await check_server(client, url)
             yield client
     except (httpx.HTTPError, DeploymentApplyError) as error:
         raise ConfigurationError(f"the Prefect server at {url} refused: {describe_server_error(error)}") from error

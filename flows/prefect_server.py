@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POLL_INTERVAL_SECONDS = 0.5  # seconds between two looks at a server's process
-MEMORY_LEASES = "prefect.server.concurrency.lease_storage.memory"  # Prefect's default
 # Attempts to connect again for each of Prefect's events. From the third one on, Prefect waits a second before each, and
 # makes ten: at the end of a program whose server has ended, seven seconds for each event.
 RECONNECTION_ATTEMPTS = 2
@@ -44,7 +43,7 @@ async def provide_server(
 
     Args:
         find_results_path: Returns the path of the results so far, for the error if the server fails.
-        listener: Is told of a wait for the server, and of a shared server that cannot be used.
+        listener: Is told of a wait for the server.
 
     Yields:
         The address of the UI of the shared server, otherwise None.
@@ -54,25 +53,20 @@ async def provide_server(
             of a shared or embedded server ends, the code in the context is cancelled.
     """
     from prefect.client.orchestration import get_client
-    from prefect.logging import get_logger
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
 
-    from .server.process import check_open_files
-
     check_proxies()
-    check_open_files()
-    warn = get_logger("rlm_batch").warning if listener is None else listener.on_warning
     listener = FlowListener() if listener is None else listener
     url = PREFECT_API_URL.value()
     if url:
         listener.on_prefect_start()
         async with get_client() as client:
-            await check_server(client, url, "unset PREFECT_API_URL to run without")
+            await check_server(client, url)
         yield None
     elif not PREFECT_SERVER_EPHEMERAL_ENABLED.value() or _has_prefect_started_a_server():
         yield None
     else:
-        server = await _get_shared_server(listener, warn) or await _get_embedded_server(listener)
+        server = await _get_shared_server(listener) or await _get_embedded_server(listener)
         kind, ui_url = ("embedded", None) if server is _embedded else ("shared", server.ui_url)
         async with _use_server(server, kind, ui_url, find_results_path):
             yield ui_url
@@ -85,20 +79,16 @@ def _has_prefect_started_a_server() -> bool:
     return process is not None and process.poll() is None
 
 
-async def _get_shared_server(listener: FlowListener, warn: Callable[[str], None]) -> "SharedServer | None":
+async def _get_shared_server(listener: FlowListener) -> "SharedServer | None":
     """Return the shared server, and start it if necessary. Return None if this run uses an embedded server instead."""
-    from .server.shared import SharedServerUnusable, find_shared_server, start_shared_server, wants_shared_server
+    from .server.shared import find_shared_server, start_shared_server, wants_shared_server
 
     if not wants_shared_server():
         return None
-    try:
-        server = await _run_in_thread(find_shared_server)
-        if server is None:
-            listener.on_prefect_start()
-            server = await _run_in_thread(start_shared_server)
-    except SharedServerUnusable as error:
-        warn(str(error))
-        return None
+    server = await _run_in_thread(find_shared_server)
+    if server is None:
+        listener.on_prefect_start()
+        server = await _run_in_thread(start_shared_server)
     return server
 
 
@@ -232,86 +222,34 @@ def _describe_failure(
         event, reason = f"has ended by itself{how}", ""
     with suppress(OSError):  # The log may be missing.
         reason = read_last_error(server.log, server.log_offset) or reason
-    log = f"; its log is {server.log}"
+    when = "before anything ran" if results is None else "while the flow ran"
+    text = f"Prefect's {kind} server {event} {when}{reason and f' ({reason})'}; its log is {server.log}"
     if results is None:
-        return f"Prefect's {kind} server {event} before anything ran{reason and f' ({reason})'}{log}. Run it again"
+        return f"{text}. Run it again"
     return (
-        f"Prefect's {kind} server {event} while the flow ran{reason and f' ({reason})'}{log}; the results so far are "
-        f"in {results}: run again with the same results_path (--results-path, or --resume) to run only the rest"
+        f"{text}; the results so far are in {results}: run again with --results-path or --resume to run only the rest"
     )
 
 
-async def check_server(client: "PrefectClient", url: str, alternative: str) -> None:
+async def check_server(client: "PrefectClient", url: str) -> None:
     """Check that the server at `url` answers and accepts the client's password.
 
     Args:
         client: A client of that server.
         url: The server's address.
-        alternative: Another remedy for the user, for the error.
 
     Raises:
         ConfigurationError: The server does not answer, or refuses.
     """
-    error = await client.api_healthcheck()
-    if error is not None:
-        silence = (
-            f"the Prefect server at {url} does not answer ({describe_server_error(error)}): start it, or {alternative}"
-        )
-        raise ConfigurationError(_describe_refusal(url, error, alternative) or silence)
-    # The health check needs no password, so ask for the version too. Prefect Cloud has no such address, so ignore 404.
-    with suppress(httpx.HTTPError):
-        try:
-            await client.api_version()
-        except ValueError:
-            raise ConfigurationError(_describe_other_server(url, alternative)) from None
-        except httpx.HTTPStatusError as error:
-            refusal = _describe_refusal(url, error, alternative)
-            if refusal is not None and error.response.status_code != httpx.codes.NOT_FOUND:
-                raise ConfigurationError(refusal) from None
-
-
-async def describe_lost_leases(client: "PrefectClient") -> str | None:
-    """Return a warning if the client's server keeps leases in memory, and so loses them when it restarts.
-
-    Returns:
-        The warning; None for another server, or one that does not show its settings, such as Prefect Cloud.
-    """
-    from .server.process import LEASE_STORAGE, SERVER_SETTINGS
-
     try:
-        settings = (await client.request("GET", "/admin/settings")).json()
-        storage = settings["server"]["concurrency"]["lease_storage"]
-    except (httpx.HTTPError, ValueError, LookupError, TypeError):
-        return None
-    if storage != MEMORY_LEASES:
-        return None
-    return (
-        "this Prefect server keeps leases in memory, so a restart loses them: slots of limits stay in use until the "
-        f"next run or `rlm-batch reap`. Start the server with {LEASE_STORAGE}={SERVER_SETTINGS[LEASE_STORAGE]}"
-    )
-
-
-def _describe_refusal(url: str, error: Exception, alternative: str) -> str | None:
-    """Return why the server at `url` refuses this client, or None for any other error."""
-    status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
-    if status == httpx.codes.UNAUTHORIZED:
-        return (
-            f"the Prefect server at {url} asks for a password: set PREFECT_API_AUTH_STRING=NAME:PASSWORD, or "
-            f"{alternative}"
-        )
-    if status == httpx.codes.FORBIDDEN:
-        return (
-            f"the Prefect server at {url} refuses that user ({describe_server_error(error)}): set "
-            f"PREFECT_API_AUTH_STRING=NAME:PASSWORD where it has users, or {alternative}"
-        )
-    if status == httpx.codes.BAD_REQUEST:
-        return (
-            f"the Prefect server at {url} refuses this host name ({describe_server_error(error)}): use "
-            f"the address that it prints when it starts, or {alternative}"
-        )
-    return _describe_other_server(url, alternative) if status == httpx.codes.NOT_FOUND else None
-
-
-def _describe_other_server(url: str, alternative: str) -> str:
-    """Return the sentence for an address without Prefect's API. Without /api a server answers with its UI."""
-    return f"{url} is not a Prefect API, whose address ends in /api: correct PREFECT_API_URL, or {alternative}"
+        await client.api_version()  # The health check needs no password.
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # ValueError: no JSON, as from the UI.
+        response = getattr(error, "response", None)
+        is_missing = response is not None and response.status_code == httpx.codes.NOT_FOUND
+        if is_missing and await client.api_healthcheck() is None:
+            return  # Prefect Cloud has no such address.
+        reason = "it is no Prefect API" if isinstance(error, ValueError) else describe_server_error(error)
+        raise ConfigurationError(
+            f"the Prefect server at {url} does not answer or refuses ({reason}): start it; or correct PREFECT_API_URL, "
+            "which ends in /api, or unset it; or set PREFECT_API_AUTH_STRING=NAME:PASSWORD if it has a password"
+        ) from None

@@ -154,23 +154,6 @@ def test_every_public_name_loads() -> None:
         getattr(rlm_batch, "nothing_like_it")  # noqa: B009  # type checkers reject the attribute
 
 
-def test_editors_see_the_names_that_load() -> None:
-    (block,) = [
-        node
-        for node in ast.parse((ROOT / "__init__.py").read_text()).body
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    ]
-    seen = {
-        alias.name: f"rlm_batch.{node.module}"
-        for node in ast.walk(block)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert sorted(seen) == sorted(rlm_batch.__all__)
-    for name, module in seen.items():
-        assert getattr(rlm_batch, name) is getattr(sys.modules[module], name)
-
-
 # ------------------------------------------------------------------------------------------------- the floors
 
 

@@ -2,7 +2,7 @@
 
     python -m rlm_batch.flows.server.app SOCKET [STATE_FILE IDLE_SECONDS]
 
-SOCKET is the number of an inherited socket on loopback. With a state file, the server is shared (`shared_process.py`).
+SOCKET is the number of an inherited socket on loopback. With a state file, the server is shared (`shared.py`).
 
 A client of the API can run code, and a browser sends requests of any web page to a server on this machine.
 
@@ -14,9 +14,12 @@ A client of the API can run code, and a browser sends requests of any web page t
 
 import asyncio
 import fcntl
+import json
+import os
 import re
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -25,17 +28,19 @@ from urllib.parse import urlsplit
 
 import uvicorn
 from prefect.server.api.server import create_app
-from prefect.settings import PREFECT_HOME, get_current_settings
+from prefect.settings import PREFECT_HOME, PREFECT_SERVER_API_AUTH_STRING, get_current_settings
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from ...sandbox.file_lock import try_lock
+from ...sandbox.process_identity import read_own_identity
 from ..prefect_patches import serialize_sqlite_transactions
-from .shared_process import SharedServerProcess
 
 END_GRACE_SECONDS = 5  # seconds in which a server answers its last requests; web sockets stay open for longer
+TICKS_PER_CHECK = 10  # uvicorn has ten ticks a second
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 
@@ -105,6 +110,67 @@ def _take_start_lock(stack: ExitStack) -> None:
     with suppress(OSError):
         file = stack.enter_context((PREFECT_HOME.value() / "server-start.lock").open("ab"))
         fcntl.flock(file, fcntl.LOCK_EX)
+
+
+class SharedServerProcess(uvicorn.Server):
+    """A server with a state file, which it writes when it listens and removes when it ends.
+
+    A command locks the state file while it uses the server, and the kernel releases the lock of a command that dies. So
+    the server ends only when it can lock the file for itself alone: during a long execution it gets no request, but is
+    in use.
+
+    Args:
+        config: The configuration of uvicorn.
+        listener: The socket that it listens on.
+        path: The state file.
+        idle_seconds: Seconds without a request after which it ends, unless a command uses it.
+    """
+
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, path: Path, idle_seconds: float) -> None:
+        super().__init__(config)
+        self._url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+        self._path = path
+        self._idle_seconds = idle_seconds
+        self._handle = -1  # the open state file
+        self._requests, self._active_at = 0, 0.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, listen, and then write the state file."""
+        await super().startup(sockets)
+        self._write_state()
+        self._active_at = time.monotonic()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether the server ends: when it is idle and no command uses it."""
+        is_over = await super().on_tick(counter)
+        return is_over or (counter % TICKS_PER_CHECK == 0 and self._is_idle() and try_lock(self._handle))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Remove the state file, unless another server has replaced it, and end the application."""
+        try:
+            if os.path.samestat(os.stat(self._path, follow_symlinks=False), os.fstat(self._handle)):
+                self._path.unlink()
+        except OSError:
+            pass  # The file is gone.
+        await super().shutdown(sockets)
+
+    def _write_state(self) -> None:
+        """Write the state file at once as a whole. It is readable by this user alone, because it has the password."""
+        state = {
+            "url": self._url,
+            "auth": PREFECT_SERVER_API_AUTH_STRING.value(),
+            "process": read_own_identity(),
+            "started": time.time(),
+        }
+        partial = self._path.with_suffix(f".{os.getpid()}")
+        self._handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        os.write(self._handle, json.dumps(state).encode())
+        partial.replace(self._path)
+
+    def _is_idle(self) -> bool:
+        if self.server_state.tasks or self.server_state.total_requests != self._requests:
+            self._requests, self._active_at = self.server_state.total_requests, time.monotonic()
+        return time.monotonic() - self._active_at > self._idle_seconds
 
 
 def main(number: str, state_file: str | None = None, idle_seconds: str = "0") -> None:

@@ -1,8 +1,8 @@
 """The shared Prefect server: commands of one user find it by its state file, or start it, and it ends when it is idle.
 
-There is one for each machine, PREFECT_HOME, version and group of settings. The state file has its address and password,
-and is checked before it is used: its owner and mode, the identity of the process, and an answer to a request with the
-password. That process holds the port for all its life, so the password reaches no other process.
+There is one for each machine, PREFECT_HOME, version and group of settings. The state file has its address, its password
+and the identity of its process, in a directory that only this user can use. That process holds the port for all its
+life, so the password reaches no other process.
 """
 
 import fcntl
@@ -12,7 +12,6 @@ import os
 import platform
 import signal
 import stat
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from importlib.metadata import version
 from pathlib import Path
 from secrets import token_urlsafe
 
-import httpx
 import prefect
 from prefect.settings import PREFECT_HOME, get_current_settings
 
@@ -37,12 +35,7 @@ MODE_VARIABLE = "RLM_BATCH_SERVER"
 IDLE_VARIABLE = "RLM_BATCH_SERVER_IDLE"
 MODES = ("shared", "embedded")
 IDLE_SECONDS = 900.0  # seconds
-ANSWER_SECONDS = 20.0  # seconds; on a machine with many more processes than processors, a server took six
-LOCK_ATTEMPTS = 5
-
-
-class SharedServerUnusable(Exception):
-    """A shared server cannot be used, so a command runs an embedded one. The text says why, and what to do."""
+STATE_SECONDS = 20.0  # seconds in which a server that answers has written its state file
 
 
 @dataclass(frozen=True)
@@ -72,35 +65,9 @@ class SharedServer:
         """Return the server's log."""
         return self.path.with_suffix(".log")
 
-    def is_alive(self) -> bool:
-        """Return whether the server's process runs."""
-        return is_process_alive(self.process) is True
-
     def poll(self) -> str | None:
         """Return None while the server's process runs, as `Popen.poll` does. Only its parent could get a status."""
-        return None if self.is_alive() else "ended"
-
-    def answers(self) -> bool | None:
-        """Ask the server a question that needs the password. Return None if there is no answer in time."""
-        name, password = self.auth.split(":", 1)
-        address = f"{self.url}/admin/version"
-        try:
-            return httpx.get(
-                address, auth=(name, password), timeout=ANSWER_SECONDS, verify=False, trust_env=False
-            ).is_success
-        except httpx.TimeoutException:
-            return None
-        except httpx.HTTPError:
-            return False
-
-    def lock_for_use(self) -> bool:
-        """Lock the state file, so that the server does not end. Return False if it ends, or has lost the file."""
-        for _ in range(LOCK_ATTEMPTS):
-            with suppress(OSError):
-                if try_lock(self.lock, is_shared=True):
-                    return os.path.samestat(os.stat(self.path, follow_symlinks=False), os.fstat(self.lock))
-            time.sleep(POLL_SECONDS)  # The server ends, or another process looks whether it is in use.
-        return False
+        return None if is_process_alive(self.process) else "ended"
 
     def is_used(self) -> bool:
         """Return whether another process uses the server. Call this only without a lock."""
@@ -112,7 +79,7 @@ class SharedServer:
         """End the server, by SIGKILL after `STOP_GRACE_SECONDS`, and remove its state file."""
         os.kill(self.pid, signal.SIGTERM)
         deadline = time.monotonic() + STOP_GRACE_SECONDS
-        while self.is_alive():
+        while self.poll() is None:
             if time.monotonic() > deadline:
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
@@ -137,11 +104,10 @@ def wants_shared_server() -> bool:
     mode = os.environ.get(MODE_VARIABLE, "")
     if mode not in ("", *MODES):
         raise ConfigurationError(f"{MODE_VARIABLE} is {mode!r}: set it to {' or '.join(MODES)}, or unset it")
-    if not get_idle_seconds() or mode == "embedded":
+    # Without /proc, the server's process could not be recognized.
+    if not get_idle_seconds() or mode == "embedded" or not read_own_identity():
         return False
-    if not read_own_identity():
-        return False  # Without /proc, the server's process could not be recognized.
-    return mode == "shared" or (get_caller().is_command and not os.environ.get("CI") and not _ends_with_container())
+    return mode == "shared" or (get_caller().is_command and not os.environ.get("CI"))
 
 
 def get_idle_seconds() -> float:
@@ -158,40 +124,25 @@ def get_idle_seconds() -> float:
     return seconds
 
 
-def _ends_with_container() -> bool:
-    """Return whether a container ends with this command, as a step of a Docker build does. It would kill the server."""
-    return os.getpid() == 1 or (os.getsid(0) in (0, 1) and not sys.stdin.isatty())
-
-
 def find_shared_server() -> SharedServer | None:
     """Return the running shared server for this process's settings, or None.
 
     The server stays in use until `close` is called on it, or this process ends.
 
     Raises:
-        SharedServerUnusable: The server does not answer, or the directory of its state file is not private.
+        ConfigurationError: The directory of its state file is not private.
     """
-    folder = _get_folder()
-    if not folder.exists():
-        return None
-    _check_folder(folder)
     path = _get_path()
     if (used := _used.get(path)) is not None:
-        if used.is_alive():
+        if used.poll() is None:
             return used
         used.close()
     server = _open_state(path)
     if server is None:
         return None
-    answers = server.lock_for_use() and server.is_alive() and server.answers()
-    if answers:
+    if try_lock(server.lock, is_shared=True) and server.poll() is None:
         return _used.setdefault(path, server)
-    server.close()
-    if answers is None:
-        raise SharedServerUnusable(
-            f"the shared Prefect server (process {server.pid}) does not answer, so this run starts its own: end that "
-            "one with rlm-batch server stop"
-        )
+    server.close()  # The server ends.
     return None
 
 
@@ -200,22 +151,12 @@ def start_shared_server() -> SharedServer:
 
     Raises:
         ConfigurationError: PREFECT_HOME cannot be used, or the server did not start.
-        SharedServerUnusable: As for `find_shared_server`, or the file system has no locks.
     """
     folder = _get_folder()
     create_prefect_home(folder.parent)
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    _check_folder(folder)
-    path = folder / "start.lock"
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            raise SharedServerUnusable(
-                f"{path} cannot be locked ({error.strerror}), so this run starts its own Prefect server: set "
-                f"{MODE_VARIABLE}=embedded"
-            ) from None
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with (folder / "start.lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         return find_shared_server() or _launch(_get_path())
 
 
@@ -233,7 +174,7 @@ def _launch(path: Path) -> SharedServer:
     ).wait()
     # Reap the process when it ends, if this process runs then.
     threading.Thread(target=launched.process.wait, daemon=True).start()
-    deadline = time.monotonic() + ANSWER_SECONDS
+    deadline = time.monotonic() + STATE_SECONDS
     while (server := find_shared_server()) is None:  # The server answers just before it writes the file.
         if time.monotonic() > deadline:
             launched.stop()
@@ -246,39 +187,37 @@ def list_shared_servers() -> Iterator[SharedServer]:
     """Yield the running shared servers of this PREFECT_HOME and machine, without using them.
 
     Raises:
-        SharedServerUnusable: The directory of the state files is not private.
+        ConfigurationError: The directory of the state files is not private.
     """
-    folder = _get_folder()
-    if not folder.exists():
-        return
-    _check_folder(folder)
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(_get_folder().glob("*.json")):
         server = _open_state(path)
         if server is not None:
-            if server.is_alive():
+            if server.poll() is None:
                 yield server
             server.close()
 
 
 def _open_state(path: Path) -> SharedServer | None:
-    """Open a state file. Return None if it is missing, not private to this user, or no state file."""
+    """Open a state file. Return None if it is missing or damaged."""
+    if not path.parent.exists():
+        return None
+    status = path.parent.stat(follow_symlinks=False)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise ConfigurationError(
+            f"{path.parent} does not belong to this user alone: remove that directory, or set {MODE_VARIABLE}=embedded"
+        )
     try:
-        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        lock = os.open(path, os.O_RDWR)
     except OSError:
         return None
     try:
-        status = os.fstat(lock)
-        if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
-            state = json.loads(os.read(lock, 10_000))
-            url, auth, process = (str(state[name]) for name in ("url", "auth", "process"))
-            if url.startswith("http://127.0.0.1:") and ":" in auth and is_process_alive(process) is not None:
-                log = path.with_suffix(".log")
-                offset = log.stat().st_size if log.exists() else 0
-                return SharedServer(url, auth, process, float(state["started"]), path, lock, offset)
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
-    os.close(lock)
-    return None
+        state = json.loads(os.read(lock, 10_000))
+        log = path.with_suffix(".log")
+        offset = log.stat().st_size if log.exists() else 0
+        return SharedServer(**state, path=path, lock=lock, log_offset=offset)
+    except (OSError, ValueError, TypeError):
+        os.close(lock)
+        return None
 
 
 def _get_folder() -> Path:
@@ -300,13 +239,3 @@ def _get_path() -> Path:
     }
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return _get_folder() / f"{digest[:16]}.json"
-
-
-def _check_folder(folder: Path) -> None:
-    """Raise SharedServerUnusable unless the directory belongs to this user alone."""
-    status = folder.stat(follow_symlinks=False)
-    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
-        return
-    raise SharedServerUnusable(
-        f"{folder} does not belong to this user alone, so this run starts its own Prefect server: remove that directory"
-    )

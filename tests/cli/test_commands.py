@@ -217,13 +217,13 @@ def test_a_silent_server_is_a_one_sentence_error(run, tmp_path):
 
 
 class _Failing(BaseHTTPRequestHandler):
-    """A server that reports good health and fails every other request."""
+    """A server that tells its version and fails every other request."""
 
     def do_GET(self) -> None:
-        self.send_response(200 if self.path.endswith("/health") else 500)
-        self.send_header("Content-Length", "4")
+        self.send_response(200 if self.path.endswith("/version") else 500)
+        self.send_header("Content-Length", "7")
         self.end_headers()
-        self.wfile.write(b"true")
+        self.wfile.write(b'"3.9.1"')
 
     do_POST = do_GET
 

@@ -156,7 +156,7 @@ def test_help_and_usage_errors_do_not_import_prefect() -> None:
             "--max-workers is 0: it should be greater than or equal to 1\n2\n"
         ),
         **{
-            f"{command} nosuch.py": "rlm-batch: the file nosuch.py cannot be read: No such file or directory\n2\n"
+            f"{command} nosuch.py": "rlm-batch: [Errno 2] No such file or directory: 'nosuch.py'\n2\n"
             for command in ("batch", "sweep", "chunks", "sequence")
         },
     }

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,21 +19,6 @@ pytestmark = pytest.mark.usefixtures("one_keeps_containers")
 
 CODE = "open('mine.txt', 'w').write('of the code')\nif x > 1:\n    raise ValueError('too large')\nSUBMIT(y=x)"
 PROMPT = r"[$#] $"
-# A program that runs the command in its arguments, and kills itself when it has kept a sandbox.
-KILLED = """
-import os, signal, sys
-from rlm_batch.cli.main import main
-from rlm_batch.sandbox.interpreter import Interpreter
-
-keep = Interpreter.keep
-
-async def keep_and_die(*arguments):
-    await keep(*arguments)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-Interpreter.keep = keep_and_die
-main(sys.argv[1:])
-"""
 PODMAN = pytest.param("container:podman", marks=[pytest.mark.requires("podman"), pytest.mark.full])
 
 
@@ -50,13 +34,6 @@ def start_run(run_alone: Run, folder: Path, provider: str, count: int = 2) -> tu
 
 def open_shell(folder: Path, path: str, number: int) -> TerminalCommand:
     return TerminalCommand([COMMAND, "shell", path, str(number)], cwd=folder, env=environment(folder))
-
-
-def run_shell(folder: Path, path: str, number: int) -> str:
-    """Return the output of the command `shell`, which opens no terminal."""
-    with open_shell(folder, path, number) as terminal:
-        assert terminal.wait() == 2
-        return terminal.output
 
 
 def reap(run_alone: Run, provider: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -192,34 +169,6 @@ def test_a_terminated_shell_restores_the_terminal(
     reap(run_alone, provider, "--kept")
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("provider", ["local", PODMAN])
-def test_a_sandbox_that_a_killed_run_kept_is_found_by_its_execution(
-    run_alone: Run, tmp_path: Path, account: Callable[..., None], provider: str
-) -> None:
-    """The run is killed when it has kept the sandbox, and has not written the outcome."""
-    account(provider)
-    (tmp_path / "code.py").write_text(CODE)
-    (tmp_path / "in.jsonl").write_text('{"x": 1}\n{"x": 2}\n{"x": 3}\n')
-    words = ["batch", "code.py", "--inputs", "in.jsonl", "--keep-failed", "--provider", provider, "--max-workers", "1"]
-    done = subprocess.run([sys.executable, "-c", KILLED, *words], cwd=tmp_path, env=environment(tmp_path), check=False)
-    assert done.returncode == -signal.SIGKILL
-    (path,) = (str(record.parent) for record in tmp_path.glob("results/*/run-*.json"))
-    assert "the run has no outcome of execution 2, and no kept sandbox of it: rlm-batch rerun" in run_shell(
-        tmp_path, path, 2
-    )
-    with open_shell(tmp_path, path, 1) as terminal:
-        terminal.wait_for(PROMPT)
-        terminal.send("cat mine.txt\n")
-        terminal.wait_for("of the code")
-        terminal.wait_for(PROMPT)
-        terminal.send("\x04")
-        assert terminal.wait() == 0
-        assert "The sandbox is kept until" in terminal.output
-    assert re.search(r"of the failed execution 1 of flow run \S+, kept until", reap(run_alone, provider).stderr)
-    assert "kept for a failed execution" in reap(run_alone, provider, "--kept").stdout
-
-
 def test_a_run_says_if_a_kept_sandbox_has_no_variables(run_alone: Run, tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("open('.rlm-batch', 'w').close()\nraise ValueError")
     done = run_alone("batch", "code.py", "--keep-failed", "--provider", "local:none")
@@ -234,7 +183,7 @@ def test_the_first_three_failures_of_a_run_are_kept(run_alone: Run, tmp_path: Pa
         "0": "the sandbox of execution 0 was not kept: --keep-failed keeps those of a run's first three "
         "failures, and with shards that of each shard's first",
         "5": "the sandbox of execution 5 was not kept",
-        "9": "the run has no execution 9: rlm-batch report",
+        "9": "the run has no outcome of execution 9: rlm-batch report",
         "1": "shell needs a terminal",
     }
     for number, reason in wrong.items():

@@ -67,21 +67,16 @@ def test_each_word_between_commas_is_a_separate_value(word: str) -> None:
 
 
 UNCLEAR = [
-    "01234,5", "0x10", "12e4567", "3.14159265358979323846", "1,2,", "1,,2", ",", "1 2 3", "0.1;1", "'a','b'", "[a, b]",
-    "[True,None,.5]", "[1,2", "(64,64)", "1,(2,3)", "{'a': True}", '{"a":1', '"a', "\u201ca\u201d", '"a"b', "[1e999]",
-    "[0.1 0.2  0.3]", "uniform:0..1,2", "[1 2 ... 9]", "\u22121,\u22120.5", "\uff11\uff12", "np.array([1,2]),3",
-    "suggest_float(1e-4,1e-1)", "prompt (a, [b,c]),d", "range(1,5)", "range(3)", "np.logspace(-4,-1,4)", "1..5,7",
+    "1,2,", "1,,2", ",", "'a','b'", "[a, b]", "[True,None,.5]", "[1,2", "(64,64)", "1,(2,3)", "{'a': True}", '{"a":1',
+    '"a', "\u201ca\u201d", '"a"b', "uniform:0..1,2", "np.array([1,2]),3", "prompt (a, [b,c]),d", "range(1,5)", "1..5,7",
+    "a..1", "log:1e-5", "log1e-4..1e-1",
 ]  # fmt: skip
-UNCLEAR_IN_GRIDS = ["1e-4..1e-1", "log:1e-5..0.1", "32..512:32", "0:10", "..5", "1-4", "0.1-1", "1e-4\u20261e-1"]
-UNCLEAR_IN_SPACES = ["0:10", "0.1-1", "1e-5-1e-1", "1\u20265", "a..b", "log1e-4..1e-1", "../data"]
+UNCLEAR_IN_GRIDS = ["1e-4..1e-1", "log:1e-5..0.1", "32..512:32", "..5"]
 
 
 @pytest.mark.parametrize(
     ("option", "word"),
-    [
-        *(("--grid", word) for word in (*UNCLEAR, *UNCLEAR_IN_GRIDS)),
-        *(("--space", word) for word in (*UNCLEAR, *UNCLEAR_IN_SPACES)),
-    ],
+    [*(("--grid", word) for word in (*UNCLEAR, *UNCLEAR_IN_GRIDS)), *(("--space", word) for word in UNCLEAR)],
 )
 def test_an_unclear_word_is_refused_with_the_allowed_forms(option: str, word: str) -> None:
     parse = parse_grid if option == "--grid" else parse_space
@@ -93,12 +88,6 @@ def test_an_unclear_word_is_refused_with_the_allowed_forms(option: str, word: st
     assert "\n" not in message
     (as_text,) = parse(shlex.split(message.rpartition("; a text is ")[2]))["x"]
     assert isinstance(as_text, str)
-
-
-@pytest.mark.parametrize("values", ['"../data"', '["../data"]'])
-def test_a_quoted_text_with_two_dots_is_a_choice(values: str) -> None:
-    assert parse_space([f"x={values}"]) == {"x": ["../data"]}
-    assert parse_space(["lr=0.1-1,2024-01-01"]) == {"lr": ["0.1-1", "2024-01-01"]}
 
 
 def test_a_space_has_bounds_and_may_be_a_file_with_any_bom(tmp_path: Path) -> None:
@@ -143,22 +132,3 @@ def test_a_mount_may_have_equals_signs_in_both_paths(tmp_path: Path, monkeypatch
         "/data=missing=2026": ("/data", "missing=2026"),
     }.items():
         assert READERS["mounts"].read([word]) == dict([mount])
-
-
-@pytest.mark.parametrize(
-    ("word", "printed"),
-    [
-        ("True,False", "x: True (boolean), False (boolean)"),
-        ("None,.1,+1", "x: None, 0.1 (real), 1 (integer)"),
-        ("1_000,2024-01-01", "x: 1000 (integer), '2024-01-01' (text)"),
-        ("yes,no", "x: 'yes' (text), 'no' (text)"),
-        ('"1"', "x: '1' (text)"),
-        ("0.001,1e-2,64,-1", ""),
-        ("adam,sgd", ""),
-    ],
-)
-def test_unclear_words_are_printed_with_their_types(
-    word: str, printed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parse_grid([f"x={word}"])
-    assert capsys.readouterr() == ("", f"{printed}\n" if printed else "")

@@ -2,7 +2,6 @@
 
 import importlib
 import re
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,20 +99,6 @@ def test_every_setting_exists(settings: set[str]) -> None:
     assert "PREFECT_NO_SUCH_SETTING" not in settings
 
 
-def test_the_redis_settings_name_existing_modules() -> None:
-    server: dict[str, str | None] = COMPOSE["x-server"]
-    modules = {value for value in server.values() if value and value.startswith("prefect_redis.")}
-    assert len(modules) == 4
-    messaging = importlib.import_module("prefect_redis.messaging")
-    assert {"Publisher", "Consumer", "Cache"} <= set(dir(messaging))
-    for name in modules:
-        importlib.import_module(name)
-    # Both settings with an address must be set: their default is Redis on the same machine.
-    urls = {name for name, value in server.items() if value and value.startswith("redis://redis:6379/")}
-    assert urls == {"PREFECT_REDIS_MESSAGING_URL", "PREFECT_REDIS_WORKER_CLEANUP_QUEUE_URL"}
-    assert "redis" in SERVICES
-
-
 def test_the_compose_file_has_no_secret_and_requires_the_password() -> None:
     passwords: set[str | None] = set()
     for name, environment in list_environments():
@@ -137,43 +122,6 @@ def test_the_server_has_our_settings() -> None:
         assert {name: environment.get(name) for name in ours if name not in elsewhere} == {
             name: value for name, value in ours.items() if name not in elsewhere
         }
-
-
-def test_ports_names_and_volumes_match() -> None:
-    command = SERVICES["server"]["command"]
-    port = command[command.index("--port") + 1]
-    assert "ports" not in SERVICES["server"]  # several servers cannot share one port of the machine
-    assert SERVICES["api"]["ports"] == [f"${{API_BIND:-127.0.0.1}}:{port}:{port}"]
-    balancer = (ROOT / "deployments" / "haproxy.cfg").read_text()
-    assert re.findall(r"bind :(\d+)", balancer) == [port]
-    assert re.findall(r"server-template server \d+ (\w+):(\d+)", balancer) == [("server", port)]
-    assert f":-http://127.0.0.1:{port}/api}}" in SERVICES["server"]["environment"]["PREFECT_SERVER_UI_API_URL"]
-    assert f"http://127.0.0.1:{port}/api/health" in SERVICES["server"]["healthcheck"]["test"][-1]
-    for name in ("deploy", "worker"):
-        assert SERVICES[name]["environment"]["PREFECT_API_URL"] == f"http://api:{port}/api"
-    url = COMPOSE["x-server"]["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
-    match = re.fullmatch(r"postgresql\+asyncpg://(\w+):(\$\{[^}]+\})@(\w+):5432/(\w+)", url)
-    assert match
-    user, password, host, database = match.groups()
-    postgres = SERVICES[host]["environment"]
-    assert (user, password, database) == tuple(postgres[f"POSTGRES_{part}"] for part in ("USER", "PASSWORD", "DB"))
-    for service in SERVICES.values():
-        assert set(service.get("depends_on", {})) <= set(SERVICES)
-        for other, condition in service.get("depends_on", {}).items():
-            if condition["condition"] == "service_healthy":
-                assert "healthcheck" in SERVICES[other]
-        for volume in (volume.partition(":")[0] for volume in service.get("volumes", [])):
-            assert volume in COMPOSE["volumes"] or (ROOT / "deployments" / volume).is_file()
-    (mounted,) = [volume.partition(":")[2] for volume in SERVICES["worker"]["volumes"]]
-    assert {Path(in_image()[name]).parent for name in ("RLM_BATCH_RESULTS", "RLM_BATCH_VOLUMES")} == {Path(mounted)}
-    assert in_image()["XDG_DATA_HOME"] == mounted
-
-
-@pytest.mark.requires("haproxy")
-def test_the_balancer_accepts_its_configuration_file() -> None:
-    file = ROOT / "deployments" / "haproxy.cfg"
-    read = subprocess.run(["haproxy", "-c", "-f", file], capture_output=True, text=True, timeout=60, check=False)
-    assert read.returncode == 0, read.stdout + read.stderr
 
 
 def test_workers_and_deployments_use_the_same_pool() -> None:

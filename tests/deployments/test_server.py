@@ -5,10 +5,8 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,40 +34,6 @@ def test_a_used_port_is_a_one_sentence_error(server: str, tmp_path: Path) -> Non
         ServerProcess.start(tmp_path, port=port)
     assert f"port {port} is taken: name another with --port" in str(refused.value)
     assert f"PREFECT_API_URL={server}" in str(refused.value)
-
-
-def test_no_other_user_can_take_the_port_while_the_server_starts(tmp_path: Path) -> None:
-    starting = ServerProcess.start(tmp_path)
-    try:
-        with socket.socket() as stranger:
-            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with pytest.raises(OSError, match="in use"):
-                stranger.bind(("127.0.0.1", urlsplit(starting.url).port))
-    finally:
-        starting.stop()
-
-
-@pytest.mark.full
-def test_the_server_ends_when_its_parent_is_killed(no_process_left: None, tmp_path: Path) -> None:
-    program = (
-        "import sys, time\nfrom pathlib import Path\nfrom rlm_batch.flows.server.process import ServerProcess\n"
-        "with ServerProcess.start(Path(sys.argv[1])) as server:\n"
-        "    print(server.url, flush=True)\n    time.sleep(3600)\n"
-    )
-    home = make_prefect_home(tmp_path / "home")
-    host = subprocess.Popen([sys.executable, "-c", program, str(home)], stdout=subprocess.PIPE, text=True)
-    assert host.stdout is not None
-    url = host.stdout.readline().strip()
-    assert httpx.get(f"{url}/health", timeout=60).status_code == 200
-    host.kill()
-    host.wait()
-    address = ("127.0.0.1", urlsplit(url).port)
-
-    def is_gone() -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(address) != 0
-
-    wait_until(is_gone, "the end of the server")
 
 
 @pytest.mark.anyio
@@ -218,29 +182,15 @@ def test_an_allowed_page_and_its_host_are_answered(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_missing_or_refusing_api_is_a_one_sentence_error(server: str) -> None:
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            place = self.path.removesuffix("/health").strip("/")
-            self.send_response(int(place) if place.isdigit() else 200)
-            self.end_headers()
-            self.wfile.write(b"<html>sign in</html>")
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        for url, said in (
-            (f"http://127.1:{urlsplit(server).port}/api", "refuses this host name"),
-            (f"http://127.0.0.1:{other.server_port}", "is not a Prefect API, whose address ends in /api"),
-            (f"http://127.0.0.1:{other.server_port}/404", "is not a Prefect API, whose address ends in /api"),
-            (f"http://127.0.0.1:{other.server_port}/401", "password: set PREFECT_API_AUTH_STRING=NAME:PASSWORD, or"),
-            (
-                f"http://127.0.0.1:{other.server_port}/403",
-                "set PREFECT_API_AUTH_STRING=NAME:PASSWORD where it has users",
-            ),
-            ("http://no-such-host.invalid/api", r"does not answer \(.*[Nn]ame .*\): start it"),
-        ):
-            with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ConfigurationError, match=said):
-                asyncio.run(deploy())
-        other.shutdown()
+    port = urlsplit(server).port
+    for url, reason in (
+        (f"http://127.1:{port}/api", "400 Bad Request: Invalid host header"),
+        (f"http://127.0.0.1:{port}", "404 Not Found: Not Found"),
+        ("http://no-such-host.invalid/api", ".*[Nn]ame .*"),
+    ):
+        said = rf"the Prefect server at {url} does not answer or refuses \({reason}\): start it; or correct"
+        with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ConfigurationError, match=said):
+            asyncio.run(deploy())
 
 
 @pytest.mark.full
@@ -252,14 +202,9 @@ def test_a_server_with_a_password_works_for_clients_that_send_it(
     auth = "somebody:a password: of the tests"
     with ServerProcess.start(tmp_path, auth=auth) as running:
         assert httpx.get(f"{running.url}/admin/version", timeout=60).status_code == 401
-        sentence = (
-            rf"the Prefect server at {running.url} asks for a password: set PREFECT_API_AUTH_STRING=NAME:PASSWORD"
-        )
-        with temporary_settings({PREFECT_API_URL: running.url}):
-            with pytest.raises(ConfigurationError, match=f"{sentence}, or name another"):
-                asyncio.run(deploy())
-            with pytest.raises(ConfigurationError, match=f"{sentence}, or unset PREFECT_API_URL to run without"):
-                asyncio.run(batch(["SUBMIT(x=1)"], provider="local:none"))
+        refused = pytest.raises(ConfigurationError, match=r"401 Unauthorized.* set PREFECT_API_AUTH_STRING")
+        with temporary_settings({PREFECT_API_URL: running.url}), refused:
+            asyncio.run(batch(["SUBMIT(x=1)"], provider="local:none"))
         # Run it in a new process: this process's events would go to that server for the rest of the tests.
         program = (
             "import asyncio, rlm_batch\n"

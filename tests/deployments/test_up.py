@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from rlm_batch.deployments.up import find_allowed_paths
 from ..infra.hostile_files import fill_with_hostile_files
 from ..infra.logged_process import choose_port
 from ..infra.postgres import Postgres
-from ..infra.prefect_database import make_prefect_home, migrate_to_the_future
+from ..infra.prefect_database import make_prefect_home
 from ..infra.waiting import wait_until
 
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
@@ -336,25 +335,6 @@ def test_postgres_works_as_the_database_and_keeps_results(empty: Path) -> None:
             assert [run["state_type"] for run in up.list_sweeps()] == ["COMPLETED"]
             assert up.end(signal.SIGTERM) == 0
     assert not (empty / ".prefect" / "prefect.db").exists()
-
-
-@pytest.mark.full
-def test_a_database_of_a_newer_prefect_is_a_one_sentence_error(home: Path) -> None:
-    migrate_to_the_future(home / ".prefect")
-    with Up(home) as up:
-        assert up.wait() == 2
-        assert f"a Prefect newer than {version('prefect')} has migrated its database" in up.said.splitlines()[-1]
-        assert "Traceback" not in up.said
-
-
-@pytest.mark.full
-def test_a_missing_database_is_a_one_sentence_error_without_its_password(empty: Path) -> None:
-    with Up(empty, "--database", "postgresql://me:not-told@127.0.0.1:9/prefect") as up:
-        assert up.wait() == 2
-        said = up.said.splitlines()[-1]
-        assert said.startswith("rlm-batch: the Prefect server did not start: ConnectionRefusedError")
-        assert "Traceback" not in up.said
-        assert "not-told" not in up.said + (empty / ".prefect" / "server.log").read_text()
 
 
 @pytest.mark.full

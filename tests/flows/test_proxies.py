@@ -97,7 +97,7 @@ def test_a_remote_server_is_reached_through_the_proxy(tmp_path: Path, proxy: Pro
     settings["PREFECT_CLIENT_MAX_RETRIES"] = "0"
     done = run_command(tmp_path, settings, "deploy")
     assert "does not answer" in done.stderr
-    assert proxy.requests[0] == "http://prefect.invalid:4200/api/health"
+    assert proxy.requests[0] == "http://prefect.invalid:4200/api/admin/version"
 
 
 @pytest.mark.parametrize(

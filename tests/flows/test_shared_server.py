@@ -1,64 +1,39 @@
-"""The shared server's state file: what is found there is checked, and whatever is wrong with it, a run goes on.
+"""The shared server: one for all commands of a user, private, and nothing left of it when nobody uses it."""
 
-`test_shared_server_process.py` has real servers. Here a small HTTP server answers as a Prefect server does.
-"""
-
-import base64
 import fcntl
 import json
 import os
-import resource
-import socket
+import signal
 import stat
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prefect.settings import PREFECT_HOME, temporary_settings
 
 from rlm_batch import ConfigurationError
 from rlm_batch.cli.server import show_servers, stop_servers
-from rlm_batch.flows.prefect_server import provide_server
 from rlm_batch.flows.server import shared
-from rlm_batch.flows.server.shared import SharedServerUnusable, find_shared_server, wants_shared_server
+from rlm_batch.flows.server.shared import find_shared_server, start_shared_server, wants_shared_server
 from rlm_batch.sandbox.caller import use_options
 from rlm_batch.sandbox.process_identity import read_own_identity
 
-AUTH = "rlm-batch:the password"
+from ..infra.prefect_database import make_prefect_home
+from ..infra.waiting import wait_until
 
-
-class Answers(BaseHTTPRequestHandler):
-    """A server's answer to a request for its version, with the password or without."""
-
-    def do_GET(self) -> None:
-        assert isinstance(self.server, Server)
-        self.server.requests.append((self.path, self.headers.get("Authorization", "")))
-        expected = "Basic " + base64.b64encode(AUTH.encode()).decode()
-        self.send_response(200 if self.headers.get("Authorization") == expected else 401)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-class Server(ThreadingHTTPServer):
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answers)
-        self.requests: list[tuple[str, str]] = []
-        self.url = f"http://127.0.0.1:{self.server_port}/api"
-
-
-@pytest.fixture
-def running() -> Iterator[Server]:
-    with Server() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
+COMMAND = (str(Path(sys.executable).with_name("rlm-batch")),)
+PATIENCE = 250.0  # seconds; a program that takes longer to import Prefect and start its server has hung
+WAIT = """
+import pathlib, time
+pathlib.Path(folder, "begun").touch()
+while not pathlib.Path(folder, "go").exists():
+    time.sleep(0.05)
+SUBMIT(x=1)
+"""
 
 
 @pytest.fixture
@@ -68,113 +43,63 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def state(home: Path, running: Server) -> Path:
+def state(home: Path) -> Path:
     """Write the state file of a server whose process is this one."""
     path = shared._get_path()
     path.parent.mkdir(mode=0o700)
-    write(path, url=running.url)
+    write(path)
     return path
 
 
 def write(path: Path, **changes: Any) -> None:
-    content = {"url": "", "auth": AUTH, "process": read_own_identity(), "started": 1.0, **changes}
-    path.write_text(json.dumps(content))
-    path.chmod(0o600)
+    content = {"url": "http://127.0.0.1:9/api", "auth": "me:secret", "process": read_own_identity(), "started": 1.0}
+    path.write_text(json.dumps(content | changes))
 
 
-def test_a_server_that_answers_with_the_password_is_found_and_is_then_in_use(state: Path, running: Server) -> None:
+def test_a_server_that_runs_is_found_and_is_then_in_use(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = find_shared_server()
     assert server is not None
-    assert (server.url, server.auth, server.pid) == (running.url, AUTH, os.getpid())
+    assert (server.auth, server.pid) == ("me:secret", os.getpid())
     with state.open("r+b") as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as the server does before it ends
+    assert show_servers() == 0
+    assert ", in use\nUI         http://127.0.0.1:9/login\npassword   me:secret\n" in capsys.readouterr().out
+    with pytest.raises(ConfigurationError, match=r"a command uses the shared Prefect server.*--force"):
+        stop_servers(force=False)
     server.close()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param({"process": read_own_identity() + "1"}, id="the process has ended"),
-        pytest.param({"process": f"{'0' * 32}.1.1.1"}, id="the process ran before a reboot"),
-        pytest.param({"auth": "rlm-batch:another"}, id="another server has the port"),
-        pytest.param({"url": "http://evil.example/api"}, id="the address is elsewhere"),
-        pytest.param({"started": "never"}, id="a field has another type"),
-    ],
-)
-def test_a_state_file_of_no_running_server_is_ignored(state: Path, running: Server, changes: dict[str, Any]) -> None:
-    write(state, **{"url": running.url, **changes})
-    assert find_shared_server() is None
-
-
-@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"url": 1', b"\xff" * 100])
-def test_a_damaged_state_file_is_ignored(state: Path, text: bytes) -> None:
-    state.write_bytes(text)
-    assert find_shared_server() is None
-
-
-def test_a_closed_port_is_ignored(state: Path) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))  # no listen()
-        write(state, url=f"http://127.0.0.1:{holder.getsockname()[1]}/api")
-        assert find_shared_server() is None
-
-
-def test_a_state_file_that_others_can_read_is_ignored_and_its_password_is_sent_nowhere(
-    state: Path, running: Server
+@pytest.mark.parametrize("text", ["", "{}", "[]"])
+def test_a_state_file_of_no_running_server_is_ignored(
+    state: Path, home: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    state.chmod(0o644)
+    state.write_text(text)
     assert find_shared_server() is None
-    assert running.requests == []
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_state_file_of_another_user_is_ignored(state: Path, running: Server) -> None:
-    os.chown(state, 65534, 65534)
-    assert find_shared_server() is None
-    assert running.requests == []
-
-
-def test_a_link_in_place_of_the_state_file_is_ignored(state: Path, tmp_path: Path) -> None:
-    state.rename(tmp_path / "elsewhere")
-    state.symlink_to(tmp_path / "elsewhere")
-    assert find_shared_server() is None
-
-
-def test_a_directory_that_others_can_use_makes_the_run_embedded_until_it_is_removed(state: Path) -> None:
-    folder = state.parent
-    folder.chmod(0o755)
-    with pytest.raises(SharedServerUnusable, match=r"does not belong to this user alone.*remove that directory"):
-        find_shared_server()
-    state.unlink()
-    folder.rmdir()
-    assert find_shared_server() is None
+    assert (show_servers(), stop_servers(force=False)) == (1, 0)
+    assert capsys.readouterr().out == f"no shared Prefect server is running in {home}\n" * 2
 
 
 def test_a_server_that_ends_is_not_used(state: Path) -> None:
     with state.open("r+b") as server:
         fcntl.flock(server, fcntl.LOCK_EX)
         assert find_shared_server() is None
+    write(state, process=read_own_identity() + "1")
+    assert find_shared_server() is None
 
 
-def test_a_server_that_does_not_answer_makes_the_run_embedded(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "ANSWER_SECONDS", 0.2)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        write(state, url=f"http://127.0.0.1:{silent.getsockname()[1]}/api")
-        with pytest.raises(SharedServerUnusable, match=f"process {os.getpid()}.* does not answer.*server stop"):
-            find_shared_server()
+def test_a_directory_that_others_can_use_is_refused(state: Path) -> None:
+    state.unlink()
+    state.parent.chmod(0o755)
+    for use in (find_shared_server, start_shared_server):
+        with pytest.raises(ConfigurationError, match=r"does not belong to this user alone.*remove that directory"):
+            use()
 
 
-def test_other_settings_and_versions_have_another_server(
-    state: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, PREFECT_SERVER_LOGGING_LEVEL
+def test_other_settings_and_versions_have_another_server(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.settings import PREFECT_SERVER_LOGGING_LEVEL
 
-    other = f"sqlite+aiosqlite:///{home}/other.db"
-    for setting, value in ((PREFECT_SERVER_LOGGING_LEVEL, "INFO"), (PREFECT_SERVER_DATABASE_CONNECTION_URL, other)):
-        with temporary_settings({setting: value}):
-            assert find_shared_server() is None
+    with temporary_settings({PREFECT_SERVER_LOGGING_LEVEL: "INFO"}):
+        assert find_shared_server() is None
     monkeypatch.setenv("RLM_BATCH_SERVER_IDLE", "60")
     assert find_shared_server() is None
     monkeypatch.undo()
@@ -182,80 +107,23 @@ def test_other_settings_and_versions_have_another_server(
     assert find_shared_server() is None
 
 
-def test_the_way_in_which_python_was_started_does_not_matter(state: Path, home: Path) -> None:
-    linked_home, environment = home.with_name("linked"), home / "venv"
-    linked_home.symlink_to(home)
-    environment.mkdir()
-    for name in ("bin", "lib", "pyvenv.cfg"):
-        (environment / name).symlink_to(Path(sys.prefix) / name)
-    python = environment / "bin" / Path(sys.executable).resolve().name
-    program = "from rlm_batch.flows.server.shared import _get_path; print(_get_path())"
-    done = subprocess.run(
-        [python, "-X", "utf8", "-c", program],
-        env={**os.environ, "PREFECT_HOME": str(linked_home), "PYTHONPATH": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert Path(done.stdout.strip()).resolve() == state
-
-
-def test_the_command_shows_a_server_and_does_not_stop_one_that_is_used(
-    state: Path, running: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert show_servers() == 0
-    shown = capsys.readouterr().out
-    assert f"process {os.getpid()}, " in shown
-    assert " MiB, not in use\n" in shown
-    assert f"UI         {running.url.removesuffix('/api')}/login\npassword   {AUTH}\n" in shown
-    with state.open("rb") as user:
-        fcntl.flock(user, fcntl.LOCK_SH)
-        show_servers()
-        assert "MiB, in use\n" in capsys.readouterr().out
-        with pytest.raises(ConfigurationError, match=r"a command uses the shared Prefect server.*--force"):
-            stop_servers(force=False)
-
-
-def test_the_command_says_that_no_server_runs(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (show_servers(), stop_servers(force=False)) == (1, 0)
-    assert capsys.readouterr().out == f"no shared Prefect server is running in {home}\n" * 2
-
-
 def test_a_home_that_cannot_be_used_is_a_one_sentence_error() -> None:
     with (
         temporary_settings({PREFECT_HOME: Path("/dev/null/home")}),
         pytest.raises(ConfigurationError, match="PREFECT_HOME is /dev/null/home, where this user cannot create files"),
     ):
-        shared.start_shared_server()
-
-
-@pytest.mark.anyio
-async def test_a_run_without_free_file_descriptors_is_refused_at_once() -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, limits[1]))
-    try:
-        with pytest.raises(ConfigurationError, match=r"cannot open 32 more files .* `ulimit -n 4096`"):
-            async with provide_server():
-                pass
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        start_shared_server()
 
 
 def test_only_commands_outside_ci_share_a_server_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RLM_BATCH_SERVER", "CI"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("os.getsid", lambda _pid: 7)
     assert not wants_shared_server()
     monkeypatch.setenv("RLM_BATCH_SERVER", "shared")
     assert wants_shared_server()
     monkeypatch.delenv("RLM_BATCH_SERVER")
     with use_options():
         assert wants_shared_server()
-        monkeypatch.setattr("os.getsid", lambda _pid: 1)  # The container ends with this command.
-        monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115 - pytest restores the old one
-        assert not wants_shared_server()
-        monkeypatch.setattr("os.getsid", lambda _pid: 7)
         for name, value in (("CI", "true"), ("RLM_BATCH_SERVER", "embedded"), ("RLM_BATCH_SERVER_IDLE", "0")):
             with monkeypatch.context() as patch:
                 patch.setenv(name, value)
@@ -263,30 +131,188 @@ def test_only_commands_outside_ci_share_a_server_unless_told_otherwise(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told", "remedy"),
+    ("name", "value", "told"),
     [
-        ("RLM_BATCH_SERVER", "yes", "RLM_BATCH_SERVER is 'yes': set it to shared or embedded", "embedded"),
-        ("RLM_BATCH_SERVER_IDLE", "soon", "RLM_BATCH_SERVER_IDLE is 'soon': set it to seconds, such as 900", "900"),
-        ("RLM_BATCH_SERVER_IDLE", "-1", "RLM_BATCH_SERVER_IDLE is '-1'", "0"),
-        ("RLM_BATCH_SERVER_IDLE", "nan", "RLM_BATCH_SERVER_IDLE is 'nan'", "0"),
+        ("RLM_BATCH_SERVER", "yes", "RLM_BATCH_SERVER is 'yes': set it to shared or embedded"),
+        ("RLM_BATCH_SERVER_IDLE", "soon", "RLM_BATCH_SERVER_IDLE is 'soon': set it to seconds, such as 900"),
+        ("RLM_BATCH_SERVER_IDLE", "nan", "RLM_BATCH_SERVER_IDLE is 'nan'"),
     ],
 )
-def test_a_wrong_setting_is_a_one_sentence_error_with_a_working_fix(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str, remedy: str
+def test_a_wrong_setting_is_a_one_sentence_error(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError, match=told):
         wants_shared_server()
-    assert told in str(refused.value)
-    monkeypatch.setenv(name, remedy)
-    wants_shared_server()
 
 
-def test_the_directory_is_private(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_arguments: object) -> None:
-        raise SharedServerUnusable
+class Terminal:
+    """A user's terminal: commands in `tmp_path` with their own PREFECT_HOME."""
 
-    monkeypatch.setattr(shared, "_launch", refuse)
-    with pytest.raises(SharedServerUnusable):
-        shared.start_shared_server()
-    assert stat.S_IMODE((home / "rlm-batch-servers").stat().st_mode) == 0o700
+    def __init__(self, tmp_path: Path, home: Path) -> None:
+        self.home = home
+        self.here = tmp_path
+        self._started: list[subprocess.Popen[str]] = []
+        self.environment = {
+            name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", "CI")
+        } | {"PREFECT_HOME": str(home), "RLM_BATCH_SERVER": "shared", "TMPDIR": str(tmp_path)}
+        (tmp_path / "one.py").write_text("SUBMIT(x=1)")
+        (tmp_path / "wait.py").write_text(WAIT)
+        (tmp_path / "wait.csv").write_text(f"folder\n{tmp_path}\n")
+
+    def start(self, *words: str, command: tuple[str, ...] = COMMAND, **settings: str) -> subprocess.Popen[str]:
+        environment = self.environment | settings
+        process = subprocess.Popen([*command, *words], cwd=self.here, env=environment, stdout=-1, stderr=-1, text=True)
+        self._started.append(process)
+        return process
+
+    def run(self, *words: str, command: tuple[str, ...] = COMMAND) -> subprocess.CompletedProcess[str]:
+        process = self.start(*words, command=command)
+        output, errors = process.communicate(timeout=PATIENCE)
+        return subprocess.CompletedProcess(words, process.returncode, output, errors)
+
+    def start_waiting(self, **settings: str) -> subprocess.Popen[str]:
+        """Start a batch whose execution waits for the file `go`, and return when the execution runs."""
+        words = ("batch", "wait.py", "--inputs", "wait.csv", "--provider", "local:none", "--results-path", "results")
+        process = self.start(*words, **settings)
+        wait_until(lambda: process.poll() is not None or (self.here / "begun").exists(), timeout=PATIENCE)
+        assert process.poll() is None, process.communicate()
+        return process
+
+    def list_states(self) -> list[dict[str, Any]]:
+        """Return the content of each state file."""
+        return [json.loads(path.read_text()) for path in self.home.glob("rlm-batch-servers/*.json")]
+
+    def get_pid(self) -> int:
+        (state,) = self.list_states()
+        return int(state["process"].split(".")[2])
+
+    def end(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate()
+        self.run("server", "stop", "--force")
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, no_process_left: None) -> Iterator[Terminal]:
+    terminal = Terminal(tmp_path, make_prefect_home(tmp_path / "home"))
+    yield terminal
+    terminal.end()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_simultaneous_first_commands_and_later_ones_share_a_private_server(
+    terminal: Terminal, processes: Callable[[], dict[int, str]]
+) -> None:
+    for process in [terminal.start("batch", "one.py") for _ in range(3)]:
+        _, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, errors
+    pid = terminal.get_pid()
+    servers = [command for command in processes().values() if f"{terminal.home}/rlm-batch-servers/" in command]
+    assert len(servers) == 1, servers
+    (state,) = terminal.list_states()
+    assert f"Page: {state['url'].removesuffix('/api')}/runs/flow-run/" in terminal.run("batch", "one.py").stderr
+    assert terminal.get_pid() == pid
+
+    folder, password = terminal.home / "rlm-batch-servers", state["auth"].split(":")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.json")] == [0o600]
+    assert httpx.get(f"{state['url']}/admin/version", timeout=90).status_code == 401
+    assert httpx.get(f"{state['url']}/admin/version", auth=(password[0], password[1]), timeout=90).is_success
+    assert password[1] not in Path(f"/proc/{pid}/cmdline").read_text()
+
+    stopped = terminal.run("server", "stop")
+    assert stopped.stdout == f"stopped process {pid}\n", stopped
+    assert terminal.list_states() == []
+    wait_until(lambda: pid not in processes())
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_an_idle_server_ends_and_leaves_nothing_but_not_during_a_run(
+    terminal: Terminal, processes: Callable[[], dict[int, str]]
+) -> None:
+    # The execution lasts longer than the idle time: the server has ended its first idle time when `go` appears.
+    program = terminal.start_waiting(RLM_BATCH_SERVER_IDLE="0.2")
+    pid = terminal.get_pid()
+    assert f"process {pid}, " in terminal.run("server").stdout
+    assert terminal.run("server", "stop").returncode == 2
+    (terminal.here / "go").touch()
+    _, errors = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 0, errors
+    wait_until(lambda: pid not in processes(), "the end of the idle server")
+    assert terminal.list_states() == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_killing_the_server_ends_the_run_with_a_sentence_and_the_next_run_starts_another(terminal: Terminal) -> None:
+    program = terminal.start_waiting()
+    pid = terminal.get_pid()
+    os.kill(pid, signal.SIGKILL)
+    _, errors = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 2
+    (sentence,) = [line for line in errors.splitlines() if line.startswith("rlm-batch: ")]
+    assert "Prefect's shared server has ended by itself while the flow ran" in sentence
+    assert f"the results so far are in {terminal.here}/results: run again with --results-path" in sentence
+    assert "Traceback" not in errors
+    assert terminal.run("batch", "one.py").returncode == 0
+    assert terminal.get_pid() != pid
+
+
+AFTER_A_KILL = """
+import asyncio, os, signal, sys
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.runtime import flow_run
+from rlm_batch import ConfigurationError, batch
+from rlm_batch.flows.server.shared import find_shared_server
+
+ids = []
+
+async def kill():
+    ids.append(flow_run.get_id())
+    os.kill(find_shared_server().pid, signal.SIGKILL)
+    await asyncio.sleep(1000)
+
+async def look():
+    ids.append(flow_run.get_id())
+    only = FlowRunFilter(id=FlowRunFilterId(any_=[ids[-1]]))
+    async with get_client() as client:
+        while not any(run.state_name == "Running" for run in await client.read_task_runs(flow_run_filter=only)):
+            await asyncio.sleep(0.1)
+
+async def main():
+    try:
+        await batch(["kill()"] * 20, tools={"kill": kill}, max_workers=20)
+    except ConfigurationError as error:
+        print(error)
+    await batch(["look(); SUBMIT()"], tools={"look": look})
+
+asyncio.run(main())
+print("seen on the new server", flush=True)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_the_next_run_of_a_program_is_seen_on_the_server_after_a_killed_one(terminal: Terminal) -> None:
+    done = terminal.run("-c", AFTER_A_KILL, command=(sys.executable,))
+    assert done.returncode == 0, done.stderr
+    assert "has ended by itself while the flow ran" in done.stdout
+    assert "seen on the new server" in done.stdout
+
+
+@pytest.mark.full
+def test_a_full_disk_is_a_sentence(terminal: Terminal) -> None:
+    # SQLite fails at a limit of the size of files as on a full disk.
+    limited = ("sh", "-c", 'trap "" XFSZ; ulimit -f 8; exec "$@"', "sh", *COMMAND)
+    terminal.environment["PYTHONDONTWRITEBYTECODE"] = "1"  # Compiled modules would be cut, too.
+    done = terminal.run("batch", "one.py", command=limited)
+    assert done.returncode == 2
+    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("rlm-batch: ")]
+    assert "server did not start" in sentence, sentence
+    assert "Traceback" not in done.stderr
+    assert terminal.list_states() == []

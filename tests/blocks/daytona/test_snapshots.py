@@ -1,7 +1,6 @@
 """The snapshot of a set-up: made once, used by later sandboxes and processes, and never a reason to fail."""
 
 import asyncio
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from rlm_batch import ConfigurationError, DaytonaSandbox, batch, reap
 from rlm_batch.blocks.daytona import snapshots
 from rlm_batch.blocks.daytona.provider import DaytonaProvider
-from rlm_batch.cli.doctor import doctor
 from rlm_batch.cli.snapshot import print_snapshots, remove_snapshots
 
 from ...infra.waiting import wait_until_async
@@ -219,8 +217,6 @@ async def test_commands_show_and_delete_the_set_ups(standin: Any, capsys: pytest
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert [row[0] for row in rows] == [kept, old]
     assert (rows[1][1], rows[1][4], rows[1][6]) == ("0.5", "2020-01-01", "2020-01-08")
-    await asyncio.to_thread(doctor)
-    assert "2 kept set-ups (1.0 GiB, unused for up to " in " ".join(capsys.readouterr().out.split())
     with pytest.raises(ConfigurationError, match=r"made no snapshot 'other': see rlm-batch snapshot list"):
         await asyncio.to_thread(remove_snapshots, old, "other", provider="daytona")
     await asyncio.to_thread(remove_snapshots, old, provider="daytona")
@@ -229,18 +225,11 @@ async def test_commands_show_and_delete_the_set_ups(standin: Any, capsys: pytest
         await asyncio.to_thread(print_snapshots, provider="modal")
 
 
-async def test_a_key_without_rights_for_snapshots_still_reaps_and_is_no_fault_of_the_provider(
-    standin: Any, server: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+async def test_a_key_without_rights_for_snapshots_still_reaps(standin: Any, server: str) -> None:
     block = DaytonaSandbox()
     await block.open({**block.labels(""), "rlm-batch-expires": "1"})
     standin.set(fault_rate=1.0, faults=["403"], fault_where="/api/snapshots", fault_message="no right")
     assert len(await reap("daytona")) == 1
-    await asyncio.to_thread(doctor, json=True)
-    rows = map(json.loads, capsys.readouterr().out.splitlines())
-    (row,) = [row for row in rows if row["check"] == "daytona"]
-    assert row["works"]
-    assert "the snapshots could not be listed: no right" in row["details"]
 
 
 async def test_reap_deletes_unused_snapshots_and_no_others(standin: Any, server: str) -> None:

@@ -46,14 +46,11 @@ def worker(server: str, s3_process: Any, tmp_path_factory: pytest.TempPathFactor
     """Start a worker that acts like another machine and takes three flow runs at a time."""
     asyncio.run(deploy())
     folder = tmp_path_factory.mktemp("worker")
-    ports = [int(s3_process.hello["url"].rpartition(":")[2])]
     consent = {
         "RLM_BATCH_ALLOW_NO_ISOLATION": "1",
         "RLM_BATCH_ALLOWED_PATHS": str(tmp_path_factory.getbasetemp()),
     }
-    with Worker(
-        folder / "machine", server, "worker-of-shards", limit=3, ports=ports, environment=consent
-    ) as shard_worker:
+    with Worker(folder / "machine", server, "worker-of-shards", limit=3, environment=consent) as shard_worker:
         asyncio.run(wait_until_online(shard_worker.name))
         yield shard_worker
 
