@@ -5,7 +5,6 @@ import fcntl
 import hashlib
 import os
 import re
-import shutil
 import stat
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -82,18 +81,14 @@ async def lock_file(path: Path) -> AsyncIterator[None]:
         os.close(lock)
 
 
-async def make_once(
-    folder: Path, make: Callable[[Path], Awaitable[None]], is_complete: Callable[[Path], bool] = Path.is_dir
-) -> Path:
+async def make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Path:
     """Return `folder`. The first caller on this machine fills it with `make`; other callers wait for its lock.
-
-    A folder that `is_complete` rejects is made again.
 
     Until this process ends, `list_cached_folders` finds the folder in use.
     """
     try:
-        while not (is_complete(folder) and _mark_used(folder)):
-            await _make_unless_made(folder, make, is_complete)
+        while not (folder.is_dir() and _mark_used(folder)):
+            await _make_unless_made(folder, make)
     except OSError as error:
         raise ConfigurationError(
             f"{folder.parent} cannot be written ({error.strerror}): set RLM_BATCH_CACHE to another directory"
@@ -101,12 +96,9 @@ async def make_once(
     return folder
 
 
-async def _make_unless_made(
-    folder: Path, make: Callable[[Path], Awaitable[None]], is_complete: Callable[[Path], bool]
-) -> None:
+async def _make_unless_made(folder: Path, make: Callable[[Path], Awaitable[None]]) -> None:
     async with lock_file(folder.with_name(folder.name + ".lock")):
-        if not is_complete(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+        if not folder.is_dir():
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix="half-", ignore_cleanup_errors=True) as half:
                 os.chmod(half, 0o755)
                 await make(Path(half))

@@ -366,7 +366,6 @@ def _read_thoughts(message: Any) -> str:
 
 def _describe(error: Exception, mask: CredentialMask) -> str:
     """Return the error's type and text with credentials blanked, because servers repeat a key that they refuse."""
-    mask.add_error(error)
     # LiteLLM adds its traceback if it cannot read an answer.
     text = str(error).removeprefix("litellm.").partition("Traceback (most recent call last)")[0].strip()
     name = type(error).__name__

@@ -29,30 +29,21 @@ def find_parent(top: Path = Path("/sys/fs/cgroup")) -> Parent:
     Args:
         top: Where the hierarchy is mounted. Without a usable group, the result is this path without controllers.
     """
-    with suppress(OSError):
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-        own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
-        # `SandboxGroup.add` needs the second file.
-        if own is not None and (top / own).is_dir() and os.path.exists("/proc/thread-self/children"):
-            for path in list_delegated(top / own, top):
-                if controllers := enable_controllers(path):
-                    return Parent(path, controllers)
+    lines = Path("/proc/self/cgroup").read_text().splitlines() if os.path.exists("/proc/self/cgroup") else []
+    own = next((top / line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
+    # `SandboxGroup.add` needs this file.
+    if own is not None and os.path.exists("/proc/thread-self/children"):
+        for path in (own, *own.parents):
+            if not (os.access(path, os.W_OK) and os.access(path / "cgroup.procs", os.W_OK)):
+                break
+            if controllers := _enable_controllers(path):
+                return Parent(path, controllers)
+            if path == top:
+                break
     return Parent(top, ())
 
 
-def list_delegated(own: Path, top: Path) -> list[Path]:
-    """Return this process's group and its ancestors, up to the first group that this process may not change."""
-    found: list[Path] = []
-    for path in (own, *own.parents):
-        if not (os.access(path, os.W_OK) and os.access(path / "cgroup.procs", os.W_OK)):
-            break
-        found.append(path)
-        if path == top:
-            break
-    return found
-
-
-def enable_controllers(path: Path) -> tuple[str, ...]:
+def _enable_controllers(path: Path) -> tuple[str, ...]:
     """Enable a group's controllers for the groups below it, and return those that are enabled.
 
     The kernel refuses this if the group itself has processes. The group above may still work.

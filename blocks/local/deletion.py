@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...sandbox.errors import ConfigurationError, RlmBatchError
-from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.wire.process_table import read_process
 from ...sandbox.wire.python_directory import remove_python_directory
 from .cgroup import remove_group
@@ -32,7 +31,6 @@ DRIVER_GRACE_SECONDS = 12.0  # time for another host's driver, which gives its o
 KILL_SECONDS = 10.0  # time to kill processes that keep forking and leave little processor time
 MAX_STOPS = 20  # rounds of SIGSTOP before SIGKILL, even if some processes still run
 ROUND_SECONDS = 0.05
-MAX_NAMES = 10  # processes named in a message
 REMOVAL_SECONDS = 60.0  # time to remove a folder; half a million files take less
 
 log = logging.getLogger("rlm_batch.local")
@@ -71,7 +69,7 @@ async def delete_sandbox(sandbox_id: str) -> bool:
 
 
 async def kill_processes(folder: Path) -> str:
-    """Kill a sandbox's processes, and return the ids and names of those that survive; empty if all are dead.
+    """Kill a sandbox's processes, and return the ids of those that survive; empty if all are dead.
 
     A stopped process still counts against the limit on processes, so the others cannot replace it by forking. All
     processes are stopped first, and then killed.
@@ -91,15 +89,7 @@ async def kill_processes(folder: Path) -> str:
             await asyncio.sleep(ROUND_SECONDS)
     else:
         return ""
-    names = [f"{pid} ({_read_name(pid)})" for pid in sorted(pids)[:MAX_NAMES]]
-    return ", ".join(names) + (f" and {len(pids) - MAX_NAMES} more" if len(pids) > MAX_NAMES else "")
-
-
-def _read_name(pid: int) -> str:
-    """Return a process's name, escaped because the code may have chosen it; "?" if the process ended."""
-    with suppress(OSError):
-        return escape_text(Path(f"/proc/{pid}/comm").read_text(errors="replace").strip())
-    return "?"
+    return ", ".join(map(str, sorted(pids)))
 
 
 def _kill_user(uid: int) -> None:
@@ -144,7 +134,7 @@ def _count_ancestors(pid: int, pids: Collection[int]) -> int:
     count = 0
     with suppress(OSError):  # A process ended meanwhile.
         while pid > 1:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            pid = read_process(pid)[0]
             count += pid in pids
     return count
 

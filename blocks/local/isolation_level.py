@@ -1,12 +1,8 @@
-"""The choice of a local sandbox's isolation level: the requested one, or the strongest that works here.
-
-If bubblewrap cannot create namespaces, this module reads the kernel's settings to suggest a remedy.
-"""
+"""The choice of a local sandbox's isolation level: the requested one, or the strongest that works here."""
 
 import os
 import shutil
 import sys
-from pathlib import Path
 from typing import Literal
 
 from ...sandbox.confinement import policy as confinement_policy
@@ -30,18 +26,12 @@ except OSError:
     seen = False
 SUBMIT(seen=seen)
 """
-NAMESPACE_FAILURES = ("bwrap:", "unshare", "namespace", "uid_map", "mount proc")  # words of errors about namespaces
-CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
-APPARMOR_REMEDY = (
-    "load the AppArmor profile for bwrap (Ubuntu 24.04: sudo apt install apparmor-profiles, then sudo apparmor_parser "
-    "-r /usr/share/apparmor/extra-profiles/bwrap-userns-restrict), or sudo sysctl -w "
-    "kernel.apparmor_restrict_unprivileged_userns=0"
+NAMESPACE_HINT = (
+    "If namespaces are forbidden here, allow them: on Ubuntu 24.04 load the AppArmor profile for bwrap (sudo apt "
+    "install apparmor-profiles; sudo apparmor_parser -r /usr/share/apparmor/extra-profiles/bwrap-userns-restrict); "
+    "elsewhere sudo sysctl -w user.max_user_namespaces=10000 kernel.unprivileged_userns_clone=1, and start a container "
+    "with --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined"
 )
-SWITCHES = {  # kernel setting: value that forbids namespaces, whether it spares root, remedy
-    "user/max_user_namespaces": ("0", False, "sudo sysctl -w user.max_user_namespaces=10000"),
-    "kernel/unprivileged_userns_clone": ("0", True, "sudo sysctl -w kernel.unprivileged_userns_clone=1"),
-    "kernel/apparmor_restrict_unprivileged_userns": ("1", True, APPARMOR_REMEDY),
-}
 _reasons: dict[IsolationLevel, str] = {}  # the reason why a tested level fails here; empty if it works
 
 
@@ -124,36 +114,8 @@ async def try_level(level: IsolationLevel) -> str:
             raise SandboxStartError(f"isolation {level!r} could not be tested: {error.summary}{hint}") from error
         summary, is_cut, _ = error.summary.partition("Traceback (most recent call last):")
         failure = summary + str(error).strip().splitlines()[-1] if is_cut else summary
-        remedy = find_namespace_remedy(str(error)) if level == "bubblewrap" else ""
-        return f"its first sandbox failed: {failure}" + (f". {remedy}" if remedy else "")
+        return f"its first sandbox failed: {failure}" + (f". {NAMESPACE_HINT}" if level == "bubblewrap" else "")
     finally:
         await interpreter.shutdown()
         secret.unlink()
         folder.rmdir()
-
-
-def find_namespace_remedy(failure: str, settings: Path = Path("/proc/sys")) -> str:
-    """Return what would allow namespaces here after bubblewrap failed with this message; empty if unknown.
-
-    Args:
-        failure: The message. A message that is not about namespaces has no remedy.
-        settings: The directory of the kernel's settings.
-    """
-    if not any(words in failure for words in NAMESPACE_FAILURES):
-        return ""
-    for name, (forbidding, is_for_ordinary_users, remedy) in SWITCHES.items():
-        if is_for_ordinary_users and os.geteuid() == 0:
-            continue
-        try:
-            value = (settings / name).read_text().strip()
-        except OSError:
-            continue  # This kernel has no such setting.
-        if value == forbidding:
-            return f"{name.replace('/', '.')} is {value} here, which forbids namespaces: {remedy}"
-    if any(map(os.path.exists, CONTAINER_FILES)):
-        return (
-            "this is a container, whose system call filter may forbid namespaces: start it with "
-            "--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt "
-            "systempaths=unconfined"
-        )
-    return "this process may not create user namespaces: ask the administrator, or use another isolation level"

@@ -18,7 +18,6 @@ import shutil
 import stat
 import sys
 import sysconfig
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -69,7 +68,6 @@ PYTHON_HEADS = re.compile(rb"#![^\n]*python[^\n]*\n|#!/bin/sh\n'''exec'[^\n]*\n'
 OWN_NAMES = re.compile(r"python[0-9.]*t?|[Aa]ctivate.*")
 SYSTEM_DIRECTORY = "/usr/"  # Every sandbox has the compiled programs below it.
 MAX_HEAD_BYTES = 4096
-NO_VERSIONS = re.compile(r"requirement ([\w.-]+).*\(from versions: none\)")  # in pip's error
 
 
 async def install_packages(requirements: list[str]) -> Path:
@@ -104,45 +102,16 @@ async def install_packages(requirements: list[str]) -> Path:
             ) from None
         if done.returncode:
             last_lines = "\n".join(done.stdout.strip().splitlines()[-10:])
-            if missing := NO_VERSIONS.search(last_lines):
-                raise ConfigurationError(
-                    f"no package is named {missing[1]}, or it has no wheel for this Python:\n{last_lines}"
-                )
             raise ConfigurationError(
                 "the packages could not be installed. Local sandboxes install only wheels, because building a package "
                 f"would run its code on this machine:\n{last_lines}"
             )
-        if missing := _list_missing(folder, requirements):
-            raise ConfigurationError(
-                f"the packages could not be installed: pip or uv reported no error, but did not install {missing[0]}. "
-                "Look for a setting that prevents it, as with `pip config list`"
-            )
         await asyncio.to_thread(_make_readable, folder)
         await asyncio.to_thread(write_scripts, folder / "bin", folder / SCRIPTS)
 
-    def is_complete(folder: Path) -> bool:
-        return folder.is_dir() and not _list_missing(folder, requirements)
-
     parts = [sys.version, platform.machine(), SCRIPTS, find_python(), *PIP_VARIABLES, *sorted(requirements)]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    return await make_once(resolve_cache_root() / "packages" / name, install, is_complete)
-
-
-def _list_missing(folder: Path, requirements: list[str]) -> list[str]:
-    """List the requirements whose packages are not in the folder."""
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    installed = {
-        canonicalize_name(package.metadata["Name"]) for package in importlib.metadata.distributions(path=[str(folder)])
-    }
-    needed = {text: Requirement(text) for text in requirements}
-    return [
-        text
-        for text, requirement in needed.items()
-        if canonicalize_name(requirement.name) not in installed
-        and (requirement.marker is None or requirement.marker.evaluate())
-    ]
+    return await make_once(resolve_cache_root() / "packages" / name, install)
 
 
 def _make_readable(folder: Path) -> None:
@@ -159,22 +128,16 @@ def _make_readable(folder: Path) -> None:
 def find_environment_packages() -> list[Path]:
     """Return the directories of the running environment's packages: one, or two if compiled packages are separate.
 
-    Raises ConfigurationError if the environment has no such directory, or if a deployment's run may not use it.
+    Raises ConfigurationError if a deployment's run may not use it.
     """
     named = dict.fromkeys(os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
-    found = [check_path(Path(path)) for path in named if os.path.isdir(path)]
-    if not found:
-        raise ConfigurationError(
-            f"packages: the environment of {sys.executable} has no packages directory ({', '.join(named)}): "
-            "install some, or name requirements"
-        )
-    return found
+    return [check_path(Path(path)) for path in named if os.path.isdir(path)]
 
 
-async def find_environment_scripts(packages: list[Path]) -> Path | None:
+async def find_environment_scripts(packages: list[Path]) -> Path:
     """Return a directory with the running environment's programs for a sandbox's Python, written once per package set.
 
-    None if it cannot be written: code can run without the programs.
+    Raises ConfigurationError.
     """
     own = Path(sysconfig.get_path("scripts"))
     digest = await asyncio.to_thread(digest_installed_versions, tuple(packages))
@@ -183,9 +146,7 @@ async def find_environment_scripts(packages: list[Path]) -> Path | None:
         await asyncio.to_thread(write_scripts, own, folder)
 
     name = hashlib.sha256(f"{own}\0{find_python()}\0{digest}".encode()).hexdigest()[:24]
-    with suppress(ConfigurationError):
-        return await make_once(resolve_cache_root() / "bin" / name, write)
-    return None
+    return await make_once(resolve_cache_root() / "bin" / name, write)
 
 
 @cache

@@ -14,6 +14,7 @@ from ..host_files.cache import check_out_repository, keep_modules
 from ..host_files.mounts import overlaps
 from ..provider import SandboxInfo, SandboxProvider
 from ..storage.local_volume import LocalVolume, find_volume, find_volumes_root, list_volumes
+from .cgroup import find_parent
 from .creation import Libraries, create_sandbox
 from .deletion import delete_sandbox
 from .inventory import list_sandboxes, pick_folder, read_labels
@@ -30,7 +31,7 @@ from .packages import (
 )
 from .settings import LocalSettings
 from .terminal import run_terminal
-from .totals import describe_totals, plan_totals
+from .totals import plan_totals
 
 
 class LocalProvider(LocalSettings, SandboxProvider):
@@ -93,13 +94,12 @@ class LocalProvider(LocalSettings, SandboxProvider):
         """Describe the isolation: level, layers, start of sandboxes and their limits. Raises ConfigurationError."""
         level = await resolve_level(self.isolation)
         check_mount_places(self._files.mounts, level)
-        layers = (
-            ", ".join((*list_layers(level), *plan_totals(self, level).layers))
-            or "the code can do everything that you can"
-        )
+        layers = [*list_layers(level), *plan_totals(self, level).layers] or ["the code can do everything that you can"]
         obstacle = zygotes.find_obstacle(Launch(pick_folder(), is_bubblewrap=level == "bubblewrap"))
         start = f"starts a Python of its own ({obstacle})" if obstacle else "is forked from a zygote"
-        return f"{level} ({layers}); each sandbox {start}; for a sandbox as a whole: {describe_totals(level)}"
+        controllers = ", ".join(find_parent().controllers)
+        totals = f"cgroup v2 ({controllers})" if controllers else "a watcher"
+        return f"{level} ({', '.join(layers)}); each sandbox {start}; {totals} limits a sandbox as a whole"
 
     async def describe_sandboxes(self) -> str:
         level = await resolve_level(self.isolation)

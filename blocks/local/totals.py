@@ -58,13 +58,3 @@ def plan_totals(settings: LocalSettings, level: str) -> TotalsPlan:
 def has_own_count(level: str) -> bool:
     """Return whether the kernel counts a sandbox's processes separately, by user namespace or by user."""
     return level == "bubblewrap" or (level == "landlock" and os.geteuid() == 0)
-
-
-def describe_totals(level: str) -> str:
-    """Return a text that says what enforces each limit on a whole sandbox, on this level and machine."""
-    holders = {option: "nothing" if name == "cpu" else "a watcher" for name, option in OPTIONS.items()}
-    holders |= {OPTIONS[name]: "cgroup v2" for name in find_parent().controllers}
-    if has_own_count(level):
-        holders["total_processes"] = "the kernel's count of its own"
-    holders["disk_mib"] = "its own file system" if level == "bubblewrap" else "nothing"
-    return ", ".join(f"{option} by {holder}" for option, holder in holders.items())

@@ -138,6 +138,41 @@ async def test_an_unsupported_system_is_named(
         await resolve_level("auto")
 
 
+# The script runs in a user namespace, which has its own copy of this setting. It runs the program as an ordinary user,
+# without the shell's capabilities.
+FOLLOW_THE_REMEDY = """
+try_level() { setpriv --ambient-caps=-all --inh-caps=-all "$@"; }
+echo 0 > /proc/sys/user/max_user_namespaces
+try_level "$@"
+echo 10000 > /proc/sys/user/max_user_namespaces
+try_level "$@"
+"""
+CHECK = """
+import asyncio
+from rlm_batch import ConfigurationError, LocalSandbox
+try:
+    print(asyncio.run(LocalSandbox(isolation="bubblewrap").check()))
+except ConfigurationError as error:
+    print(error)
+"""
+
+
+@pytest.mark.requires("bubblewrap")
+def test_the_error_says_how_to_allow_namespaces(tmp_path: Path) -> None:
+    words = ["unshare", "--user", "--map-user=1000", "--map-group=1000", "--keep-caps"]
+    unshare = subprocess.run([*words, "true"], capture_output=True, check=False)
+    if unshare.returncode:
+        pytest.skip(f"no user namespace for the test: {unshare.stderr.decode()}")
+    command = [*words, "sh", "-c", FOLLOW_THE_REMEDY, "sh", sys.executable, "-c", CHECK]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    refused, allowed = done.stdout.splitlines()
+    assert "its first sandbox failed: the driver did not start" in refused
+    assert "If namespaces are forbidden here, allow them: " in refused
+    assert allowed.startswith("bubblewrap (namespaces")
+
+
 # ------------------------------------------------------------------------------------------------- listing and removing
 
 
